@@ -1,4 +1,4 @@
-"""An appeal is opened by reference, comes first at the desk, and is decided by somebody else, who does not know."""
+"""Appeals: opened by reference, first in the review queue, and decided blind by another reviewer."""
 
 import asyncio
 
@@ -27,17 +27,17 @@ from tests.support.dockets import NOON, append_all, events_of, place_of, with_do
 WHY = "It mocks our own habit."
 
 
-def opened(docket, trial_id, reference="7", statement=WHY, by="forum"):
+def open_appeal(docket, trial_id, reference="7", statement=WHY, by="forum"):
     return docket.reviews.open_appeal(trial_id, by=by, statement=statement, reference=reference, at=NOON)
 
 
-def test_an_appeal_is_an_event_of_the_log_and_under_one_reference_it_is_one(using):
+def test_appeals_are_logged_events_and_idempotent_by_reference(using):
     async def scene(docket):
         await append_all(docket, events_of("t"))
-        first = await opened(docket, "t")
-        again = await asyncio.gather(*(opened(docket, "t", statement="Other words.") for _ in range(5)))
-        second = await opened(docket, "t", reference="8")
-        unnamed = [await opened(docket, "t", reference="") for _ in range(2)]
+        first = await open_appeal(docket, "t")
+        again = await asyncio.gather(*(open_appeal(docket, "t", statement="Other words.") for _ in range(5)))
+        second = await open_appeal(docket, "t", reference="8")
+        unnamed = [await open_appeal(docket, "t", reference="") for _ in range(2)]
         record = await docket.trials.record("t")
         report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
         return first, again, second, unnamed, record, report
@@ -48,51 +48,51 @@ def test_an_appeal_is_an_event_of_the_log_and_under_one_reference_it_is_one(usin
     assert set(report.counts) <= {"PICTURE_DIFFERS"}
 
 
-def test_only_verdicts_that_are_there_are_contested(using):
+def test_only_existing_verdicts_can_be_appealed(using):
     async def scene(docket):
         await append_all(docket, events_of("open")[:2])
         await append_all(docket, events_of("gone"))
         await docket.eraser.erase("gone", who="ada", why="asked for", at=NOON)
         for trial_id, error in (("open", NotDecided), ("gone", TrialErased), ("none", TrialUnknown)):
             with pytest.raises(error):
-                await opened(docket, trial_id)
+                await open_appeal(docket, trial_id)
 
     using(scene)
 
 
-def test_it_comes_first_and_not_to_who_reviewed_and_the_verdict_stays_hidden_from_who_decides(docket_place):
+def test_an_appeal_comes_first_and_goes_blind_to_a_new_reviewer(docket_place):
     async def scene(it):
         await it.tried("doubtful", verdict(Label.UNDECIDED))
         await it.tried("sure", verdict(Label.HARMFUL))
         await it.reviewed("sure", "ada", Label.HARMFUL, again=True)
         before = await it.waiting("ben")
-        await opened(it.docket, "sure")
+        await open_appeal(it.docket, "sure")
         queues = {who: await it.waiting(who) for who in ("ada", "ben")}
         only = await it.waiting("ben", why=ReviewPriority.APPEAL)
         hidden = {who: await it.desk.hidden_from(who, ["sure"]) for who in ("ada", "ben")}
         with pytest.raises(AnotherWanted):
             await it.desk.take("sure", "ada")
-        # Nor does a review over the wire by the same person close it.
+        # A review by the same person over gRPC does not close it either.
         await it.docket.reviews.review(
             "sure", outcome=ReviewOutcome.UPHELD, label=Label.HARMFUL, reason="r", clause="", reviewer="ada", at=NOON
         )
-        still = await it.waiting("ben")
-        said = await it.reviewed("sure", "ben", Label.HARMFUL)
-        return before, queues, only, hidden, still, said, await it.waiting("ben"), await it.desk.counts()
+        after_own_review = await it.waiting("ben")
+        review = await it.reviewed("sure", "ben", Label.HARMFUL)
+        return before, queues, only, hidden, after_own_review, review, await it.waiting("ben"), await it.desk.counts()
 
-    before, queues, only, hidden, still, said, after, counts = play(place_of(docket_place), scene)
+    before, queues, only, hidden, after_own_review, review, after, counts = play(place_of(docket_place), scene)
     assert before == ["doubtful"]
     assert queues == {"ada": ["doubtful"], "ben": ["sure", "doubtful"]} and only == ["sure"]
     assert hidden == {"ada": frozenset(), "ben": frozenset({"sure"})}
-    assert still == ["sure", "doubtful"] and said.blind and after == ["doubtful"]
+    assert after_own_review == ["sure", "doubtful"] and review.blind and after == ["doubtful"]
     assert counts == {ReviewPriority.UNDECIDED: 1}
 
 
-def test_two_who_disagree_about_an_appeal_leave_it_to_a_third(docket_place):
+def test_two_reviewers_disagreeing_about_an_appeal_leave_it_to_a_third(docket_place):
     async def scene(it):
         await it.tried("t", verdict(Label.HARMFUL))
         await it.reviewed("t", "ada", Label.HARMFUL, again=True)
-        await opened(it.docket, "t")
+        await open_appeal(it.docket, "t")
         await it.reviewed("t", "ben", Label.NOT_HARMFUL)
         case = await it.desk.case("t")
         await it.reviewed("t", "eve", Label.NOT_HARMFUL)
@@ -104,11 +104,11 @@ def test_two_who_disagree_about_an_appeal_leave_it_to_a_third(docket_place):
     assert not decided.waiting and decided.holds is Label.NOT_HARMFUL
 
 
-def test_an_appeal_stays_first_and_another_s_when_who_has_it_asks_for_a_second_opinion(docket_place):
+def test_a_second_opinion_keeps_an_appeal_first_and_with_another_reviewer(docket_place):
     async def scene(it):
         await it.tried("t", verdict(Label.HARMFUL))
         await it.reviewed("t", "ada", Label.HARMFUL, again=True)
-        await opened(it.docket, "t")
+        await open_appeal(it.docket, "t")
         await it.desk.take("t", "ben")
         await it.desk.ask_opinion("t", "ben", "Is the costume meant?")
         counts = await it.desk.counts()
@@ -121,20 +121,20 @@ def test_an_appeal_stays_first_and_another_s_when_who_has_it_asks_for_a_second_o
     assert counts == {ReviewPriority.APPEAL: 1} and queues == [[], [], ["t"]]
 
 
-def test_over_the_wire_by_verdict_or_by_content(tmp_path):
+def test_appeals_are_opened_over_grpc_by_verdict_or_by_content(tmp_path):
     async def scene():
-        async with real_court(tmp_path) as it:
+        async with real_court(tmp_path) as served:
             content = wire.Content(namespace="forum", id="post 7")
-            judged = await it.judge.Judge(wire.JudgeRequest(image=IMAGE, text="one", content=content), timeout=120)
+            judged = await served.judge.Judge(wire.JudgeRequest(image=IMAGE, text="one", content=content), timeout=120)
 
-            def ask(**given):
-                request = wire.OpenAppealRequest(**{"statement": WHY, "by": "forum", **given})
-                return it.records.OpenAppeal(request, timeout=120)
+            def ask(**fields):
+                request = wire.OpenAppealRequest(**{"statement": WHY, "by": "forum", **fields})
+                return served.records.OpenAppeal(request, timeout=120)
 
             by_id = await ask(trial_id=judged.verdict_id, reference="1")
             by_content = await ask(content=content, reference="1")
             reasons = {}
-            for name, given in {
+            for name, fields in {
                 "no verdict": {},
                 "no statement": {"trial_id": judged.verdict_id, "statement": ""},
                 "nobody": {"trial_id": judged.verdict_id, "by": ""},
@@ -142,7 +142,7 @@ def test_over_the_wire_by_verdict_or_by_content(tmp_path):
                 "unknown trial": {"trial_id": "none"},
             }.items():
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await ask(**given)
+                    await ask(**fields)
                 info = error_details_pb2.ErrorInfo()
                 assert any(each.Unpack(info) for each in rpc_status.from_call(caught.value).details)
                 reasons[name] = (caught.value.code().name, info.reason)
@@ -159,11 +159,11 @@ def test_over_the_wire_by_verdict_or_by_content(tmp_path):
     }
 
 
-def test_whoever_may_ask_for_verdicts_may_contest_them():
+def test_the_judge_scope_allows_appeals():
     assert SCOPES["/memecourt.v1.Docket/OpenAppeal"] is Scope.JUDGE
 
 
-def test_the_command_opens_one(tmp_path, monkeypatch):
+def test_the_command_opens_an_appeal_once_per_reference(tmp_path, monkeypatch):
     place = tmp_path / "docket.sqlite"
     with_docket(place, lambda docket: append_all(docket, events_of("t")))
     monkeypatch.setenv("MEMECOURT_DOCKET", str(place))

@@ -1,4 +1,4 @@
-"""Who decides before the verdict is shown learns nothing of it from any page, or the review does not count as blind."""
+"""Blind reviews: pages give away no verdict before the reviewer decides, or the review does not count as blind."""
 
 import re
 from itertools import product
@@ -27,10 +27,10 @@ WORLDS = {
         reasons=[ReviewReason.NEAR_DUPLICATE_HARMFUL],
     ),
 }  # fmt: skip
-"""One case, whose verdict differs in all that it can differ in while the case waits for the same reasons."""
+"""One case in two variants: every part of the verdict differs, but the case waits for the same reasons."""
 GIVEN_AWAY = ("zebra", "quagga", "0.55", "0.46", "because of near_duplicate", "I found it")
 DECIDING = {("/desk/cases/{trial_id}/review", "POST"), ("/sign-out", "POST")}
-"""What says what one has found, and what ends the session."""
+"""Pages that decide the case or end the session."""
 QUERIES = {
     "/": [
         *(f"?label={label}" for label in Label), "?look=1", *(f"?label={label}&look=1" for label in Label),
@@ -51,7 +51,7 @@ QUERIES = {
 
 
 def addresses():
-    """Every page, with addresses that lead to something of the case or of a trial that tells of it."""
+    """Yields the address of every page, filled in so that it leads to the case or to a trial related to it."""
     for page, method in ((each, method) for each in PAGES for method in each.methods):
         if page.role is None or (page.path, method) in DECIDING:
             continue
@@ -64,26 +64,26 @@ def addresses():
             yield method, path + query
 
 
-async def visited(it, ended):
-    """What each page is for a reviewer who knows nothing, and whether a review after it would count as blind."""
+async def visit_all_pages(pages, ended):
+    """Returns each page as an uninformed reviewer gets it, and whether a later review would still be blind."""
     same = {"pixels": PICTURE.pixels_sha256, "words": "Monday people"}
-    await it.tried("a", ended, **same)
-    await it.tried("twin", verdict(ended.label, rationale=ended.rationale), **same)
+    await pages.tried("a", ended, **same)
+    await pages.tried("twin", verdict(ended.label, rationale=ended.rationale), **same)
     near = trial("near", verdict(N), pixels="0" * 64, words="another text")
     duplicate = NearDuplicate(trial_id="a", label=ended.label, distance=3, same_text=True, same_picture=False)
     near.insert(2, NearDuplicatesFound(trial_id="near", seq=2, at=NOON, duplicates=(duplicate,), latency_s=0.1))
     for seq, event in enumerate(near):
-        await it.docket.writer.append(event.model_copy(update={"seq": seq}))
-    await it.tried("alike", ended, words="Tuesday", pixels="1" * 64)
-    await it.desk.take("a", "bea")
-    await it.desk.review("a", "bea", label=ended.label, clause="4", reason=f"I found it {ended.label}.")
-    await it.desk.take("a", "bea", again=True)
-    await it.desk.ask_opinion("a", "bea", f"I found it {ended.label}. You too?")
-    ada = await it.person("ada")
+        await pages.docket.writer.append(event.model_copy(update={"seq": seq}))
+    await pages.tried("alike", ended, words="Tuesday", pixels="1" * 64)
+    await pages.desk.take("a", "bea")
+    await pages.desk.review("a", "bea", label=ended.label, clause="4", reason=f"I found it {ended.label}.")
+    await pages.desk.take("a", "bea", again=True)
+    await pages.desk.ask_opinion("a", "bea", f"I found it {ended.label}. You too?")
+    ada = await pages.person("ada")
     found = {}
-    # Last what changes the case.
-    for method, path in sorted(addresses(), key=lambda one: (one[0] == "POST", one[1].endswith("opinion"))):
-        with it.docket.transactions.database.writing() as connection:
+    # Requests that change the case come last.
+    for method, path in sorted(addresses(), key=lambda request: (request[0] == "POST", request[1].endswith("opinion"))):
+        with pages.docket.transactions.database.writing() as connection:
             connection.execute(delete(desk_tables.seen))
         options = {}
         if method == "POST":
@@ -92,7 +92,7 @@ async def visited(it, ended):
         answer = await ada.client.request(method, path, **options)
         if answer.status_code == 303:
             answer = await ada.get(answer.headers["location"])
-        blind = not await it.docket.auditor.read(lambda connection: verdict_was_shown(connection, "a", "ada"))
+        blind = not await pages.docket.auditor.read(lambda connection: verdict_was_shown(connection, "a", "ada"))
         text = re.sub(r"\b[0-9a-f]{64}\b|shown=[\w-]+|/sharp/[\w-]+", "", answer.text)
         found[method, path] = answer.status_code, text, blind
     return found
@@ -101,14 +101,14 @@ async def visited(it, ended):
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
     return [
-        play_pages(tmp_path_factory.mktemp("world"), lambda it, ended=ended: visited(it, ended), library=False)
+        play_pages(tmp_path_factory.mktemp("world"), lambda it, ended=ended: visit_all_pages(it, ended), library=False)
         for ended in WORLDS.values()
     ]
 
 
 @pytest.mark.slow
-def test_no_page_tells_the_verdict_to_who_can_still_decide_blind(worlds):
-    """Of every page there is: it is the same whatever the verdict, or it is noted that the verdict was shown."""
+def test_no_page_tells_the_verdict_to_a_reviewer_who_can_decide_blind(worlds):
+    """Every page either is the same for both verdicts or records that the verdict was shown."""
     one, other = worlds
     assert one.keys() == other.keys() and len(one) > 150
     blind = 0
@@ -118,20 +118,20 @@ def test_no_page_tells_the_verdict_to_who_can_still_decide_blind(worlds):
             assert still_blind is still_blind_too and status == status_too and text == text_too, address
             assert not [word for word in GIVEN_AWAY if word in text and word not in address[1]], address
             blind += 1
-    assert blind > 60, "most pages don't cost that a review is blind"
+    assert blind > 60, "most pages do not reveal the verdict"
     pages_of_the_desk = [address for address in one if address[1].startswith("/desk")]
-    seen_there = [address for address in pages_of_the_desk if not one[address][2]]
-    assert {path.rsplit("/", 1)[-1] for _, path in seen_there} == {"see"}
+    revealing = [address for address in pages_of_the_desk if not one[address][2]]
+    assert {path.rsplit("/", 1)[-1] for _, path in revealing} == {"see"}
 
 
 @pytest.mark.slow
-def test_each_page_that_shows_a_verdict_notes_it(worlds):
-    """So that nothing above is the same because nothing was shown at all."""
-    told = {path for (_, path), (_, text, blind) in worlds[0].items() if "zebra" in text and not blind}
+def test_each_page_that_shows_a_verdict_records_it(worlds):
+    """Guards the test above, which would also pass if no page showed anything."""
+    revealing = {path for (_, path), (_, text, blind) in worlds[0].items() if "zebra" in text and not blind}
     for path in ("/trials/a", "/trials/a/news?from=0", "/trials/a/compare?with=near", "/trials/a/export/html",
                  "/trials/a/export/json", "/trials/a/bundle", "/export/jsonl"):  # fmt: skip
-        assert path in told, path
-    noted = {path for (_, path), (_, _, blind) in worlds[0].items() if not blind}
+        assert path in revealing, path
+    recorded = {path for (_, path), (_, _, blind) in worlds[0].items() if not blind}
     assert {
         "/trials/a/export/pdf",
         "/trials/a/export/dsa",
@@ -139,63 +139,63 @@ def test_each_page_that_shows_a_verdict_notes_it(worlds):
         "/trials/near",
         "/trials/twin",
         "/export/parquet",
-    } <= noted
+    } <= recorded
 
 
-def test_what_other_trials_of_the_meme_came_to_counts(tmp_path):
-    """Their verdicts are kept back while this one waits, and who has read one all the same is not blind."""
+def test_seeing_the_verdict_of_another_trial_of_the_meme_ends_blindness(tmp_path):
+    """Verdicts of other trials are hidden while this one waits; a reviewer who has read one anyway is not blind."""
 
-    async def work(it):
+    async def work(pages):
         same = {"pixels": PICTURE.pixels_sha256, "words": "Monday people"}
-        await it.tried("a", verdict(U), **same)
-        await it.tried("twin", verdict(H, rationale="zebra"), **same)
-        await it.tried("caption", verdict(H), **{**same, "words": "other words"})  # that is another meme
-        ada, bea = await it.person("ada"), await it.person("bea")
+        await pages.tried("a", verdict(U), **same)
+        await pages.tried("twin", verdict(H, rationale="zebra"), **same)
+        await pages.tried("caption", verdict(H), **{**same, "words": "other words"})  # other words, so another meme
+        ada, bea = await pages.person("ada"), await pages.person("bea")
         listed = (await ada.get("/desk/find")).text
         await bea.get("/trials/twin")
         case = said(await bea.get("/desk/cases/a"))
         return (
             listed,
             case,
-            (await it.reviewed("a", "ada", H)).blind,
-            (await it.reviewed("a", "bea", H, again=True)).blind,
+            (await pages.reviewed("a", "ada", H)).blind,
+            (await pages.reviewed("a", "bea", H, again=True)).blind,
         )
 
     listed, case, ada, bea = play_pages(tmp_path, work, library=False)
     assert {*re.findall(r'href="([^"]*)" class="row-link"', listed)} == {
         "/desk/cases/a", "/desk/cases/twin", "/trials/caption",
     }  # fmt: skip
-    assert "is shown once you have decided" in case, "its own verdict is kept back all the same"
+    assert "is shown once you have decided" in case, "its own verdict stays hidden"
     assert (ada, bea) == (True, False)
 
 
-def test_labels_in_lists_are_noted_for_when_such_a_case_comes_up_later(tmp_path):
-    async def work(it):
+def test_labels_shown_in_lists_count_when_the_case_comes_up_later(tmp_path):
+    async def work(pages):
         for name in ("seen", "unseen"):
-            await it.tried(name, verdict(H), words=f"{name} words", pixels=name[0] * 64)
-        ada, bea, cy = [await it.person(name) for name in ("ada", "bea", "cy")]
+            await pages.tried(name, verdict(H), words=f"{name} words", pixels=name[0] * 64)
+        ada, bea, cy = [await pages.person(name) for name in ("ada", "bea", "cy")]
         await ada.get("/desk/find?text=unseen")
         await bea.get("/desk/find?text=nothing")
         await cy.get("/")
-        return [(await it.reviewed("unseen", who, N, again=True)).blind for who in ("ada", "bea", "cy")]
+        return [(await pages.reviewed("unseen", who, N, again=True)).blind for who in ("ada", "bea", "cy")]
 
     assert play_pages(tmp_path, work, library=False) == [False, True, False]
 
 
-def test_where_a_list_ends_tells_nothing(tmp_path):
-    """A page goes on with the last trial that it shows, and not with one that is left out of it."""
+def test_the_end_of_a_list_reveals_no_hidden_trial(tmp_path):
+    """A page's cursor is the last trial that it shows, never one that is left out of it."""
 
-    async def work(it):
+    async def work(pages):
         for number in range(52):
-            await it.tried(f"t{number:02}", verdict(H, rationale=f"r{number}"), pixels=f"{number:064x}")
+            await pages.tried(f"t{number:02}", verdict(H, rationale=f"r{number}"), pixels=f"{number:064x}")
         for number in range(60):
-            await it.tried(f"w{number:02}", verdict(H, score=0.55), pixels=f"{100 + number:064x}")
-        ada = await it.person("ada")
+            await pages.tried(f"w{number:02}", verdict(H, score=0.55), pixels=f"{100 + number:064x}")
+        ada = await pages.person("ada")
         page = (await ada.get("/?label=HARMFUL")).text
-        older = (await ada.get(re.search(r'href="(/\?[^"]*after=[^"]*)"', page)[1].replace("&amp;", "&"))).text
-        return page, older
+        next_page = (await ada.get(re.search(r'href="(/\?[^"]*after=[^"]*)"', page)[1].replace("&amp;", "&"))).text
+        return page, next_page
 
-    page, older = play_pages(tmp_path, work, library=False)
-    listed = [re.findall(r'href="/(?:trials|desk/cases)/(\w\d\d)"', text) for text in (page, older)]
+    page, next_page = play_pages(tmp_path, work, library=False)
+    listed = [re.findall(r'href="/(?:trials|desk/cases)/(\w\d\d)"', text) for text in (page, next_page)]
     assert listed == [[f"t{number:02}" for number in range(51, 1, -1)], ["t01", "t00"]]
     assert "Trials that wait for your word are left out" in page and "w" not in re.findall('after=[^"]*', page)[0][-3:]

@@ -1,4 +1,4 @@
-"""Changing precedents one by one: the same words for a library on disk and for one in a database."""
+"""Commands that change single precedents: the same for a library on disk and one in a database."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ MADE_BY = {"who": "ada", "why": "as was decided"}
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-    # The encoder of the tests, in place of one that takes seconds to load.
-    monkeypatch.setattr(choose, "load_encoder_for", lambda place, asked: ENCODER)
+    # Replaces an encoder that takes seconds to load.
+    monkeypatch.setattr(choose, "load_encoder_for", lambda place, encoder: ENCODER)
 
 
 @pytest.fixture(params=["disk", "database"])
@@ -52,36 +52,36 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | Address:
     return address
 
 
-def call(*given: object) -> tuple[int, str]:
-    done = CliRunner().invoke(cli, ["precedents", *(str(one) for one in given)])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
-    return done.exit_code, done.output
+def call(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["precedents", *(str(one) for one in arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    return result.exit_code, result.output
 
 
-def said(*given: object) -> str:
-    code, told = call(*given)
-    assert code == 0, told
-    return told
+def call_successfully(*arguments: object) -> str:
+    code, output = call(*arguments)
+    assert code == 0, output
+    return output
 
 
-def history(place: Path | Address, *of: str) -> list[Recorded]:
-    return [Recorded.model_validate(one) for one in json.loads(said("history", place, *of, "--json"))]
+def history(place: Path | Address, *ids: str) -> list[Recorded]:
+    return [Recorded.model_validate(one) for one in json.loads(call_successfully("history", place, *ids, "--json"))]
 
 
-def now(place: Path | Address, id_: str) -> LabelledMeme | None:
-    """What the last change made of a meme."""
+def current(place: Path | Address, id_: str) -> LabelledMeme | None:
+    """Returns the meme after its last change."""
     return history(place, id_)[-1].change.after
 
 
-def test_each_change_is_numbered_told_and_recorded(place: Path | Address, tmp_path: Path) -> None:
+def test_each_change_is_numbered_printed_and_recorded(place: Path | Address, tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(PICTURES[1] or b"")
-    added = said(
+    added = call_successfully(
         "add-one", place, "new", "harmful", "--text", "my cat sings", "--picture", picture, "--category", "mockery",
         "--source", "reviews", "--split", "live", "--namespace", "shop", "--language", "en", "--policy", "p1", *SIGNED,
     )  # fmt: skip
     assert added.splitlines()[-1] == "change 3: added new"
-    meme = now(place, "new")
+    meme = current(place, "new")
     assert meme is not None
     assert (meme.label, meme.text, meme.categories, meme.verified) == (
         Label.HARMFUL,
@@ -95,34 +95,37 @@ def test_each_change_is_numbered_told_and_recorded(place: Path | Address, tmp_pa
     assert (meme.has_text, meme.has_picture, meme.who) == (True, True, "ada")
     assert meme.bytes_sha256 == hashlib.sha256(picture.read_bytes()).hexdigest()
 
-    assert said("relabel", place, "drawn-0", "not_harmful", *SIGNED) == (
+    assert call_successfully("relabel", place, "drawn-0", "not_harmful", *SIGNED) == (
         "change 4: relabelled drawn-0: harmful to not harmful\n"
     )
-    assert said("remove", place, "drawn-1", *SIGNED) == "change 5: removed drawn-1\n"
-    assert said("revoke", place, 5, "--who", "bea", "--why", "it was sound") == "change 6: revoked 5, drawn-1\n"
+    assert call_successfully("remove", place, "drawn-1", *SIGNED) == "change 5: removed drawn-1\n"
+    assert (
+        call_successfully("revoke", place, 5, "--who", "bea", "--why", "it was sound")
+        == "change 6: revoked 5, drawn-1\n"
+    )
     assert [(one.change.kind, one.revoked_by) for one in history(place)][2:] == [
         (ChangeKind.ADD, None), (ChangeKind.RELABEL, None), (ChangeKind.REMOVE, 6), (ChangeKind.REVOKE, None),
     ]  # fmt: skip
 
-    lines = said("history", place).splitlines()
+    lines = call_successfully("history", place).splitlines()
     assert len(lines) == 12
     assert re.fullmatch(r" {3}5  \d{4}-\d\d-\d\d \d\d:\d\d  ada {18}removed drawn-1  \(revoked by 6\)", lines[8])
     assert re.fullmatch(r" {3}6  \d{4}-\d\d-\d\d \d\d:\d\d  bea {18}revoked 5, drawn-1", lines[10])
     assert lines[11] == "      “it was sound”"
     assert [one.change.number for one in history(place, "drawn-1")] == [2, 5, 6]
-    assert said("history", place, "drawn-30") == "Nothing was changed one by one.\n"
+    assert call_successfully("history", place, "drawn-30") == "Nothing was changed one by one.\n"
     assert history(place, "drawn-30") == []
 
 
-def test_the_outcome_as_json_is_the_change(place: Path | Address) -> None:
-    change = json.loads(said("remove", place, "drawn-2", *SIGNED, "--json"))
+def test_json_output_is_the_change(place: Path | Address) -> None:
+    change = json.loads(call_successfully("remove", place, "drawn-2", *SIGNED, "--json"))
     assert (change["number"], change["kind"], change["meme"], change["who"]) == (3, "remove", "drawn-2", "ada")
-    undone = json.loads(said("revoke", place, 3, *SIGNED, "--json"))
+    undone = json.loads(call_successfully("revoke", place, 3, *SIGNED, "--json"))
     assert (undone["number"], undone["revokes"], undone["after"]["id"]) == (4, 3, "drawn-2")
 
 
 @pytest.mark.parametrize(
-    ("given", "wrong"),
+    ("arguments", "message"),
     [
         (("remove", "nobody"), "There is no precedent with the id nobody"),
         (("relabel", "nobody", "harmful"), "There is no precedent with the id nobody"),
@@ -136,67 +139,69 @@ def test_the_outcome_as_json_is_the_change(place: Path | Address) -> None:
         (("add-one", "new", "harmful", "--picture", "no such file"), "does not exist"),
     ],
 )
-def test_what_does_not_fit_is_an_error_and_changes_nothing(
-    place: Path | Address, given: tuple[str, ...], wrong: str
+def test_invalid_changes_are_errors_and_change_nothing(
+    place: Path | Address, arguments: tuple[str, ...], message: str
 ) -> None:
     before = history(place)
-    code, told = call(given[0], place, *given[1:], *SIGNED)
-    assert code in (1, 2) and wrong in told, told
-    assert "Traceback" not in told
+    code, output = call(arguments[0], place, *arguments[1:], *SIGNED)
+    assert code in (1, 2) and message in output, output
+    assert "Traceback" not in output
     assert history(place) == before
 
 
-def test_a_change_is_revoked_once_and_in_turn(place: Path | Address) -> None:
-    said("relabel", place, "drawn-0", "not_harmful", *SIGNED)
-    said("remove", place, "drawn-0", *SIGNED)
-    code, told = call("revoke", place, 3, *SIGNED)
-    assert (code, "Change 4 was made to the same precedent since" in told) == (1, True)
-    said("revoke", place, 4, *SIGNED)
-    code, told = call("revoke", place, 4, *SIGNED)
-    assert (code, "Change 4 was revoked already, by change 5" in told) == (1, True)
-    code, told = call("revoke", place, 5, *SIGNED)
-    assert (code, "is a revocation itself" in told) == (1, True)
-    said("revoke", place, 3, *SIGNED)
-    meme = now(place, "drawn-0")
+def test_a_change_is_revoked_once_and_in_reverse_order(place: Path | Address) -> None:
+    call_successfully("relabel", place, "drawn-0", "not_harmful", *SIGNED)
+    call_successfully("remove", place, "drawn-0", *SIGNED)
+    code, output = call("revoke", place, 3, *SIGNED)
+    assert (code, "Change 4 was made to the same precedent since" in output) == (1, True)
+    call_successfully("revoke", place, 4, *SIGNED)
+    code, output = call("revoke", place, 4, *SIGNED)
+    assert (code, "Change 4 was revoked already, by change 5" in output) == (1, True)
+    code, output = call("revoke", place, 5, *SIGNED)
+    assert (code, "is a revocation itself" in output) == (1, True)
+    call_successfully("revoke", place, 3, *SIGNED)
+    meme = current(place, "drawn-0")
     assert meme is not None and meme.label is Label.HARMFUL
 
 
-def test_an_id_that_was_removed_is_given_to_no_other_meme(place: Path | Address) -> None:
-    said("remove", place, "drawn-3", *SIGNED)
-    code, told = call("add-one", place, "drawn-3", "harmful", "--text", "a cat", *SIGNED)
-    assert (code, "records may name it" in told) == (1, True)
+def test_a_removed_id_is_not_reused_for_another_meme(place: Path | Address) -> None:
+    call_successfully("remove", place, "drawn-3", *SIGNED)
+    code, output = call("add-one", place, "drawn-3", "harmful", "--text", "a cat", *SIGNED)
+    assert (code, "records may name it" in output) == (1, True)
 
 
-def test_a_text_that_is_cut_is_told(place: Path | Address) -> None:
-    told = said("add-one", place, "long", "harmful", "--text", "word " * 60, *SIGNED)
-    assert told.splitlines()[-2:] == [
+def test_truncating_a_text_is_reported(place: Path | Address) -> None:
+    output = call_successfully("add-one", place, "long", "harmful", "--text", "word " * 60, *SIGNED)
+    assert output.splitlines()[-2:] == [
         "The text is longer than the encoder reads; its end is not compared.",
         "change 3: added long",
     ]
 
 
-def test_signs_that_a_terminal_obeys_are_told_and_not_obeyed(place: Path | Address) -> None:
-    said("add-one", place, "a\u202eb", "harmful", "--text", "a cat", "--who", "ada\x1b[2J", "--why", "so\x07")
-    told = said("history", place, "a\u202eb")
-    assert "added a<U+202E>b" in told and "ada<U+001B>[2J" in told and "so<U+0007>" in told
-    assert not {"\u202e", "\x1b", "\x07"} & set(told)
+def test_control_characters_are_printed_escaped(place: Path | Address) -> None:
+    call_successfully(
+        "add-one", place, "a\u202eb", "harmful", "--text", "a cat", "--who", "ada\x1b[2J", "--why", "so\x07"
+    )
+    output = call_successfully("history", place, "a\u202eb")
+    assert "added a<U+202E>b" in output and "ada<U+001B>[2J" in output and "so<U+0007>" in output
+    assert not {"\u202e", "\x1b", "\x07"} & set(output)
 
 
 @pytest.mark.parametrize("made", [lambda who: {**MADE_BY, "who": who}, lambda why: {**MADE_BY, "why": why}])
-def test_nobody_and_no_reason_are_refused(place: Path | Address, made: Callable[[str], dict[str, str]]) -> None:
+def test_a_change_needs_a_name_and_a_reason(place: Path | Address, made: Callable[[str], dict[str, str]]) -> None:
     with open_writer(place) as writer, pytest.raises(BadRequest, match="name of who makes it"):
         writer.remove("drawn-0", **made(""))
 
 
-def test_a_precedent_is_embedded_by_what_made_the_library_alone(place: Path | Address) -> None:
-    asked = {"id_": "new", "label": Label.HARMFUL, "text": "", "picture": picture_of(PICTURES[2] or b""), **MADE_BY}
+def test_only_the_encoder_of_the_library_embeds_its_precedents(place: Path | Address) -> None:
+    arguments = {"id_": "new", "label": Label.HARMFUL, "text": "", "picture": picture_of(PICTURES[2] or b""), **MADE_BY}
     with open_writer(place) as writer:
         assert writer.encoder == ENCODER.identity
-        with pytest.raises(BadLibrary) as foreign:
-            add_precedent(writer, WordEncoder("other words"), **asked)
-        assert foreign.value.reason == "LIBRARY_FOREIGN"
-        change, cut = add_precedent(writer, ENCODER, **asked, provenance=Provenance(split="live"))
+        with pytest.raises(BadLibrary) as refused:
+            add_precedent(writer, WordEncoder("other words"), **arguments)
+        assert refused.value.reason == "LIBRARY_FOREIGN"
+        change, cut = add_precedent(writer, ENCODER, **arguments, provenance=Provenance(split="live"))
     assert (change.number, cut) == (3, False)
-    meme = now(place, "new")
+    meme = current(place, "new")
     assert meme is not None
     assert (meme.has_text, meme.has_picture, meme.source, meme.split) == (False, True, "ada", "live")

@@ -1,4 +1,4 @@
-"""The console over HTTP: who may open what, whose forms it takes, what it shows, and what it never does."""
+"""The console over HTTP: access control, forms and sessions, contents of pages, and hardening."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ ROLES = {Role.VIEWER: "vera", Role.REVIEWER: "ruth", Role.ADMIN: "ada"}
 ONE, HIDDEN = "one", "hidden"
 
 
-def guarded(trial_id, picture, **changes):
-    """A trial in which a guard model was heard before the Judge."""
-    *before, given = full_trial(trial_id, picture=picture)
+def guarded_trial(trial_id, picture, **changes):
+    """Returns the events of a trial in which a guard model was asked before the Judge."""
+    *before, verdict_event = full_trial(trial_id, picture=picture)
     opinion = {"harmful": True, "categories": ("<b>hate</b>",), "reason": "It names <i>Blueland</i>."}
-    heard = GuardHeard(trial_id=trial_id, seq=given.seq, at=given.at, adapter="llama-guard-4", **(changes or opinion))
-    return [*before, heard, given.model_copy(update={"seq": given.seq + 1})]
+    guard_event = GuardHeard(
+        trial_id=trial_id, seq=verdict_event.seq, at=verdict_event.at, adapter="llama-guard-4", **(changes or opinion)
+    )
+    return [*before, guard_event, verdict_event.model_copy(update={"seq": verdict_event.seq + 1})]
 
 
-def questioned(trial_id, picture, **ruling):
-    """A trial whose Judge was asked a further question, with markup in all that a stranger or a model may write."""
+def questioned_trial(trial_id, picture, **ruling):
+    """Returns the events of a trial whose Judge answered a further question, with markup in all untrusted texts."""
     events = full_trial(trial_id, picture=picture)
     question = {
         "id": "aim",
@@ -55,15 +57,15 @@ def questioned(trial_id, picture, **ruling):
         "options": ("<i>Blueland</i>", "nobody"),
         "several": True,
     }
-    asked = {"trial_id": trial_id, "seq": len(events), "at": events[-1].at, "question": question}
-    return [*events, QuestionRuled(**asked, **ruling)]
+    fields = {"trial_id": trial_id, "seq": len(events), "at": events[-1].at, "question": question}
+    return [*events, QuestionRuled(**fields, **ruling)]
 
 
 GONE_SOURCE = Unavailable("gone", reason="EVIDENCE_GONE")
 
 
-def with_claims(trial_id, picture, **source):
-    """A trial in which an expert witness checked a claim, with markup in all that strangers and models wrote."""
+def trial_with_claims(trial_id, picture, **source):
+    """Returns the events of a trial in which an expert witness checked a claim, with markup in all untrusted texts."""
     found = a_document("<b>id</b>", f"<i>It is said:</i> {REFUTING}", source="<b>health</b>.example")
     claims = {"statements": [{**FINDINGS["statements"][0], "claim": f"<b>{CLAIM}</b>"}]}
     record, *_ = witnessed(Expert(claims=claims), FakeEvidence([found], **source))
@@ -74,7 +76,7 @@ def with_claims(trial_id, picture, **source):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A docket with trials: one anybody may see, one of another namespace, one that failed, two with a guard model."""
+    """A docket with trials: one open to all, one of another namespace, one failed, some with a guard or an expert."""
     picture = drawn()
     failed = events_of("failed")[:2]
     failed.append(
@@ -83,12 +85,15 @@ def place(tmp_path_factory):
         )
     )
     trials = [full_trial(ONE, picture=picture), full_trial(HIDDEN, picture=picture, namespace="closed"), failed]
-    trials += [with_claims("claims", picture), with_claims("unchecked", picture, search_error=GONE_SOURCE)]
-    trials += [guarded("guarded", picture), guarded("unguarded", picture, failure="MODEL_GONE")]
+    trials += [trial_with_claims("claims", picture), trial_with_claims("unchecked", picture, search_error=GONE_SOURCE)]
+    trials += [guarded_trial("guarded", picture), guarded_trial("unguarded", picture, failure="MODEL_GONE")]
     strengths = {"<i>Blueland</i>": OptionStrengths(supporting="STRONG", opposing="WEAK")}
     strengths["nobody"] = OptionStrengths(supporting="WEAK", opposing="STRONG")
     answer = {"chosen": ("<i>Blueland</i>",), "strengths": strengths, "rationale": "It <script>names</script> them."}
-    trials += [questioned("answered", picture, **answer), questioned("unanswered", picture, failure="MODEL_GONE")]
+    trials += [
+        questioned_trial("answered", picture, **answer),
+        questioned_trial("unanswered", picture, failure="MODEL_GONE"),
+    ]
     return fill(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
 
 
@@ -103,7 +108,7 @@ class Scene:
         return Visit(self.app, self.tokens[who] if who else None, **options)
 
     @property
-    def looked(self):
+    def recorded_views(self):
         return self.docket.reviews.looked
 
 
@@ -115,7 +120,7 @@ def scene(place, tmp_path):
 
 
 def paths(trial_id=ONE):
-    """Every page there is, with an address that leads to it."""
+    """Yields every page with each of its methods and an address that leads to it."""
     for page in PAGES:
         filled = re.sub(
             r"\{(\w+)(?::\w+)?\}", lambda m: {"trial_id": trial_id, "seq": "3", "frame": "0"}.get(m[1], "x"), page.path
@@ -124,10 +129,10 @@ def paths(trial_id=ONE):
             yield page, method, filled
 
 
-# Who may open what
+# Access
 
 
-def test_a_guard_s_opinion_is_shown_beside_the_ruling_and_what_it_said_as_text(scene):
+def test_a_guard_s_opinion_is_shown_beside_the_ruling_and_escaped(scene):
     visit = scene.visit("ada")
     shown = visit.get("/trials/guarded").text
     assert "llama-guard-4 holds the meme for harmful" in shown and "no label follows from it" in shown
@@ -136,7 +141,7 @@ def test_a_guard_s_opinion_is_shown_beside_the_ruling_and_what_it_said_as_text(s
     assert "llama-guard-4 gave no opinion" in shown and "MODEL_GONE" in shown
 
 
-def test_a_further_question_is_shown_behind_the_ruling_and_a_failure_is_no_answer(scene):
+def test_a_further_question_is_shown_after_the_ruling_and_a_failure_is_no_answer(scene):
     visit = scene.visit("ada")
     shown = visit.get("/trials/answered").text
     card = shown[shown.index('id="questions"') : shown.index('id="machinery"')]
@@ -147,7 +152,7 @@ def test_a_further_question_is_shown_behind_the_ruling_and_a_failure_is_no_answe
     assert 'id="questions" hidden' in visit.get(f"/trials/{ONE}").text
 
 
-def test_an_expert_s_evidence_is_listed_with_source_date_and_digest_and_as_text(scene):
+def test_an_expert_s_evidence_is_listed_with_source_date_and_digest_and_escaped(scene):
     shown = scene.visit("ada").get("/trials/claims").text
     card = shown[shown.index('id="expert"') : shown.index('id="precedents"')]
     digest = a_document("x", f"<i>It is said:</i> {REFUTING}").sha256
@@ -169,26 +174,26 @@ def test_an_expert_s_evidence_is_listed_with_source_date_and_digest_and_as_text(
     shown = scene.visit("ada").get("/trials/unchecked").text
     assert "it is not known whether the claim is true" in shown and "EVIDENCE_GONE" in shown
     shown = scene.visit("ada").get(f"/trials/{ONE}").text
-    assert re.search(r'id="expert" hidden', shown)  # a trial without a witness has no such part to be seen
+    assert re.search(r'id="expert" hidden', shown)  # the part is hidden if the trial had no expert witness
 
 
-def test_a_page_that_is_open_gets_the_evidence_as_it_comes(scene):
-    told = scene.visit("ada").get("/trials/claims/news?from=4")
-    assert told.status_code == 200 and 'id="expert"' in told.text and "hx-swap-oob" in told.text
+def test_an_open_page_receives_evidence_as_it_arrives(scene):
+    answer = scene.visit("ada").get("/trials/claims/news?from=4")
+    assert answer.status_code == 200 and 'id="expert"' in answer.text and "hx-swap-oob" in answer.text
 
 
-def test_nothing_is_shown_to_who_is_not_signed_in(scene):
+def test_pages_redirect_to_sign_in_unless_signed_in(scene):
     visit = scene.visit()
-    asked = [(page, method, path) for page, method, path in paths() if page.role is not None]
-    assert len(asked) > 8
-    for _, method, path in asked:
+    protected = [(page, method, path) for page, method, path in paths() if page.role is not None]
+    assert len(protected) > 8
+    for _, method, path in protected:
         answer = visit.client.request(method, path, follow_redirects=False)
         assert answer.status_code == 303 and answer.headers["location"].startswith("/sign-in"), path
         assert TEXT.split(",")[0] not in answer.text
 
 
 def test_every_route_is_a_page_with_a_role(scene):
-    """What somebody mounts beside the registry would have no guard."""
+    """A route mounted outside the registry would have no access check."""
     others = [route for route in scene.app.routes if not isinstance(route, Route)]
     assert [route.path for route in others] == ["/static"]
     assert {route.path for route in scene.app.routes if isinstance(route, Route)} == {page.path for page in PAGES}
@@ -196,13 +201,13 @@ def test_every_route_is_a_page_with_a_role(scene):
 
 
 def test_a_role_opens_its_own_pages_and_no_higher_ones(place, tmp_path):
-    """Every page of the console, and one of each role that changes something, for every role."""
+    """Tries every page of the console, and one changing page per role, with every role."""
     from serving.console import app as module
 
-    async def nothing(_):
+    async def answer_done(_):
         return PlainTextResponse("done")
 
-    made = [Page(f"/of-{role.name}", nothing, role, methods=("POST", "GET")) for role in Role]
+    made = [Page(f"/of-{role.name}", answer_done, role, methods=("POST", "GET")) for role in Role]
     before, module.PAGES = module.PAGES, (*PAGES, *made)
     try:
         scene = Scene(place, tmp_path)
@@ -222,14 +227,14 @@ def test_a_role_opens_its_own_pages_and_no_higher_ones(place, tmp_path):
     asyncio.run(scene.docket.close())
 
 
-def test_a_token_for_calls_opens_no_page(scene):
+def test_a_token_for_calls_signs_in_nowhere(scene):
     visit = scene.visit()
     assert visit.sign_in(scene.tokens["pipe"]).status_code == 403
     assert visit.sign_in("memecourt_guessed").status_code == 403
     assert visit.client.get("/", follow_redirects=False).status_code == 303
 
 
-def test_a_token_that_is_taken_back_ends_its_sessions(scene):
+def test_revoking_a_token_ends_its_sessions(scene):
     visit = scene.visit("vera")
     assert visit.get(f"/trials/{ONE}").status_code == 200
     token_file.remove(scene.folder / "tokens.toml", "vera")
@@ -238,17 +243,17 @@ def test_a_token_that_is_taken_back_ends_its_sessions(scene):
     assert visit.client.get(f"/trials/{ONE}", follow_redirects=False).status_code == 303
 
 
-def test_a_token_whose_scope_changes_changes_what_its_sessions_may_at_once(scene):
-    """On every page of the console, in a session that was opened before."""
+def test_a_token_s_scope_changes_apply_to_open_sessions_at_once(scene):
+    """Covers every page of the console, in a session opened before the change."""
     file = scene.folder / "tokens.toml"
     tokens = scene.app.state.console.sessions._tokens
     visit = scene.visit("ruth")
     proof = visit.proof
-    asked = [(page, method, path) for page, method, path in paths() if page.role and page.path != "/sign-out"]
+    protected = [(page, method, path) for page, method, path in paths() if page.role and page.path != "/sign-out"]
 
     def refused():
         codes = {}
-        for page, method, path in asked:
+        for page, method, path in protected:
             data = {"proof": proof} if method == "POST" else None
             answer = visit.client.request(method, path, data=data, follow_redirects=False)
             codes[method, page.path] = answer.status_code == 403
@@ -260,17 +265,17 @@ def test_a_token_whose_scope_changes_changes_what_its_sessions_may_at_once(scene
     for scope, role in scopes.items():
         file.write_text(text.replace(own, own.replace('"review"', f'"{scope}"', 1)))
         tokens.use((file.read_bytes(),))
-        assert refused() == {(method, page.path): page.role > role for page, method, _ in asked}, scope
+        assert refused() == {(method, page.path): page.role > role for page, method, _ in protected}, scope
     file.write_text(text.replace(own, own.replace('"review"', '"judge"', 1)))
     tokens.use((file.read_bytes(),))
-    assert visit.client.get("/", follow_redirects=False).status_code == 303, "good for no page: the session is over"
+    assert visit.client.get("/", follow_redirects=False).status_code == 303, "a scope without pages ends the session"
     file.write_text(text)
     tokens.use((file.read_bytes(),))
-    assert visit.client.get("/", follow_redirects=False).status_code == 303, "and does not come back"
+    assert visit.client.get("/", follow_redirects=False).status_code == 303, "the ended session does not come back"
 
 
-def test_a_page_answers_no_other_method_than_its_own(scene):
-    """For nobody and for the highest role; HEAD is what GET is, and proves as little."""
+def test_pages_reject_methods_other_than_their_own(scene):
+    """Checked without a session and with the highest role; HEAD counts as GET."""
     own = {}
     for page in PAGES:
         own.setdefault(page.path, set()).update(page.methods)
@@ -286,10 +291,10 @@ def test_a_page_answers_no_other_method_than_its_own(scene):
                     assert page.role is None or who or answer.status_code == 303, path
                 else:
                     assert answer.status_code == 405, (method, path)
-    assert scene.looked == []
+    assert scene.recorded_views == []
 
 
-def test_sessions_end():
+def test_sessions_end_after_idle_and_total_limits():
     clock = iter([0.0])
     now = [0.0]
     sessions = Sessions(None, now=lambda: now[0])
@@ -304,8 +309,8 @@ def test_sessions_end():
     assert sessions.find(idle) is None
 
 
-def test_content_of_another_namespace_is_not_there(scene):
-    """On every page that names a trial, for the highest role: it can't be told from one that there is not."""
+def test_content_of_another_namespace_appears_not_to_exist(scene):
+    """On every page that names a trial, even for the highest role, the answer equals that for an unknown trial."""
     token = token_file.add(scene.folder / "tokens.toml", "kept", ["admin"], ["forum"])
     scene.app.state.console.sessions._tokens.use(((scene.folder / "tokens.toml").read_bytes(),))
     visit = Visit(scene.app, token)
@@ -328,8 +333,8 @@ def test_content_of_another_namespace_is_not_there(scene):
 # Sessions and forms
 
 
-def test_a_planted_session_is_never_taken_over(scene):
-    """Session fixation: an id that somebody else knows, as a cookie in a victim's browser, before sign-in."""
+def test_a_planted_session_id_is_never_adopted(scene):
+    """Session fixation: a cookie with an id known to an attacker is in the victim's browser before sign-in."""
     attacker = scene.visit()
     attacker.get("/sign-in")
     planted = attacker.client.cookies["memecourt_session"]
@@ -347,7 +352,7 @@ def test_a_planted_session_is_never_taken_over(scene):
     assert attacker.client.get("/", follow_redirects=False).status_code == 303
 
 
-def test_signing_in_again_ends_the_session_before(scene):
+def test_signing_in_again_ends_the_previous_session(scene):
     visit = scene.visit("vera")
     old = visit.client.cookies["memecourt_session"]
     page = visit.client.get("/")
@@ -367,7 +372,7 @@ def test_signing_out_ends_the_session(scene):
     assert stale.client.get("/", follow_redirects=False).status_code == 303
 
 
-def test_the_cookie_is_out_of_reach(scene):
+def test_the_session_cookie_is_protected(scene):
     answer = scene.visit().client.get("/sign-in")
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie and "path=/" in cookie and "domain" not in cookie
@@ -377,8 +382,8 @@ def test_the_cookie_is_out_of_reach(scene):
     assert answer.headers["set-cookie"].startswith("__Host-") and "secure" in answer.headers["set-cookie"].lower()
 
 
-def test_no_form_of_another_is_taken(scene):
-    """CSRF: every page that changes something, with what is no proof, and from other sites."""
+def test_no_form_without_a_valid_proof_is_accepted(scene):
+    """CSRF: posts to every changing page with missing or wrong proofs, and from other sites."""
     visit, other = scene.visit("ada"), scene.visit("ada")
     proof = visit.proof
     changing = [path for page, method, path in paths() if method == "POST"]
@@ -405,11 +410,11 @@ def test_no_form_of_another_is_taken(scene):
             assert answer.status_code == 400, (path, kind)
             refused += 1
     assert refused == 13 * len(changing)
-    assert scene.looked == [], "nothing was done"
+    assert scene.recorded_views == [], "nothing was done"
     assert visit.get("/").status_code == 200, "nobody was signed out"
 
 
-def test_a_form_is_bounded(scene):
+def test_form_size_and_field_count_are_limited(scene):
     visit = scene.visit("vera")
     assert visit.post(f"/trials/{ONE}/show", {"of": "x" * 70_000}).status_code == 400
     many = {f"f{number}": "" for number in range(300)}
@@ -430,7 +435,7 @@ def test_a_form_is_bounded(scene):
         "x",
     ],
 )
-def test_signing_in_leads_nowhere_else(scene, onward):
+def test_signing_in_never_redirects_to_another_site(scene, onward):
     visit = scene.visit()
     page = visit.client.get("/sign-in", params={"next": onward})
     data = {"proof": proof_in(page.text), "token": scene.tokens["vera"], "next": onward}
@@ -438,8 +443,8 @@ def test_signing_in_leads_nowhere_else(scene, onward):
     assert answer.headers["location"] == "/"
 
 
-def test_a_link_from_elsewhere_is_followed_once_more(scene):
-    """The browser keeps the cookie back where another site led here; our own page then asks again."""
+def test_a_link_from_another_site_is_followed_by_a_second_request(scene):
+    """Browsers withhold the cookie on cross-site navigation; our own page then repeats the request."""
     visit = scene.visit("vera")
     cookie = visit.client.cookies["memecourt_session"]
     visit.client.cookies.clear()
@@ -451,8 +456,8 @@ def test_a_link_from_elsewhere_is_followed_once_more(scene):
     assert visit.client.get(onward).url.path == f"/trials/{ONE}"
 
 
-def test_other_names_for_this_machine_are_refused(scene):
-    """DNS rebinding: another site's name that points here."""
+def test_foreign_host_names_are_rejected(scene):
+    """DNS rebinding: another site's name that resolves to this machine."""
     app = create_app(scene.docket, tokens=None)
     for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "a b", "[::1", "2130706433"):
         assert Visit(app).client.get("/sign-in", headers={"host": host}).status_code == 421, host
@@ -460,7 +465,7 @@ def test_other_names_for_this_machine_are_refused(scene):
         assert Visit(app).client.get("/sign-in", headers={"host": host}).status_code == 200, host
 
 
-def test_without_tokens_only_this_machine(scene):
+def test_without_tokens_only_local_binding_is_allowed(scene):
     with pytest.raises(ValueError, match="this machine"):
         create_app(scene.docket, tokens=None, host="0.0.0.0")
     visit = Visit(create_app(scene.docket, tokens=None))
@@ -469,12 +474,12 @@ def test_without_tokens_only_this_machine(scene):
     assert "local" in visit.get("/").text
 
 
-# What every answer says, and what leads nowhere
+# Headers of every answer, and paths that lead nowhere
 
 
-def test_every_answer_keeps_the_browser_in_hand(scene):
+def test_every_answer_has_the_security_headers(scene):
     visit = scene.visit("vera")
-    asked = [
+    paths_ = [
         "/",
         f"/trials/{ONE}",
         "/nowhere",
@@ -483,7 +488,7 @@ def test_every_answer_keeps_the_browser_in_hand(scene):
         "/sign-in",
         f"/trials/{ONE}/picture",
     ]
-    for path in asked:
+    for path in paths_:
         headers = visit.get(path).headers
         assert headers["content-security-policy"] == POLICY and headers["x-content-type-options"] == "nosniff", path
         assert headers["x-frame-options"] == "DENY" and "cache-control" in headers
@@ -494,7 +499,7 @@ def test_every_answer_keeps_the_browser_in_hand(scene):
     assert "unsafe" not in POLICY and "http" not in POLICY and "*" not in POLICY
 
 
-def test_pages_hold_no_script_style_or_address_of_elsewhere(scene):
+def test_pages_contain_no_inline_script_or_style_and_no_external_address(scene):
     visit = scene.visit("ada")
     for path in ("/", f"/trials/{ONE}", f"/trials/{ONE}/compare?with=hidden", "/trials/failed", "/sign-in"):
         page = visit.get(path).text
@@ -526,11 +531,11 @@ def test_path_games_lead_nowhere(scene):
         request.url = request.url.copy_with(raw_path=path.encode())
         answer = visit.client.send(request)
         assert answer.status_code in (200, 303, 400, 404, 405), (path, answer.status_code)
-        for told in ("create_app", "root:", "class Settings", "Traceback"):
-            assert told not in answer.text, path
+        for leak in ("create_app", "root:", "class Settings", "Traceback"):
+            assert leak not in answer.text, path
 
 
-def test_odd_questions_are_answered(scene):
+def test_malformed_queries_get_an_answer(scene):
     visit = scene.visit("ada")
     odd = [
         "?after=x",
@@ -548,7 +553,7 @@ def test_odd_questions_are_answered(scene):
         assert visit.get(f"/trials/{ONE}/{path}").status_code in (200, 400, 404), path
 
 
-def test_what_fails_says_nothing_of_how(scene, monkeypatch):
+def test_internal_errors_reveal_no_details(scene, monkeypatch):
     async def broken(*_, **__):
         raise RuntimeError("secret-detail at 0x7f00")
 
@@ -561,77 +566,77 @@ def test_what_fails_says_nothing_of_how(scene, monkeypatch):
 # Pictures
 
 
-def test_a_picture_is_sharp_once_and_only_after_it_was_noted(scene):
+def test_a_sharp_picture_is_served_once_and_only_after_being_recorded(scene):
     visit = scene.visit("vera")
     sharp = drawn().frames[0].png
     page = visit.get(f"/trials/{ONE}").text
     assert "/sharp/" not in page and "data:" not in page
     assert all(visit.get(path).content != sharp for _, method, path in paths() if method == "GET")
-    assert scene.looked == []
+    assert scene.recorded_views == []
     shown = visit.post(f"/trials/{ONE}/show", {"of": "meme"})
     address = re.search(r'src="([^"]*/sharp/[^"]*)"', shown.text)[1]
-    assert [(one["who"], one["trial_id"], one["what"]) for one in scene.looked] == [("vera", ONE, "meme")]
-    assert scene.visit("vera").get(address).status_code == 404, "another session"
-    assert visit.get(address.replace(f"/{ONE}/", f"/{HIDDEN}/")).status_code == 404, "another trial"
+    assert [(one["who"], one["trial_id"], one["what"]) for one in scene.recorded_views] == [("vera", ONE, "meme")]
+    assert scene.visit("vera").get(address).status_code == 404, "for another session"
+    assert visit.get(address.replace(f"/{ONE}/", f"/{HIDDEN}/")).status_code == 404, "for another trial"
     assert visit.get(address).content == sharp
-    assert visit.get(address).status_code == 404, "once"
-    assert "/sharp/" not in visit.get(str(shown.url)).text, "nor by opening the page again"
+    assert visit.get(address).status_code == 404, "only once"
+    assert "/sharp/" not in visit.get(str(shown.url)).text, "not repeated by reopening the page"
     visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"}, headers={"hx-request": "true"})
-    assert scene.looked[-1]["what"] == "precedent:starter-014"
+    assert scene.recorded_views[-1]["what"] == "precedent:starter-014"
 
 
-def test_what_can_not_be_noted_is_not_shown(scene):
+def test_a_picture_is_not_shown_if_the_view_cannot_be_recorded(scene):
     visit = scene.visit("vera")
     scene.docket.reviews.refuses = Unavailable("The docket can't be written now.")
     answer = visit.post(f"/trials/{ONE}/show", {"of": "meme"})
     assert answer.status_code == 503 and "/sharp/" not in answer.text
 
 
-def test_pictures_of_other_trials_and_precedents_can_not_be_asked_for(scene):
+def test_pictures_outside_the_trial_cannot_be_requested(scene):
     visit = scene.visit("ada")
-    for what in ("precedent:starter-999", "precedent:", "other", "../x", "meme\0"):
-        assert visit.post(f"/trials/{ONE}/show", {"of": what}).status_code in (400, 404), what
-    assert scene.looked == []
+    for target in ("precedent:starter-999", "precedent:", "other", "../x", "meme\0"):
+        assert visit.post(f"/trials/{ONE}/show", {"of": target}).status_code in (400, 404), target
+    assert scene.recorded_views == []
 
 
-def test_nothing_can_be_made_out_on_a_veiled_picture(scene):
-    """What is left of a picture is that of twenty pixels; two captions of the same length look nearly the same."""
+def test_a_veiled_picture_reveals_no_detail(scene):
+    """Only twenty pixels' worth of detail remains; two captions of equal length look almost the same."""
     visit = scene.visit("vera")
-    told = visit.get(f"/trials/{ONE}/picture")
-    veiled = Image.open(io.BytesIO(told.content))
+    answer = visit.get(f"/trials/{ONE}/picture")
+    veiled = Image.open(io.BytesIO(answer.content))
     assert veiled.mode == "L" and max(veiled.size) <= 160
     small = veiled.resize((20, 15), Image.Resampling.BOX)
     again = small.resize(veiled.size, Image.Resampling.BICUBIC)
-    assert ImageStat.Stat(ImageChops.difference(veiled, again)).mean[0] < 4, "no detail beyond those"
+    assert ImageStat.Stat(ImageChops.difference(veiled, again)).mean[0] < 4, "no further detail remains"
     sharp = Image.open(io.BytesIO(drawn().frames[0].png)).convert("L").resize(veiled.size)
-    assert ImageStat.Stat(ImageChops.difference(veiled, sharp)).mean[0] > 12, "the picture has much"
+    assert ImageStat.Stat(ImageChops.difference(veiled, sharp)).mean[0] > 12, "the sharp picture has detail"
 
 
-# What is shown
+# Contents
 
 
-def test_a_trial_says_everything(scene):
+def test_a_trial_page_shows_all_parts_of_the_record(scene):
     page = scene.visit("vera").get(f"/trials/{ONE}").text
-    for told in (
+    for words in (
         "Not harmful", "Monday people,", "Read off the picture", "A drawn grey cat with large eyes",
         "Which people or animals are shown", "The eyes are large", "stopped gaining information",
         "precedent 1 used it for harm", "starter-014", "0.910", "0.620", "speaks for harm", "strengths/1",
         "echo precedent 1", "memecourt-default", "qwen2.5-vl-7b", "rapidocr/3.9",
     ):  # fmt: skip
-        assert told in page, told
+        assert words in page, words
     assert page.count('class="curve ') == 2
-    assert page.count('<details class="sent"') == 17, "one for every call but the odds"
+    assert page.count('<details class="sent"') == 17, "one for every call except that for the odds"
 
 
-def test_links_of_a_page_lead_somewhere_on_it(scene):
+def test_fragment_links_lead_to_ids_on_the_page(scene):
     for trial in (ONE, "failed", HIDDEN):
         page = scene.visit("vera").get(f"/trials/{trial}").text
         ids = set(re.findall(r'\sid="([^"]+)"', page))
-        assert len(re.findall(r'\sid="', page)) == len(ids), "each id once"
+        assert len(re.findall(r'\sid="', page)) == len(ids), "ids are unique"
         assert set(re.findall(r'href="#([^"]+)"', page)) <= ids
 
 
-def test_messages_are_shown_with_whether_they_are_exact(scene):
+def test_messages_say_if_they_are_exact(scene):
     visit = scene.visit("vera")
     page = visit.get(f"/trials/{ONE}/messages/3").text
     assert "System message" in page and "Describe the picture" in page
@@ -639,76 +644,76 @@ def test_messages_are_shown_with_whether_they_are_exact(scene):
     assert "No model was asked here" in visit.get(f"/trials/{ONE}/messages/0").text
 
 
-def test_a_failed_trial_says_why(scene):
+def test_a_failed_trial_shows_the_reason(scene):
     page = scene.visit("vera").get("/trials/failed").text
     assert "No verdict" in page and "GONE" in page and "judgment" in page
 
 
-def kept_otherwise(events, kind, **changes):
-    """The same trial with one event altered: as it would be read from a docket that somebody wrote into."""
-    done = False
-    out = []
+def with_altered_event(events, kind, **changes):
+    """Returns the same trial with one event altered, as if read from a tampered docket."""
+    altered = False
+    copied = []
     for event in events:
-        if isinstance(event, kind) and not done:
-            event, done = event.model_copy(update=changes), True
-        out.append(event)
-    assert done
-    return out
+        if isinstance(event, kind) and not altered:
+            event, altered = event.model_copy(update=changes), True
+        copied.append(event)
+    assert altered
+    return copied
 
 
-def test_what_comes_out_otherwise_is_shown(tmp_path, place):
-    """Entropy, its change, why a side rested, the vote: each altered alone is told beside what comes out."""
+def test_values_that_differ_from_a_recomputation_are_marked(tmp_path, place):
+    """Entropy, its change, why a side stopped, the vote: each, altered alone, is shown beside the recomputed value."""
     from court.events import PrecedentsCited, QuestioningEnd, SideRested
 
     events = full_trial(ONE, picture=drawn())
     vote = next(e for e in events if isinstance(e, PrecedentsCited)).vote
     altered = {
-        "entropy": kept_otherwise(events, Summarised, entropy=2.5),
-        "change": kept_otherwise(events[::-1], Summarised, entropy_change=0.5)[::-1],
-        "rested": kept_otherwise(events, SideRested, reason=QuestioningEnd.TIME),
-        "vote": kept_otherwise(events, PrecedentsCited, vote=vote.model_copy(update={"probability": 0.9})),
+        "entropy": with_altered_event(events, Summarised, entropy=2.5),
+        "change": with_altered_event(events[::-1], Summarised, entropy_change=0.5)[::-1],
+        "rested": with_altered_event(events, SideRested, reason=QuestioningEnd.TIME),
+        "vote": with_altered_event(events, PrecedentsCited, vote=vote.model_copy(update={"probability": 0.9})),
     }
-    trials = [[e.model_copy(update={"trial_id": name}) for e in told] for name, told in altered.items()]
+    trials = [[e.model_copy(update={"trial_id": name}) for e in events_] for name, events_ in altered.items()]
     docket = noting_docket(fill(tmp_path / "docket.sqlite", trials))
     tokens = tokens_for(tmp_path)
     visit = Visit(app_of(docket, tmp_path), tokens["vera"])
-    for name, told in (
+    for name, expected in (
         ("entropy", "2.5000 bit"),
         ("change", "0.5000 bit"),
         ("rested", "time after round 2"),
         ("vote", "0.900"),
     ):
         page = visit.get(f"/trials/{name}").text
-        assert "does not agree with itself" in page and "Comes out otherwise" in page and told in page, name
+        assert "does not agree with itself" in page and "Comes out otherwise" in page and expected in page, name
     asyncio.run(docket.close())
 
 
-def test_a_sound_trial_agrees_with_itself(scene):
+def test_an_intact_trial_shows_no_mismatch(scene):
     for trial in (ONE, HIDDEN):
         assert "agree with itself" not in scene.visit("vera").get(f"/trials/{trial}").text
 
 
-def written_into(place, *changes):
-    """Somebody writes into the file: a kind of event, what its body says, and what it is to say."""
+def tamper_with(place, *changes):
+    """Edits the database file: each change is a kind of event, a text in its body, and the replacement."""
     with contextlib.closing(sqlite3.connect(place)) as database, database:
         for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             database.execute(f'DROP TRIGGER "{name}"')
-        for kind, said, says in changes:
+        for kind, old, new in changes:
             number, body = database.execute("SELECT number, body FROM entries WHERE kind = ?", (kind,)).fetchone()
             text = unpacked(body)
-            assert said in text
-            database.execute("UPDATE entries SET body = ? WHERE number = ?", (packed(text.replace(said, says)), number))
+            assert old in text
+            database.execute("UPDATE entries SET body = ? WHERE number = ?", (packed(text.replace(old, new)), number))
 
 
 def a_visit_to(tmp_path, *changes):
-    place = fill(tmp_path / "docket.sqlite", [full_trial(ONE, picture=drawn())], [drawn()])
-    written_into(place, *changes)
-    docket = noting_docket(place)
+    docket_path = fill(tmp_path / "docket.sqlite", [full_trial(ONE, picture=drawn())], [drawn()])
+    tamper_with(docket_path, *changes)
+    docket = noting_docket(docket_path)
     tokens = tokens_for(tmp_path)
     return docket, Visit(app_of(docket, tmp_path), tokens["vera"])
 
 
-def test_entries_are_held_against_the_log(tmp_path):
+def test_entries_are_verified_against_the_log(tmp_path):
     docket, visit = a_visit_to(tmp_path)
     page = visit.get(f"/trials/{ONE}").text
     assert "entries verified against the docket’s signed checkpoint" in page and "altered" not in page
@@ -718,7 +723,7 @@ def test_entries_are_held_against_the_log(tmp_path):
     asyncio.run(docket.close())
 
 
-def test_a_trial_is_handed_over_with_its_proofs(tmp_path):
+def test_a_trial_is_exported_with_its_proofs(tmp_path):
     docket, visit = a_visit_to(tmp_path)
     visit.post(f"/trials/{ONE}/show", {"of": "meme"})
     answer = visit.get(f"/trials/{ONE}/bundle")
@@ -731,7 +736,7 @@ def test_a_trial_is_handed_over_with_its_proofs(tmp_path):
     asyncio.run(docket.close())
 
 
-def test_reading_writes_nothing_into_the_log(scene):
+def test_reading_pages_writes_nothing_into_the_log(scene):
     visit = scene.visit("vera")
     before = asyncio.run(scene.docket.log.size())
     for page, method, path in paths():
@@ -740,7 +745,7 @@ def test_reading_writes_nothing_into_the_log(scene):
     assert asyncio.run(scene.docket.log.size()) == before
 
 
-def test_an_altered_record_is_told_at_once(tmp_path):
+def test_an_altered_record_is_marked_at_once(tmp_path):
     docket, visit = a_visit_to(tmp_path, ("Described", "grey cat", "black cat"))
     page = visit.get(f"/trials/{ONE}").text
     assert "This record was altered." in page and "black cat" in page
@@ -748,8 +753,8 @@ def test_an_altered_record_is_told_at_once(tmp_path):
     asyncio.run(docket.close())
 
 
-def test_a_label_against_the_rule_is_shown_with_what_the_rule_says(tmp_path):
-    """The verdict can't be read as one any more: what is stored is shown, and why it is none."""
+def test_a_label_against_the_rule_is_shown_with_the_broken_rule(tmp_path):
+    """The verdict can no longer be parsed: the page shows what is stored and why it is invalid."""
     label = ('"label":"NOT_HARMFUL"', '"label":"HARMFUL"')
     docket, visit = a_visit_to(tmp_path, ("VerdictGiven", *label))
     page = visit.get(f"/trials/{ONE}").text
@@ -758,7 +763,7 @@ def test_a_label_against_the_rule_is_shown_with_what_the_rule_says(tmp_path):
     asyncio.run(docket.close())
 
 
-def test_an_erased_record_says_so_and_nothing_else(tmp_path):
+def test_an_erased_record_shows_only_the_erasure(tmp_path):
     docket, visit = a_visit_to(tmp_path)
     visit.get("/")
     asyncio.run(docket.eraser.erase(ONE, who="ada", why="asked for", at=full_trial(ONE)[0].at))
@@ -789,7 +794,7 @@ def test_two_trials_are_compared(scene):
     assert "".join(piece for piece, _ in row.pieces[1]) == row.right
 
 
-def test_the_list_goes_on_where_the_page_ended(tmp_path):
+def test_the_list_of_trials_continues_on_the_next_page(tmp_path):
     trials = [[e.model_copy(update={"trial_id": f"t{number:03}"}) for e in events_of("t")] for number in range(120)]
     docket = noting_docket(fill(tmp_path / "docket.sqlite", trials))
     tokens = tokens_for(tmp_path)
@@ -807,11 +812,11 @@ def test_the_list_goes_on_where_the_page_ended(tmp_path):
     asyncio.run(docket.close())
 
 
-# Strangers' words
+# Untrusted text
 
 
 class Tags(HTMLParser):
-    """The elements and attributes of a page, without what stands in them."""
+    """Parses a page into its elements and attribute names, ignoring text."""
 
     def __init__(self, page):
         super().__init__(convert_charrefs=True)
@@ -821,19 +826,19 @@ class Tags(HTMLParser):
     def handle_starttag(self, tag, attrs):
         if ("class", "unseen") in attrs or tag == "mark":
             return
-        # What is unfolded from the beginning is no other element.
+        # Details that are open from the start are not another element.
         self.found.append((tag, tuple(sorted(name for name, _ in attrs if name != "open"))))
 
 
-def shape(page):
-    """What a page consists of but for links of the rationale and others whose number follows from words."""
+def elements_of(page):
+    """Returns a page's elements without links of the rationale and others whose number depends on the text."""
     return [
         one for one in Tags(page).found if one[0] not in ("br", "span") and one != ("a", ("class", "href", "title"))
     ]
 
 
 def test_a_hundred_payloads_become_no_markup(tmp_path):
-    """PR-2: with markup in every text and id the page consists of the same elements as with plain words."""
+    """PR-2: with markup in every text and id a page consists of the same elements as with plain words."""
     assert len(PAYLOADS) == len(set(PAYLOADS)) == 101
     groups = [PAYLOADS[first : first + 10] for first in range(0, len(PAYLOADS), 10)]
     trials = [hostile("plain", [f"word{n}" for n in range(10)])]
@@ -850,32 +855,34 @@ def test_a_hundred_payloads_become_no_markup(tmp_path):
             )
         )  # fmt: skip
     pages = ("/trials/{}", "/trials/{}/news?from=0", "/trials/{}/compare?with={}", "/trials/{}/messages/3", "/")
-    plain = {path: set(shape(visit.get(path.replace("{}", "plain")).text)) for path in pages}
+    plain = {path: set(elements_of(visit.get(path.replace("{}", "plain")).text)) for path in pages}
     foreign = 0
     for number in range(len(groups)):
         for path in pages:
             page = visit.get(path.replace("{}", f"h{number}")).text
-            strange = [one for one in shape(page) if one not in plain[path]]
+            strange = [one for one in elements_of(page) if one not in plain[path]]
             assert strange == [], path
             foreign += len(strange)
-            # Nor anything that a script of ours would take for an order.
+            # Nor may attributes contain anything that our own script would execute.
             assert "__xss" not in re.sub(r">[^<]*<|\s[\w-]+=\"[^\"]*\"", "><", page)
     assert foreign == 0
     asyncio.run(docket.close())
 
 
-def test_another_picture_than_the_one_that_was_judged_is_told(tmp_path):
-    """In the docket, and of a precedent in the library."""
+def test_a_picture_other_than_the_judged_one_is_marked(tmp_path):
+    """Checked for the meme in the docket and for a precedent in the library."""
     place = fill(tmp_path / "docket.sqlite", [full_trial(ONE, picture=drawn())], [drawn()])
-    (kept,) = [path for path in tmp_path.rglob("*") if path.is_file() and drawn().pixels_sha256 in path.as_posix()]
+    (stored_file,) = [
+        path for path in tmp_path.rglob("*") if path.is_file() and drawn().pixels_sha256 in path.as_posix()
+    ]
     tokens = tokens_for(tmp_path)
-    told = []
+    marked = []
     for frame in (drawn().frames[0].png, drawn("coffee", "another").frames[0].png, b"no picture"):
-        kept.write_bytes(frame)
+        stored_file.write_bytes(frame)
         docket = noting_docket(place)
-        told.append("Another picture." in Visit(app_of(docket, tmp_path), tokens["vera"]).get(f"/trials/{ONE}").text)
+        marked.append("Another picture." in Visit(app_of(docket, tmp_path), tokens["vera"]).get(f"/trials/{ONE}").text)
         asyncio.run(docket.close())
-    assert told == [False, True, True]
+    assert marked == [False, True, True]
 
     class Other:
         async def pictures(self, ids):
@@ -884,10 +891,10 @@ def test_another_picture_than_the_one_that_was_judged_is_told(tmp_path):
     docket = noting_docket(place)
     for pictures, other in ((DrawnPrecedents(), False), (Other(), True)):
         visit = Visit(app_of(docket, tmp_path, pictures=pictures), tokens["vera"])
-        asked = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"}, headers={"hx-request": "true"})
-        assert ("Another picture now" in asked.text) is other
+        answer = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"}, headers={"hx-request": "true"})
+        assert ("Another picture now" in answer.text) is other
         plain = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"})
-        assert ("Another picture now" in plain.text) is other, "without script too"
+        assert ("Another picture now" in plain.text) is other, "also without JavaScript"
     asyncio.run(docket.close())
 
 

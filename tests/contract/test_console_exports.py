@@ -1,4 +1,4 @@
-"""What can be taken away from the console: by whom, in which form, and what is noted about it."""
+"""Exports of the console: permissions, formats, and what is recorded about them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMS = {"html": "text/html", "json": "application/json", "pdf": "application/pd
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A docket with a trial that anybody may see, one of another namespace, and one without models."""
+    """A docket with a trial visible to everybody, one of another namespace, and one without models."""
     picture = drawn()
     trials = [full_trial(ONE, picture=picture), full_trial(HIDDEN, picture=picture, namespace="closed"), events_of("s")]
     return fill(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
@@ -36,7 +36,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def console(place, tmp_path):
-    """Gives who looks at it; each is signed in."""
+    """Returns a function that signs a user in and returns their visit."""
     tokens = tokens_for(tmp_path)
     docket = noting_docket(place)
     app = app_of(docket, tmp_path)
@@ -49,35 +49,35 @@ def console(place, tmp_path):
     asyncio.run(docket.close())
 
 
-def looked(console):
+def recorded_views(console):
     return console.docket.reviews.looked
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_trial_is_a_file_to_keep_and_not_a_page_of_ours(console, form):
-    trial_id = "s" if form == "dsa" else ONE  # the other was found harmless: there is nothing to give reasons for
+def test_a_trial_is_exported_as_a_download(console, form):
+    trial_id = "s" if form == "dsa" else ONE  # the other was found harmless, so there are no reasons to state
     answer = console("vera").get(f"/trials/{trial_id}/export/{form}")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith(FORMS[form])
     assert answer.headers["content-disposition"].startswith(f'attachment; filename="trial-{trial_id}.')
     assert answer.headers["cache-control"] == "no-store" and len(answer.content) > 800
-    assert not looked(console), "nothing was shown that would have to be noted"
+    assert not recorded_views(console), "nothing was shown that has to be recorded"
 
 
-def test_the_record_comes_out_as_it_is_kept(console):
+def test_the_exported_record_equals_the_stored_one(console):
     answer = console("vera").get(f"/trials/{ONE}/export/json")
     assert read_document(answer.text) == asyncio.run(console.docket.trials.record(ONE))
-    told = json.loads(answer.text)
-    assert told["pictures"] and all(picture["veiled"] for picture in told["pictures"])
+    document = json.loads(answer.text)
+    assert document["pictures"] and all(picture["veiled"] for picture in document["pictures"])
 
 
-def test_sharp_pictures_go_out_when_that_has_been_noted_and_not_before(console):
+def test_sharp_pictures_are_exported_only_after_being_recorded(console):
     visit = console("vera")
     veiled = visit.get(f"/trials/{ONE}/export/html").text
     answer = visit.post(f"/trials/{ONE}/export/html", {"pictures": "sharp"})
     assert answer.status_code == 200 and len(answer.text) > len(veiled)
-    noted = looked(console)
-    assert {each["what"] for each in noted} >= {"meme"} and {each["who"] for each in noted} == {"vera"}
-    assert any(each["what"].startswith("precedent:") for each in noted)
+    recorded = recorded_views(console)
+    assert {each["what"] for each in recorded} >= {"meme"} and {each["who"] for each in recorded} == {"vera"}
+    assert any(each["what"].startswith("precedent:") for each in recorded)
     console.docket.reviews.looked.clear()
     console.docket.reviews.refuses = Unavailable("full")
     try:
@@ -86,10 +86,10 @@ def test_sharp_pictures_go_out_when_that_has_been_noted_and_not_before(console):
         console.docket.reviews.refuses = None
     assert visit.client.post(f"/trials/{ONE}/export/html", data={"pictures": "sharp"}).status_code == 403  # no proof
     assert visit.post(f"/trials/{ONE}/export/html", {"pictures": "none"}).status_code == 400
-    assert not looked(console)
+    assert not recorded_views(console)
 
 
-def test_nobody_takes_away_what_is_not_theirs_to_see(place, tmp_path):
+def test_exports_contain_no_trial_of_other_namespaces(place, tmp_path):
     tokens = tokens_for(tmp_path, vera=["open"])
     docket = noting_docket(place)
     visit = Visit(app_of(docket, tmp_path), tokens["vera"])
@@ -104,7 +104,7 @@ def test_nobody_takes_away_what_is_not_theirs_to_see(place, tmp_path):
         asyncio.run(docket.close())
 
 
-def test_a_selection_is_every_trial_that_is_chosen(console):
+def test_an_export_contains_every_selected_trial(console):
     visit = console("vera")
     lines = visit.get("/export/jsonl").text.splitlines()
     assert {read_document(line).trial_id for line in lines} == {ONE, HIDDEN, "s"}
@@ -113,14 +113,14 @@ def test_a_selection_is_every_trial_that_is_chosen(console):
     assert pq.read_table(io.BytesIO(rows.content)).column("trial_id").to_pylist() == [HIDDEN]
     none = visit.get("/export/jsonl?state=FAILED")
     assert none.status_code == 200 and none.text == ""
-    for asked in ("label=GOOD", "since=yesterday", "state=x"):
-        assert visit.get(f"/export/jsonl?{asked}").status_code == 400
+    for query in ("label=GOOD", "since=yesterday", "state=x"):
+        assert visit.get(f"/export/jsonl?{query}").status_code == 400
     assert visit.get("/export/xlsx").status_code == 404 and visit.get(f"/trials/{ONE}/export/docx").status_code == 404
     page = visit.get("/export").text
     assert "/export/parquet" in page and TEXT.split(",")[0] not in page
 
 
-def test_the_trial_s_page_leads_to_its_files(console):
+def test_a_trial_s_page_links_to_its_exports(console):
     page = console("vera").get(f"/trials/{ONE}").text
     harmful = asyncio.run(console.docket.trials.record(ONE)).label_in_force is Label.HARMFUL
     for form in FORMS:
@@ -128,7 +128,7 @@ def test_the_trial_s_page_leads_to_its_files(console):
         assert (f"/trials/{ONE}/export/{form}" in page) is offered, form
 
 
-def test_a_trial_that_found_no_harm_has_no_statement_of_reasons(place, tmp_path):
+def test_a_trial_without_harm_has_no_statement_of_reasons(place, tmp_path):
     tokens = tokens_for(tmp_path)
     trial = full_trial("benign", picture=drawn())
     own = fill(tmp_path / "d.sqlite", [trial])
@@ -154,7 +154,7 @@ def test_a_trial_that_found_no_harm_has_no_statement_of_reasons(place, tmp_path)
 
 
 def test_links_in_traces_lead_to_veiled_pictures(console):
-    """What a trace links to is a picture that needs no looking away."""
+    """Links in a trace show only pictures that need no warning."""
     record = asyncio.run(console.docket.trials.record(ONE))
     visit = console("vera")
     cited = record.precedents.findings.exhibits[0].id
@@ -163,4 +163,4 @@ def test_links_in_traces_lead_to_veiled_pictures(console):
         answer = visit.get(f"{link.path}?{link.query}")
         assert answer.status_code == 200 and answer.headers["content-type"] == "image/png"
         assert parse_qs(link.query)["frame"] == ["0"]
-    assert not looked(console)
+    assert not recorded_views(console)

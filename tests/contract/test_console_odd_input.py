@@ -1,4 +1,4 @@
-"""Whatever is asked of the console, it answers: every page with odd values in its address, fields and headers."""
+"""Robustness of the console: every page with odd values in its address, fields and headers."""
 
 import re
 from urllib.parse import urlencode
@@ -16,7 +16,7 @@ ODD = (
     "%EF%B7%BA" * 1000, "a+" * 5000, "0001-01-01", "9999-12-31", "2026-02-30",
     "0001-01-01T00%3A00%3A00%2B23%3A59+t", "9999-12-31T23%3A59%3A59-23%3A59+t",
 )  # fmt: skip
-"""As they stand in an address."""
+"""Percent-encoded values for addresses."""
 QUERIES = {
     "/": ("after", "label", "state", "look"),
     "/sign-in": ("next",),
@@ -43,7 +43,7 @@ def place(docket_place):
     return place_of(docket_place)
 
 
-def addresses():
+def odd_addresses():
     for page in (page for page in PAGES if "GET" in page.methods):
         usual = {"trial_id": "a", "form": "json", "seq": "0", "frame": "0", "key": "x"}
         for odd in re.findall(r"\{(\w+)", page.path):
@@ -54,11 +54,11 @@ def addresses():
 
 
 def test_no_address_breaks_a_page(tmp_path, place):
-    async def work(it):
-        await it.tried("a", verdict(Label.HARMFUL, score=0.55, category="a\0b"), pixels=PICTURE.pixels_sha256)
-        root = await it.person("root")
-        answers = {path: (await root.get(path)).status_code for path in addresses()}
-        return answers, (await it.desk.case("a")).category
+    async def work(pages):
+        await pages.tried("a", verdict(Label.HARMFUL, score=0.55, category="a\0b"), pixels=PICTURE.pixels_sha256)
+        root = await pages.person("root")
+        answers = {path: (await root.get(path)).status_code for path in odd_addresses()}
+        return answers, (await pages.desk.case("a")).category
 
     answers, category = play_pages(tmp_path, work, library=False, place=place)
     assert len(answers) > 700 and category == "a\0b"
@@ -66,9 +66,9 @@ def test_no_address_breaks_a_page(tmp_path, place):
 
 
 def test_no_field_breaks_a_page(tmp_path, place):
-    async def work(it):
-        await it.tried("a", verdict(Label.UNDECIDED), pixels=PICTURE.pixels_sha256)
-        root = await it.person("root")
+    async def work(pages):
+        await pages.tried("a", verdict(Label.UNDECIDED), pixels=PICTURE.pixels_sha256)
+        root = await pages.person("root")
         broken = []
         for odd in ("\0", "a\0b", "\u202e", "\ud800", "x" * 3000, "ﷺ" * 1000, "9" * 5000, "<script>", "-1", "\\"):
             for page in PAGES:
@@ -90,8 +90,8 @@ def test_no_field_breaks_a_page(tmp_path, place):
 
 
 def test_no_header_breaks_a_page(tmp_path):
-    async def work(it):
-        root = await it.person("root")
+    async def work(pages):
+        root = await pages.person("root")
         codes = []
         for odd in (
             b"\xff\xfe",

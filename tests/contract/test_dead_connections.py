@@ -1,4 +1,4 @@
-"""Connections that carry nothing any more, and nobody says so: both ends notice, and clients go on over another."""
+"""Dead connections that no one closes: both ends notice, and clients continue over another connection."""
 
 import asyncio
 import threading
@@ -18,10 +18,10 @@ from tests.contract.test_client import Loop, Threads, answered
 from tests.support.freezing import a_way
 
 SHORT = {"grpc.keepalive_time_ms": 1_000, "grpc.keepalive_timeout_ms": 2_000, "grpc.http2.ping_timeout_ms": 2_000}
-# Only those that a client has by itself: a test is not to bring what is missing.
+# Only options that a client sets by default: a test must not add what is missing.
 QUICK = {"options": [(name, SHORT[name]) for name, _ in memecourt.connection._OPTIONS if name in SHORT]}
 LONG_S = 40
-"""Longer than any of these takes where it works, and less than a minute, after which gRPC itself may notice."""
+"""Longer than any of these tests takes if it works, but under the minute after which gRPC itself may notice."""
 
 
 @pytest.fixture(params=[Threads, Loop])
@@ -29,7 +29,7 @@ def client(request):
     return request.param
 
 
-def test_a_call_is_made_again_over_another_connection(client):
+def test_a_call_is_retried_over_another_connection(client):
     def answer(method, request, number):
         if number == 1:
             way.freeze()
@@ -38,31 +38,31 @@ def test_a_call_is_made_again_over_another_connection(client):
     court = FakeCourt(answer)
     with served(court) as address, a_way(address) as way:
         response = client.call(way.address, "judge", b"image", timeout=LONG_S, _client=QUICK)
-        # On a busy machine a connection that is well may be taken for a dead one as well.
+        # On a busy machine a healthy connection may be taken for dead, too.
         assert way.connections >= 2
     assert response.label == wire.LABEL_NOT_HARMFUL
     assert court.calls["Judge"] >= 2
 
 
-def test_a_stream_of_requests_goes_on_over_another_connection(client):
+def test_a_request_stream_continues_over_another_connection(client):
     def stream(requests, number, context):
         if number == 1:
             way.freeze()
-        for asked in requests:
-            yield answered(court, asked)
+        for message in requests:
+            yield answered(court, message)
 
     court = FakeCourt()
     court.stream = stream
-    asks = [judge_request(b"image", request_id=f"r{each}") for each in range(3)]
+    requests_to_send = [judge_request(b"image", request_id=f"r{each}") for each in range(3)]
     with served(court) as address, a_way(address) as way:
-        found = client.each(way.address, "judge_many", asks, timeout=LONG_S, _client=QUICK)
+        found = client.each(way.address, "judge_many", requests_to_send, timeout=LONG_S, _client=QUICK)
     assert {name: response.verdict_id for name, response in found} == {f"r{each}": f"of r{each}" for each in range(3)}
 
 
 @pytest.mark.slow
-def test_who_only_listens_goes_on_over_another_connection(client):
-    """Also after a silence in which gRPC by itself would have stopped asking whether the other end is there."""
-    over = threading.Event()
+def test_a_watch_continues_over_another_connection(client):
+    """Also after a silence so long that gRPC's defaults would have stopped sending keepalive pings."""
+    reconnected = threading.Event()
     late = []
 
     def answer(method, request, number):
@@ -70,22 +70,22 @@ def test_who_only_listens_goes_on_over_another_connection(client):
         if number == 1:
             time.sleep(5)
             way.freeze()
-            if not over.wait(LONG_S):
+            if not reconnected.wait(LONG_S):
                 late.append("the client has not noticed")
                 way.cut()
         else:
-            over.set()
+            reconnected.set()
 
     court = FakeCourt(answer)
     with served(court) as address, a_way(address) as way:
         found = client.each(way.address, "reviews", 0, most=2, _client=QUICK)
-        over.set()
+        reconnected.set()
     assert [response.reviewed.trial_id for response in found] == ["t1", "t2"] and not late
     assert [request.from_entry for request in court.asked] == [0, 1]
 
 
-class Watched:
-    """Tells of a review at once, and of nothing more; ``ended`` is set when a watcher is gone."""
+class ReviewWatch:
+    """Sends one review at once and then nothing; ``ended`` is set when a watcher is gone."""
 
     def __init__(self):
         self.ended = asyncio.Event()
@@ -105,15 +105,15 @@ class Watched:
         return grpc.method_handlers_generic_handler("memecourt.v1.Docket", {"WatchReviews": method})
 
 
-def hastened(monkeypatch, *names):
-    """So many of the server's options, all where none is named, are a tenth."""
+def speed_up_keepalive(monkeypatch, *names):
+    """Divides the named keepalive options of the server by ten, or all of them if none is named."""
     alive = [(name, value // 10 if name in names or not names else value) for name, value in serving.rpc.server._ALIVE]
     monkeypatch.setattr(serving.rpc.server, "_ALIVE", alive)
 
 
-def with_watcher(work, options=()):
+def run_with_watcher(work, options=()):
     async def play():
-        watched = Watched()
+        watched = ReviewWatch()
         server, _ = await make_server(Methods(watched))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -129,27 +129,27 @@ def with_watcher(work, options=()):
 
 
 @pytest.mark.slow
-def test_a_client_may_ask_again_and_again_whether_the_server_is_there(monkeypatch):
-    hastened(monkeypatch, "grpc.http2.min_ping_interval_without_data_ms")
+def test_a_client_may_send_frequent_keepalive_pings(monkeypatch):
+    speed_up_keepalive(monkeypatch, "grpc.http2.min_ping_interval_without_data_ms")
 
     async def work(watched, way, reviews):
         more = asyncio.ensure_future(anext(reviews))
-        await asyncio.wait((more,), timeout=11)  # five times
+        await asyncio.wait((more,), timeout=11)  # five pings
         assert not more.done() and not watched.ended.is_set()
         assert (watched.watched, way.connections) == (1, 1)
         more.cancel()
         await asyncio.gather(more, return_exceptions=True)
 
-    with_watcher(work, [("grpc.keepalive_time_ms", 2_000)])
+    run_with_watcher(work, [("grpc.keepalive_time_ms", 2_000)])
 
 
 @pytest.mark.slow
-def test_a_caller_that_is_gone_is_noticed(monkeypatch):
-    hastened(monkeypatch)
+def test_a_dead_client_is_noticed(monkeypatch):
+    speed_up_keepalive(monkeypatch)
 
     async def work(watched, way, reviews):
         way.freeze()
         async with asyncio.timeout(LONG_S):
             await watched.ended.wait()
 
-    with_watcher(work, [("grpc.keepalive_time_ms", 2**31 - 1)])
+    run_with_watcher(work, [("grpc.keepalive_time_ms", 2**31 - 1)])

@@ -1,4 +1,7 @@
-"""The desk's pages without a browser: who sees what and when, and what becomes of forms. Real docket, real library."""
+"""Pages of the review queue, without a browser: who sees what and when, and how forms are handled.
+
+Docket and library are real.
+"""
 
 import asyncio
 import re
@@ -18,26 +21,26 @@ from serving.docket.review.corrections import Overrulings
 from serving.docket.review.locks import LOCK_MINUTES
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
-from tests.contract.test_docket_service import Noted, a_scene
+from tests.contract.test_docket_service import ReviewCounter, a_scene
 from tests.support.desk_pages import PICTURE, form_of, play_pages, said
 from tests.support.desks import verdict
 from tests.support.dockets import NOON
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 TIE = (Strength.MODERATE, Strength.MODERATE)
-RATIONALE = "What the court says of it."
+RATIONALE = "The court's rationale."
 DOUBTFUL = verdict(H, score=0.55, strengths=TIE, reasons=[ReviewReason.VOTE_DISAGREES], rationale=RATIONALE)
-"""Everything about it gives the label away, if it is shown."""
+"""A verdict every part of which reveals the label."""
 
 
 def play(tmp_path, work, **options):
     return play_pages(tmp_path, work, **{"library": False, **options})
 
 
-# Blind first
+# Blind review
 
 
-def test_nothing_of_the_verdict_is_shown_before_the_reviewer_has_decided(tmp_path):
+def test_the_verdict_is_hidden_until_the_reviewer_has_decided(tmp_path):
     async def work(it):
         await it.tried("a", DOUBTFUL, pixels=PICTURE.pixels_sha256, words="Monday people")
         await it.tried("twin", verdict(H, rationale=RATIONALE), pixels=PICTURE.pixels_sha256, words="Monday people")
@@ -62,7 +65,7 @@ def test_nothing_of_the_verdict_is_shown_before_the_reviewer_has_decided(tmp_pat
     assert "sides or votes disagree" in before["/desk"]
     assert "shown once you have decided" in before["/desk/find?text=monday"]
     assert "waits for a review" in before["/"]
-    # Nor is it read off a filter that lets it through.
+    # A filter that matches it does not reveal it either.
     assert "content of a " in before["/"] and "content of a " not in before["/?label=HARMFUL"]
     for path in ("/?label=HARMFUL", "/desk/find?label=HARMFUL&text=monday"):
         assert "Trials that wait for your word are left out here" in before[path] and "Monday" not in before[path]
@@ -71,7 +74,7 @@ def test_nothing_of_the_verdict_is_shown_before_the_reviewer_has_decided(tmp_pat
     assert (review.blind, review.label) == (True, N)
 
 
-def test_who_asks_for_the_verdict_first_is_shown_it_and_the_review_says_so(tmp_path):
+def test_seeing_the_verdict_first_is_recorded_in_the_review(tmp_path):
     async def work(it):
         for name in "abcd":
             await it.tried(name, DOUBTFUL, pixels=name * 64)
@@ -91,7 +94,7 @@ def test_who_asks_for_the_verdict_first_is_shown_it_and_the_review_says_so(tmp_p
     assert blind == [False] * 4
 
 
-def test_who_asks_for_a_verdict_that_there_is_not_yet_stays_blind(tmp_path):
+def test_requesting_a_verdict_that_does_not_exist_yet_preserves_blindness(tmp_path):
     async def work(it):
         await it.tried("a")
         ada = await it.person("ada")
@@ -102,7 +105,7 @@ def test_who_asks_for_a_verdict_that_there_is_not_yet_stays_blind(tmp_path):
     assert play(tmp_path, work) is False
 
 
-def test_a_console_can_show_verdicts_from_the_beginning(tmp_path):
+def test_a_console_can_be_set_to_show_verdicts_from_the_start(tmp_path):
     async def work(it):
         await it.tried("a", DOUBTFUL)
         ada = await it.person("ada")
@@ -114,7 +117,7 @@ def test_a_console_can_show_verdicts_from_the_beginning(tmp_path):
     assert RATIONALE in page and "sides or votes disagree" in queue and blind is False
 
 
-def test_who_only_reads_is_not_kept_from_verdicts(tmp_path):
+def test_viewers_see_verdicts(tmp_path):
     async def work(it):
         await it.tried("a", DOUBTFUL)
         vic = await it.person("vic")
@@ -122,14 +125,14 @@ def test_who_only_reads_is_not_kept_from_verdicts(tmp_path):
         trial = said(await vic.get("/trials/a"))
         return found, trial, await it.desk.knows_verdict("a", "vic")
 
-    found, trial, noted = play(tmp_path, work)
-    assert "0.55" in found and RATIONALE in trial and not noted
+    found, trial, recorded = play(tmp_path, work)
+    assert "0.55" in found and RATIONALE in trial and not recorded
 
 
 # Reviewing
 
 
-def test_two_reviewers_never_look_at_the_same_case(tmp_path):
+def test_two_reviewers_never_get_the_same_case(tmp_path):
     async def work(it):
         for name in ("a", "b"):
             await it.tried(name, verdict(U))
@@ -150,46 +153,46 @@ def test_two_reviewers_never_look_at_the_same_case(tmp_path):
     assert third == "/desk?none="
 
 
-def test_what_was_written_comes_back_where_it_can_t_be_kept(tmp_path):
+def test_rejected_forms_come_back_with_their_text(tmp_path):
     async def work(it):
         await it.tried("a", verdict(U))
         ada = await it.person("ada")
         at = "/desk/cases/a"
         await ada.post(f"{at}/take")
-        given = {"label": "HARMFUL", "other_clause": "4", "reason": "A long and careful reason."}
+        fields = {"label": "HARMFUL", "other_clause": "4", "reason": "A long and careful reason."}
         answers = [
-            await ada.post(f"{at}/review", {**given, **wrong}, page=at)
+            await ada.post(f"{at}/review", {**fields, **wrong}, page=at)
             for wrong in ({"reason": " "}, {"other_clause": ""}, {"label": "MAYBE"}, {"other_clause": "none"})
         ]
         it.clock.turn(minutes=LOCK_MINUTES + 1)
-        answers.append(await ada.post(f"{at}/review", given, page=at))
+        answers.append(await ada.post(f"{at}/review", fields, page=at))
         return answers, (await it.docket.trials.record("a")).all(VerdictReviewed)
 
     answers, reviews = play(tmp_path, work)
     assert [answer.status_code for answer in answers] == [400, 400, 400, 400, 409]
-    told = [
+    messages = [
         "Say why",
         "Name the clause",
         "Say whether",
         "Name the clause of the policy that the meme breaks",
         "take it",
     ]
-    for answer, wanted in zip(answers, told, strict=True):
-        assert wanted in said(answer)
+    for answer, message in zip(answers, messages, strict=True):
+        assert message in said(answer)
     for answer in answers[1:]:
         assert "A long and careful reason." in answer.text
     assert not reviews
 
 
-def test_a_case_stays_its_reviewer_s_while_the_page_is_open(tmp_path):
+def test_a_case_is_locked_for_its_reviewer_while_the_page_is_open(tmp_path):
     async def work(it):
         await it.tried("a", verdict(U))
         ada, bea = await it.person("ada"), await it.person("bea")
         await ada.post("/desk/cases/a/take")
         for _ in range(5):
             it.clock.turn(minutes=4)
-            kept = await ada.post("/desk/cases/a/renew")
-            assert kept.status_code == 200 and not said(kept)
+            renewed = await ada.post("/desk/cases/a/renew")
+            assert renewed.status_code == 200 and not said(renewed)
         refused = await bea.post("/desk/cases/a/take")
         await ada.post("/desk/cases/a/release")
         return refused.status_code, (await bea.post("/desk/cases/a/take")).status_code
@@ -197,9 +200,9 @@ def test_a_case_stays_its_reviewer_s_while_the_page_is_open(tmp_path):
     assert play(tmp_path, work) == (409, 303)
 
 
-@pytest.mark.parametrize("lost", ["over", "taken", "given back", "reviewed"])
-def test_who_has_lost_a_case_is_told_and_takes_along_what_was_written(tmp_path, lost):
-    given = {"label": "HARMFUL", "other_clause": "4", "reason": "A long & careful reason."}
+@pytest.mark.parametrize("lost", ["expired", "taken", "released", "reviewed"])
+def test_a_reviewer_who_lost_a_case_is_informed_and_keeps_the_draft(tmp_path, lost):
+    fields = {"label": "HARMFUL", "other_clause": "4", "reason": "A long & careful reason."}
 
     async def work(it):
         await it.tried("a", verdict(U))
@@ -209,62 +212,64 @@ def test_who_has_lost_a_case_is_told_and_takes_along_what_was_written(tmp_path, 
         it.clock.turn(minutes=LOCK_MINUTES + 1)
         if lost == "taken":
             await bea.post(f"{at}/take")
-        elif lost == "given back":
+        elif lost == "released":
             await ada.post(f"{at}/release")
         elif lost == "reviewed":
             await bea.decides("a", "NOT_HARMFUL")
-        told = await ada.post(f"{at}/renew"), await ada.post(f"{at}/review", given, page=at)
-        early = await ada.post(f"{at}/take", {**given, "again": "yes"})
+        pages = await ada.post(f"{at}/renew"), await ada.post(f"{at}/review", fields, page=at)
+        early = await ada.post(f"{at}/take", {**fields, "again": "yes"})
         assert lost != "taken" or (early.status_code == 409 and "A long &amp; careful reason." in early.text)
         await bea.post(f"{at}/release")
-        hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', told[1].text.split("/take")[-1]))
-        again = await ada.post(f"{at}/take", {**given, "again": "yes"})
-        sent = await ada.post(f"{at}/review", given, page=at)
+        hidden = dict(
+            re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', pages[1].text.split("/take")[-1])
+        )
+        again = await ada.post(f"{at}/take", {**fields, "again": "yes"})
+        sent = await ada.post(f"{at}/review", fields, page=at)
         return [
-            *map(said, told),
+            *map(said, pages),
             hidden,
             again,
             sent.status_code,
             (await it.docket.trials.record("a")).all(VerdictReviewed),
         ]
 
-    *told, hidden, again, sent, reviews = play(tmp_path, work)
-    wanted = {"taken": "bea is looking at it", "reviewed": "bea reviewed it on 2 Jan"}.get(lost, "its time was over")
-    for text in told:
-        assert "This case is not yours, or no longer" in text and wanted in text, text
-        assert "not harmful" not in text.replace("Not harmful n", ""), "what bea found is not told"
+    *pages, hidden, again, sent, reviews = play(tmp_path, work)
+    message = {"taken": "bea is looking at it", "reviewed": "bea reviewed it on 2 Jan"}.get(lost, "its time was over")
+    for text in pages:
+        assert "This case is not yours, or no longer" in text and message in text, text
+        assert "not harmful" not in text.replace("Not harmful n", ""), "bea's label stays hidden"
     assert hidden["reason"] == "A long &amp; careful reason." and hidden["label"] == "HARMFUL"
     assert again.status_code == 200 and "A long &amp; careful reason." in again.text
     assert re.search('value="HARMFUL"[^>]* checked', again.text) and 'value="4"' in again.text
     assert sent == 303 and [one.reviewer for one in reviews] == (["bea", "ada"] if lost == "reviewed" else ["ada"])
 
 
-def test_a_review_that_is_sent_twice_is_kept_once(tmp_path):
-    given = {"label": "HARMFUL", "other_clause": "4", "reason": "I looked.", "why": "Is it meant?"}
+def test_a_review_sent_twice_is_stored_once(tmp_path):
+    fields = {"label": "HARMFUL", "other_clause": "4", "reason": "I looked.", "why": "Is it meant?"}
 
     async def work(it):
         codes = []
-        told = []
-        it.app.state.console.parts[REVIEWED] = told.append
+        events = []
+        it.app.state.console.parts[REVIEWED] = events.append
         for name, act in (("a", "review"), ("b", "opinion")):
             await it.tried(name, verdict(U))
             ada = await it.person("ada")
             at = f"/desk/cases/{name}"
             await ada.post(f"{at}/take")
-            form = form_of((await ada.get(at)).text, given)
+            form = form_of((await ada.get(at)).text, fields)
             answers = await asyncio.gather(*(ada.client.post(f"{at}/{act}", **form) for _ in range(6)))
-            answers.append(await ada.client.post(f"{at}/{act}", **form))  # Back, and sent once more
-            other = form_of((await ada.get(at)).text, {**given, "reason": "From another tab.", "why": "Another tab."})
+            answers.append(await ada.client.post(f"{at}/{act}", **form))  # back button, then resubmitted
+            other = form_of((await ada.get(at)).text, {**fields, "reason": "From another tab.", "why": "Another tab."})
             codes.append([answer.status_code for answer in answers])
             codes.append((await ada.client.post(f"{at}/{act}", **other)).status_code)
-        return codes, told, [len((await it.docket.trials.record(name)).events) for name in "ab"]
+        return codes, events, [len((await it.docket.trials.record(name)).events) for name in "ab"]
 
-    codes, told, counts = play(tmp_path, work)
+    codes, events, counts = play(tmp_path, work)
     assert codes == [[303] * 7, 409, [303] * 7, 409]
-    assert counts == [4, 4] and len(told) == 1
+    assert counts == [4, 4] and len(events) == 1
 
 
-def test_only_who_has_a_case_asks_for_another_s_word_on_it(tmp_path):
+def test_only_the_holder_of_a_case_can_ask_for_a_second_opinion(tmp_path):
     async def work(it):
         await it.tried("a", verdict(U))
         ada, bea = await it.person("ada"), await it.person("bea")
@@ -276,11 +281,11 @@ def test_only_who_has_a_case_asks_for_another_s_word_on_it(tmp_path):
     assert answer.status_code == 409 and "I would like to know." in answer.text and last == "VerdictGiven"
 
 
-def test_a_review_that_is_kept_is_told_also_where_the_desk_can_t_be_read_then(tmp_path, monkeypatch):
+def test_a_stored_review_is_published_even_if_the_docket_fails_afterwards(tmp_path, monkeypatch):
     async def work(it):
         await it.tried("a", verdict(H, strengths=TIE))
-        told = []
-        it.app.state.console.parts[REVIEWED] = told.append
+        events = []
+        it.app.state.console.parts[REVIEWED] = events.append
         ada = await it.person("ada")
         await ada.post("/desk/cases/a/take")
         form = form_of(
@@ -288,22 +293,22 @@ def test_a_review_that_is_kept_is_told_also_where_the_desk_can_t_be_read_then(tm
         )
         write = it.docket.transactions.write
 
-        async def then_gone(batch, ask):
-            kept = await write(batch, ask)
-            monkeypatch.setattr(it.docket.log, "entries", gone)
-            return kept
+        async def write_then_fail(batch, ask):
+            result = await write(batch, ask)
+            monkeypatch.setattr(it.docket.log, "entries", fail)
+            return result
 
-        async def gone(*_, **__):
+        async def fail(*_, **__):
             raise Unavailable("gone")
 
-        monkeypatch.setattr(it.docket.transactions, "write", then_gone)
-        return (await ada.client.post("/desk/cases/a/review", **form)).status_code, told
+        monkeypatch.setattr(it.docket.transactions, "write", write_then_fail)
+        return (await ada.client.post("/desk/cases/a/review", **form)).status_code, events
 
-    code, told = play(tmp_path, work)
-    assert code == 303 and [event.trial_id for event in told] == ["a"]
+    code, events = play(tmp_path, work)
+    assert code == 303 and [event.trial_id for event in events] == ["a"]
 
 
-def test_a_second_opinion_goes_to_somebody_else_and_says_what_is_doubtful(tmp_path):
+def test_a_second_opinion_goes_to_another_reviewer_with_its_reason_hidden(tmp_path):
     async def work(it):
         await it.tried("a", verdict(U))
         ada, bea = await it.person("ada"), await it.person("bea")
@@ -323,11 +328,11 @@ def test_a_second_opinion_goes_to_somebody_else_and_says_what_is_doubtful(tmp_pa
     assert "Nobody has to look" in lists[0] and "second opinion asked" in lists[1]
     assert refused.status_code == 409 and "another person" in said(refused)
     assert "ada asked for a second opinion" in before and "why is shown once you have decided" in before
-    assert "Is the costume meant?" not in before, "which could tell what ada found"
+    assert "Is the costume meant?" not in before, "it could reveal ada's label"
     assert "Is the costume meant?" in own and "Is the costume meant?" in after
 
 
-def test_an_appeal_is_told_and_what_it_says_only_to_who_has_decided(tmp_path):
+def test_an_appeal_is_announced_but_its_statement_is_hidden_until_decided(tmp_path):
     async def work(it):
         await it.tried("a", verdict(H))
         appeal = {"by": "forum", "statement": "It mocks our own habit.", "reference": "appeal 12"}
@@ -345,7 +350,7 @@ def test_an_appeal_is_told_and_what_it_says_only_to_who_has_decided(tmp_path):
     assert "(appeal 12): It mocks our own habit." in after
 
 
-def test_an_overruling_becomes_a_precedent_where_the_reviewer_says_so_and_an_admin_takes_it_back(tmp_path):
+def test_an_overruling_becomes_a_precedent_that_an_admin_can_withdraw(tmp_path):
     async def work(it):
         for name in ("a", "b"):
             await it.tried(name, verdict(H, strengths=TIE), pixels=PICTURE.pixels_sha256, words="cat dog")
@@ -364,7 +369,7 @@ def test_an_overruling_becomes_a_precedent_where_the_reviewer_says_so_and_an_adm
     assert codes == (403, 400, 303) and after is None
 
 
-def test_where_no_precedents_are_made_none_are_offered(tmp_path):
+def test_precedents_are_not_offered_when_switched_off(tmp_path):
     async def work(it):
         await it.tried("a", verdict(H, strengths=TIE))
         ada = await it.person("ada")
@@ -377,9 +382,9 @@ def test_where_no_precedents_are_made_none_are_offered(tmp_path):
     assert "precedent" not in page and meme is None
 
 
-def test_a_review_stands_where_the_library_can_t_follow(tmp_path):
+def test_a_review_is_stored_even_if_the_library_rejects_the_precedent(tmp_path):
     async def work(it):
-        await it.tried("a", verdict(H, strengths=TIE), words="", pixels="0" * 64)  # nothing that could be compared
+        await it.tried("a", verdict(H, strengths=TIE), words="", pixels="0" * 64)  # nothing to compare with
         ada = await it.person("ada")
         page = said(await ada.decides("a", "NOT_HARMFUL", precedent="yes"))
         return page, (await it.docket.trials.record("a")).last(VerdictReviewed)
@@ -389,42 +394,42 @@ def test_a_review_stands_where_the_library_can_t_follow(tmp_path):
     assert review.label is N
 
 
-def test_the_server_in_the_same_process_is_told_at_once(tmp_path):
+def test_the_server_in_the_same_process_is_notified_at_once(tmp_path):
     async def work(it):
         for name in ("a", "b"):
             await it.tried(name, verdict(H, strengths=TIE))
-        noted, overruled = Noted(), []
-        service = DocketService(noted, memory=ReceiveBudget(64 * 2**20, 20.0))
+        counter, overruled = ReviewCounter(), []
+        service = DocketService(counter, memory=ReceiveBudget(64 * 2**20, 20.0))
         service.open(SimpleNamespace(docket=it.docket), overruled.append)
         it.app.state.console.parts[REVIEWED] = service.reviewed
         ada = await it.person("ada")
         await ada.decides("a", "NOT_HARMFUL")
         await ada.decides("b", "HARMFUL")
-        return overruled, noted.outcomes
+        return overruled, counter.outcomes
 
     overruled, outcomes = play(tmp_path, work)
-    assert overruled == ["a"]  # its verdict is not given again
+    assert overruled == ["a"]  # its verdict is no longer reused
     assert outcomes == [ReviewOutcome.OVERRULED, ReviewOutcome.UPHELD]  # and metrics count both
 
 
-def test_a_pipeline_hears_of_what_is_overruled_in_the_console(tmp_path):
+def test_a_pipeline_is_notified_of_overrulings_in_the_console(tmp_path):
     async def work(it):
         await it.tried("a", verdict(H, strengths=TIE), namespace="forum")
-        docket = Docket.open(tmp_path / "docket.sqlite")  # of the server, in another process as a rule
+        docket = Docket.open(tmp_path / "docket.sqlite")  # that of the server, usually in another process
         async with a_scene(tmp_path, docket=docket) as server:
             call = server.stub.WatchReviews(wire.WatchReviewsRequest(overruled_only=True))
             first = await call.read()
             await (await it.person("ada")).decides("a", "NOT_HARMFUL", reason="Satire.")
             async with asyncio.timeout(120):
-                told = await call.read()
+                response = await call.read()
             call.cancel()
-        return first, told
+        return first, response
 
-    first, told = play(tmp_path, work)
+    first, response = play(tmp_path, work)
     assert not first.HasField("reviewed")
-    said_ = told.reviewed
-    assert (said_.trial_id, said_.content.namespace, said_.verdict) == ("a", "forum", wire.LABEL_HARMFUL)
-    review = said_.review
+    reviewed = response.reviewed
+    assert (reviewed.trial_id, reviewed.content.namespace, reviewed.verdict) == ("a", "forum", wire.LABEL_HARMFUL)
+    review = reviewed.review
     assert (review.label, review.reviewer, review.reason, review.blind) == (
         wire.LABEL_NOT_HARMFUL,
         "ada",
@@ -433,10 +438,10 @@ def test_a_pipeline_hears_of_what_is_overruled_in_the_console(tmp_path):
     )
 
 
-# Finding
+# Search
 
 
-def test_trials_are_found_and_searches_kept(tmp_path):
+def test_trials_can_be_searched_and_searches_saved(tmp_path):
     async def work(it):
         await it.tried("a", verdict(H, category="nationality"), words="Blueland go home", namespace="forum")
         await it.tried("b", verdict(N), words="Monday", at=NOON + timedelta(days=3))
@@ -478,22 +483,22 @@ def test_similar_trials_are_found_by_picture_and_by_words(tmp_path):
     assert "the same picture" in page and "the same text" in page
 
 
-def test_pages_go_on_where_the_one_before_ended(tmp_path):
+def test_lists_continue_on_the_next_page(tmp_path):
     async def work(it):
         for number in range(60):
             await it.tried(f"t{number:02}", verdict(U), words=f"word{number:02}", at=NOON + timedelta(minutes=number))
         ada = await it.person("ada")
         found = {}
         for path, most in (("/desk", 3), ("/desk/find", 3)):
-            seen, query = [], ""
+            words, query = [], ""
             for _ in range(most):
                 page = (await ada.get(f"{path}{query}")).text
-                seen += [part[:6] for part in page.split(">word")[1:]]
+                words += [part[:6] for part in page.split(">word")[1:]]
                 onward = re.search(rf'href="{path}(\?[^"]*)" rel="next"', page)
                 if onward is None:
                     break
                 query = onward[1].replace("&amp;", "&")
-            found[path] = [part[:2] for part in seen]
+            found[path] = [part[:2] for part in words]
         return found
 
     found = play(tmp_path, work)
@@ -501,7 +506,7 @@ def test_pages_go_on_where_the_one_before_ended(tmp_path):
     assert found["/desk/find"] == [f"{number:02}" for number in reversed(range(60))]
 
 
-def test_the_list_stays_where_it_was_while_its_cases_are_worked_on(tmp_path):
+def test_the_list_keeps_its_place_while_its_cases_are_reviewed(tmp_path):
     async def work(it):
         for number in range(60):
             await it.tried(f"u{number:02}", verdict(U), words=f"word{number:02}", at=NOON + timedelta(minutes=number))
@@ -509,23 +514,28 @@ def test_the_list_stays_where_it_was_while_its_cases_are_worked_on(tmp_path):
         ada = await it.person("ada")
         taken = await ada.post("/desk/next", {"why": "LOW_SCORE"})
         page = (await ada.get(taken.headers["location"])).text
-        given = {"label": "HARMFUL", "other_clause": "4", "reason": "r"}
-        decided = await ada.post("/desk/cases/low/review?why=LOW_SCORE", given, page="/desk/cases/low")
+        fields = {"label": "HARMFUL", "other_clause": "4", "reason": "r"}
+        decided = await ada.post("/desk/cases/low/review?why=LOW_SCORE", fields, page="/desk/cases/low")
         onward = re.search(r'href="/desk(\?[^"]*)" rel="next"', (await ada.get("/desk")).text)[1].replace("&amp;", "&")
         second = (await ada.get(f"/desk{onward}")).text
         link = re.search(r'href="(/desk/cases/u55\?[^"]*)"', second)[1].replace("&amp;", "&")
-        beside = said(await ada.get(link))
-        wrong = await ada.get("/desk/cases/u55?why=NONE&urgency=x&after=y")
-        return taken.headers["location"], page, decided.headers["location"], beside, wrong
+        neighbour = said(await ada.get(link))
+        malformed = await ada.get("/desk/cases/u55?why=NONE&urgency=x&after=y")
+        return taken.headers["location"], page, decided.headers["location"], neighbour, malformed
 
-    taken, page, decided, beside, wrong = play(tmp_path, work)
+    taken, page, decided, neighbour, malformed = play(tmp_path, work)
     assert taken == "/desk/cases/low?why=LOW_SCORE" and decided == "/desk/cases/low?why=LOW_SCORE&precedent=none#done"
     assert "the low one" in page and "word00" not in page and 'name="why" value="LOW_SCORE"' in page
-    assert "word55" in beside and "word50" in beside and "word49" not in beside and "From the first case on" in beside
-    assert wrong.status_code == 200 and "word00" in wrong.text, "a wrong address costs nobody a case"
+    assert (
+        "word55" in neighbour
+        and "word50" in neighbour
+        and "word49" not in neighbour
+        and "From the first case on" in neighbour
+    )
+    assert malformed.status_code == 200 and "word00" in malformed.text, "a malformed address does not hide the case"
 
 
-def test_rows_tell_the_words_and_why_and_never_begin_with_an_id(tmp_path):
+def test_rows_show_text_and_reason_and_never_begin_with_an_id(tmp_path):
     async def work(it):
         await it.tried("5b8a3d1f-waits", DOUBTFUL, pixels="1" * 64, words="Ferry\nstaff", namespace="forum")
         await it.tried("5b8a3d1f-sure", verdict(N, score=0.04), pixels="2" * 64, words="Printer\nworks")
@@ -545,16 +555,16 @@ def test_rows_tell_the_words_and_why_and_never_begin_with_an_id(tmp_path):
     assert "no text" in failed and "GONE" in failed and "failed" in failed
     assert "Printer works" in sure and "Not harmful 0.04" in sure
     assert "Ferry staff" in waits and "waits for a review : sides or votes disagree" in waits and "bea has it" in waits
-    assert "armful" not in waits and "0.55" not in waits, "a secret for who may still decide"
+    assert "armful" not in waits and "0.55" not in waits, "hidden from reviewers who may still decide"
     assert "Harmful 0.55" in rows[3] and "sides or votes disagree · low score" in rows[3]
     assert "Ferry staff" in rows[6] and "bea has it" in rows[6] and "0.55" not in rows[6]
 
 
-def test_agreement_is_told(tmp_path):
+def test_agreement_is_shown(tmp_path):
     async def work(it):
         names = "abcdefghijkl"
         for name in names:
-            # Each a meme of its own: several trials of one count as that one.
+            # Separate memes: several trials of one meme count once.
             await it.tried(name, verdict(H, strengths=TIE), words=f"words of {name}")
         ada, bea = await it.person("ada"), await it.person("bea")
         few = ""
@@ -572,10 +582,10 @@ def test_agreement_is_told(tmp_path):
     assert "0 reviews of 0 memes" in drawn
 
 
-# Who may do what
+# Permissions
 
 
-def test_each_page_is_for_its_role_and_its_namespaces(tmp_path):
+def test_each_page_checks_role_and_namespace(tmp_path):
     reading = ("/desk", "/desk/agreement", "/desk/cases/a", "/desk/find", "/desk/cases/a/similar")
     doing = ("take", "renew", "release", "see", "review", "opinion", "take-back")
 
@@ -599,7 +609,7 @@ def test_each_page_is_for_its_role_and_its_namespaces(tmp_path):
     assert refused == 403 and last == "VerdictGiven"
 
 
-def test_forms_of_other_sites_change_nothing(tmp_path):
+def test_cross_site_forms_change_nothing(tmp_path):
     async def work(it):
         await it.tried("a", verdict(U))
         ada = await it.person("ada")
@@ -628,33 +638,33 @@ MARKUP = (
 )  # fmt: skip
 
 
-def test_what_strangers_and_reviewers_write_stays_text(tmp_path):
+def test_markup_of_users_and_reviewers_stays_text(tmp_path):
     async def work(it):
-        for number, said_ in enumerate(MARKUP):
-            given = verdict(U, rationale=f"why {said_}")
-            await it.tried(f"t{number}", given, words=f"x {said_}", namespace=said_, description=f"d {said_}")
+        for number, markup in enumerate(MARKUP):
+            doubtful = verdict(U, rationale=f"why {markup}")
+            await it.tried(f"t{number}", doubtful, words=f"x {markup}", namespace=markup, description=f"d {markup}")
         ada, bea = await it.person("ada"), await it.person("bea")
-        for number, said_ in enumerate(MARKUP):
-            await ada.decides(f"t{number}", "HARMFUL", reason=f"r {said_}", other_clause=said_[:200])
-            await ada.post("/desk/searches", {"name": f"s {said_}"[:90], "text": said_})
+        for number, markup in enumerate(MARKUP):
+            await ada.decides(f"t{number}", "HARMFUL", reason=f"r {markup}", other_clause=markup[:200])
+            await ada.post("/desk/searches", {"name": f"s {markup}"[:90], "text": markup})
             at = f"/desk/cases/t{number}"
             await bea.post(f"{at}/take", {"again": "yes"})
-            await bea.post(f"{at}/opinion", {"why": f"o {said_}"}, page=at)
-        each = [f"t{number}" for number in range(len(MARKUP))]
+            await bea.post(f"{at}/opinion", {"why": f"o {markup}"}, page=at)
+        names = [f"t{number}" for number in range(len(MARKUP))]
         of_each = ("/desk/cases/{}", "/desk/cases/{}/similar", "/trials/{}")
-        paths = ["/desk/find", "/desk", *(path.format(name) for path, name in product(of_each, each))]
+        paths = ["/desk/find", "/desk", *(path.format(name) for path, name in product(of_each, names))]
         return [(await person.get(path)).text for person in (ada, bea) for path in paths]
 
     pages = play(tmp_path, work)
     assert len(pages) > 60
     for page in pages:
-        for wrong in ("<script>window", "<script>1", "<img src=x", "' hx-get", "<!--", ">49<"):
-            assert wrong not in page
-        assert not re.search(">[^<]*\u202e", page)  # in the value of a field it stands as it was typed
+        for executable in ("<script>window", "<script>1", "<img src=x", "' hx-get", "<!--", ">49<"):
+            assert executable not in page
+        assert not re.search(">[^<]*\u202e", page)  # in a field's value it stays as typed
     assert any("U+202E" in page for page in pages)
 
 
-def test_a_page_that_is_asked_for_wrongly_is_no_fault_of_ours(tmp_path):
+def test_malformed_requests_are_client_errors(tmp_path):
     async def work(it):
         await it.tried("open")
         root = await it.person("root")
@@ -672,7 +682,7 @@ def test_a_page_that_is_asked_for_wrongly_is_no_fault_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["take", "review"])
-def test_a_trial_without_a_verdict_has_nothing_to_review(tmp_path, part):
+def test_a_trial_without_a_verdict_cannot_be_reviewed(tmp_path, part):
     async def work(it):
         await it.tried("failed", "GONE")
         ada = await it.person("ada")

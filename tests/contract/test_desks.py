@@ -1,4 +1,4 @@
-"""The desk over SQLite and over PostgreSQL, each with two servers' worth of connections at once."""
+"""The review queue over SQLite and over PostgreSQL, each used by two servers at once."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def place(docket_place):
     return place_of(docket_place)
 
 
-def test_two_servers_share_the_queue_the_locks_and_what_is_drawn(place):
+def test_two_servers_share_queue_locks_and_index(place):
     async def work(it):
         other = Docket.open(place)
         theirs = it.another_desk(docket=other)
@@ -55,14 +55,14 @@ def test_two_servers_share_the_queue_the_locks_and_what_is_drawn(place):
         finally:
             await other.close()
 
-    names, mine, queue, found, holds, saved, judgements, alike = play(place, work)
+    names, mine, queue, found, holds, saved, judgements, same_meme = play(place, work)
     assert sorted(names) == [f"t{number:02}" for number in range(12)]
     assert queue == [f"t{number:02}" for number in range(12) if f"t{number:02}" != mine]
-    assert (found, holds, judgements, len(alike)) == (12, H, 1, 11)
+    assert (found, holds, judgements, len(same_meme)) == (12, H, 1, 11)
     assert saved == {"mine": {"text": "home"}}
 
 
-def test_what_the_docket_erases_is_gone_from_the_desk(place):
+def test_erased_trials_vanish_from_the_review_queue(place):
     async def work(it):
         await it.tried("a", verdict(U), words="a very particular text")
         await it.tried("b", verdict(H, strengths=(Strength.WEAK, Strength.WEAK)), words="another")
@@ -82,9 +82,9 @@ def test_what_the_docket_erases_is_gone_from_the_desk(place):
     assert all("particular" not in str(case) and "another" not in str(case) for case in cases)
 
 
-def test_a_docket_of_before_the_desk_gets_its_tables_and_the_desk_what_it_holds(place):
+def test_a_docket_without_review_tables_gets_them_filled(place):
     async def before(it):
-        await it.tried("a", verdict(U), words="kept before there was a desk")
+        await it.tried("a", verdict(U), words="stored before there was a desk")
         await it.reviewed("a", "ada", H)
         await it.tried("b", verdict(U))
         with it.docket.transactions.database.writing() as connection:
@@ -114,7 +114,7 @@ def test_a_docket_of_before_the_desk_gets_its_tables_and_the_desk_what_it_holds(
     assert (waiting, holds) == (["b"], H)
 
 
-def test_what_was_drawn_by_an_earlier_version_is_drawn_again_and_saved_searches_stay(place):
+def test_an_index_of_an_earlier_version_is_rebuilt_and_searches_survive(place):
     old = {"text": "x", "why": "SIDES_DISAGREE"}
 
     async def before(it):
@@ -139,7 +139,7 @@ def test_what_was_drawn_by_an_earlier_version_is_drawn_again_and_saved_searches_
 
 
 def _shape(connection):
-    """Columns and indexes of the desk's tables, as the database has them."""
+    """Returns columns and indexes of the review tables, as the database reports them."""
     if connection.dialect.name == "sqlite":
         made = "SELECT name, sql FROM sqlite_master WHERE name LIKE '%desk%'"
         rows = connection.execute(text(made)).all()

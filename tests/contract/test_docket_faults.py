@@ -1,4 +1,4 @@
-"""What a docket does when processes are killed, and when its database is locked, full or gone."""
+"""A docket whose processes are killed, or whose database is locked, full or gone."""
 
 import asyncio
 import hashlib
@@ -36,64 +36,64 @@ from tests.support.tampering import drawn
 NAME = RequestName("n", "r")
 
 
-def write_on(place, name, pipe):
-    """Holds trials, four at once, until it is killed; says what was acknowledged as soon as it was."""
-    whole = events_of()
+def write_until_killed(place, name, pipe):
+    """Runs trials, four at once, until it is killed; reports each acknowledgement at once."""
+    events = events_of()
 
-    def tell(*word):
+    def report(*word):
         pipe.send_bytes(json.dumps(word).encode())
 
-    async def hold(docket, line):
+    async def run_trials(docket, line):
         for number in itertools.count(line, 4):
             trial = f"{name}-{number}"
             await docket.leases.claim(RequestName("n", trial), payload="p", trial_id=trial, owner=name)
-            tell("claim", trial)
+            report("claim", trial)
             await docket.writer.keep_picture(a_picture(hashlib.sha256(trial.encode()).hexdigest()))
-            tell("picture", trial)
-            for event in whole:
+            report("picture", trial)
+            for event in events:
                 await docket.writer.append(event.model_copy(update={"trial_id": trial}))
-                tell("event", trial, event.seq)
+                report("event", trial, event.seq)
             await asyncio.gather(
                 docket.verdict_keys.put(f"key {trial}", trial), docket.fingerprints.put_fingerprint(trial, b"look")
             )
-            tell("known", trial)
+            report("known", trial)
             await reviewing(docket, trial)
-            tell("reviewed", trial)
+            report("reviewed", trial)
 
     async def main():
         docket = Docket.open(place_of(place))
-        await asyncio.gather(*(hold(docket, line) for line in range(4)))
+        await asyncio.gather(*(run_trials(docket, line) for line in range(4)))
 
     asyncio.run(main())
 
 
-def killed(forks, place, name, chance):
-    """Lets a process write until some moment, kills it, and says what it had acknowledged till then."""
-    ear, mouth = forks.Pipe(duplex=False)
-    process = forks.Process(target=write_on, args=(place, name, mouth))
+def write_and_kill(forks, place, name, chance):
+    """Lets a process write until a random moment, kills it, and returns what it had acknowledged by then."""
+    receiver, sender = forks.Pipe(duplex=False)
+    process = forks.Process(target=write_until_killed, args=(place, name, sender))
     process.start()
-    mouth.close()
-    told = [ear.recv_bytes() for _ in range(chance.randrange(1, 120))]
+    sender.close()
+    messages = [receiver.recv_bytes() for _ in range(chance.randrange(1, 120))]
     time.sleep(chance.random() / 100)
     process.kill()
     try:
         while True:
-            told.append(ear.recv_bytes())
-    except (EOFError, OSError):  # it ended, perhaps in the middle of a word
+            messages.append(receiver.recv_bytes())
+    except (EOFError, OSError):  # it ended, perhaps in the middle of a message
         pass
     process.join()
-    ear.close()
-    return [json.loads(word) for word in told]
+    receiver.close()
+    return [json.loads(message) for message in messages]
 
 
-async def found_wrong(docket):
-    """What `memecourt docket verify` would find; but that trials here have no picture of their own."""
+async def faults_of(docket):
+    """Returns what `memecourt docket verify` reports, except for missing pictures, which trials here never had."""
     report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
-    return {what: count for what, count in report.counts.items() if what != "PICTURE_DIFFERS"}
+    return {fault: count for fault, count in report.counts.items() if fault != "PICTURE_DIFFERS"}
 
 
 def erase_and_die(place, pictures):
-    """Erases a trial, and is killed when its picture is about to go."""
+    """Erases a trial and is killed just before its picture is deleted."""
 
     async def scene(docket):
         await docket.writer.keep_picture(drawn(7))
@@ -106,16 +106,16 @@ def erase_and_die(place, pictures):
     with_docket(place_of(place), scene, pictures=pictures)
 
 
-def test_an_erased_picture_goes_also_where_the_process_was_killed_before_it_did(docket_place, tmp_path, forks):
+def test_an_erased_picture_is_deleted_even_if_the_process_was_killed_before(docket_place, tmp_path, forks):
     process = forks.Process(target=erase_and_die, args=(docket_place, tmp_path / "pictures"))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    assert [*(tmp_path / "pictures").rglob("*.png")], "it was killed before"
+    assert [*(tmp_path / "pictures").rglob("*.png")], "killed before the deletion"
 
     async def scene(docket):
         (line,) = await docket.index.list(limit=9)
-        return line.erased, await found_wrong(docket), (await docket.auditor.audit([])).counts["PICTURE_DIFFERS"]
+        return line.erased, await faults_of(docket), (await docket.auditor.audit([])).counts["PICTURE_DIFFERS"]
 
     assert with_docket(place_of(docket_place), scene, pictures=tmp_path / "pictures") == (True, {}, 0)
     assert not [*(tmp_path / "pictures").rglob("*.png")]
@@ -123,28 +123,28 @@ def test_an_erased_picture_goes_also_where_the_process_was_killed_before_it_did(
 
 @pytest.mark.promise("RE-2", "500 kills each in SQLite and PostgreSQL: 0 acknowledged events lost")
 @pytest.mark.slow
-def test_what_was_acknowledged_survives_sigkill_at_any_moment(docket_place, using, forks):
+def test_acknowledged_writes_survive_sigkill_at_any_moment(docket_place, using, forks):
     kills = 500 if FULL else 15
     chances = [random.Random(time.time_ns() + n) for n in range(kills)]
     # Three at a time: each is killed while others are in the middle of writing.
     with ThreadPoolExecutor(3) as threads:
-        told = list(threads.map(lambda n: killed(forks, docket_place, f"p{n}", chances[n]), range(kills)))
-    acknowledged = [word for words in told for word in words]
+        outcomes = list(threads.map(lambda n: write_and_kill(forks, docket_place, f"p{n}", chances[n]), range(kills)))
+    acknowledged = [word for words in outcomes for word in words]
 
     async def scene(docket):
         lines = {line.trial_id: line for line in await docket.index.list(limit=10**6)}
         records = {trial_id: await docket.trials.record(trial_id) for trial_id in lines}
-        looks = {trial_id for _, trial_id, _ in await docket.fingerprints.fingerprints(0, most=10**6)}
+        fingerprints = {trial_id for _, trial_id, _ in await docket.fingerprints.fingerprints(0, most=10**6)}
         claims = {
             t: await docket.leases.claim_of(RequestName("n", t)) for word, t, *_ in acknowledged if word == "claim"
         }
         keys = {t: await docket.verdict_keys.get(f"key {t}") for word, t, *_ in acknowledged if word == "known"}
         pixels = {t: hashlib.sha256(t.encode()).hexdigest() for word, t, *_ in acknowledged if word == "picture"}
         frames = {trial: await docket.trials.frames(digest) for trial, digest in pixels.items()}
-        return lines, records, looks, claims, keys, frames
+        return lines, records, fingerprints, claims, keys, frames
 
-    lines, records, looks, claims, keys, frames = using(scene)
-    assert not using(found_wrong)  # the whole log, from its entries up to what is signed, and what is drawn from it
+    lines, records, fingerprints, claims, keys, frames = using(scene)
+    assert not using(faults_of)  # the whole log, from its entries to the signature, and all tables derived from it
     for word, trial, *seq in acknowledged:
         if word == "claim":
             assert claims[trial].trial_id == trial
@@ -153,18 +153,18 @@ def test_what_was_acknowledged_survives_sigkill_at_any_moment(docket_place, usin
         elif word == "event":
             assert len(records[trial].events) > seq[0]
         elif word == "known":
-            assert trial in looks
+            assert trial in fingerprints
             assert keys[trial] == (None if records[trial].last(VerdictReviewed) else trial)
         else:
             assert records[trial].last(VerdictReviewed) is not None
     assert {"claim", "picture", "event", "known", "reviewed"} == {word for word, *_ in acknowledged}
-    for trial_id, record in records.items():  # and nothing was written by half
+    for trial_id, record in records.items():  # nothing is half-written
         assert {name: getattr(lines[trial_id], name) for name in shown(record)} == shown(record)
 
 
-async def refused(docket, event):
-    """Everything that writes to the database is refused while it is as it is; what each of them heard."""
-    asked = (
+async def all_writes_refused(docket, event):
+    """Asserts that every write is refused in the database's current state, and returns the messages."""
+    writes = (
         docket.writer.append(event),
         docket.reviews.note_access("t", who="Ruth", what="frame 0", at=NOON),
         docket.eraser.erase("t", who="Ruth", why="asked for", at=NOON),
@@ -174,14 +174,14 @@ async def refused(docket, event):
         docket.fingerprints.put_fingerprint("t", b"look"),
         docket.writer.append(event.model_copy(update={"trial_id": "other", "seq": 0})),
     )
-    heard = await asyncio.gather(*asked, return_exceptions=True)
-    assert [type(error) for error in heard] == [Unavailable] * len(asked), heard
-    assert {error.reason for error in heard} == {"DOCKET_UNAVAILABLE"}
-    return {error.message for error in heard}
+    errors = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(error) for error in errors] == [Unavailable] * len(writes), errors
+    assert {error.reason for error in errors} == {"DOCKET_UNAVAILABLE"}
+    return {error.message for error in errors}
 
 
-async def whole(docket, events):
-    """The docket works as if nothing had been, and holds nothing of what was refused."""
+async def check_recovered(docket, events):
+    """Asserts that the docket works again and that no refused write took effect."""
     assert await docket.leases.claim_of(NAME) is None
     assert await docket.verdict_keys.get("k") is None
     assert await docket.fingerprints.fingerprints(0) == []
@@ -191,22 +191,22 @@ async def whole(docket, events):
     assert (await docket.trials.record("t")).state is TrialState.DECIDED
 
 
-def test_a_locked_file_is_said_to_be_and_works_afterwards(tmp_path):
+def test_a_locked_file_is_reported_and_works_afterwards(tmp_path):
     path, events = tmp_path / "d.sqlite", events_of()
 
     async def scene(docket):
         await append_all(docket, events[:2])
         other = sqlite3.connect(path)
         other.execute("BEGIN IMMEDIATE")
-        (said,) = await refused(docket, events[2])
+        (message,) = await all_writes_refused(docket, events[2])
         other.close()
-        await whole(docket, events[2:])
-        return said
+        await check_recovered(docket, events[2:])
+        return message
 
     assert "writing to it" in with_docket(path, scene, patience=0.2)
 
 
-def test_a_locked_database_is_said_to_be_and_works_afterwards(docket_database):
+def test_a_locked_database_is_reported_and_works_afterwards(docket_database):
     import psycopg
 
     events = events_of()
@@ -216,17 +216,17 @@ def test_a_locked_database_is_said_to_be_and_works_afterwards(docket_database):
         with psycopg.connect(docket_database) as other:
             tables = ("entries", "log", "trials", "pictures", "requests", "servers", "known", "looks")
             other.execute(f"LOCK TABLE {', '.join(f'memecourt_docket.{table}' for table in tables)} IN EXCLUSIVE MODE")
-            (said,) = await refused(docket, events[2])
-            assert len((await docket.trials.record("t")).events) == 2  # reading goes on
-        await whole(docket, events[2:])
-        return said
+            (message,) = await all_writes_refused(docket, events[2])
+            assert len((await docket.trials.record("t")).events) == 2  # reads still work
+        await check_recovered(docket, events[2:])
+        return message
 
     assert "locked" in with_docket(Address(docket_database), scene, patience=0.2)
 
 
 @contextmanager
-def files_of_at_most(size):
-    """No file of this process may grow beyond that; to the database it looks like a disk that is full."""
+def file_size_limit(size):
+    """Limits the file size of this process; to the database it looks like a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -235,17 +235,17 @@ def files_of_at_most(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
+def test_a_full_disk_loses_no_acknowledged_write(tmp_path):
     path, events = tmp_path / "d.sqlite", events_of()
     large = a_picture("1" * 64)
 
     async def scene(docket):
         await append_all(docket, events[:2])
-        with files_of_at_most((tmp_path / "d.sqlite-wal").stat().st_size):
-            await refused(docket, events[2])
+        with file_size_limit((tmp_path / "d.sqlite-wal").stat().st_size):
+            await all_writes_refused(docket, events[2])
             assert len((await docket.trials.record("t")).events) == 2
         await docket.writer.keep_picture(large)
-        await whole(docket, events[2:])
+        await check_recovered(docket, events[2:])
 
     with_docket(path, scene)
     with sqlite3.connect(path) as connection:
@@ -254,14 +254,14 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
     assert len(with_docket(path, lambda docket: docket.trials.record("t")).events) == len(events)
 
 
-def test_where_pictures_lie_may_be_full_or_gone_and_come_back(tmp_path):
+def test_the_picture_folder_may_be_full_or_gone_and_recovers(tmp_path):
     place, large = tmp_path / "d.sqlite-pictures", a_picture("1" * 64)
     large = replace(large, frames=(replace(large.frames[0], png=bytes(50_000)),))
 
     async def scene(docket):
-        with files_of_at_most(10_000), pytest.raises(Unavailable) as full:
+        with file_size_limit(10_000), pytest.raises(Unavailable) as full:
             await docket.writer.keep_picture(large)
-        assert await docket.trials.frames(large.pixels_sha256) == [], "nothing that was written by half"
+        assert await docket.trials.frames(large.pixels_sha256) == [], "no partial write"
         await docket.writer.keep_picture(large)
         place.rename(tmp_path / "elsewhere")
         for ask in (docket.writer.keep_picture(a_picture("2" * 64)), docket.trials.frames(large.pixels_sha256)):
@@ -272,11 +272,11 @@ def test_where_pictures_lie_may_be_full_or_gone_and_come_back(tmp_path):
         assert await docket.trials.frames(large.pixels_sha256) == [bytes(50_000)]
         return {full.value.reason, gone.value.reason}, full.value.message + gone.value.message
 
-    reasons, said = with_docket(tmp_path / "d.sqlite", scene)
-    assert reasons == {"DOCKET_UNAVAILABLE"} and str(tmp_path) not in said
+    reasons, messages = with_docket(tmp_path / "d.sqlite", scene)
+    assert reasons == {"DOCKET_UNAVAILABLE"} and str(tmp_path) not in messages
 
 
-def test_a_database_whose_disk_is_full_loses_nothing_that_was_acknowledged(docket_database):
+def test_a_full_database_disk_loses_no_acknowledged_write(docket_database):
     import psycopg
 
     events = events_of()
@@ -290,29 +290,29 @@ def test_a_database_whose_disk_is_full_loses_nothing_that_was_acknowledged(docke
             tables = ("entries", "pictures", "requests", "servers", "known", "looks")
             for table in tables:
                 other.execute(f"CREATE TRIGGER t BEFORE INSERT ON {table} EXECUTE FUNCTION full_disk()")
-            (said,) = await refused(docket, events[2])
+            (message,) = await all_writes_refused(docket, events[2])
             for table in tables:
                 other.execute(f"DROP TRIGGER t ON {table}")
-        await whole(docket, events[2:])
-        return said
+        await check_recovered(docket, events[2:])
+        return message
 
     assert "disk is full" in with_docket(Address(docket_database), scene)
 
 
-def test_a_file_that_is_gone_is_missed_and_found_again(tmp_path):
+def test_a_missing_docket_file_is_reported_and_found_again(tmp_path):
     path, events = tmp_path / "d.sqlite", events_of()
     files = [tmp_path / f"d.sqlite{end}" for end in ("", "-wal", "-shm")]
 
     async def scene(docket):
         await append_all(docket, events[:2])
         path.rename(tmp_path / "elsewhere")
-        (said,) = await refused(docket, events[2])
+        (message,) = await all_writes_refused(docket, events[2])
         with pytest.raises(Unavailable):
             await docket.trials.record("t")
         assert not path.exists()
         (tmp_path / "elsewhere").rename(path)
         await docket.writer.append(events[2])
-        # Now another file stands in its place, as after a backup was put back.
+        # Another file takes its place, as after restoring a backup.
         with sqlite3.connect(path) as source, sqlite3.connect(tmp_path / "copy") as copy:
             source.backup(copy)
         source.close()
@@ -322,14 +322,14 @@ def test_a_file_that_is_gone_is_missed_and_found_again(tmp_path):
             file.unlink(missing_ok=True)
         shutil.copy(tmp_path / "copy", path)
         assert len((await docket.trials.record("t")).events) == 3
-        await whole(docket, events[3:])
-        return said
+        await check_recovered(docket, events[3:])
+        return message
 
     assert "gone" in with_docket(path, scene)
     assert len(with_docket(path, lambda docket: docket.trials.record("t")).events) == len(events)
 
 
-def test_a_file_that_is_no_docket_any_more_is_refused(tmp_path):
+def test_a_file_that_is_no_longer_a_docket_is_refused(tmp_path):
     path, events = tmp_path / "d.sqlite", events_of()
 
     async def scene(docket):
@@ -342,15 +342,15 @@ def test_a_file_that_is_no_docket_any_more_is_refused(tmp_path):
     with_docket(path, scene)
 
 
-def test_a_database_that_went_away_and_came_back_has_all(postgres_server, docket_database):
+def test_a_database_loses_nothing_by_a_restart(postgres_server, docket_database):
     events = events_of()
 
     async def scene(docket):
         await append_all(docket, events[:2])
-        await docket.trials.record("t")  # so that connections of both kinds are kept
+        await docket.trials.record("t")  # so that the pools hold connections of both kinds
         postgres_server.stop()
         try:
-            (said,) = await refused(docket, events[2])
+            (message,) = await all_writes_refused(docket, events[2])
             with pytest.raises(Unavailable) as unread:
                 await docket.trials.record("t")
             assert unread.value.reason == "DOCKET_UNAVAILABLE"
@@ -359,14 +359,14 @@ def test_a_database_that_went_away_and_came_back_has_all(postgres_server, docket
         finally:
             postgres_server.start()
         assert len((await docket.trials.record("t")).events) == 2
-        await whole(docket, events[2:])
-        return said
+        await check_recovered(docket, events[2:])
+        return message
 
-    said = with_docket(Address(docket_database), scene, patience=0.5)
-    assert "can't be reached" in said and "court" not in said
+    message = with_docket(Address(docket_database), scene, patience=0.5)
+    assert "can't be reached" in message and "court" not in message
 
 
-def test_connections_that_broke_unnoticed_are_replaced(docket_database):
+def test_silently_broken_connections_are_replaced(docket_database):
     import psycopg
 
     events = events_of()
@@ -378,19 +378,19 @@ def test_connections_that_broke_unnoticed_are_replaced(docket_database):
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE pid <> pg_backend_pid() AND application_name = 'memecourt'"
                 )
-            await docket.writer.append(event)  # nobody hears of it
+            await docket.writer.append(event)  # the caller notices nothing
             assert (await docket.trials.record("t")).events[-1] == event
 
     with_docket(Address(docket_database), scene)
 
 
-class Between:
-    """A relay before a PostgreSQL server that breaks connections off where it is told to."""
+class FaultyRelay:
+    """Relays to a PostgreSQL server and breaks connections on request."""
 
-    def __init__(self, directory, instead=lambda: None):
+    def __init__(self, directory, on_break=lambda: None):
         self.server = f"{directory}/.s.PGSQL.5432"
-        self.instead = instead  # what happens before it breaks off
-        self.breaks = []  # "before" or "after": whether the server still gets the word to commit
+        self.on_break = on_break  # called just before the connection is closed
+        self.breaks = []  # "before" or "after": whether the server still receives COMMIT
         self.broke = 0
         self.over = False
 
@@ -418,40 +418,40 @@ class Between:
             server.connect(self.server)
             while not self.over:
                 for ready in select.select([client, server], [], [], 0.05)[0]:
-                    said = ready.recv(65536)
-                    if not said:
+                    data = ready.recv(65536)
+                    if not data:
                         return
-                    if ready is client and b"COMMIT" in said and self.breaks:
+                    if ready is client and b"COMMIT" in data and self.breaks:
                         self.broke += 1
                         if self.breaks.pop(0) == "after":
-                            server.sendall(said)
+                            server.sendall(data)
                             assert server.recv(65536)
-                        self.instead()
+                        self.on_break()
                         return
-                    (server if ready is client else client).sendall(said)
+                    (server if ready is client else client).sendall(data)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_connection_that_breaks_in_the_commit_costs_nothing(docket_database, when):
-    """Whether the server got the word or not: the event is kept, once, and said to be."""
+def test_a_connection_broken_during_commit_loses_nothing(docket_database, when):
+    """If the server received COMMIT or not: the event is stored exactly once and acknowledged."""
     events = events_of()
-    between = Between(docket_database.partition("host=")[2])
+    relay = FaultyRelay(docket_database.partition("host=")[2])
 
     async def scene(docket):
         for event in events:
-            between.breaks.append(when)
+            relay.breaks.append(when)
             await docket.writer.append(event)
-            assert not between.breaks
+            assert not relay.breaks
         return (await docket.trials.record("t")).events
 
-    with between as port:
+    with relay as port:
         address = f"postgresql://court@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
         assert list(with_docket(Address(address), scene)) == events
-    assert between.broke == len(events)
+    assert relay.broke == len(events)
 
 
-def test_a_commit_that_the_database_lost_in_a_crash_is_not_taken_for_kept():
-    """After a crash the numbers of lost transactions are given to others, whose commits say nothing of them."""
+def test_a_commit_lost_in_a_database_crash_is_not_taken_for_stored():
+    """After a crash PostgreSQL reuses ids of lost transactions, whose commit status then says nothing about ours."""
     import psycopg
 
     events = events_of()
@@ -461,36 +461,36 @@ def test_a_commit_that_the_database_lost_in_a_crash_is_not_taken_for_kept():
         with psycopg.connect(server.url(), autocommit=True) as victim:
             os.kill(victim.execute("SELECT pg_backend_pid()").fetchone()[0], signal.SIGKILL)
         others, begun = 0, time.monotonic()
-        while others < 20:  # others write as soon as they can
+        while others < 20:  # other clients write as soon as they can
             try:
                 with psycopg.connect(server.url()) as other:
                     other.execute("SELECT pg_current_xact_id()")
                 others += 1
             except psycopg.OperationalError:
                 if time.monotonic() > begun + 120:
-                    raise  # it has not come back
+                    raise  # the database has not recovered
                 time.sleep(0.05)
 
     async def scene(docket):
         await append_all(docket, events[:2])
-        between.breaks.append("before")
+        relay.breaks.append("before")
         with pytest.raises(Unavailable):
             await docket.writer.append(events[2])
         assert len((await docket.trials.record("t")).events) == 2
-        await whole(docket, events[2:])
+        await check_recovered(docket, events[2:])
 
     try:
-        between = Between(server.url().partition("host=")[2], crash)
-        with between as port:
+        relay = FaultyRelay(server.url().partition("host=")[2], crash)
+        with relay as port:
             address = f"postgresql://court@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
             with_docket(Address(address), scene, patience=10.0)
-        assert between.broke == 1
+        assert relay.broke == 1
     finally:
         server.close()
 
 
-def test_a_server_that_takes_no_changes_is_left_as_soon_as_there_is_another(docket_database):
-    """Where the primary has become another machine, new connections lead there and those that are there do not."""
+def test_a_read_only_server_is_left_as_soon_as_there_is_a_primary(docket_database):
+    """After a failover new connections reach the new primary, but existing ones do not."""
     import psycopg
 
     events = events_of()
@@ -505,17 +505,17 @@ def test_a_server_that_takes_no_changes_is_left_as_soon_as_there_is_another(dock
                     "WHERE pid <> pg_backend_pid() AND application_name = 'memecourt'"
                 )
                 for _ in range(2):
-                    (said,) = await refused(docket, events[2])
+                    (message,) = await all_writes_refused(docket, events[2])
             finally:
                 other.execute("SET default_transaction_read_only = off")
                 other.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
-        await append_all(docket, events[2:])  # and nothing is read before: that makes a connection fit to write here
-        return said
+        await append_all(docket, events[2:])  # no read comes first, which would replace the connection
+        return message
 
     assert "name the primary" in with_docket(Address(docket_database), scene)
 
 
-def test_a_server_that_hangs_while_it_keeps_a_look_does_not_hold_up_records(docket_database):
+def test_a_write_of_a_fingerprint_that_hangs_does_not_delay_records(docket_database):
     import psycopg
 
     events = events_of()
@@ -523,10 +523,10 @@ def test_a_server_that_hangs_while_it_keeps_a_look_does_not_hold_up_records(dock
     async def scene(docket):
         with psycopg.connect(docket_database) as other:
             other.execute("SELECT pg_advisory_xact_lock(hashtext('memecourt.looks'))")
-            look = asyncio.create_task(docket.fingerprints.put_fingerprint("t", b"look"))
+            writing = asyncio.create_task(docket.fingerprints.put_fingerprint("t", b"look"))
             await append_all(docket, events)
-            assert not look.done()
-        await look
+            assert not writing.done()
+        await writing
         return await docket.fingerprints.fingerprints(0)
 
     assert len(with_docket(Address(docket_database), scene)) == 1

@@ -1,4 +1,4 @@
-"""The docket's log, over SQLite and over PostgreSQL: what is appended can be proven, and what is erased is gone."""
+"""The docket's log, over SQLite and PostgreSQL: appended entries can be proven, erased ones are gone."""
 
 import asyncio
 import random
@@ -31,8 +31,8 @@ from tests.support.logs import root_at, verify_consistency
 from tests.unit.test_erasing import Marked
 
 
-async def checked(docket):
-    """All entries of the log, once everything about it has been checked from its entries up."""
+async def checked_log(docket):
+    """Verifies the log from its entries up, and returns entries, roots and key."""
     entries = await docket.log.entries(0, 10**6)
     assert [entry.number for entry in entries] == list(range(await docket.log.size()))
     tree = Frontier()
@@ -49,28 +49,28 @@ async def checked(docket):
     return entries, roots, key
 
 
-def test_what_is_appended_is_one_log_whose_root_is_signed(using):
+def test_all_appends_form_one_log_with_a_signed_root(using):
     async def scene(docket):
         before = await docket.log.checkpoint()
         trials = [events_of(f"t{number}") for number in range(40)]
         await asyncio.gather(*(append_all(docket, events) for events in trials))
         await reviewing(docket, "t3")
         await docket.reviews.note_access("t3", who="Ruth", what="frame 0", at=NOON)
-        return before, await checked(docket), await docket.trials.record("t3"), await entries_of(docket, "t3")
+        return before, await checked_log(docket), await docket.trials.record("t3"), await entries_of(docket, "t3")
 
     before, (entries, _, key), record, own = using(scene)
     assert open_checkpoint(before, [key]).size == 0
-    assert len(entries) > 256, "more than a tile"
+    assert len(entries) > 256, "the log spans more than one tile"
     seqs = [entry.seq for entry in entries if entry.trial_id == "t3" and entry.seq >= 0]
     assert seqs == list(range(len(events_of()) + 1))
     assert [entry.kind for entry in own if entry.seq >= 0] == [event.kind for event in record.events]
     assert own[-1].kind == "PictureShown" and '"who":"Ruth"' in own[-1].body
     assert {entry.kind for entry in own} >= {"PictureShown", PART}
-    again, *_ = using(checked)
+    again, *_ = using(checked_log)
     assert again == entries
 
 
-def test_entries_of_some_kinds_are_read_by_number(using):
+def test_entries_can_be_read_by_kind_and_number(using):
     async def scene(docket):
         for number in range(3):
             await append_all(docket, events_of(f"t{number}"))
@@ -81,7 +81,7 @@ def test_entries_of_some_kinds_are_read_by_number(using):
     assert some == [e for e in every if e.number >= 5 and e.kind in ("VerdictGiven", "TrialOpened")][:2]
 
 
-def test_a_receipt_shows_that_a_verdict_is_in_the_log_and_stays_the_same(using):
+def test_a_receipt_proves_inclusion_and_stays_the_same(using):
     async def scene(docket):
         await append_all(docket, events_of("a"))
         first = await docket.log.receipt("a")
@@ -123,18 +123,18 @@ def append_some(place, owner, trials):
     asyncio.run(main())
 
 
-def test_processes_that_append_at_once_write_one_log(docket_place, using, forks):
+def test_processes_appending_at_once_write_one_log(docket_place, using, forks):
     writers = [forks.Process(target=append_some, args=(docket_place, owner, 12)) for owner in "ABC"]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    entries, *_ = using(checked)
+    entries, *_ = using(checked_log)
     assert sum(entry.kind == "VerdictGiven" for entry in entries) == 36
 
 
-def test_claims_alone_sign_nothing_and_many_appends_are_signed_once(docket_place, monkeypatch):
+def test_claims_are_not_signed_and_concurrent_appends_share_signatures(docket_place, monkeypatch):
     signed = []
 
     class Counting(KeyFile):
@@ -149,15 +149,15 @@ def test_claims_alone_sign_nothing_and_many_appends_are_signed_once(docket_place
             await docket.leases.claim(RequestName("n", f"r{number}"), payload="p", trial_id="t", owner="A")
 
         await asyncio.gather(*(claim(number) for number in range(50)))
-        of_claims = len(signed)
+        by_claims = len(signed)
         opened = events_of()[0]
         await asyncio.gather(
             *(docket.writer.append(opened.model_copy(update={"trial_id": f"t{n}"})) for n in range(200))
         )
-        return of_claims
+        return by_claims
 
     assert with_docket(place_of(docket_place), scene) == 0
-    assert 0 < len(signed) <= 4, "commits, not entries"
+    assert 0 < len(signed) <= 4, "one per commit, not per entry"
 
 
 def test_another_key_is_refused(using, docket_place, tmp_path):
@@ -173,20 +173,20 @@ def test_another_key_is_refused(using, docket_place, tmp_path):
 
     record, lines = using(scene, key=other)
     assert record.verdict is not None and [line.trial_id for line in lines] == ["a"]
-    assert not other.exists(), "a key is made for a docket that has none, and for no other"
-    # A key of its own, of another docket.
+    assert not other.exists(), "a key is generated only for a docket without one"
+    # An existing key, but of another docket.
     with_docket(tmp_path / "another.sqlite", lambda docket: docket.log.sign(), key=other)
     using(scene, key=other)
 
 
 def quoted(event):
-    """The texts of precedents that an event holds."""
+    """Returns the precedents' texts that an event quotes, by id."""
     findings = event.findings
     shown = [*findings.exhibits, findings.nearest_harmful, findings.nearest_benign]
     return {one.id: one.text for one in shown if one is not None}
 
 
-def test_texts_of_precedents_are_kept_once_and_come_back(using):
+def test_texts_of_precedents_are_stored_once_and_restored(using):
     events = events_of("a")
     cited = next(event for event in events if isinstance(event, PrecedentsCited))
     assert any(quoted(cited).values())
@@ -207,16 +207,16 @@ def test_texts_of_precedents_are_kept_once_and_come_back(using):
 
 def test_an_erased_precedent_is_gone_from_every_record_that_quotes_it(using):
     cited = next(event for event in events_of() if isinstance(event, PrecedentsCited))
-    which = next(id_ for id_, text in quoted(cited).items() if text)
+    precedent_id = next(id_ for id_, text in quoted(cited).items() if text)
 
     async def scene(docket):
         await append_all(docket, events_of("a"))
         await append_all(docket, events_of("b"))
-        erased = await docket.eraser.erase_precedent(which, who="Ruth", why="asked for", at=NOON)
+        erased = await docket.eraser.erase_precedent(precedent_id, who="Ruth", why="asked for", at=NOON)
         before = await docket.trials.record("a"), await docket.trials.record("b")
-        # By a server that has not heard of it, or where it was put into a library again.
+        # Appended by a server that does not know of the erasure, or after the precedent was added again.
         await append_all(docket, events_of("c"))
-        again = await docket.eraser.erase_precedent(which, who="Ruth", why="once more", at=NOON)
+        again = await docket.eraser.erase_precedent(precedent_id, who="Ruth", why="once more", at=NOON)
         await append_all(docket, events_of("d"))
         report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
         faults = {fault for fault in report.counts if fault != "PICTURE_DIFFERS"}
@@ -224,7 +224,7 @@ def test_an_erased_precedent_is_gone_from_every_record_that_quotes_it(using):
         bundles = [
             verify_bundle(await docket.auditor.bundle(trial_id), [await docket.log.vkey()]) for trial_id in "abcd"
         ]
-        return erased, again, (*before, *after), faults, bundles, await checked(docket)
+        return erased, again, (*before, *after), faults, bundles, await checked_log(docket)
 
     erased, again, records, faults, bundles, (entries, *_) = using(scene)
     (number,) = erased.numbers
@@ -232,34 +232,36 @@ def test_an_erased_precedent_is_gone_from_every_record_that_quotes_it(using):
     assert (erased.buried, again.buried, again.numbers) == (1, 0, ())
     for record in records:
         (event,) = record.all(PrecedentsCited)
-        assert quoted(event) == {**quoted(cited), which: GONE}
+        assert quoted(event) == {**quoted(cited), precedent_id: GONE}
     assert sum(entry.erased for entry in entries) == 1
     assert not faults and [trial.hidden for trial in bundles] == [1, 1, 0, 0]
 
 
-def test_a_precedent_that_is_erased_while_a_trial_runs_does_not_come_back_with_its_verdict(using):
+def test_a_precedent_erased_during_a_trial_does_not_return_with_the_verdict(using):
     shown = "ab" * 32
 
     async def scene(docket):
-        *before, given = events_of("a")
-        which = PrecedentReading(id="p", supports="neither", picture=shown)
-        ruling = Ruling(harmful_evidence=(), harmless_evidence=(), precedents=(which,), label=given.verdict.label)
-        given = given.model_copy(update={"ruling": ruling})
+        *before, verdict_event = events_of("a")
+        reading = PrecedentReading(id="p", supports="neither", picture=shown)
+        ruling = Ruling(
+            harmful_evidence=(), harmless_evidence=(), precedents=(reading,), label=verdict_event.verdict.label
+        )
+        verdict_event = verdict_event.model_copy(update={"ruling": ruling})
         await append_all(docket, before)
-        await docket.eraser.erase_precedent(which.id, who="Ruth", why="asked for", at=NOON)
-        await docket.writer.append(given)
+        await docket.eraser.erase_precedent(reading.id, who="Ruth", why="asked for", at=NOON)
+        await docket.writer.append(verdict_event)
         record = await docket.trials.record("a")
-        return record.last(VerdictGiven).ruling.precedents[0].picture, await checked(docket)
+        return record.last(VerdictGiven).ruling.precedents[0].picture, await checked_log(docket)
 
     picture, (entries, *_) = using(scene)
     assert picture == GONE
     assert not any(shown in (entry.body or "") for entry in entries)
 
 
-def test_an_erased_trial_is_listed_as_erased_and_nothing_of_it_is_told(using):
+def test_an_erased_trial_is_listed_as_erased_and_reveals_nothing(using):
     picture = a_picture("c" * 64)
 
-    def of(trial_id):
+    def events_with_picture(trial_id):
         opened, *more = events_of(trial_id)
         meme = opened.meme.model_copy(update={"pixels_sha256": picture.pixels_sha256, "content_id": f"post {trial_id}"})
         return [opened.model_copy(update={"meme": meme, "request_id": f"r {trial_id}"}), *more]
@@ -267,7 +269,7 @@ def test_an_erased_trial_is_listed_as_erased_and_nothing_of_it_is_told(using):
     async def scene(docket):
         await docket.writer.keep_picture(picture)
         for trial_id in "ab":
-            await append_all(docket, of(trial_id))
+            await append_all(docket, events_with_picture(trial_id))
             await docket.leases.claim(RequestName("n", trial_id), payload="p", trial_id=trial_id, owner="A")
             await docket.verdict_keys.put(f"k{trial_id}", trial_id)
             await docket.fingerprints.put_fingerprint(trial_id, b"look")
@@ -277,7 +279,7 @@ def test_an_erased_trial_is_listed_as_erased_and_nothing_of_it_is_told(using):
         for ask in (
             docket.trials.record("a"),
             docket.trials.events("a"),
-            docket.writer.append(of("a")[0].model_copy(update={"seq": 99})),
+            docket.writer.append(events_with_picture("a")[0].model_copy(update={"seq": 99})),
             docket.reviews.note_access("a", who="Ruth", what="frame 0", at=NOON),
             reviewing(docket, "a"),
         ):
@@ -297,7 +299,7 @@ def test_an_erased_trial_is_listed_as_erased_and_nothing_of_it_is_told(using):
         }
         assert await docket.log.receipt("a") == receipt
         await docket.eraser.erase("b", who="Ruth", why="asked for", at=NOON)
-        return erased, twice, left, shared, await docket.trials.frames(picture.pixels_sha256), await checked(docket)
+        return erased, twice, left, shared, await docket.trials.frames(picture.pixels_sha256), await checked_log(docket)
 
     erased, twice, left, shared, unshared, (entries, *_) = using(scene)
     assert erased == twice and erased.who == "Ruth"
@@ -310,10 +312,10 @@ def test_an_erased_trial_is_listed_as_erased_and_nothing_of_it_is_told(using):
     assert left["claims"][0] is None and left["claims"][1].trial_id == "b"
     assert left["looks"] == ["b"] and left["labels"] == {"b": Label.HARMFUL}
     assert left["other"].verdict is not None
-    assert shared and not unshared, "the picture goes with the last trial that has it"
+    assert shared and not unshared, "the picture is deleted with its last trial"
 
 
-def test_a_trial_that_runs_while_it_is_erased_is_not_taken_up_again(using):
+def test_a_trial_erased_while_running_is_not_resumed(using):
     async def scene(docket):
         events = events_of("a")
         await append_all(docket, events[:2])
@@ -325,24 +327,24 @@ def test_a_trial_that_runs_while_it_is_erased_is_not_taken_up_again(using):
     assert using(scene) == ([], [])
 
 
-def test_no_query_finds_what_was_erased(using):
-    """In the files of PostgreSQL old rows stay until they are rewritten (docs/docket.md); of SQLite's: test_erasing."""
+def test_no_query_finds_erased_content(using):
+    """PostgreSQL's files keep old rows until rewritten (docs/docket.md); test_erasing checks those of SQLite."""
     meme = Marked(1, random.Random(14))
 
-    def everything(connection):
-        told = []
+    def dump_tables(connection):
+        values_found = []
         for table in (*t.metadata.sorted_tables, *desk_tables.metadata.sorted_tables):
             for row in connection.execute(select(table)).mappings():
                 values = {**row, "body": unpacked(row["body"])} if row.get("body") else row
-                told += [one if isinstance(one, bytes) else str(one).encode() for one in values.values()]
-        return b"\n".join(told)
+                values_found += [one if isinstance(one, bytes) else str(one).encode() for one in values.values()]
+        return b"\n".join(values_found)
 
     async def scene(docket):
         await meme.keep(docket)
         await meme.quoted(docket, "later")
-        before = await docket.auditor.read(everything)
+        before = await docket.auditor.read(dump_tables)
         await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
-        return before, await docket.auditor.read(everything)
+        return before, await docket.auditor.read(dump_tables)
 
     before, after = using(scene)
     named = [trace for trace in meme.traces() if trace.isalnum()]

@@ -1,4 +1,4 @@
-"""Dockets of earlier formats, brought to this one where they stand; and what the database itself guards."""
+"""Migrations of dockets from earlier formats in place, and the protection by database triggers."""
 
 import random
 import shutil
@@ -22,7 +22,7 @@ from serving.docket.store import schema, triggers
 from serving.docket.store import tables as t
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.postgres import SCHEMA
-from tests.contract.test_docket_log import checked
+from tests.contract.test_docket_log import checked_log
 from tests.support.dockets import NOON, append_all, events_of, place_of, random_records, shown, with_docket
 
 FORMAT_2 = """
@@ -54,7 +54,7 @@ CREATE INDEX ix_known_trial_id ON known (trial_id);
 CREATE TABLE looks (
     number {number}, trial_id VARCHAR{c} NOT NULL, look {blob} NOT NULL, {also}UNIQUE (trial_id));
 """
-"""As the version before this one made them."""
+"""The schema as format 2 created it."""
 IN_SQLITE = FORMAT_2.format(c="", blob="BLOB", number="INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT", also="")
 IN_POSTGRES = FORMAT_2.format(
     c=' COLLATE "C"', blob="BYTEA", number="BIGSERIAL NOT NULL", also="PRIMARY KEY (number), "
@@ -87,7 +87,7 @@ def engine_of(url):
 
 @pytest.fixture
 def old_docket(docket_place):
-    """A docket of format 2 with nothing in it: its place, and an engine to put something there."""
+    """An empty docket of format 2: yields an engine to fill it."""
     named = Address.named_by(docket_place)
     engine = (postgres_of_format_2 if named else sqlite_of_format_2)(docket_place)
     yield engine
@@ -103,10 +103,10 @@ def fill(engine, trials):
             row = trial_row(events[0])
             for event in events:
                 row |= trial_change(event)
-                kept = {"t": event.trial_id, "s": event.seq, "k": event.kind, "at": t.stamp(event.at)}
+                values = {"t": event.trial_id, "s": event.seq, "k": event.kind, "at": t.stamp(event.at)}
                 connection.execute(
                     text("INSERT INTO events VALUES (:t, :s, :k, :at, :body)"),
-                    {**kept, "body": event.model_dump_json()},
+                    {**values, "body": event.model_dump_json()},
                 )
             for column in ("namespace", "content_id", "request_id"):
                 row[column] = name.process_bind_param(row[column], engine.dialect)
@@ -120,12 +120,12 @@ def fill(engine, trials):
                 connection.execute(text("INSERT INTO pictures VALUES (:pixels, :place, :png)"), row)
 
 
-def test_a_docket_of_format_2_is_upgraded_where_it_stands(old_docket, using, monkeypatch):
+def test_a_docket_of_format_2_is_upgraded_in_place(old_docket, using, monkeypatch):
     monkeypatch.setattr("serving.docket.store.schema.CHUNK", 11)
     trials = [*random_records(random.Random(3), 60, NOON), events_of("a")]
     fill(old_docket, trials)
 
-    async def look(docket):
+    async def read_all(docket):
         lines = {line.trial_id: line for line in await docket.index.list(limit=999)}
         records = {trial_id: await docket.trials.record(trial_id) for trial_id in lines}
         frames = [await docket.trials.frames(pixels) for pixels in "pq"]
@@ -137,14 +137,14 @@ def test_a_docket_of_format_2_is_upgraded_where_it_stands(old_docket, using, mon
             await docket.verdict_keys.get("k"),
             await docket.fingerprints.fingerprints(0),
             receipt,
-            await checked(docket),
+            await checked_log(docket),
         )
 
-    seen = [using(look, create=False) for _ in range(2)]
-    assert seen[0] == seen[1], "once upgraded, and once found to be"
-    lines, records, frames, known, looks, _, (entries, *_) = seen[0]
+    contents = [using(read_all, create=False) for _ in range(2)]
+    assert contents[0] == contents[1], "the second opening finds it upgraded"
+    lines, records, frames, known, fingerprints, _, (entries, *_) = contents[0]
     assert frames == [[b"p0", b"p1"], [b"q0", b"q1"]]
-    assert known == "a" and [(trial, look) for _, trial, look in looks] == [("a", b"look")]
+    assert known == "a" and [(trial, fingerprint) for _, trial, fingerprint in fingerprints] == [("a", b"look")]
     assert len(lines) == 61
     for events in trials:
         record = TrialRecord.of(events)
@@ -154,13 +154,13 @@ def test_a_docket_of_format_2_is_upgraded_where_it_stands(old_docket, using, mon
     logged = [entry for entry in entries if entry.seq >= 0]
     assert [entry.at for entry in logged] == sorted(entry.at for entry in logged)
     using(lambda docket: append_all(docket, events_of("new")), create=False)
-    assert len(using(checked)[0]) > len(entries)
+    assert len(using(checked_log)[0]) > len(entries)
 
 
 def test_an_upgraded_docket_has_the_tables_and_triggers_of_a_new_one(old_docket, docket_place, using):
-    """And new ones those that :mod:`serving.docket.store.tables` says."""
+    """A new one has exactly the tables of :mod:`serving.docket.store.tables`."""
 
-    def looked_at():
+    def current_schema():
         with old_docket.connect() as connection:
             all_of_them = [t.metadata, desk_tables.metadata]
             known = {name for metadata in all_of_them for name in metadata.tables}
@@ -168,13 +168,13 @@ def test_an_upgraded_docket_has_the_tables_and_triggers_of_a_new_one(old_docket,
             context = MigrationContext.configure(connection, opts={**options, "compare_type": True})
             differences = compare_metadata(context, all_of_them)
             if connection.dialect.name == "sqlite":
-                laid = connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
+                installed = connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
             else:
-                laid = connection.execute(text("SELECT tgname FROM pg_trigger WHERE NOT tgisinternal"))
-            return differences, {name for (name,) in laid}
+                installed = connection.execute(text("SELECT tgname FROM pg_trigger WHERE NOT tgisinternal"))
+            return differences, {name for (name,) in installed}
 
     using(lambda docket: docket.log.size())
-    upgraded = looked_at()
+    upgraded = current_schema()
     if old_docket.dialect.name == "sqlite":
         old_docket.dispose()
         Path(docket_place).unlink()
@@ -182,7 +182,7 @@ def test_an_upgraded_docket_has_the_tables_and_triggers_of_a_new_one(old_docket,
         with old_docket.begin() as connection:
             connection.execute(text(f"DROP SCHEMA {SCHEMA} CASCADE"))
     using(lambda docket: docket.log.size())
-    assert upgraded == looked_at()
+    assert upgraded == current_schema()
     assert upgraded[0] == []
     assert {name.partition("_")[0] for name in upgraded[1]} == set(triggers.TABLES)
 
@@ -204,27 +204,27 @@ REFUSED = (
 ALLOWED = ("UPDATE entries SET salt = NULL, body = NULL WHERE number = 1", "UPDATE log SET size = size + 1")
 
 
-def all_refused(engine, also=()):
-    """Each statement, alone, by the database itself."""
+def check_all_refused(engine, also=()):
+    """Asserts that the database itself refuses each statement."""
     for statement in (*REFUSED, *also):
         with pytest.raises(DatabaseError, match="what was logged stays as it is"), engine.begin() as connection:
             connection.execute(text(statement))
 
 
-def test_the_database_itself_refuses_to_alter_what_was_logged(using, docket_place):
+def test_the_database_refuses_to_alter_logged_entries(using, docket_place):
     using(lambda docket: append_all(docket, events_of("a")))
     postgres = Address.named_by(docket_place)
     engine = engine_of(docket_place) if postgres else create_engine(f"sqlite:///{docket_place}")
-    all_refused(engine, [f"TRUNCATE {table}" for table in triggers.TABLES] if postgres else ())
-    using(checked)
+    check_all_refused(engine, [f"TRUNCATE {table}" for table in triggers.TABLES] if postgres else ())
+    using(checked_log)
     with engine.begin() as connection:
         for statement in ALLOWED:
             assert connection.execute(text(statement)).rowcount == 1
     engine.dispose()
 
 
-def test_triggers_stand_after_a_migration_that_makes_a_table_anew(tmp_path, monkeypatch):
-    """Alembic's batch mode copies a table, drops it, and with it its triggers."""
+def test_triggers_survive_a_migration_that_recreates_tables(tmp_path, monkeypatch):
+    """Alembic's batch mode copies a table and drops the old one together with its triggers."""
     path = tmp_path / "d.sqlite"
     with_docket(path, lambda docket: append_all(docket, events_of("a")))
     steps = tmp_path / "migrations"
@@ -237,23 +237,23 @@ def test_triggers_stand_after_a_migration_that_makes_a_table_anew(tmp_path, monk
         "            pass\n"
     )
     engine = create_engine(f"sqlite:///{path}")
-    laid = []
-    monkeypatch.setattr(schema.triggers, "lay", lambda connection, _: laid.append(connection))
+    requests = []
+    monkeypatch.setattr(schema.triggers, "lay", lambda connection, _: requests.append(connection))
     monkeypatch.setattr(schema, "MIGRATIONS", steps)
     with engine.connect() as connection:
         schema.upgrade(connection, t.FORMAT, to=t.FORMAT + 1)
         found = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'trigger'")).scalar_one()
         connection.rollback()
-    assert laid and found == 0, "they were lost, and asked for again"
+    assert requests and found == 0, "they were lost, and are requested again"
     monkeypatch.undo()
     monkeypatch.setattr(schema, "MIGRATIONS", steps)
     with engine.begin() as connection:
         schema.upgrade(connection, t.FORMAT, to=t.FORMAT + 1)
-    all_refused(engine)
+    check_all_refused(engine)
     engine.dispose()
 
 
-def test_an_event_that_can_not_be_read_stops_the_upgrade_and_leaves_the_docket_as_it_was(old_docket, using):
+def test_an_unreadable_event_stops_the_upgrade_and_changes_nothing(old_docket, using):
     trials = random_records(random.Random(4), 9, NOON)
     fill(old_docket, trials)
     with old_docket.begin() as connection:
@@ -266,11 +266,11 @@ def test_an_event_that_can_not_be_read_stops_the_upgrade_and_leaves_the_docket_a
     assert "entries" not in tables and count == sum(map(len, trials))
 
 
-def test_keys_are_made_once_and_kept_from_others(tmp_path):
+def test_a_key_is_generated_once_and_is_private(tmp_path):
     path = tmp_path / "docket.key"
     with ThreadPoolExecutor(8) as threads:
         made = {str(key.verifier) for key in threads.map(lambda _: KeyFile(path)(""), range(16))}
-    assert len(made) == 1, "of all who make one at once, one stands"
+    assert len(made) == 1, "concurrent generation yields a single key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [*tmp_path.iterdir()] == [path]
     (known,) = made
@@ -285,12 +285,12 @@ def test_keys_are_made_once_and_kept_from_others(tmp_path):
         assert refused.value.reason == "DOCKET_KEY" and str(tmp_path) not in refused.value.message
 
 
-def test_the_format_of_a_docket_can_be_asked_for_without_opening_it(docket_place, using):
+def test_the_format_of_a_docket_can_be_read_without_opening_it(docket_place, using):
     place = place_of(docket_place)
     assert stored_format(place) is None
 
-    async def nothing(_):
+    async def do_nothing(_):
         return None
 
-    using(nothing)
+    using(do_nothing)
     assert stored_format(place) == t.FORMAT

@@ -1,4 +1,4 @@
-"""The contract of memecourt.v1.Docket, through a real channel, over a docket in SQLite and one in PostgreSQL."""
+"""The contract of memecourt.v1.Docket over a real channel, with dockets in SQLite and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ UNDECIDED = Verdict(
 )
 
 
-class Noted:
-    """Counts the reviews that telemetry is told of."""
+class ReviewCounter:
+    """Records the outcomes of reviews reported to telemetry."""
 
     def __init__(self) -> None:
         self.outcomes: list[ReviewOutcome] = []
@@ -91,7 +91,7 @@ class Scene:
     docket: Any
     service: DocketService
     channel: grpc.aio.Channel
-    told: list[ReviewOutcome]
+    counted: list[ReviewOutcome]
     overruled: list[str]
 
     def __post_init__(self) -> None:
@@ -107,32 +107,36 @@ class Scene:
         text: str = "a tame text",
         procedure: Procedure = Procedure.SUMMARY,
     ) -> str:
-        """Keeps a trial that ended in a verdict, failed for a reason, or (None) is open."""
+        """Stores a trial that ended in a verdict, failed for a reason, or is open (None)."""
         trial_id = trial_id or str(uuid.uuid4())
         for event in a_trial(trial_id, at=at, namespace=namespace, end=end, text=text, procedure=procedure):
             await self.docket.writer.append(event)
         return trial_id
 
-    async def listed(self, caller: str = "", size: int = 0, **asked: Any) -> list[wire.TrialSummary]:
-        """All pages of a listing."""
+    async def listed(self, caller: str = "", size: int = 0, **filters: Any) -> list[wire.TrialSummary]:
+        """Returns all pages of a listing."""
         found: list[wire.TrialSummary] = []
         token = ""
         while True:
-            request = wire.ListTrialsRequest(page_size=size, page_token=token, filter=wire.TrialFilter(**asked))
+            request = wire.ListTrialsRequest(page_size=size, page_token=token, filter=wire.TrialFilter(**filters))
             page = await self.stub.ListTrials(request, timeout=TIMEOUT, metadata=by(caller))
             found += page.trials
             token = page.next_page_token
             if not token:
                 return found
 
-    async def exported(self, caller: str = "", **asked: Any) -> list[wire.Trial]:
-        request = wire.ExportTrialsRequest(filter=wire.TrialFilter(**asked))
+    async def exported(self, caller: str = "", **filters: Any) -> list[wire.Trial]:
+        request = wire.ExportTrialsRequest(filter=wire.TrialFilter(**filters))
         call = self.stub.ExportTrials(request, timeout=TIMEOUT, metadata=by(caller))
         return [one.trial async for one in call]
 
-    async def reviewed(self, trial_id: str, caller: str = "", **asked: Any) -> wire.TrialSummary:
-        given = {"outcome": wire.REVIEW_OUTCOME_UPHELD, "reason": "It is right.", "reviewer": "" if caller else "bea"}
-        request = wire.ReviewVerdictRequest(trial_id=trial_id, **{**given, **asked})
+    async def reviewed(self, trial_id: str, caller: str = "", **fields: Any) -> wire.TrialSummary:
+        defaults = {
+            "outcome": wire.REVIEW_OUTCOME_UPHELD,
+            "reason": "It is right.",
+            "reviewer": "" if caller else "bea",
+        }
+        request = wire.ReviewVerdictRequest(trial_id=trial_id, **{**defaults, **fields})
         return (await self.stub.ReviewVerdict(request, timeout=TIMEOUT, metadata=by(caller))).summary
 
 
@@ -169,13 +173,13 @@ def a_trial(
 @asynccontextmanager
 async def a_scene(place: Path | Address, *, docket: Any = None) -> AsyncIterator[Scene]:
     docket = docket or Docket.open(place)
-    noted = Noted()
+    counter = ReviewCounter()
     overruled: list[str] = []
-    service = DocketService(noted, memory=ReceiveBudget(64 * 2**20, 20.0))  # type: ignore[arg-type]
+    service = DocketService(counter, memory=ReceiveBudget(64 * 2**20, 20.0))  # type: ignore[arg-type]
     service.open(SimpleNamespace(docket=docket), overruled.append)  # type: ignore[arg-type]
     try:
         async with a_channel(service.handler(), callers=CALLERS) as channel:
-            yield Scene(docket, service, channel, noted.outcomes, overruled)
+            yield Scene(docket, service, channel, counter.outcomes, overruled)
         await service.empty(5)
     finally:
         await docket.close()
@@ -210,15 +214,15 @@ def stamp(at: datetime, nanos: int = 0) -> Timestamp:
     return stamped
 
 
-def test_a_trial_comes_with_all_of_its_events(place: Path | Address) -> None:
+def test_a_trial_is_returned_with_all_its_events(place: Path | Address) -> None:
     async def work(it: Scene) -> wire.Trial:
         await it.tried("t-1", namespace="forum", procedure=Procedure.FULL, text="Mondays – à la carte \N{CAT FACE}")
         return (await it.stub.GetTrial(wire.GetTrialRequest(trial_id="t-1"), timeout=TIMEOUT)).trial
 
     trial = play(place, work)
-    kept = a_trial("t-1", namespace="forum", procedure=Procedure.FULL, text="Mondays – à la carte \N{CAT FACE}")
-    assert [parse_event(event.json) for event in trial.events] == kept
-    assert [(e.trial_id, e.seq, e.kind) for e in trial.events] == [(e.trial_id, e.seq, e.kind) for e in kept]
+    stored = a_trial("t-1", namespace="forum", procedure=Procedure.FULL, text="Mondays – à la carte \N{CAT FACE}")
+    assert [parse_event(event.json) for event in trial.events] == stored
+    assert [(e.trial_id, e.seq, e.kind) for e in trial.events] == [(e.trial_id, e.seq, e.kind) for e in stored]
     assert all(event.at.ToDatetime(UTC) == AT for event in trial.events)
     summary = trial.summary
     assert summary.opened_at.ToDatetime(UTC) == AT
@@ -240,7 +244,7 @@ def test_a_trial_without_a_verdict_has_no_label(place: Path | Address) -> None:
         return [sorted(found, key=lambda one: one.trial_id) for found in (got, await it.listed())]
 
     got, listed = play(place, work)
-    assert got == listed  # the record tells the same as the listing
+    assert got == listed  # the record agrees with the listing
     failed, opened, undecided = got
     assert (opened.state, opened.label) == (wire.TRIAL_STATE_OPEN, wire.LABEL_UNSPECIFIED)
     assert (failed.state, failed.label) == (wire.TRIAL_STATE_FAILED, wire.LABEL_UNSPECIFIED)
@@ -249,8 +253,8 @@ def test_a_trial_without_a_verdict_has_no_label(place: Path | Address) -> None:
     assert undecided.needs_human_review and not failed.needs_human_review
 
 
-def test_paging_loses_and_doubles_none_while_new_ones_come_in(place: Path | Address) -> None:
-    """Five hundred trials of one moment; others of the same moment, of later ones and of earlier ones come in."""
+def test_paging_neither_skips_nor_repeats_trials_while_new_ones_arrive(place: Path | Address) -> None:
+    """Five hundred trials of one moment, while trials of the same, later and earlier moments are added."""
 
     async def work(it: Scene) -> tuple[list[str], list[str], list[int]]:
         ids = [str(uuid.uuid4()) for _ in range(500)]
@@ -267,7 +271,7 @@ def test_paging_loses_and_doubles_none_while_new_ones_come_in(place: Path | Addr
             if page < 40:
                 for at in (AT, AT + timedelta(seconds=page), AT + timedelta(microseconds=1)):
                     await it.docket.writer.append(a_trial(str(uuid.uuid4()), at=at)[0])
-        raise AssertionError("there is no end")
+        raise AssertionError("paging never ended")
 
     ids, seen, sizes = play(place, work)
     assert len(seen) == len(set(seen))
@@ -275,19 +279,19 @@ def test_paging_loses_and_doubles_none_while_new_ones_come_in(place: Path | Addr
     assert set(sizes[:-1]) == {7} and 1 <= sizes[-1] <= 7
 
 
-def test_pages_end_where_there_are_no_more(sqlite: Path) -> None:
+def test_the_last_page_has_no_next_token(sqlite: Path) -> None:
     async def work(it: Scene) -> list[tuple[int, bool]]:
-        told = []
+        pages = []
         for count in range(4):
             page = await it.stub.ListTrials(wire.ListTrialsRequest(page_size=2), timeout=TIMEOUT)
-            told.append((len(page.trials), bool(page.next_page_token)))
+            pages.append((len(page.trials), bool(page.next_page_token)))
             await it.tried(at=AT + timedelta(seconds=count))
-        return told
+        return pages
 
     assert play(sqlite, work) == [(0, False), (1, False), (2, False), (2, True)]
 
 
-def test_a_page_has_fifty_unless_asked_otherwise_and_at_most_a_thousand(sqlite: Path) -> None:
+def test_page_size_is_fifty_by_default_and_at_most_a_thousand(sqlite: Path) -> None:
     async def work(it: Scene) -> tuple[list[int], list[Refusal]]:
         await asyncio.gather(*(it.docket.writer.append(a_trial(str(n))[0]) for n in range(60)))
         sizes = [
@@ -304,27 +308,27 @@ def test_a_page_has_fifty_unless_asked_otherwise_and_at_most_a_thousand(sqlite: 
     assert [one.said for one in refusals] == [("INVALID_ARGUMENT", "OUT_OF_RANGE", "page_size")] * 2
 
 
-def forged(which: Any, said: bytes) -> str:
-    """A token sealed like ours: the seal needs no key."""
+def forged_token(filter_digest: Any, content: bytes) -> str:
+    """Returns a token sealed like the server's: the seal needs no key."""
     from serving.rpc.listings import _seal
 
-    return base64.urlsafe_b64encode(_seal(said, which) + said).decode().rstrip("=")
+    return base64.urlsafe_b64encode(_seal(content, filter_digest) + content).decode().rstrip("=")
 
 
-def test_a_page_token_that_is_altered_or_of_another_filter_is_refused(sqlite: Path) -> None:
+def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite: Path) -> None:
     harmful = wire.TrialFilter(labels=[wire.LABEL_HARMFUL])
 
     async def work(it: Scene) -> list[Refusal]:
         for number in range(5):
             await it.tried(at=AT + timedelta(seconds=number))
 
-        async def page(token: str, asked: wire.TrialFilter = harmful) -> wire.ListTrialsResponse:
-            request = wire.ListTrialsRequest(page_size=2, page_token=token, filter=asked)
+        async def page(token: str, trial_filter: wire.TrialFilter = harmful) -> wire.ListTrialsResponse:
+            request = wire.ListTrialsRequest(page_size=2, page_token=token, filter=trial_filter)
             answer: wire.ListTrialsResponse = await it.stub.ListTrials(request, timeout=TIMEOUT)
             return answer
 
         token = (await page("")).next_page_token
-        assert (await page(token)) == (await page(token)) != (await page(""))  # it can be used again
+        assert (await page(token)) == (await page(token)) != (await page(""))  # a token can be used again
         draw = random.Random(1)
         altered = []
         for place in range(len(token)):
@@ -332,22 +336,22 @@ def test_a_page_token_that_is_altered_or_of_another_filter_is_refused(sqlite: Pa
             altered.append(token[:place] + sign + token[place + 1 :])
             altered.append(token[:place])
         altered += [token + "A", token + "=", "x", "\N{CAT FACE}", " " + token, "x" * 1000]
-        which = which_of(harmful)
+        filter_digest = which_of(harmful)
         altered += [
-            forged(which, said)
-            for said in (b"", b"1", b"[1]", b"[1,2]", b'["x","y"]', b"[1e999,\"y\"]", b'[9e99,"y"]', b'[1,"\\u0000"]',
+            forged_token(filter_digest, raw)
+            for raw in (b"", b"1", b"[1]", b"[1,2]", b'["x","y"]', b"[1e999,\"y\"]", b'[9e99,"y"]', b'[1,"\\u0000"]',
                          b'[1,"\\ud800"]', b"\xff", b"[[1],\"y\"]", b"null")
         ]  # fmt: skip
         refusals = [await refused(page(one)) for one in altered if one not in ("", token)]
         others = (wire.TrialFilter(), wire.TrialFilter(labels=[wire.LABEL_HARMFUL], namespace=""))
-        return refusals + [await refused(page(token, asked)) for asked in others]
+        return refusals + [await refused(page(token, trial_filter)) for trial_filter in others]
 
     refusals = play(sqlite, work)
     assert len(refusals) > 60
     assert {one.said for one in refusals} == {("INVALID_ARGUMENT", "BAD_PAGE_TOKEN", "page_token")}
 
 
-def test_a_page_token_is_good_at_every_server_of_the_docket(sqlite: Path) -> None:
+def test_a_page_token_is_valid_at_every_server_of_the_docket(sqlite: Path) -> None:
     async def first(it: Scene) -> str:
         for number in range(3):
             await it.tried(f"t-{number}", at=AT + timedelta(seconds=number))
@@ -362,27 +366,27 @@ def test_a_page_token_is_good_at_every_server_of_the_docket(sqlite: Path) -> Non
     assert play(sqlite, second) == ["t-0"]
 
 
-def test_what_a_token_says_comes_back() -> None:
-    which = which_of(wire.TrialFilter(reviewed=False))
+def test_page_tokens_round_trip() -> None:
+    filter_digest = which_of(wire.TrialFilter(reviewed=False))
     for place in ((AT, "x"), (datetime(1970, 1, 1, tzinfo=UTC), "y" * 200), (datetime.max.replace(tzinfo=UTC), "z")):
-        assert place_of(token_of(place, which), which) == place
+        assert place_of(token_of(place, filter_digest), filter_digest) == place
 
 
-def lets_through(asked: wire.TrialFilter, one: wire.TrialSummary) -> bool:
-    """The contract of a filter, in the plainest words."""
-    opened = one.opened_at.ToNanoseconds()
+def matches(trial_filter: wire.TrialFilter, summary: wire.TrialSummary) -> bool:
+    """Implements the filter's contract in the simplest way."""
+    opened = summary.opened_at.ToNanoseconds()
     return (
-        (not asked.labels or one.label in asked.labels)
-        and (not asked.states or one.state in asked.states)
-        and (not asked.HasField("opened_from") or opened >= asked.opened_from.ToNanoseconds())
-        and (not asked.HasField("opened_until") or opened < asked.opened_until.ToNanoseconds())
-        and (not asked.HasField("reviewed") or one.HasField("review") == asked.reviewed)
-        and (not asked.HasField("needs_review") or one.needs_human_review == asked.needs_review)
-        and (not asked.HasField("namespace") or one.content.namespace == asked.namespace)
+        (not trial_filter.labels or summary.label in trial_filter.labels)
+        and (not trial_filter.states or summary.state in trial_filter.states)
+        and (not trial_filter.HasField("opened_from") or opened >= trial_filter.opened_from.ToNanoseconds())
+        and (not trial_filter.HasField("opened_until") or opened < trial_filter.opened_until.ToNanoseconds())
+        and (not trial_filter.HasField("reviewed") or summary.HasField("review") == trial_filter.reviewed)
+        and (not trial_filter.HasField("needs_review") or summary.needs_human_review == trial_filter.needs_review)
+        and (not trial_filter.HasField("namespace") or summary.content.namespace == trial_filter.namespace)
     )
 
 
-def test_filters_let_through_what_they_ask_for(place: Path | Address) -> None:
+def test_filters_return_exactly_the_matching_trials(place: Path | Address) -> None:
     async def work(it: Scene) -> int:
         draw = random.Random(7)
         for number in range(40):
@@ -402,25 +406,29 @@ def test_filters_let_through_what_they_ask_for(place: Path | Address) -> None:
         )
         hits = 0
         for _ in range(40):
-            asked = wire.TrialFilter(
+            trial_filter = wire.TrialFilter(
                 labels=draw.sample([1, 2, 3], draw.choice((0, 0, 1, 2))),  # type: ignore[arg-type]
                 states=draw.sample([1, 2, 3], draw.choice((0, 0, 1, 2))),  # type: ignore[arg-type]
             )
             if draw.random() < 0.3:
-                asked.opened_from.CopyFrom(stamp(AT + timedelta(microseconds=draw.randrange(8)), draw.choice((0, 1))))
+                trial_filter.opened_from.CopyFrom(
+                    stamp(AT + timedelta(microseconds=draw.randrange(8)), draw.choice((0, 1)))
+                )
             if draw.random() < 0.3:
-                asked.opened_until.CopyFrom(stamp(AT + timedelta(microseconds=draw.randrange(8)), draw.choice((0, 1))))
+                trial_filter.opened_until.CopyFrom(
+                    stamp(AT + timedelta(microseconds=draw.randrange(8)), draw.choice((0, 1)))
+                )
             for field in ("reviewed", "needs_review"):
                 if draw.random() < 0.3:
-                    setattr(asked, field, draw.random() < 0.5)
+                    setattr(trial_filter, field, draw.random() < 0.5)
             if draw.random() < 0.3:
-                asked.namespace = draw.choice(("", "forum", "elsewhere"))
-            expected = [one.trial_id for one in everything if lets_through(asked, one)]
-            request = wire.ListTrialsRequest(page_size=1000, filter=asked)
+                trial_filter.namespace = draw.choice(("", "forum", "elsewhere"))
+            expected = [one.trial_id for one in everything if matches(trial_filter, one)]
+            request = wire.ListTrialsRequest(page_size=1000, filter=trial_filter)
             found = (await it.stub.ListTrials(request, timeout=TIMEOUT)).trials
-            assert [one.trial_id for one in found] == expected, asked
-            call = it.stub.ExportTrials(wire.ExportTrialsRequest(filter=asked), timeout=TIMEOUT)
-            assert [one.trial.summary async for one in call] == list(reversed(found)), asked
+            assert [one.trial_id for one in found] == expected, trial_filter
+            call = it.stub.ExportTrials(wire.ExportTrialsRequest(filter=trial_filter), timeout=TIMEOUT)
+            assert [one.trial.summary async for one in call] == list(reversed(found)), trial_filter
             hits += len(expected)
         return hits
 
@@ -428,7 +436,7 @@ def test_filters_let_through_what_they_ask_for(place: Path | Address) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("filters", "expected"),
     [
         ({"labels": [0]}, ("INVALID_ARGUMENT", "UNKNOWN_VALUE", "filter.labels")),
         ({"labels": [1, 99]}, ("INVALID_ARGUMENT", "UNKNOWN_VALUE", "filter.labels")),
@@ -441,14 +449,14 @@ def test_filters_let_through_what_they_ask_for(place: Path | Address) -> None:
         ({"namespace": "x\0"}, ("INVALID_ARGUMENT", "FIELD_HOLDS_NUL", "filter.namespace")),
     ],
 )
-def test_a_filter_that_means_nothing_is_refused(sqlite: Path, asked: dict[str, Any], said: tuple[str, ...]) -> None:
+def test_invalid_filters_are_refused(sqlite: Path, filters: dict[str, Any], expected: tuple[str, ...]) -> None:
     async def work(it: Scene) -> list[Refusal]:
-        return [await refused(it.listed(**asked)), await refused(it.exported(**asked))]
+        return [await refused(it.listed(**filters)), await refused(it.exported(**filters))]
 
-    assert [one.said for one in play(sqlite, work)] == [said, said]
+    assert [one.said for one in play(sqlite, work)] == [expected, expected]
 
 
-def test_the_first_and_the_last_moment_there_is_are_taken(place: Path | Address) -> None:
+def test_the_earliest_and_the_latest_timestamp_are_accepted(place: Path | Address) -> None:
     ever = {
         "opened_from": Timestamp(seconds=-62_135_596_800),
         "opened_until": Timestamp(seconds=253_402_300_799, nanos=999_999_999),
@@ -457,13 +465,13 @@ def test_the_first_and_the_last_moment_there_is_are_taken(place: Path | Address)
     async def work(it: Scene) -> list[int]:
         await it.tried("t-1")
         none = {"opened_from": ever["opened_until"], "opened_until": ever["opened_from"]}
-        return [len(await it.listed(**asked)) for asked in (ever, none)]  # type: ignore[arg-type]
+        return [len(await it.listed(**filters)) for filters in (ever, none)]  # type: ignore[arg-type]
 
     assert play(place, work) == [1, 0]
 
 
 class Counting(Intercepted):
-    """A docket that counts the records that are read of it."""
+    """A docket that counts the records read from it."""
 
     def __init__(self, docket: Docket) -> None:
         super().__init__(docket)
@@ -474,14 +482,14 @@ class Counting(Intercepted):
         self.read += 1
         return await self._docket.trials.record(trial_id)
 
-    async def list(self, **asked: Any) -> Any:
-        lines = await self._docket.index.list(**asked)
+    async def list(self, **options: Any) -> Any:
+        lines = await self._docket.index.list(**options)
         self.longest = max(self.longest, len(lines))
         return lines
 
 
-def test_an_export_reads_on_only_as_the_caller_does(place: Path | Address) -> None:
-    """Sixteen megabytes of records: of what the caller has not taken, only what flow control lets go is read."""
+def test_an_export_reads_only_as_fast_as_the_caller(place: Path | Address) -> None:
+    """Reads ahead in 16 MB of records only as far as flow control allows."""
     docket = Counting(Docket.open(place))
 
     async def work(it: Scene) -> tuple[int, int, list[str]]:
@@ -492,24 +500,24 @@ def test_an_export_reads_on_only_as_the_caller_does(place: Path | Address) -> No
         answers = aiter(call)
         first = (await anext(answers)).trial
         before = -1
-        while before < docket.read:  # until it stands still
+        while before < docket.read:  # until reading stops
             before = docket.read
             await asyncio.sleep(0.5)
-        # What is opened now came after the call.
+        # A trial opened now is later than the call.
         await it.tried("late", at=AT + timedelta(days=1))
-        rest = [one.trial.summary.trial_id async for one in answers]
-        return before, docket.longest, [first.summary.trial_id, *rest]
+        others = [one.trial.summary.trial_id async for one in answers]
+        return before, docket.longest, [first.summary.trial_id, *others]
 
     held_up, longest, ids = play(place, work, docket=docket)
     assert held_up < 60
-    assert longest <= 100  # ids at once
+    assert longest <= 100  # trial ids per query
     assert ids == [f"t-{number:03}" for number in range(80)]
 
 
-def test_an_export_goes_on_after_trials_that_are_erased_also_while_it_is_made(place: Path | Address) -> None:
+def test_an_export_skips_trials_erased_before_or_during_it(place: Path | Address) -> None:
     class Erasing(Counting):
         async def record(self, trial_id: str) -> Any:
-            if trial_id == "t-2":  # it has been listed
+            if trial_id == "t-2":  # already listed
                 await self._docket.eraser.erase("t-2", who="ada", why="asked to", at=AT)
             return await super().record(trial_id)
 
@@ -525,7 +533,7 @@ def test_an_export_goes_on_after_trials_that_are_erased_also_while_it_is_made(pl
     assert play(place, work, docket=docket) == ["t-0", "t-3"]
 
 
-def test_an_export_whose_caller_leaves_ends(sqlite: Path) -> None:
+def test_an_export_ends_when_its_caller_leaves(sqlite: Path) -> None:
     docket = Counting(Docket.open(sqlite))
 
     async def work(it: Scene) -> int:
@@ -543,34 +551,34 @@ def test_an_export_whose_caller_leaves_ends(sqlite: Path) -> None:
     assert play(sqlite, work, docket=docket) < 60
 
 
-def test_a_verdict_is_upheld_overruled_and_reviewed_again(place: Path | Address) -> None:
+def test_a_verdict_can_be_upheld_overruled_and_reviewed_again(place: Path | Address) -> None:
     async def work(it: Scene) -> tuple[list[wire.TrialSummary], list[AnyEvent], list[wire.TrialSummary], list[Any]]:
         await it.tried("t-1")
         before = datetime.now(UTC)
-        told = [
+        summaries = [
             await it.reviewed("t-1", reason="It does mock.", clause="4.2"),
             await it.reviewed(
                 "t-1", outcome=wire.REVIEW_OUTCOME_OVERRULED, label=wire.LABEL_NOT_HARMFUL, reason="Satire."
             ),
             await it.reviewed("t-1", caller="ada", label=wire.LABEL_HARMFUL, reason="No satire."),
         ]
-        for one in told:
+        for one in summaries:
             assert before <= one.review.at.ToDatetime(UTC) <= datetime.now(UTC)
         assert it.overruled == ["t-1"]
         record = await it.docket.trials.record("t-1")
-        return told, list(record.events[3:]), await it.listed(reviewed=True), it.told
+        return summaries, list(record.events[3:]), await it.listed(reviewed=True), it.counted
 
-    told, events, listed, outcomes = play(place, work)
-    said = [(one.review.outcome, one.review.label, one.review.reason, one.review.clause, one.review.reviewer)
-            for one in told]  # fmt: skip
-    assert said == [
+    summaries, events, listed, outcomes = play(place, work)
+    reviews = [(one.review.outcome, one.review.label, one.review.reason, one.review.clause, one.review.reviewer)
+            for one in summaries]  # fmt: skip
+    assert reviews == [
         (wire.REVIEW_OUTCOME_UPHELD, wire.LABEL_HARMFUL, "It does mock.", "4.2", "bea"),
         (wire.REVIEW_OUTCOME_OVERRULED, wire.LABEL_NOT_HARMFUL, "Satire.", "", "bea"),
         (wire.REVIEW_OUTCOME_UPHELD, wire.LABEL_HARMFUL, "No satire.", "", "ada"),
     ]
-    assert [one.label for one in told] == [wire.LABEL_HARMFUL] * 3  # the Judge's stays
+    assert [one.label for one in summaries] == [wire.LABEL_HARMFUL] * 3  # the Judge's label stays
     assert all(isinstance(event, VerdictReviewed) for event in events) and len(events) == 3
-    assert listed == [told[-1]]  # the last one counts
+    assert listed == [summaries[-1]]  # the last review counts
     assert outcomes == [ReviewOutcome.UPHELD, ReviewOutcome.OVERRULED, ReviewOutcome.UPHELD]
 
 
@@ -586,7 +594,7 @@ def test_an_undecided_trial_can_be_decided_by_a_person(sqlite: Path) -> None:
     assert overruled.label == wire.LABEL_UNDECIDED
 
 
-def test_reviews_at_once_are_all_kept(place: Path | Address) -> None:
+def test_concurrent_reviews_are_all_stored(place: Path | Address) -> None:
     async def work(it: Scene) -> tuple[set[str], list[int]]:
         await it.tried("t-1")
         await asyncio.gather(*(it.reviewed("t-1", reason=f"reason {number}") for number in range(20)))
@@ -599,7 +607,7 @@ def test_reviews_at_once_are_all_kept(place: Path | Address) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trial", "caller", "asked", "said"),
+    ("trial", "caller", "fields", "expected"),
     [
         ("t", "", {"reason": ""}, ("INVALID_ARGUMENT", "FIELD_MISSING", "reason")),
         ("t", "", {"reason": " \n"}, ("INVALID_ARGUMENT", "FIELD_MISSING", "reason")),
@@ -620,21 +628,25 @@ def test_reviews_at_once_are_all_kept(place: Path | Address) -> None:
         ("failed", "", {}, ("FAILED_PRECONDITION", "TRIAL_NOT_DECIDED", "")),
     ],
 )
-def test_a_review_that_can_t_stand_is_refused(
-    sqlite: Path, trial: str, caller: str, asked: dict[str, Any], said: tuple[str, ...]
+def test_invalid_reviews_are_refused(
+    sqlite: Path, trial: str, caller: str, fields: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     async def work(it: Scene) -> tuple[Refusal, list[int], list[Any]]:
         for trial_id, end in (("t", HARMFUL), ("open", None), ("failed", "MODEL_GONE")):
             await it.tried(trial_id, end=end)  # type: ignore[arg-type]
-        refusal = await refused(it.reviewed(trial, caller, **asked))
-        return refusal, [len((await it.docket.trials.record(id_)).events) for id_ in ("t", "open", "failed")], it.told
+        refusal = await refused(it.reviewed(trial, caller, **fields))
+        return (
+            refusal,
+            [len((await it.docket.trials.record(id_)).events) for id_ in ("t", "open", "failed")],
+            it.counted,
+        )
 
-    refusal, lengths, told = play(sqlite, work)
-    assert refusal.said == said
-    assert lengths == [3, 2, 3] and not told  # nothing was kept
+    refusal, lengths, counted = play(sqlite, work)
+    assert refusal.said == expected
+    assert lengths == [3, 2, 3] and not counted  # nothing was stored
 
 
-def test_a_caller_of_some_namespaces_sees_its_own_trials_only(place: Path | Address) -> None:
+def test_a_caller_limited_to_namespaces_sees_only_their_trials(place: Path | Address) -> None:
     async def work(it: Scene) -> None:
         for number in range(30):
             namespace = ("forum", "blog", "shop", "", "forum2")[number % 5]
@@ -650,16 +662,16 @@ def test_a_caller_of_some_namespaces_sees_its_own_trials_only(place: Path | Addr
                 refusal = await refused(call("forum", namespace=namespace))
                 assert refusal.said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespace")
 
-        async def got(id_: str) -> wire.Trial:
+        async def get_trial(id_: str) -> wire.Trial:
             answer = await it.stub.GetTrial(wire.GetTrialRequest(trial_id=id_), timeout=TIMEOUT, metadata=by("forum"))
             trial: wire.Trial = answer.trial
             return trial
 
-        assert (await got("forum-0")).summary.trial_id == "forum-0"
-        unknown = await refused(got("nowhere"))
+        assert (await get_trial("forum-0")).summary.trial_id == "forum-0"
+        unknown = await refused(get_trial("nowhere"))
         assert unknown.said == ("NOT_FOUND", "TRIAL_UNKNOWN", "trial_id")
         for id_ in ("shop-2", "none-3", "forum2-4"):
-            refusal = await refused(got(id_))
+            refusal = await refused(get_trial(id_))
             assert (refusal.said, refusal.message) == (unknown.said, unknown.message)
             refusal = await refused(it.reviewed(id_, "forum"))
             assert (refusal.said, refusal.message) == (unknown.said, unknown.message)
@@ -670,22 +682,22 @@ def test_a_caller_of_some_namespaces_sees_its_own_trials_only(place: Path | Addr
 
 
 @pytest.mark.parametrize("caller", ["forum", "ada", ""])
-def test_a_page_token_gives_nobody_a_right(sqlite: Path, caller: str) -> None:
-    """A token of somebody who sees all: with it, too, a caller sees its own."""
+def test_a_page_token_grants_no_access(sqlite: Path, caller: str) -> None:
+    """Even with a token of a caller who sees everything, a caller sees only its own trials."""
 
     async def work(it: Scene) -> set[str]:
         for number in range(9):
             await it.tried(namespace=("forum", "shop")[number % 2], at=AT + timedelta(seconds=number))
         page = await it.stub.ListTrials(wire.ListTrialsRequest(page_size=2), timeout=TIMEOUT)
         request = wire.ListTrialsRequest(page_size=100, page_token=page.next_page_token)
-        rest = await it.stub.ListTrials(request, timeout=TIMEOUT, metadata=by(caller))
-        return {one.content.namespace for one in rest.trials}
+        next_page = await it.stub.ListTrials(request, timeout=TIMEOUT, metadata=by(caller))
+        return {one.content.namespace for one in next_page.trials}
 
     assert play(sqlite, work) == ({"forum"} if caller == "forum" else {"forum", "shop"})
 
 
 async def first_of(call: Any) -> Any:
-    """The first response of a call that has no end."""
+    """Returns the first response of an endless call."""
     async for response in call:
         call.cancel()
         return response
@@ -703,12 +715,12 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
 }
 
 
-def test_every_call_is_tried_here() -> None:
+def test_every_method_is_covered_here() -> None:
     assert set(CALLS) == {method.name for method in wire.DESCRIPTOR.services_by_name["Docket"].methods}
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_before_and_after_its_session_a_call_is_told_to_come_again(sqlite: Path, name: str) -> None:
+def test_calls_outside_a_session_are_unavailable(sqlite: Path, name: str) -> None:
     async def work(it: Scene) -> Refusal:
         await it.tried("t-1")
         await CALLS[name](it)
@@ -719,7 +731,7 @@ def test_before_and_after_its_session_a_call_is_told_to_come_again(sqlite: Path,
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_bytes_that_are_no_request_are_the_caller_s_fault(sqlite: Path, name: str) -> None:
+def test_malformed_messages_are_invalid_arguments(sqlite: Path, name: str) -> None:
     async def work(it: Scene) -> Refusal:
         method = f"/{SERVICE}/{name}"
         if name in ("ExportTrials", "WatchReviews"):
@@ -730,17 +742,17 @@ def test_bytes_that_are_no_request_are_the_caller_s_fault(sqlite: Path, name: st
 
 
 @pytest.mark.parametrize("broken", ["review", "record"])
-def test_who_may_have_reviewed_is_not_told_to_come_again(
+def test_a_review_that_may_be_stored_is_not_offered_for_retry(
     sqlite: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    """The docket goes away while the review is kept, or once it is: it may stand, and again it would stand twice."""
-    stores = SqlReviewStore.review
+    """The docket fails while or just after it stores the review: retrying could store it twice."""
+    original_review = SqlReviewStore.review
 
-    async def review(self: SqlReviewStore, *given: Any, **more: Any) -> VerdictReviewed:
-        event = await stores(self, *given, **more)
+    async def review(self: SqlReviewStore, *arguments: Any, **more: Any) -> VerdictReviewed:
+        event = await original_review(self, *arguments, **more)
         if broken == "review":
             raise Unavailable("The docket can't be written now.", reason="DOCKET_UNAVAILABLE")
-        monkeypatch.setattr(SqlTrialReader, "record", Away().trials.record)
+        monkeypatch.setattr(SqlTrialReader, "record", UnreachableDocket().trials.record)
         return event
 
     async def work(it: Scene) -> Refusal:
@@ -756,18 +768,18 @@ def test_who_may_have_reviewed_is_not_told_to_come_again(
     assert not refusal.of(error_details_pb2.RetryInfo) and "look before you ask again" in refusal.message
 
 
-class Away:
-    """A docket that is not there now."""
+class UnreachableDocket:
+    """A docket that is unreachable."""
 
-    def __getattr__(self, name: str) -> AwayStore:
-        return AwayStore()
+    def __getattr__(self, name: str) -> UnreachableStore:
+        return UnreachableStore()
 
     async def close(self) -> None:
         pass
 
 
-class AwayStore:
-    """A store that is not there now."""
+class UnreachableStore:
+    """A store that is unreachable."""
 
     def __getattr__(self, name: str) -> Any:
         async def fails(*_: object, **__: object) -> None:
@@ -777,27 +789,27 @@ class AwayStore:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_docket_that_is_away_is_unavailable(sqlite: Path, name: str) -> None:
-    refusal = play(sqlite, lambda it: refused(CALLS[name](it)), docket=Away())
+def test_an_unreachable_docket_is_unavailable(sqlite: Path, name: str) -> None:
+    refusal = play(sqlite, lambda it: refused(CALLS[name](it)), docket=UnreachableDocket())
     assert refusal.said == ("UNAVAILABLE", "DOCKET_UNAVAILABLE", "")
-    assert refusal.of(error_details_pb2.RetryInfo)  # nothing was begun
+    assert refusal.of(error_details_pb2.RetryInfo)  # nothing was started, so a retry is safe
 
 
-@pytest.mark.parametrize(("trial_id", "said"), [
+@pytest.mark.parametrize(("trial_id", "expected"), [
     ("", ("INVALID_ARGUMENT", "FIELD_MISSING", "trial_id")),
     ("x" * 201, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "trial_id")),
     ("x\0", ("INVALID_ARGUMENT", "FIELD_HOLDS_NUL", "trial_id")),
     ("nowhere", ("NOT_FOUND", "TRIAL_UNKNOWN", "trial_id")),
 ])  # fmt: skip
-def test_a_trial_that_is_not_there(place: Path | Address, trial_id: str, said: tuple[str, ...]) -> None:
+def test_unknown_trial_ids_are_refused(place: Path | Address, trial_id: str, expected: tuple[str, ...]) -> None:
     async def work(it: Scene) -> Refusal:
         await it.tried("t-1")
         return await refused(it.stub.GetTrial(wire.GetTrialRequest(trial_id=trial_id), timeout=TIMEOUT))
 
-    assert play(place, work).said == said
+    assert play(place, work).said == expected
 
 
-def test_every_state_and_outcome_has_one_on_the_wire() -> None:
+def test_every_state_and_outcome_exists_on_the_wire() -> None:
     for ours, theirs, prefix in (
         (TrialState, wire.TrialState, "TRIAL_STATE_"),
         (ReviewOutcome, wire.ReviewOutcome, "REVIEW_OUTCOME_"),

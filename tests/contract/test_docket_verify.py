@@ -1,4 +1,4 @@
-"""A docket that was tampered with: exactly what can be found is found, in SQLite and in PostgreSQL."""
+"""Tampering with a docket: exactly the detectable alterations are detected, in SQLite and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.tampering import ALTERATIONS, Hand, Outcome, checked, drawn, 
 @pytest.mark.promise("AU-1", "2,000 alterations each in SQLite and PostgreSQL: all found")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40 if FULL else 1))
-def test_random_alterations_are_found_exactly_where_they_can_be(docket_place: str, seed: int) -> None:
-    """Each checked with and without a checkpoint kept outside. Nightly 2,000 in each database."""
+def test_random_alterations_are_detected_exactly_when_detectable(docket_place: str, seed: int) -> None:
+    """Checks each alteration with and without an external checkpoint. 2,000 per database in the nightly run."""
     rounds = 50
     chance = random.Random(seed)
-    done: Counter[str] = Counter()
+    applied: Counter[str] = Counter()
 
     async def scene() -> None:
         docket = Docket.open(place_of(docket_place))
@@ -41,7 +41,7 @@ def test_random_alterations_are_found_exactly_where_they_can_be(docket_place: st
                     assert not clean.counts and not clean.unchecked, clean.findings
                     assert clean.erased > 2 and clean.size > clean.anchored == (altered.anchored if anchors else 0)
             for name in itertools.cycle(ALTERATIONS):
-                if sum(done.values()) >= rounds:
+                if sum(applied.values()) >= rounds:
                     break
                 with tampering(altered) as connection:
                     hand = Hand(altered, connection, chance)
@@ -49,8 +49,8 @@ def test_random_alterations_are_found_exactly_where_they_can_be(docket_place: st
                         made = getattr(hand, name)()
                         can_be: Outcome | None = await made if inspect.isawaitable(made) else made
                         if can_be is None:
-                            continue  # by chance it came out as it was
-                        done[name] += 1
+                            continue  # by chance nothing changed
+                        applied[name] += 1
                         for anchors, expected in (((), can_be.alone), ((altered.anchor,), can_be.anchored)):
                             report = await checked(altered, connection, anchors)
                             assert report.violated == expected, (name, bool(anchors), report.findings[:3])
@@ -62,18 +62,18 @@ def test_random_alterations_are_found_exactly_where_they_can_be(docket_place: st
             await docket.close()
 
     asyncio.run(scene())
-    # PostgreSQL holds every column to its type.
-    assert set(ALTERATIONS) - set(done) <= {"alter_type"}
+    # PostgreSQL enforces every column's type.
+    assert set(ALTERATIONS) - set(applied) <= {"alter_type"}
 
 
-def test_nothing_is_found_while_the_docket_is_written_to_and_erased_from(docket_place: str) -> None:
-    """Checks, bundles and receipts beside writers: all see one moment each, and all are right."""
+def test_verification_finds_no_fault_during_writes_and_erasures(docket_place: str) -> None:
+    """Checks, bundles and receipts each see one moment of the log, and all are valid."""
     chance = random.Random(4)
     seen, grown = asyncio.Event(), asyncio.Event()
 
     async def write(docket: Docket, number: int) -> str:
-        # The second half comes once a check has seen some of the first, the last once one has seen more than another:
-        # so that checks fall between writes, however fast either are.
+        # The second half waits for a check that saw some of the first, the last event for two checks of different
+        # sizes: so checks fall between writes, however fast either are.
         if number >= 12:
             await (grown if number == 23 else seen).wait()
         events = random_records(chance, 1, NOON)[0]
@@ -104,7 +104,7 @@ def test_nothing_is_found_while_the_docket_is_written_to_and_erased_from(docket_
                     grown.set()
             last = await docket.auditor.audit([key])
             assert not last.counts and last.trials == 24 and last.erased
-            assert len(set(sizes)) > 1  # it was written to meanwhile
+            assert len(set(sizes)) > 1  # writes happened meanwhile
             for trial_id in writing.result():
                 trial = verify_bundle(await docket.auditor.bundle(trial_id), [str(key)])
                 assert trial.checkpoint.size == last.size
@@ -125,8 +125,8 @@ def test_nothing_is_found_while_the_docket_is_written_to_and_erased_from(docket_
     asyncio.run(scene())
 
 
-def test_a_docket_of_an_earlier_format_is_right_once_it_is_upgraded(old_docket: Engine, docket_place: str) -> None:
-    """Also what an earlier version wrote with fewer fields."""
+def test_an_upgraded_docket_verifies(old_docket: Engine, docket_place: str) -> None:
+    """Includes rows that an earlier version wrote with fewer fields."""
     records = random_records(random.Random(3), 20, NOON)
     pictures = [drawn(number) for number in range(3)]
     for number, events in enumerate(records):

@@ -1,4 +1,4 @@
-"""What every docket keeps to: the same tests over SQLite and over PostgreSQL."""
+"""The contract of every docket: the same tests over SQLite and over PostgreSQL."""
 
 import asyncio
 import random
@@ -42,15 +42,15 @@ from tests.unit.test_trial import SUMMARY, a_court
 NAME = RequestName("north", "r1")
 
 
-def test_a_record_comes_back_as_it_was(using):
+def test_a_record_is_restored_as_stored(using):
     events, picture = events_of(), a_picture()
 
-    async def keep(docket):
+    async def write(docket):
         await docket.writer.keep_picture(picture)
         await docket.writer.keep_picture(picture)
         await append_all(docket, events)
 
-    async def look(docket):
+    async def read(docket):
         later = await docket.trials.events("t", 3), await docket.trials.events("t", 99)
         return (
             await docket.trials.record("t"),
@@ -59,14 +59,14 @@ def test_a_record_comes_back_as_it_was(using):
             await docket.trials.frames("0"),
         )
 
-    using(keep)
-    record, later, kept, none = using(look, create=False)
+    using(write)
+    record, later, stored, none = using(read, create=False)
     assert list(record.events) == events
     assert later == (events[3:], [])
-    assert (kept, none) == ([b"png"], [])
+    assert (stored, none) == ([b"png"], [])
 
 
-def test_what_is_not_there_is_said_to_be_unknown(using):
+def test_missing_objects_are_reported_as_unknown(using):
     async def scene(docket):
         for ask in (
             docket.trials.record("t"),
@@ -90,60 +90,60 @@ def test_what_is_not_there_is_said_to_be_unknown(using):
     assert [len(found or ()) for found in using(scene)] == [0] * 8
 
 
-def test_a_docket_that_is_not_there_is_only_made_when_asked(docket_place):
+def test_a_missing_docket_is_created_only_on_request(docket_place):
     with pytest.raises(DocketError) as refused:
         Docket.open(place_of(docket_place), create=False)
     assert refused.value.reason == "DOCKET_MISSING"
-    with pytest.raises(DocketError):  # and that has not made it
+    with pytest.raises(DocketError):  # the first attempt did not create it
         Docket.open(place_of(docket_place), create=False)
 
 
-def test_many_writers_at_once_lose_nothing_and_only_the_faulty_one_hears_of_it(using):
+def test_concurrent_writes_all_succeed_but_the_conflicting_one(using):
     events = events_of()
 
-    async def crowd(docket):
+    async def write_many(docket):
         trials = [[e.model_copy(update={"trial_id": f"t{i}"}) for e in events] for i in range(40)]
         twice = docket.writer.append(trials[0][0])
         results = await asyncio.gather(*(append_all(docket, trial) for trial in trials), twice, return_exceptions=True)
         records = [await docket.trials.record(f"t{i}") for i in range(40) if results[i] is None]
         return results, records, await docket.index.list(limit=99)
 
-    results, records, lines = using(crowd)
+    results, records, lines = using(write_many)
     refused = [r for r in results if r is not None]
     assert len(refused) == 1 and isinstance(refused[0], DocketError) and refused[0].reason == "EVENT_EXISTS"
-    # Either the stray one came second, or it came first and trial 0 was refused.
+    # The duplicate either came second, or it came first and trial 0 was refused.
     assert len(records) == 40 - (results[0] is not None)
     assert all(record.state is TrialState.DECIDED for record in records)
     assert len(lines) == 40 and [line.state for line in lines].count(TrialState.DECIDED) == len(records)
 
 
-def test_events_that_are_appended_together_are_kept_all_or_none(using):
+def test_events_appended_together_are_stored_all_or_none(using):
     async def scene(docket):
         mine, theirs, others = events_of("a"), events_of("a"), events_of("b")
         await docket.writer.append(*mine[:2])
-        await docket.writer.append(theirs[4])  # by a server that goes on elsewhere
+        await docket.writer.append(theirs[4])  # by a server that continues the trial elsewhere
         results = await asyncio.gather(
             docket.writer.append(*mine[2:]), docket.writer.append(*others), return_exceptions=True
         )
         return results, await docket.trials.events("a"), await docket.trials.record("b"), mine, others
 
-    results, of_a, b, mine, others = using(scene)
+    results, stored_a, b, mine, others = using(scene)
     assert isinstance(results[0], DocketError) and results[0].reason == "EVENT_EXISTS"
-    assert results[1] is None and list(b.events) == others, "whoever else is in the same commit hears nothing of it"
-    assert of_a == [*mine[:2], mine[4]]
+    assert results[1] is None and list(b.events) == others, "other writes of the same commit are not affected"
+    assert stored_a == [*mine[:2], mine[4]]
 
 
 @pytest.mark.parametrize(("text", "expected"), [("given", 2), (None, 3)])
-def test_a_summary_trial_takes_no_more_commits_than_it_has_to_wait_for(using, monkeypatch, text, expected):
-    """Events between which nobody is asked share one; each is told of in order, and only when all of them are kept."""
+def test_a_summary_trial_makes_only_the_commits_that_it_must_wait_for(using, monkeypatch, text, expected):
+    """Events without a model call between them share a commit; each is published in order, after all are stored."""
 
     async def scene(docket):
-        commits, told = [], []
+        commits, published = [], []
         begin = docket.transactions._logged._transaction
         monkeypatch.setattr(docket.transactions._logged, "_transaction", lambda: commits.append(1) or begin())
 
         async def watch(event):
-            told.append(event)
+            published.append(event)
             assert event in await docket.trials.events(event.trial_id)
 
         house = TrialExecutor(a_court(), FakePictures(), docket)
@@ -152,34 +152,34 @@ def test_a_summary_trial_takes_no_more_commits_than_it_has_to_wait_for(using, mo
         commits.clear()
         house.feed.subscribe(watch)
         hearing = await house.hear(TrialRequest(IMAGE, text=text), picture=picture)
-        return hearing.record, await docket.trials.record(hearing.record.trial_id), told, len(commits)
+        return hearing.record, await docket.trials.record(hearing.record.trial_id), published, len(commits)
 
-    record, kept, told, commits = using(scene)
-    assert [event.kind for event in told] == SUMMARY
-    assert list(kept.events) == told == list(record.events)
+    record, stored, published, commits = using(scene)
+    assert [event.kind for event in published] == SUMMARY
+    assert list(stored.events) == published == list(record.events)
     assert commits == expected
 
 
-@pytest.mark.parametrize("kept", range(2, len(SUMMARY)))
-def test_a_summary_trial_goes_on_wherever_it_was_cut_off(using, kept):
-    """Those of earlier versions may have been cut off between any two events."""
+@pytest.mark.parametrize("stored", range(2, len(SUMMARY)))
+def test_an_interrupted_summary_trial_resumes_from_any_event(using, stored):
+    """Trials of earlier versions may have been interrupted between any two events."""
 
     async def scene(docket):
         house = TrialExecutor(a_court(), FakePictures(), docket)
         whole = (await house.hear(TrialRequest(IMAGE, text="given"))).record
-        await append_all(docket, [event.model_copy(update={"trial_id": "cut"}) for event in whole.events[:kept]])
+        await append_all(docket, [event.model_copy(update={"trial_id": "cut"}) for event in whole.events[:stored]])
         await house.resume("cut")
         return whole, await docket.trials.record("cut")
 
     whole, resumed = using(scene)
     assert resumed.state is TrialState.DECIDED and resumed.verdict == whole.verdict
     kinds = [event.kind for event in resumed.events]
-    assert kinds == [*SUMMARY[:kept], "TrialResumed", *SUMMARY[kept:]]
+    assert kinds == [*SUMMARY[:stored], "TrialResumed", *SUMMARY[stored:]]
     assert [event.seq for event in resumed.events] == list(range(len(kinds)))
 
 
-def test_a_trial_that_quotes_what_was_erased_since_is_neither_resumed_nor_asked_about(using):
-    """The word in the place of an erased text is no precedent's, and no model is to read it as one."""
+def test_a_trial_that_quotes_an_erased_text_is_neither_resumed_nor_questioned(using):
+    """The placeholder of an erased text is not the precedent's, and no model may read it as such."""
 
     async def scene(docket):
         house = TrialExecutor(a_court(), FakePictures(), docket)
@@ -193,28 +193,28 @@ def test_a_trial_that_quotes_what_was_erased_since_is_neither_resumed_nor_asked_
             await house.resume("cut")
         record = await docket.trials.record(whole.trial_id)
         brief = QuestionBrief(CourtQuestion(id="side", text="whom is it aimed at?", options=("blueland", "nobody")))
-        with pytest.raises(CantResume) as asked:
+        with pytest.raises(CantResume) as questioned:
             await house.rule_on(record, await house.picture_of_trial(record), brief)
         with pytest.raises(CantResume, match="has its verdict"):
             await house.resume(whole.trial_id)
         assert list((await docket.trials.record("cut")).events) == list(before.events)
-        return resumed.value.reason, asked.value.reason
+        return resumed.value.reason, questioned.value.reason
 
     assert using(scene) == ("QUOTED_ERASED", "QUOTED_ERASED")
 
 
-def holds(line, which):
+def matches(line, trial_filter):
     return (
-        (not which.labels or line["label"] in which.labels)
-        and (not which.states or line["state"] in which.states)
-        and (which.opened_from is None or line["opened_at"] >= which.opened_from)
-        and (which.opened_until is None or line["opened_at"] < which.opened_until)
-        and (which.reviewed is None or (line["review"] is not None) is which.reviewed)
-        and (which.needs_review is None or line["needs_human_review"] is which.needs_review)
-        and (which.namespace is None or line["namespace"] == which.namespace)
-        and (which.namespaces is None or line["namespace"] in which.namespaces)
-        and line["namespace"] not in which.other_than
-        and not which.erased
+        (not trial_filter.labels or line["label"] in trial_filter.labels)
+        and (not trial_filter.states or line["state"] in trial_filter.states)
+        and (trial_filter.opened_from is None or line["opened_at"] >= trial_filter.opened_from)
+        and (trial_filter.opened_until is None or line["opened_at"] < trial_filter.opened_until)
+        and (trial_filter.reviewed is None or (line["review"] is not None) is trial_filter.reviewed)
+        and (trial_filter.needs_review is None or line["needs_human_review"] is trial_filter.needs_review)
+        and (trial_filter.namespace is None or line["namespace"] == trial_filter.namespace)
+        and (trial_filter.namespaces is None or line["namespace"] in trial_filter.namespaces)
+        and line["namespace"] not in trial_filter.other_than
+        and not trial_filter.erased
     )
 
 
@@ -241,15 +241,15 @@ def random_filter(chance):
     )
 
 
-def test_listings_are_what_counting_all_records_gives(using):
+def test_listings_equal_a_count_over_all_records(using):
     chance = random.Random(6)
     trials = random_records(chance, 150, NOON)
     lines = sorted((shown(TrialRecord.of(events)) for events in trials), key=lambda x: (x["opened_at"], x["trial_id"]))
-    asked = [(random_filter(chance), chance.random() < 0.5, chance.choice([5, 40, 1000])) for _ in range(60)]
+    queries = [(random_filter(chance), chance.random() < 0.5, chance.choice([5, 40, 1000])) for _ in range(60)]
 
-    async def pages(docket, which, oldest_first, limit):
+    async def pages(docket, trial_filter, oldest_first, limit):
         found, after = [], None
-        while page := await docket.index.list(limit=limit, after=after, which=which, oldest_first=oldest_first):
+        while page := await docket.index.list(limit=limit, after=after, which=trial_filter, oldest_first=oldest_first):
             assert len(page) <= limit
             found += page
             after = page[-1].opened_at, page[-1].trial_id
@@ -259,24 +259,24 @@ def test_listings_are_what_counting_all_records_gives(using):
         await asyncio.gather(*(append_all(docket, events) for events in trials))
         requests = await docket.index.requests()
         still_open = await open_trials(docket)
-        return [await pages(docket, *ask) for ask in asked], requests, still_open
+        return [await pages(docket, *ask) for ask in queries], requests, still_open
 
     listings, requests, still_open = using(scene)
     sizes = set()
-    for (which, oldest_first, _), listing in zip(asked, listings, strict=True):
-        wanted = [line for line in (lines if oldest_first else reversed(lines)) if holds(line, which)]
+    for (trial_filter, oldest_first, _), listing in zip(queries, listings, strict=True):
+        expected = [line for line in (lines if oldest_first else reversed(lines)) if matches(line, trial_filter)]
         assert (
-            [{name: getattr(line, name) for name in wanted[0]} for line in listing] == wanted
-            if wanted
+            [{name: getattr(line, name) for name in expected[0]} for line in listing] == expected
+            if expected
             else (not listing)
         )
-        sizes.add(len(wanted))
+        sizes.add(len(expected))
     assert len(sizes) > 10, "the filters don't differ enough to show anything"
     assert requests == {line["request_id"]: [line["trial_id"]] for line in lines}
     assert still_open == [line["trial_id"] for line in lines if line["state"] is TrialState.OPEN]
 
 
-def test_labels_that_hold_count_reviews(using):
+def test_labels_in_force_consider_reviews(using):
     async def scene(docket):
         for trial_id in ("stands", "overruled", "upheld", "restored"):
             await append_all(docket, events_of(trial_id))
@@ -297,20 +297,20 @@ def test_labels_that_hold_count_reviews(using):
     }
 
 
-def opening(trial_id, pixels="p"):
-    """A trial that was opened for the request of that name."""
+def trial_of_request(trial_id, pixels="p"):
+    """Returns the events of a trial opened for the request of the same name."""
     opened, *more = events_of(trial_id)
     meme = opened.meme.model_copy(update={"pixels_sha256": pixels})
     return [opened.model_copy(update={"meme": meme, "request_id": trial_id}), *more]
 
 
-def test_failures_of_a_picture_are_told_until_a_model_that_saw_it_gives_a_verdict(using):
+def test_failures_of_a_picture_are_listed_until_a_model_that_saw_it_decides(using):
     call = ModelCall(
         role=Role.JUDGE, model="m", prompt_id="p", prompt_digest="d", tokens_in=1, tokens_out=1, latency_s=1
     )
 
     def failing(trial_id, pixels, hours):
-        opened = opening(trial_id, pixels)[0].model_copy(update={"procedure": Procedure.FULL})
+        opened = trial_of_request(trial_id, pixels)[0].model_copy(update={"procedure": Procedure.FULL})
         events = [opened]
         for hour in hours:
             at = NOON + timedelta(hours=hour)
@@ -322,33 +322,33 @@ def test_failures_of_a_picture_are_told_until_a_model_that_saw_it_gives_a_verdic
     async def scene(docket):
         for events in (failing("b", "p", [1, 4]), failing("a", "p", [3, 5]), failing("c", "q", [2])):
             await append_all(docket, events)
-        told = [await docket.index.failures("p")]
-        # The last is of a clock that is far behind: what was kept last is what counts.
-        for hour, procedure, seen in (
+        failures = [await docket.index.failures("p")]
+        # The last verdict carries a clock far behind: the order of storing counts.
+        for hour, procedure, model_call in (
             (6, Procedure.SUMMARY, None),
             (7, Procedure.CASCADE, None),
             (8, Procedure.CASCADE, call),
             (-9, Procedure.FULL, call),
         ):
-            given = opening(f"well {hour}")
-            given[0] = given[0].model_copy(update={"procedure": procedure})
-            given[-1] = given[-1].model_copy(update={"at": NOON + timedelta(hours=hour), "call": seen})
-            await append_all(docket, given)
-            told.append(await docket.index.failures("p"))
-            if seen:
+            trial = trial_of_request(f"well {hour}")
+            trial[0] = trial[0].model_copy(update={"procedure": procedure})
+            trial[-1] = trial[-1].model_copy(update={"at": NOON + timedelta(hours=hour), "call": model_call})
+            await append_all(docket, trial)
+            failures.append(await docket.index.failures("p"))
+            if model_call:
                 await append_all(docket, failing(f"after {hour}", "p", [hour]))
-                told.append(await docket.index.failures("p"))
-        return told, await docket.index.failures("q")
+                failures.append(await docket.index.failures("p"))
+        return failures, await docket.index.failures("q")
 
-    told, other = using(scene)
+    failures, other = using(scene)
     before = ["AT_1", "AT_4", "AT_3", "AT_5"]
-    assert [[failure.failed.reason for failure in some] for some in told] == [
+    assert [[failure.failed.reason for failure in some] for some in failures] == [
         *[before] * 3,
         *([], ["AT_8"]),
         *([], ["AT_-9"]),
     ]
     assert [failure.failed.reason for failure in other] == ["AT_2"]
-    first, second, third, fourth = told[0]
+    first, second, third, fourth = failures[0]
     assert first.begun < first.ended < second.begun < second.ended < third.begun < third.ended < fourth.begun
 
 
@@ -356,7 +356,7 @@ def test_a_request_is_claimed_once_and_another_under_its_name_is_refused(using):
     strange = RequestName("a\0b\\", "\\0\\\\x")
 
     async def scene(docket):
-        stands = await docket.leases.claim(NAME, payload="p", trial_id="t1", owner="A")
+        first_claim = await docket.leases.claim(NAME, payload="p", trial_id="t1", owner="A")
         again = await docket.leases.claim(NAME, payload="p", trial_id="t2", owner="B")
         with pytest.raises(RequestConflict) as refused:
             await docket.leases.claim(NAME, payload="q", trial_id="t3", owner="B")
@@ -365,7 +365,7 @@ def test_a_request_is_claimed_once_and_another_under_its_name_is_refused(using):
             await docket.leases.claim(name, payload="s", trial_id=name.request_id[-1], owner="A")
         twice = await docket.leases.claim(strange, payload="s", trial_id="t5", owner="B")
         return (
-            stands,
+            first_claim,
             again,
             refused.value,
             elsewhere,
@@ -374,26 +374,26 @@ def test_a_request_is_claimed_once_and_another_under_its_name_is_refused(using):
             await docket.leases.claim_of(strange),
         )
 
-    stands, again, refused, elsewhere, twice, kept, odd = using(scene)
-    assert stands == again == kept == Lease(NAME, "p", "t1", "A")
+    first_claim, again, refused, elsewhere, twice, stored, odd = using(scene)
+    assert first_claim == again == stored == Lease(NAME, "p", "t1", "A")
     assert (refused.reason, refused.field) == ("REQUEST_ID_TAKEN", "request_id")
     assert elsewhere.trial_id == "t4"
     assert twice == odd == Lease(strange, "s", "x", "A")
 
 
-def test_a_claim_is_taken_over_by_one_of_many(using):
+def test_a_claim_is_taken_over_by_exactly_one_of_many(using):
     async def scene(docket):
-        seen = await docket.leases.claim(NAME, payload="p", trial_id="t1", owner="A")
-        others = [docket.leases.take_over(seen, owner=f"B{i}") for i in range(20)]
+        original = await docket.leases.claim(NAME, payload="p", trial_id="t1", owner="A")
+        others = [docket.leases.take_over(original, owner=f"B{i}") for i in range(20)]
         won = [claim for claim in await asyncio.gather(*others) if claim is not None]
-        stale = await docket.leases.take_over(seen, owner="C")
+        stale = await docket.leases.take_over(original, owner="C")
         anew = await docket.leases.take_over(won[0], owner="C", trial_id="t2")
         return won, stale, anew, await docket.leases.claim_of(NAME), await docket.leases.take_over(won[0], owner="D")
 
-    won, stale, anew, kept, late = using(scene)
+    won, stale, anew, stored, late = using(scene)
     assert len(won) == 1 and won[0].trial_id == "t1"
     assert stale is None and late is None
-    assert anew == kept == Lease(NAME, "p", "t2", "C")
+    assert anew == stored == Lease(NAME, "p", "t2", "C")
 
 
 def claim_many(place, owner, names, start, results):
@@ -412,7 +412,7 @@ def claim_many(place, owner, names, start, results):
     asyncio.run(main())
 
 
-def test_claims_that_processes_race_for_have_one_winner_each(docket_place, using, forks):
+def test_claims_raced_for_by_processes_have_one_winner_each(docket_place, using, forks):
     using(lambda docket: docket.heartbeats.beat("A"))
     names = [f"r{i}" for i in range(200)]
     results, start = forks.Queue(), forks.Barrier(3)
@@ -422,29 +422,29 @@ def test_claims_that_processes_race_for_have_one_winner_each(docket_place, using
         racers.append(forks.Process(target=claim_many, args=(docket_place, owner, shuffled, start, results)))
     for racer in racers:
         racer.start()
-    told = dict(results.get(timeout=120) for _ in racers)
+    results_of = dict(results.get(timeout=120) for _ in racers)
     for racer in racers:
         racer.join()
     winners = {}
-    for owner, said in told.items():
-        for name, winner in zip(random.Random(owner).sample(names, len(names)), said, strict=True):
+    for owner, owners in results_of.items():
+        for name, winner in zip(random.Random(owner).sample(names, len(names)), owners, strict=True):
             assert winners.setdefault(name, winner) == winner
 
-    async def look(docket):
+    async def read(docket):
         return {name: await docket.leases.claim_of(RequestName("n", name)) for name in names}
 
-    for name, claim in using(look).items():
+    for name, claim in using(read).items():
         assert (claim.owner, claim.trial_id) == (winners[name], f"{winners[name]}-{name}")
 
 
-def test_claims_are_open_until_their_trial_has_ended(using):
+def test_claims_stay_open_until_their_trial_has_ended(using):
     async def scene(docket):
         for name in ("begun", "failed", "decided", "never", "resumed"):
             await docket.leases.claim(RequestName("", name), payload="p", trial_id=name, owner="A")
-        await append_all(docket, opening("decided"))
-        await append_all(docket, opening("begun")[:2])
+        await append_all(docket, trial_of_request("decided"))
+        await append_all(docket, trial_of_request("begun")[:2])
         for name in ("failed", "resumed"):
-            opened = opening(name)[0]
+            opened = trial_of_request(name)[0]
             fault = {"step": "s", "reason": "GONE", "message": "m", "retryable": True}
             await append_all(docket, [opened, TrialFailed(trial_id=name, seq=1, at=NOON, **fault)])
         await docket.writer.append(TrialResumed(trial_id="resumed", seq=2, at=NOON, software="test"))
@@ -454,7 +454,7 @@ def test_claims_are_open_until_their_trial_has_ended(using):
     assert using(scene) == ["begun", "resumed"]
 
 
-def test_beats_count_on(using):
+def test_heartbeats_count_up_and_can_be_retired(using):
     async def scene(docket):
         await asyncio.gather(*(docket.heartbeats.beat("A") for _ in range(5)))
         await docket.heartbeats.beat("B")
@@ -465,13 +465,13 @@ def test_beats_count_on(using):
     using(lambda docket: docket.heartbeats.beat("A"))
     assert using(lambda docket: docket.heartbeats.heartbeats())["A"] == first + 1
     using(lambda docket: docket.heartbeats.retire("A"))
-    using(lambda docket: docket.heartbeats.retire("B", 7))  # it was seen at another count: it lives
+    using(lambda docket: docket.heartbeats.retire("B", 7))  # seen at another count, so it is alive
     assert using(lambda docket: docket.heartbeats.heartbeats()) == {"B": 1}
     using(lambda docket: docket.heartbeats.retire("B", 1))
     assert using(lambda docket: docket.heartbeats.heartbeats()) == {}
 
 
-def test_the_first_trial_of_a_key_is_known_until_it_is_overruled(using):
+def test_a_verdict_key_keeps_its_first_trial_until_it_is_overruled(using):
     async def scene(docket):
         await append_all(docket, events_of("t1"))
         await append_all(docket, events_of("t2"))
@@ -485,7 +485,7 @@ def test_the_first_trial_of_a_key_is_known_until_it_is_overruled(using):
         await reviewing(docket, "t1", ReviewOutcome.UPHELD, Label.HARMFUL)
         upheld = await docket.verdict_keys.get("k")
         review = await reviewing(docket, "t1")
-        await docket.verdict_keys.put("k", "t1")  # somebody who has not heard of it
+        await docket.verdict_keys.put("k", "t1")  # by a server that does not know of the review
         after = [await docket.verdict_keys.get(key) for key in ("k", "k2", "other")]
         await docket.verdict_keys.put("k", "t2")
         return before, upheld, review, after, await docket.verdict_keys.get("k"), await docket.trials.record("t1")
@@ -493,28 +493,28 @@ def test_the_first_trial_of_a_key_is_known_until_it_is_overruled(using):
     before, upheld, review, after, again, record = using(scene)
     assert before == ["t1", "t1", "t2"] and upheld == "t1"
     assert after == [None, None, "t2"] and again == "t2"
-    given = len(events_of("t1"))
-    assert review.seq == given + 1 and record.events[-1] == review and record.events[-2].seq == given
+    events_before = len(events_of("t1"))
+    assert review.seq == events_before + 1 and record.events[-1] == review and record.events[-2].seq == events_before
     assert (review.outcome, review.label, review.reviewer, review.at) == ("OVERRULED", "NOT_HARMFUL", "Ruth", NOON)
 
 
-def test_only_verdicts_are_reviewed_and_reviewers_at_once_don_t_lose_each_other(using):
+def test_only_verdicts_are_reviewed_and_concurrent_reviews_are_all_stored(using):
     async def scene(docket):
         await append_all(docket, events_of("open")[:2])
         with pytest.raises(NotDecided) as refused:
             await reviewing(docket, "open")
         await append_all(docket, events_of("t"))
-        told = await asyncio.gather(*(reviewing(docket, "t", reviewer=f"R{i}") for i in range(9)))
-        return refused.value.reason, told, await docket.trials.record("t"), await docket.trials.record("open")
+        reviews = await asyncio.gather(*(reviewing(docket, "t", reviewer=f"R{i}") for i in range(9)))
+        return refused.value.reason, reviews, await docket.trials.record("t"), await docket.trials.record("open")
 
-    reason, told, record, still = using(scene)
-    assert reason == "TRIAL_NOT_DECIDED" and len(still.events) == 2
-    assert {event.reviewer for event in record.all(VerdictReviewed)} == {event.reviewer for event in told}
-    assert len({event.seq for event in told}) == 9
+    reason, reviews, record, unreviewed = using(scene)
+    assert reason == "TRIAL_NOT_DECIDED" and len(unreviewed.events) == 2
+    assert {event.reviewer for event in record.all(VerdictReviewed)} == {event.reviewer for event in reviews}
+    assert len({event.seq for event in reviews}) == 9
 
 
-def review_and_know(place, number, start, results):
-    """One process overrules what the other makes known, again and again."""
+def overrule_or_put(place, number, start, results):
+    """One process overrules trials while the other puts them into the verdict cache."""
 
     async def main():
         docket = Docket.open(place_of(place))
@@ -531,16 +531,16 @@ def review_and_know(place, number, start, results):
 
 
 @pytest.mark.slow
-def test_an_overruled_trial_is_never_known_however_processes_meet(docket_place, using, forks):
+def test_an_overruled_trial_is_never_cached_despite_races(docket_place, using, forks):
     whole = events_of("t")
 
-    async def lay(docket):
+    async def write_trials(docket):
         trials = [[e.model_copy(update={"trial_id": f"t{i}"}) for e in whole] for i in range(30)]
         await asyncio.gather(*(append_all(docket, trial) for trial in trials))
 
-    using(lay)
+    using(write_trials)
     results, start = forks.Queue(), forks.Barrier(2)
-    both = [forks.Process(target=review_and_know, args=(docket_place, number, start, results)) for number in (0, 1)]
+    both = [forks.Process(target=overrule_or_put, args=(docket_place, number, start, results)) for number in (0, 1)]
     for process in both:
         process.start()
     for _ in both:
@@ -548,17 +548,17 @@ def test_an_overruled_trial_is_never_known_however_processes_meet(docket_place, 
     for process in both:
         process.join()
 
-    async def look(docket):
+    async def read(docket):
         return [await docket.verdict_keys.get(f"k{i}") for i in range(30)], await docket.index.labels(
             [f"t{i}" for i in range(30)]
         )
 
-    known, labels = using(look)
+    known, labels = using(read)
     assert known == [None] * 30
     assert set(labels.values()) == {Label.NOT_HARMFUL}
 
 
-def test_what_becomes_known_waits_for_an_overruling_under_way(docket_database):
+def test_caching_a_verdict_waits_for_a_pending_overruling(docket_database):
     import psycopg
 
     async def scene(docket):
@@ -566,16 +566,16 @@ def test_what_becomes_known_waits_for_an_overruling_under_way(docket_database):
         with psycopg.connect(docket_database) as reviewer:
             changed = reviewer.execute("UPDATE memecourt_docket.trials SET outcome = 'OVERRULED'")
             assert changed.rowcount == 1
-            knowing = asyncio.create_task(docket.verdict_keys.put("k", "t"))
-            await asyncio.wait([knowing], timeout=0.3)
+            caching = asyncio.create_task(docket.verdict_keys.put("k", "t"))
+            await asyncio.wait([caching], timeout=0.3)
             reviewer.commit()
-        await knowing
+        await caching
         return await docket.verdict_keys.get("k")
 
     assert with_docket(place_of(docket_database), scene) is None
 
 
-def test_what_a_trial_looks_like_is_kept_once_and_numbers_rise(using):
+def test_a_fingerprint_is_stored_once_per_trial_with_rising_numbers(using):
     async def scene(docket):
         await docket.fingerprints.put_fingerprint("t1", b"\x00one")
         await docket.fingerprints.put_fingerprint("t2", b"two")
@@ -589,12 +589,12 @@ def test_what_a_trial_looks_like_is_kept_once_and_numbers_rise(using):
         )
 
     every, second, none, first = using(scene)
-    assert [(trial, look) for _, trial, look in every] == [("t1", b"\x00one"), ("t2", b"two")]
+    assert [(trial, fingerprint) for _, trial, fingerprint in every] == [("t1", b"\x00one"), ("t2", b"two")]
     assert every[0][0] < every[1][0]
     assert (second, none, first) == (every[1:], [], every[:1])
 
 
-def look_often(place, owner, count):
+def put_many_fingerprints(place, owner, count):
     async def main():
         docket = Docket.open(place_of(place))
         for number in range(count):
@@ -605,21 +605,21 @@ def look_often(place, owner, count):
 
 
 @pytest.mark.slow
-def test_whoever_goes_on_from_the_last_look_misses_none_of_several_writers(docket_place, using, forks):
-    writers = [forks.Process(target=look_often, args=(docket_place, owner, 100)) for owner in "ABC"]
+def test_a_reader_resuming_from_a_cursor_sees_fingerprints_of_all_writers(docket_place, using, forks):
+    writers = [forks.Process(target=put_many_fingerprints, args=(docket_place, owner, 100)) for owner in "ABC"]
 
     async def scene(docket):
         for writer in writers:
             writer.start()
-        seen, last = [], 0
+        seen, cursor = [], 0
         while True:
-            over = not any(writer.is_alive() for writer in writers)
-            page = await docket.fingerprints.fingerprints(last, most=7)
+            finished = not any(writer.is_alive() for writer in writers)
+            page = await docket.fingerprints.fingerprints(cursor, most=7)
             for number, trial, _ in page:
-                assert number > last
-                last = number
+                assert number > cursor
+                cursor = number
                 seen.append(trial)
-            if over and not page:
+            if finished and not page:
                 return seen
 
     seen = using(scene)

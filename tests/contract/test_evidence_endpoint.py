@@ -1,4 +1,4 @@
-"""Search endpoints and the pages that they find, over real sockets: slow, down, huge, of another type, garbage."""
+"""Search endpoints and the pages that they find, over real sockets: slow, down, huge, mistyped or garbled."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ PATHS = ResultPaths(results="data.0.hits", url="where", title="about.name", snip
 
 
 class Server:
-    """Answers each request with bytes as they stand, and remembers the requests."""
+    """Answers each request with raw bytes and records the requests."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -64,8 +64,8 @@ class Server:
             writer.close()
 
 
-def said(body=b"", status="200 OK", *headers, length=None):
-    """An answer; a body that is no bytes is sent as JSON."""
+def answering(body=b"", status="200 OK", *headers, length=None):
+    """Returns a handler for an answer; a body that is not bytes is sent as JSON."""
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     async def answer(writer):
@@ -98,14 +98,14 @@ async def dripping(writer):
         await asyncio.sleep(0.05)
 
 
-def searched(answer, *, shape="searxng", within_s=60.0, then=None, pages=None, **given):
-    """The hits of a search, or the error that it raised; and the server."""
+def search(answer, *, shape="searxng", within_s=60.0, then=None, pages=None, **options):
+    """Returns the hits of a search or the error that it raised, and the server."""
     server = Server(answer)
 
     async def go():
         async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
             port = listening.sockets[0].getsockname()[1]
-            endpoint = Endpoint(f"http://127.0.0.1:{port}/search", shape, paths=PATHS, **given)
+            endpoint = Endpoint(f"http://127.0.0.1:{port}/search", shape, paths=PATHS, **options)
             source = EndpointEvidence(endpoint, pages)
             try:
                 hits = await source.search("blue tea & colds", most=5, within_s=within_s)
@@ -119,20 +119,20 @@ def searched(answer, *, shape="searxng", within_s=60.0, then=None, pages=None, *
 
 
 @pytest.mark.parametrize("shape", RESULTS)
-def test_each_shape_is_asked_and_read_in_its_own_way(shape):
-    hits, server = searched(said(RESULTS[shape]), shape=shape, key="sesame", query="words")
+def test_each_shape_is_queried_and_parsed_in_its_own_way(shape):
+    hits, server = search(answering(RESULTS[shape]), shape=shape, key="sesame", query="words")
     first = hits[0]
     assert (first.id, first.source) == (f"https://{HOST}/a", HOST)
     assert (first.title, first.snippet) == ("A page", "What it says")
     assert first.date == ("" if shape == "json" else "2024-05-06")
     ((head, body),) = server.requests
     method, target, _ = head.split("\r\n")[0].split(" ")
-    asked = parse_qs(urlsplit(target).query)
+    query = parse_qs(urlsplit(target).query)
     if shape == "serper":
         assert method == "POST" and json.loads(body) == {"q": "blue tea & colds", "num": 5}
         assert "x-api-key: sesame" in head.lower()
     else:
-        assert asked == (
+        assert query == (
             {"q": ["blue tea & colds"], "format": ["json"]} if shape == "searxng" else {"words": ["blue tea & colds"]}
         )
         assert "authorization: bearer sesame" in head.lower()
@@ -141,65 +141,65 @@ def test_each_shape_is_asked_and_read_in_its_own_way(shape):
         assert (hits[1].source, hits[1].title, hits[1].snippet) == ("other.example", "", "")
 
 
-def test_without_fetching_a_result_is_read_by_its_snippet():
+def test_without_fetching_a_result_s_text_is_its_snippet():
     async def then(source, hits):
         return await source.read(hits[0].id, within_s=5)
 
-    found, server = searched(said(RESULTS["searxng"]), then=then)
+    found, server = search(answering(RESULTS["searxng"]), then=then)
     assert (found.text, found.title, found.source) == ("What it says", "A page", HOST)
     assert len(server.requests) == 1
 
     async def unknown(source, hits):
         return await source.read("https://elsewhere.example/", within_s=5)
 
-    error, _ = searched(said(RESULTS["searxng"]), then=unknown)
+    error, _ = search(answering(RESULTS["searxng"]), then=unknown)
     assert error.reason == "EVIDENCE_MISSING"
 
 
-def test_a_search_that_finds_nothing_is_no_failure():
+def test_a_search_without_hits_is_not_a_failure():
     for engines in ({}, {"unresponsive_engines": []}):
-        hits, _ = searched(said({"results": [], **engines}))
+        hits, _ = search(answering({"results": [], **engines}))
         assert hits == []
-    # Of those that found something, some may have failed.
-    hits, _ = searched(said({**RESULTS["searxng"], "unresponsive_engines": [["one", "timeout"]]}))
+    # Some engines may have failed beside those that found something.
+    hits, _ = search(answering({**RESULTS["searxng"], "unresponsive_engines": [["one", "timeout"]]}))
     assert hits
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (said(b"<html>captcha</html>"), "EVIDENCE_GARBLED"),
-        (said(b"[" * 100_000), "EVIDENCE_GARBLED"),
-        (said({"error": "no"}), "EVIDENCE_GARBLED"),
-        (said([1, 2]), "EVIDENCE_GARBLED"),
-        (said({"results": {"a": 1}}), "EVIDENCE_GARBLED"),
-        (said({"results": [{"url": 7}, "x", None]}), "EVIDENCE_GARBLED"),
-        (said({"results": [], "unresponsive_engines": [["one", "CAPTCHA"]]}), "EVIDENCE_UNAVAILABLE"),
-        (said(b"", "500 Oh"), "EVIDENCE_UNAVAILABLE"),
-        (said(b"", "429 Slow", "Retry-After: 9"), "EVIDENCE_UNAVAILABLE"),
-        (said(b"", "302 Elsewhere", "Location: http://127.0.0.1:1/"), "EVIDENCE_UNAVAILABLE"),
-        (said(b"", "403 No"), "EVIDENCE_REFUSED"),
-        (said(BOMB, "200 OK", "Content-Encoding: gzip"), "EVIDENCE_UNAVAILABLE"),
+        (answering(b"<html>captcha</html>"), "EVIDENCE_GARBLED"),
+        (answering(b"[" * 100_000), "EVIDENCE_GARBLED"),
+        (answering({"error": "no"}), "EVIDENCE_GARBLED"),
+        (answering([1, 2]), "EVIDENCE_GARBLED"),
+        (answering({"results": {"a": 1}}), "EVIDENCE_GARBLED"),
+        (answering({"results": [{"url": 7}, "x", None]}), "EVIDENCE_GARBLED"),
+        (answering({"results": [], "unresponsive_engines": [["one", "CAPTCHA"]]}), "EVIDENCE_UNAVAILABLE"),
+        (answering(b"", "500 Oh"), "EVIDENCE_UNAVAILABLE"),
+        (answering(b"", "429 Slow", "Retry-After: 9"), "EVIDENCE_UNAVAILABLE"),
+        (answering(b"", "302 Elsewhere", "Location: http://127.0.0.1:1/"), "EVIDENCE_UNAVAILABLE"),
+        (answering(b"", "403 No"), "EVIDENCE_REFUSED"),
+        (answering(BOMB, "200 OK", "Content-Encoding: gzip"), "EVIDENCE_UNAVAILABLE"),
         (endless(), "EVIDENCE_UNAVAILABLE"),
         (endless(b"", b"HTTP/1.1 103 Early\r\nX: y\r\n\r\n" * 100), "EVIDENCE_UNAVAILABLE"),
-        (said(b"{}", length=1000), "EVIDENCE_UNAVAILABLE"),
+        (answering(b"{}", length=1000), "EVIDENCE_UNAVAILABLE"),
     ],
 )
-def test_whatever_an_endpoint_sends_is_a_failure_with_a_reason_and_never_no_results(answer, reason):
-    error, _ = searched(answer)
+def test_every_bad_answer_of_an_endpoint_is_a_failure_with_a_reason(answer, reason):
+    error, _ = search(answer)
     assert isinstance(error, Unavailable) and error.reason == reason
     assert "127.0.0.1" not in error.message and "sesame" not in error.message
 
 
 @pytest.mark.parametrize("answer", [silence, dripping])
-def test_a_slow_endpoint_is_given_up_in_time(answer):
+def test_a_slow_endpoint_times_out(answer):
     began = time.monotonic()
-    error, _ = searched(answer, within_s=0.5)
+    error, _ = search(answer, within_s=0.5)
     assert isinstance(error, Overrun) and error.reason == "EVIDENCE_TOO_SLOW"
     assert time.monotonic() - began < 20  # the endpoint itself would take 30 s
 
 
-def test_an_endpoint_that_is_not_there():
+def test_an_unreachable_endpoint_is_unavailable():
     async def go():
         source = EndpointEvidence(Endpoint("http://127.0.0.1:9/search"))
         try:
@@ -214,7 +214,7 @@ def test_an_endpoint_that_is_not_there():
 
 @asynccontextmanager
 async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
-    """A fetcher for which every name leads to ``addresses``, and each of these here; and where it connected to."""
+    """Gives a fetcher for which names resolve to ``addresses`` and connections end here, and lists its connections."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -226,11 +226,11 @@ async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
             return [host]
         return ["10.0.0.7"] if host == "inside.example" else list(addresses)
 
-    real = http_transport._BoundedBackend.connect_tcp
+    original_connect = http_transport._BoundedBackend.connect_tcp
 
     async def connect_tcp(self, host, port, **options):
         connected.append((host, port))
-        return await real(self, "127.0.0.1", listening.sockets[0].getsockname()[1], **options)
+        return await original_connect(self, "127.0.0.1", listening.sockets[0].getsockname()[1], **options)
 
     monkeypatch.setattr(http_addresses, "resolve", resolve)
     monkeypatch.setattr(http_transport._BoundedBackend, "connect_tcp", connect_tcp)
@@ -242,11 +242,11 @@ async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
             await fetcher.aclose()
 
 
-def fetched(monkeypatch, tmp_path, answer, url=f"https://{HOST}/a#top", *, within_s=60.0, **given):
-    """The text of a page, or the error, and where it connected to."""
+def fetch(monkeypatch, tmp_path, answer, url=f"https://{HOST}/a#top", *, within_s=60.0, **options):
+    """Returns the text of a page or the error, and the addresses connected to."""
 
     async def go():
-        async with a_host(monkeypatch, tmp_path, answer, **given) as (fetcher, connected):
+        async with a_host(monkeypatch, tmp_path, answer, **options) as (fetcher, connected):
             try:
                 return await fetcher.fetch(url, within_s=within_s), connected
             except Unavailable as error:
@@ -268,8 +268,8 @@ PAGE = b"<title>T</title><p>Blue tea does not shorten a cold.<script>x()</script
         ("text/html; charset=iso-8859-1", "<p>caf\xe9".encode("latin-1"), "café"),
     ],
 )
-def test_the_text_of_a_page_is_fetched_from_the_address_that_was_checked(monkeypatch, tmp_path, type_, body, text):
-    found, connected = fetched(monkeypatch, tmp_path, said(body, "200 OK", f"Content-Type: {type_}"))
+def test_a_page_is_fetched_from_the_address_that_was_checked(monkeypatch, tmp_path, type_, body, text):
+    found, connected = fetch(monkeypatch, tmp_path, answering(body, "200 OK", f"Content-Type: {type_}"))
     assert found == text
     assert connected == [(PUBLIC, 443)]
 
@@ -277,32 +277,32 @@ def test_the_text_of_a_page_is_fetched_from_the_address_that_was_checked(monkeyp
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (said(b"%PDF-1.7", "200 OK", "Content-Type: application/pdf"), "PAGE_UNREADABLE"),
-        (said(PAGE, "200 OK", "Content-Type: image/png"), "PAGE_UNREADABLE"),
-        (said(PAGE), "PAGE_UNREADABLE"),
-        (said(b"<script>x</script>", "200 OK", "Content-Type: text/html"), "PAGE_UNREADABLE"),
-        (said(PAGE, "404 Gone", "Content-Type: text/html"), "PAGE_UNREADABLE"),
-        (said(b"a" * (MAX_PAGE_BYTES + 1), "200 OK", "Content-Type: text/plain"), "PAGE_UNREADABLE"),
+        (answering(b"%PDF-1.7", "200 OK", "Content-Type: application/pdf"), "PAGE_UNREADABLE"),
+        (answering(PAGE, "200 OK", "Content-Type: image/png"), "PAGE_UNREADABLE"),
+        (answering(PAGE), "PAGE_UNREADABLE"),
+        (answering(b"<script>x</script>", "200 OK", "Content-Type: text/html"), "PAGE_UNREADABLE"),
+        (answering(PAGE, "404 Gone", "Content-Type: text/html"), "PAGE_UNREADABLE"),
+        (answering(b"a" * (MAX_PAGE_BYTES + 1), "200 OK", "Content-Type: text/plain"), "PAGE_UNREADABLE"),
         (endless(), "PAGE_UNREADABLE"),
         (
-            said(BOMB, "200 OK", "Content-Type: text/html", "Content-Encoding: gzip"),
+            answering(BOMB, "200 OK", "Content-Type: text/html", "Content-Encoding: gzip"),
             "PAGE_UNREADABLE",
         ),
-        (said(PAGE, "200 OK", "Content-Type: text/html", length=1000), "PAGE_UNREADABLE"),
-        (said(b"", "302 x", f"Location: https://{HOST}/again"), "PAGE_UNREADABLE"),
-        (said(b"", "302 x", f"Location: http://{HOST}/plain"), "PAGE_NOT_ALLOWED"),
-        (said(b"", "301 x", "Location: https://inside.example/admin"), "PAGE_NOT_ALLOWED"),
-        (said(b"", "307 x", "Location: file:///etc/passwd"), "PAGE_NOT_ALLOWED"),
-        (said(b"", "308 x", "Location: https://127.0.0.1/"), "PAGE_NOT_ALLOWED"),
+        (answering(PAGE, "200 OK", "Content-Type: text/html", length=1000), "PAGE_UNREADABLE"),
+        (answering(b"", "302 x", f"Location: https://{HOST}/again"), "PAGE_UNREADABLE"),
+        (answering(b"", "302 x", f"Location: http://{HOST}/plain"), "PAGE_NOT_ALLOWED"),
+        (answering(b"", "301 x", "Location: https://inside.example/admin"), "PAGE_NOT_ALLOWED"),
+        (answering(b"", "307 x", "Location: file:///etc/passwd"), "PAGE_NOT_ALLOWED"),
+        (answering(b"", "308 x", "Location: https://127.0.0.1/"), "PAGE_NOT_ALLOWED"),
         (dripping, "PAGE_TOO_SLOW"),
         (silence, "PAGE_TOO_SLOW"),
     ],
 )
 def test_a_page_that_cannot_be_read_is_a_failure_with_a_reason(monkeypatch, tmp_path, answer, reason):
-    error, connected = fetched(monkeypatch, tmp_path, answer, within_s=1.0 if reason == "PAGE_TOO_SLOW" else 60.0)
+    error, connected = fetch(monkeypatch, tmp_path, answer, within_s=1.0 if reason == "PAGE_TOO_SLOW" else 60.0)
     assert isinstance(error, Unavailable) and error.reason == reason
     assert HOST not in error.message
-    # Redirects included, nothing but the public address was connected to.
+    # Redirects included, only the public address was connected to.
     assert set(connected) == {(PUBLIC, 443)}
 
 
@@ -321,22 +321,22 @@ def test_a_page_that_cannot_be_read_is_a_failure_with_a_reason(monkeypatch, tmp_
         "",
     ],
 )
-def test_addresses_that_are_not_fetched(monkeypatch, tmp_path, url):
-    error, connected = fetched(monkeypatch, tmp_path, said(PAGE), url)
+def test_unsafe_page_addresses_are_not_fetched(monkeypatch, tmp_path, url):
+    error, connected = fetch(monkeypatch, tmp_path, answering(PAGE), url)
     assert error.reason == "PAGE_NOT_ALLOWED" and connected == []
 
 
 @pytest.mark.parametrize(
     "addresses", [("127.0.0.1",), ("169.254.169.254",), (PUBLIC, "192.168.0.1"), ("64:ff9b::a00:1",)]
 )
-def test_a_name_that_leads_into_a_network_is_not_followed(monkeypatch, tmp_path, addresses):
-    error, connected = fetched(monkeypatch, tmp_path, said(PAGE), addresses=addresses)
+def test_names_that_resolve_to_private_addresses_are_not_fetched(monkeypatch, tmp_path, addresses):
+    error, connected = fetch(monkeypatch, tmp_path, answering(PAGE), addresses=addresses)
     assert error.reason == "PAGE_NOT_ALLOWED" and connected == []
 
 
-def test_pages_are_fetched_where_that_is_allowed(monkeypatch, tmp_path):
+def test_pages_are_fetched_when_enabled(monkeypatch, tmp_path):
     async def go():
-        async with a_host(monkeypatch, tmp_path, said(PAGE, "200 OK", "Content-Type: text/html")) as (fetcher, _):
+        async with a_host(monkeypatch, tmp_path, answering(PAGE, "200 OK", "Content-Type: text/html")) as (fetcher, _):
             source = EndpointEvidence(Endpoint("http://127.0.0.1:9/search"), fetcher)
             assert source.identity.endswith("pages")
             return await source.read(f"https://{HOST}/a", within_s=60)

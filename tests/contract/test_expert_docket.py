@@ -1,4 +1,4 @@
-"""Documents that an expert witness read, in a docket: stored once, verified, and erased from every record."""
+"""Documents read by an expert witness, in a docket: stored once, verified, and erased from every record."""
 
 import asyncio
 import json
@@ -30,14 +30,14 @@ def record():
     return witnessed(Expert(rank={"order": [1, 2]}), FakeEvidence(found), cast=Cast(rounds=1))[0]
 
 
-def of(record, trial_id):
+def events_as(record, trial_id):
     return [event.model_copy(update={"trial_id": trial_id}) for event in record.events]
 
 
-def test_a_record_comes_out_as_it_went_in_and_a_document_is_stored_once_however_often_it_is_read(record, tmp_path):
+def test_records_are_restored_and_each_document_is_stored_once(record, tmp_path):
     async def scene(docket):
-        await append_all(docket, of(record, "a"))
-        await append_all(docket, of(record, "b"))
+        await append_all(docket, events_as(record, "a"))
+        await append_all(docket, events_as(record, "b"))
         both = [await docket.trials.record(trial_id) for trial_id in "ab"]
         entries = await docket.log.entries(0, await docket.log.size())
         bundles = [verify_bundle(await docket.auditor.bundle(each), [await docket.log.vkey()]) for each in "ab"]
@@ -45,34 +45,34 @@ def test_a_record_comes_out_as_it_went_in_and_a_document_is_stored_once_however_
         return both, entries, bundles, {fault for fault in report.counts if fault != "PICTURE_DIFFERS"}
 
     both, entries, bundles, faults = with_docket(tmp_path / "d.sqlite", scene)
-    assert [list(each.events) for each in both] == [of(record, "a"), of(record, "b")]
+    assert [list(each.events) for each in both] == [events_as(record, "a"), events_as(record, "b")]
     parts = [entry for entry in entries if entry.kind == PART and entry.body is not None]
-    # The snippet of the first is as long as its text, and so the same part.
+    # The first document's snippet equals its text, so both are the same part.
     assert sum(part_value(entry.body) == REFUTING for entry in parts) == 1
     assert len({entry.body for entry in parts}) == len(parts)
-    # The events themselves hold digests; what a model copied into its reply stands with its call.
+    # The events hold digests; what a model copied into its reply is stored with its call.
     for entry in entries:
         if entry.kind in ("EvidenceSearched", "ClaimSettled", "DocumentWeighed", "VerdictGiven"):
             event = json.loads(entry.body)
-            for replied in ("call", "calls"):
-                event.pop(replied, None)
+            for call_field in ("call", "calls"):
+                event.pop(call_field, None)
             assert QUOTE not in json.dumps(event) and '{"part": ' in json.dumps(event)
     assert not faults and all(bundle.hidden == 0 for bundle in bundles)
     assert asyncio.run(replay(both[0])).differences == () and differences(both[0]) == ()
 
 
-def test_an_erased_document_is_gone_from_every_record_and_does_not_come_back(record, tmp_path):
+def test_an_erased_document_is_gone_from_every_record_and_stays_gone(record, tmp_path):
     async def scene(docket):
-        await append_all(docket, of(record, "a"))
+        await append_all(docket, events_as(record, "a"))
         erased = await docket.eraser.erase_precedent(document_owner("one"), who="Ruth", why="asked for", at=NOON)
-        await append_all(docket, of(record, "b"))
+        await append_all(docket, events_as(record, "b"))
         both = [await docket.trials.record(trial_id) for trial_id in "ab"]
         entries = await docket.log.entries(0, await docket.log.size())
         report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
         return erased, both, entries, {fault for fault in report.counts if fault != "PICTURE_DIFFERS"}
 
     erased, both, entries, faults = with_docket(tmp_path / "d.sqlite", scene)
-    assert len(erased.numbers) >= 2 and not faults  # the text, and its quotation
+    assert len(erased.numbers) >= 2 and not faults  # the text and its quotation
     for each in both:
         weighed = each.last(DocumentWeighed)
         assert weighed.text == GONE and weighed.quotes == (GONE,) and len(weighed.sha256) == 64
@@ -88,7 +88,7 @@ def test_an_erased_document_is_gone_from_every_record_and_does_not_come_back(rec
 
 
 async def texts_left(docket):
-    """Texts of documents that entries of the log still hold, by document; the docket is right all the while."""
+    """Returns the documents whose texts the log still holds, after verifying the docket."""
     report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
     assert not report.counts.keys() - {"PICTURE_DIFFERS"}, report.findings
     entries = await docket.log.entries(0, await docket.log.size(), {PART})
@@ -96,7 +96,7 @@ async def texts_left(docket):
     return {part["of"] for part in parts if part["of"].startswith("document:")}
 
 
-def erasing(docket, *trial_ids):
+def erase_trials(docket, *trial_ids):
     return docket.eraser.erase_all(dict.fromkeys(trial_ids, ()), who="Ruth", why="asked for", at=NOON)
 
 
@@ -104,43 +104,45 @@ BOTH = {"document:one", "document:two"}
 
 
 @pytest.mark.slow
-def test_texts_of_documents_go_with_the_last_trial_that_quotes_them(record, using):
+def test_a_document_s_text_is_erased_with_the_last_trial_that_quotes_it(record, using):
     async def scene(docket):
         for trial_id in "ab":
-            await append_all(docket, of(record, trial_id))
-        # A third has not come to read the second document, and has the first's search result alone.
+            await append_all(docket, events_as(record, trial_id))
+        # The third trial has not read the second document, and knows the first only from the search results.
         upto = next(place for place, event in enumerate(record.events) if isinstance(event, DocumentWeighed))
-        await append_all(docket, of(record, "c")[:upto])
+        await append_all(docket, events_as(record, "c")[:upto])
         assert await texts_left(docket) == BOTH
-        await erasing(docket, "a")
-        assert list((await docket.trials.record("b")).events) == of(record, "b"), "the other's record stays as it was"
-        (erased,) = await erasing(docket, "b")
-        assert await texts_left(docket) == BOTH, "search results of the third show both"
+        await erase_trials(docket, "a")
+        assert list((await docket.trials.record("b")).events) == events_as(record, "b"), (
+            "the other trial's record is unchanged"
+        )
+        (erased,) = await erase_trials(docket, "b")
+        assert await texts_left(docket) == BOTH, "the third trial's search results contain both"
         third = await docket.trials.record("c")
-        assert list(third.events) == of(record, "c")[:upto]
-        await erasing(docket, "c")
+        assert list(third.events) == events_as(record, "c")[:upto]
+        await erase_trials(docket, "c")
         assert await texts_left(docket) == set()
-        # No grave: who reads the document next has it on record like the first.
-        await append_all(docket, of(record, "d"))
-        assert list((await docket.trials.record("d")).events) == of(record, "d")
-        await append_all(docket, of(record, "e"))
-        await erasing(docket, "d", "e")
+        # No tombstone: a later reader of the document has it on record like the first.
+        await append_all(docket, events_as(record, "d"))
+        assert list((await docket.trials.record("d")).events) == events_as(record, "d")
+        await append_all(docket, events_as(record, "e"))
+        await erase_trials(docket, "d", "e")
         assert await texts_left(docket) == set()
         return erased
 
     assert using(scene).numbers
 
 
-def test_a_docket_of_format_8_knows_after_its_upgrade_who_quotes_which_document(record, using, docket_place):
+def test_upgrading_format_8_records_which_trials_use_which_document(record, using, docket_place):
     async def before(docket):
         for trial_id in "ab":
-            await append_all(docket, of(record, trial_id))
+            await append_all(docket, events_as(record, trial_id))
 
     async def after(docket):
-        await erasing(docket, "a")
+        await erase_trials(docket, "a")
         assert await texts_left(docket) == BOTH
-        assert list((await docket.trials.record("b")).events) == of(record, "b")
-        await erasing(docket, "b")
+        assert list((await docket.trials.record("b")).events) == events_as(record, "b")
+        await erase_trials(docket, "b")
         return await texts_left(docket)
 
     using(before)
@@ -155,9 +157,9 @@ def test_a_docket_of_format_8_knows_after_its_upgrade_who_quotes_which_document(
     assert using(after) == set() and stored_format(place_of(docket_place)) == FORMAT
 
 
-def test_a_precedent_of_the_same_name_stays(record, tmp_path):
+def test_erasing_a_precedent_keeps_the_document_of_the_same_name(record, tmp_path):
     async def scene(docket):
-        await append_all(docket, of(record, "a"))
+        await append_all(docket, events_as(record, "a"))
         await docket.eraser.erase_precedent("one", who="Ruth", why="asked for", at=NOON)
         return await docket.trials.record("a")
 

@@ -1,4 +1,4 @@
-"""Faults while requests come: afterwards each that was accepted has a verdict or a recorded failure, none two.
+"""Faults under load: afterwards each accepted request has exactly one verdict or a recorded failure.
 
 Everything is counted, at the callers and in the docket. Full size with MEMECOURT_FULL=1.
 """
@@ -32,11 +32,11 @@ from tests.support.sizes import FULL
 from tests.unit.test_trial import a_court
 
 REQUESTS, FAULTS = (600, 20) if FULL else (40, 2)
-PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+RETRYABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
 class SlowReader(FakeReader):
-    """Takes its time, so that faults find trials in every state; for the first picture until ``go_on`` is set."""
+    """Reads slowly, so that faults hit trials in every state; the first picture waits until ``go_on`` is set."""
 
     def __init__(self, result):
         super().__init__(result)
@@ -51,12 +51,12 @@ class SlowReader(FakeReader):
         return await super().read(picture)
 
 
-def asked(number, **fields):
+def numbered_request(number, **fields):
     return judge_request(b"picture %d" % number, request_id=f"r{number}", **fields)
 
 
 class Callers:
-    """Ask until they have a verdict, and note what they are told."""
+    """Callers that retry until they have a verdict, and record verdicts and errors."""
 
     def __init__(self):
         self.verdicts = {}
@@ -64,13 +64,13 @@ class Callers:
         self._at_once = asyncio.Semaphore(80)
 
     async def ask(self, stub, request):
-        """Asks again for as long as it is told that this may help."""
+        """Retries as long as the error allows it."""
         async with self._at_once:
             while True:
                 try:
                     verdict = await stub.Judge(request, timeout=60)
                 except grpc.aio.AioRpcError as error:
-                    assert error.code() in PASSING, (error.code(), error.details())
+                    assert error.code() in RETRYABLE, (error.code(), error.details())
                     self.errors[Refusal(error).info.reason] += 1
                     await asyncio.sleep(0.05)
                     continue
@@ -78,8 +78,8 @@ class Callers:
                 return verdict
 
 
-async def counted(docket, verdicts):
-    """Holds what the callers were told against the docket; how many trials failed on the way."""
+async def count_failures(docket, verdicts):
+    """Checks the docket against the callers' verdicts, and returns the number of failed trials."""
     assert not await open_trials(docket)
     lines = await docket.index.list(limit=10**6)
     by_request = {}
@@ -89,23 +89,23 @@ async def counted(docket, verdicts):
         assert len(record.all(VerdictGiven)) == (record.state is TrialState.DECIDED)
         assert [event.seq for event in record.events] == [*range(len(record.events))]
         by_request.setdefault(line.request_id, []).append(record)
-    for request_id, given in verdicts.items():
-        (verdict_id,) = given  # told twice, it is the same one
+    for request_id, ids in verdicts.items():
+        (verdict_id,) = ids  # repeated answers name the same verdict
         (decided,) = [record for record in by_request[request_id] if record.state is TrialState.DECIDED]
         assert decided.trial_id == verdict_id
     return sum(len(record.all(TrialFailed)) for records in by_request.values() for record in records)
 
 
 @contextmanager
-def a_locked_file(path):
+def locked_file(path):
     with closing(sqlite3.connect(path, timeout=60)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
 
 
 @contextmanager
-def a_full_disk(path):
-    """No file of this process may grow beyond that; to the database it looks like a disk that is full."""
+def full_disk(path):
+    """Limits the file size of this process; to the database it looks like a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = Path(f"{path}-wal").stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -116,7 +116,7 @@ def a_full_disk(path):
 
 
 @contextmanager
-def a_file_that_is_gone(path):
+def missing_file(path):
     Path(path).rename(f"{path}.away")
     try:
         yield
@@ -130,7 +130,7 @@ def _tables(connection):
 
 
 @contextmanager
-def a_locked_database(url):
+def locked_database(url):
     import psycopg
 
     with psycopg.connect(url) as other:
@@ -141,7 +141,7 @@ def a_locked_database(url):
 
 
 @contextmanager
-def a_database_whose_disk_is_full(url):
+def full_database_disk(url):
     import psycopg
 
     full = "BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END"
@@ -163,8 +163,8 @@ _BREAK = (
 
 
 @contextmanager
-def a_database_that_is_gone(url):
-    """All connections break, and nobody answers at its address. (No process is started here: gRPC takes that ill.)"""
+def unreachable_database(url):
+    """Breaks all connections and removes the server's socket. Starts no process, which gRPC does not tolerate here."""
     import psycopg
 
     address = Path(f"{url.partition('host=')[2]}/.s.PGSQL.5432")
@@ -186,29 +186,29 @@ def broken_connections(url):
     yield
 
 
-SQLITE = [a_locked_file, a_full_disk, a_file_that_is_gone]
-POSTGRES = [a_locked_database, a_database_whose_disk_is_full, a_database_that_is_gone, broken_connections]
+SQLITE = [locked_file, full_disk, missing_file]
+POSTGRES = [locked_database, full_database_disk, unreachable_database, broken_connections]
 
 
 @pytest.mark.promise("RE-8", "600 requests, 20 faults of each of 7 kinds: 0 lost, 0 twice")
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [*SQLITE, *POSTGRES], ids=lambda fault: fault.__name__)
-def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, monkeypatch, request, fault):
-    """Each request comes twice, at two connections, in no order; the docket fails again and again meanwhile.
+def test_docket_faults_under_load_cost_no_request_its_verdict(tmp_path, monkeypatch, request, fault):
+    """Sends each request twice, over two connections, in random order, while the docket fails again and again.
 
-    Part of them are sent only once a fault is in place, so that some meet it on any machine.
+    Some requests are sent only once a fault is in place, so that they meet it on any machine.
     """
     monkeypatch.setattr(loose_ends, "AGAIN_S", 0.05)
-    choose = random.Random(7)
+    random_ = random.Random(7)
     place = str(tmp_path / "docket.sqlite")
     if fault in POSTGRES:
         place = request.getfixturevalue("docket_database")
 
-    def fail(seconds, in_place, met):
+    def fail(seconds, in_place, was_met):
         with fault(place):
             in_place()
             time.sleep(seconds)
-            wait_until(met, 60)
+            wait_until(was_met, 60)
 
     async def scene():
         options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 40}
@@ -217,8 +217,8 @@ def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, m
             channel = it.another_channel()
             another = CourtStub(channel)
             callers = Callers()
-            requests = [asked(number) for number in range(REQUESTS)] * 2
-            choose.shuffle(requests)
+            requests = [numbered_request(number) for number in range(REQUESTS)] * 2
+            random_.shuffle(requests)
 
             async def ask(number, request):
                 await asyncio.sleep(number * 0.004)
@@ -230,17 +230,17 @@ def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, m
                 batch = [requests.pop() for _ in range(min(count, len(requests)))]
                 asking.extend(asyncio.create_task(ask(number, request)) for number, request in enumerate(batch))
 
-            def met():
-                # Those are made again before anybody hears of it.
+            def was_met():
+                # Broken connections are replaced before any caller notices.
                 return fault is broken_connections or callers.errors["DOCKET_UNAVAILABLE"]
 
             loop, each = asyncio.get_running_loop(), len(requests) // (FAULTS + 1)
             send(each)
             for _ in range(FAULTS):
-                await asyncio.sleep(choose.uniform(0.05, 0.15))
-                # Longer than the docket's patience: whoever writes meanwhile is refused.
-                seconds = choose.uniform(0.5, 1.0)
-                await asyncio.to_thread(fail, seconds, lambda: loop.call_soon_threadsafe(send, each), met)
+                await asyncio.sleep(random_.uniform(0.05, 0.15))
+                # Longer than the docket's patience: writes meanwhile are refused.
+                seconds = random_.uniform(0.5, 1.0)
+                await asyncio.to_thread(fail, seconds, lambda: loop.call_soon_threadsafe(send, each), was_met)
             send(len(requests))
             await asyncio.gather(*asking)
             await channel.close()
@@ -248,7 +248,7 @@ def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, m
             async with asyncio.timeout(120):
                 while await open_trials(it.docket):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-            failed = await counted(it.docket, callers.verdicts)
+            failed = await count_failures(it.docket, callers.verdicts)
             return callers, failed
 
     callers, failed = asyncio.run(scene())
@@ -258,8 +258,8 @@ def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, m
     )
 
 
-def jumping(jumps):
-    """A clock that is set by hours, forward and back, while it runs."""
+def jumping_clock(jumps):
+    """Yields times of a clock that is set forward and back by hours while it runs."""
     start = datetime.now(UTC)
     ticks = 0
     while True:
@@ -267,36 +267,36 @@ def jumping(jumps):
         yield start + timedelta(milliseconds=ticks) + next(jumps)
 
 
-def test_a_clock_that_jumps_changes_nothing_but_the_times_that_are_written_down(tmp_path):
-    """Deadlines, turns and who lives are told by the monotonic clock; only the record has times of the other."""
-    choose = random.Random(11)
-    hours = iter(lambda: timedelta(hours=choose.choice([0, 0, -9, 14, -1000])), None)
-    clock = jumping(hours)
+def test_clock_jumps_change_only_recorded_times(tmp_path):
+    """Deadlines, scheduling and liveness use the monotonic clock; only the record uses wall-clock time."""
+    random_ = random.Random(11)
+    hours = iter(lambda: timedelta(hours=random_.choice([0, 0, -9, 14, -1000])), None)
+    clock = jumping_clock(hours)
 
     async def scene():
         court = replace(a_court(reader=SlowReader("as read")), now=lambda: next(clock))
         async with a_scene(tmp_path, court=court, reuse="namespace", concurrent_trials=4, waiting_trials=1000) as it:
             callers = Callers()
-            await asyncio.gather(*(callers.ask(it.stub, asked(number)) for number in [*range(REQUESTS)] * 2))
+            await asyncio.gather(*(callers.ask(it.stub, numbered_request(number)) for number in [*range(REQUESTS)] * 2))
             assert not callers.errors and len(callers.verdicts) == REQUESTS
-            assert await counted(it.docket, callers.verdicts) == 0
+            assert await count_failures(it.docket, callers.verdicts) == 0
             lines = await it.docket.index.list(limit=10**6)
             paged, after = [], None
             while page := await it.docket.index.list(limit=7, after=after):
                 paged += page
                 after = page[-1].opened_at, page[-1].trial_id
-            # In whatever order they came: listed once each, by the times that were written down.
+            # Trials are listed once each, ordered by the recorded times.
             assert [line.trial_id for line in paged] == [line.trial_id for line in lines]
-            assert {line.trial_id for line in lines} == {one for given in callers.verdicts.values() for one in given}
+            assert {line.trial_id for line in lines} == {one for ids in callers.verdicts.values() for one in ids}
             records = [await it.docket.trials.record(line.trial_id) for line in lines]
             return sum(b.at < a.at for r in records for a, b in zip(r.events, r.events[1:], strict=False))
 
-    assert asyncio.run(scene()) > REQUESTS, "the clock was to go back in most trials"
+    assert asyncio.run(scene()) > REQUESTS, "the clock goes back in most trials"
 
 
-def test_duplicated_and_reordered_requests_are_tried_once_and_each_copy_is_answered(tmp_path):
-    """Over streams and single calls, several copies of each, in any order; one under the id of another is refused."""
-    choose = random.Random(13)
+def test_duplicated_and_reordered_requests_are_tried_once_and_all_answered(tmp_path):
+    """Sends several copies over streams and single calls, in random order; a conflicting request is refused."""
+    random_ = random.Random(13)
     copies = 4
 
     async def scene():
@@ -305,17 +305,17 @@ def test_duplicated_and_reordered_requests_are_tried_once_and_each_copy_is_answe
             others = [it.another_channel() for _ in range(3)]
             stubs = [it.stub, *map(CourtStub, others)]
             callers = Callers()
-            single = [asked(number) for number in range(REQUESTS)] * 2
-            false = [asked(number, text="another text") for number in range(0, REQUESTS, 10)]
-            choose.shuffle(single)
+            single = [numbered_request(number) for number in range(REQUESTS)] * 2
+            conflicting = [numbered_request(number, text="another text") for number in range(0, REQUESTS, 10)]
+            random_.shuffle(single)
             streams = []
             for stub in stubs[: copies - 2]:
-                items = [wire.JudgeStreamRequest(request=asked(number)) for number in range(REQUESTS)]
-                choose.shuffle(items)
+                items = [wire.JudgeStreamRequest(request=numbered_request(number)) for number in range(REQUESTS)]
+                random_.shuffle(items)
                 streams.append(rest_of(stub.JudgeStream(iter(items), timeout=120)))
             asking = [callers.ask(stubs[number % 4], request) for number, request in enumerate(single)]
             *streamed, _ = await asyncio.gather(*streams, asyncio.gather(*asking))
-            for request in false:
+            for request in conflicting:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await it.stub.Judge(request, timeout=60)
                 assert Refusal(caught.value).info.reason == "REQUEST_ID_TAKEN"
@@ -326,15 +326,15 @@ def test_duplicated_and_reordered_requests_are_tried_once_and_each_copy_is_answe
             for channel in others:
                 await channel.close()
             assert not callers.errors and len(callers.verdicts) == REQUESTS
-            assert await counted(it.docket, callers.verdicts) == 0
+            assert await count_failures(it.docket, callers.verdicts) == 0
             return len(await it.docket.index.list(limit=10**6))
 
     assert asyncio.run(scene()) == REQUESTS
 
 
-def test_clients_that_vanish_leave_verdicts_or_recorded_failures_and_may_come_back(tmp_path):
-    """Some break their connection off, some only their call, at any moment; then all of them ask again."""
-    choose = random.Random(17)
+def test_vanished_clients_leave_verdicts_or_failures_and_can_return(tmp_path):
+    """Some break their connection, some only their call, at random moments; then all of them ask again."""
+    random_ = random.Random(17)
 
     async def scene():
         options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 10_000}
@@ -345,14 +345,14 @@ def test_clients_that_vanish_leave_verdicts_or_recorded_failures_and_may_come_ba
             await asyncio.gather(*(channel.channel_ready() for channel in channels))
             calls = []
             for number in range(REQUESTS):
-                calls.append(CourtStub(channels[number % len(channels)]).Judge(asked(number), timeout=60))
+                calls.append(CourtStub(channels[number % len(channels)]).Judge(numbered_request(number), timeout=60))
                 if number % 5 == 0:
-                    await asyncio.sleep(choose.uniform(0, 0.02))
+                    await asyncio.sleep(random_.uniform(0, 0.02))
                 if number % 3 == 0:
-                    choose.choice(calls).cancel()
-            await until(reader.asked.is_set)  # the first of them is in mid-trial, until its caller is gone
+                    random_.choice(calls).cancel()
+            await until(reader.asked.is_set)  # the first is in mid-trial until its caller is gone
             for channel in channels:
-                await asyncio.sleep(choose.uniform(0, 0.05))
+                await asyncio.sleep(random_.uniform(0, 0.05))
                 await channel.close()
             for call in calls:
                 with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
@@ -366,16 +366,16 @@ def test_clients_that_vanish_leave_verdicts_or_recorded_failures_and_may_come_ba
                     await asyncio.sleep(0.02)
             begun = [await it.docket.trials.record(line.trial_id) for line in await it.docket.index.list(limit=10**6)]
             callers = Callers()
-            await asyncio.gather(*(callers.ask(it.stub, asked(number)) for number in range(REQUESTS)))
+            await asyncio.gather(*(callers.ask(it.stub, numbered_request(number)) for number in range(REQUESTS)))
             assert len(callers.verdicts) == REQUESTS
-            failed = await counted(it.docket, callers.verdicts)
+            failed = await count_failures(it.docket, callers.verdicts)
             after = await it.docket.index.list(limit=10**6)
             return gone, begun, failed, after
 
     gone, begun, failed, after = asyncio.run(scene())
     ended = Counter(record.state for record in begun)
-    assert gone and ended[TrialState.FAILED], "nobody vanished in mid-trial"
+    assert gone and ended[TrialState.FAILED], "no client vanished in mid-trial"
     assert failed == ended[TrialState.FAILED]
-    # What was begun went on where it was: nothing was held twice.
+    # Interrupted trials were resumed: none was run twice.
     assert len(after) == REQUESTS and {record.trial_id for record in begun} <= {line.trial_id for line in after}
     assert all(len(record.all(TrialOpened)) == 1 for record in begun)

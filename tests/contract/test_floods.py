@@ -1,4 +1,4 @@
-"""GR-3: callers who speak HTTP/2 to do harm. No honest call fails meanwhile, and health always answers."""
+"""GR-3: HTTP/2 attacks. No honest call fails meanwhile, and health checks always answer."""
 
 import asyncio
 import socket
@@ -31,8 +31,8 @@ HONEST = 200 if FULL else 15
 IDLE = 200
 
 
-async def honest(it):
-    """Calls of a caller that means well, and health checks beside them; none may fail."""
+async def make_honest_calls(it):
+    """Makes honest calls with health checks beside them; none may fail."""
     channel = it.another_channel()
     try:
         stub, health = CourtStub(channel), health_pb2_grpc.HealthStub(channel)
@@ -40,8 +40,8 @@ async def honest(it):
             verdict = await stub.Judge(judge_request(b"honest %d" % number, text="some text"), timeout=60)
             assert verdict.label
             for service in (LIVENESS, COURT):
-                told = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=60)
-                assert told.status == health_pb2.HealthCheckResponse.SERVING
+                answer = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=60)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
     finally:
         await channel.close()
 
@@ -51,28 +51,28 @@ async def honest(it):
 @pytest.mark.parametrize("attack", FLOODS)
 def test_a_flood_of_frames_fails_no_honest_call(tmp_path, forks, attack):
     async def work(it):
-        ear, mouth = forks.Pipe()
-        attacking = forks.Process(target=flood, args=(it.address, attack, FRAMES, mouth))
+        receiver, sender = forks.Pipe()
+        attacking = forks.Process(target=flood, args=(it.address, attack, FRAMES, sender))
         attacking.start()
         try:
-            before = await asyncio.to_thread(ear.recv)
-            await honest(it)  # while they are at it
-            ear.send("enough")
-            sent = await asyncio.to_thread(ear.recv)
+            before = await asyncio.to_thread(receiver.recv)
+            await make_honest_calls(it)  # during the attack
+            receiver.send("enough")
+            sent = await asyncio.to_thread(receiver.recv)
             assert all(late >= early + FRAMES for early, late in zip(before, sent, strict=True))
             await asyncio.to_thread(attacking.join, 20)
         finally:
             attacking.kill()
             attacking.join()
-            ear.close()
-        await honest(it)  # and afterwards
+            receiver.close()
+        await make_honest_calls(it)  # after it
         return len(await it.docket.index.list(limit=10_000))
 
     tried = play(work, tmp_path, reader=FakeReader())
-    assert tried == 2 * HONEST, "only what was asked for is on trial"
+    assert tried == 2 * HONEST, "only honest requests were tried"
 
 
-def test_connections_that_say_nothing_and_calls_that_never_go_on_fail_no_honest_call(tmp_path):
+def test_silent_connections_and_unfinished_calls_fail_no_honest_call(tmp_path):
     async def work(it):
         host, _, port = it.address.rpartition(":")
         with ExitStack() as stack:
@@ -81,14 +81,14 @@ def test_connections_that_say_nothing_and_calls_that_never_go_on_fail_no_honest_
                 if number % 20 == 0:
                     calls = b"".join(headers_only(each) for each in range(120))
                     connection.sendall(PREFACE + frame(SETTINGS, 0, 0) + calls)
-            await honest(it)
-        await honest(it)
+            await make_honest_calls(it)
+        await make_honest_calls(it)
 
     play(work, tmp_path, reader=FakeReader())
 
 
-def test_calls_that_stand_in_line_fail_no_honest_call(tmp_path):
-    """By itself the library cancels calls by chance where 1,000 stand in line, and all from 3,000 on."""
+def test_queued_calls_fail_no_honest_call(tmp_path):
+    """The library by default cancels calls at random when 1,000 are queued, and all from 3,000 on."""
 
     async def work(it):
         host, _, port = it.address.rpartition(":")
@@ -98,27 +98,27 @@ def test_calls_that_stand_in_line_fail_no_honest_call(tmp_path):
                 calls = b"".join(headers_only(each) for each in range(120))
                 connection.sendall(PREFACE + frame(SETTINGS, 0, 0) + calls + ping(1))
                 answer = b""
-                while ping(1)[9:] not in answer:  # then it has all of them, and this thread, the server's, none
+                while ping(1)[9:] not in answer:  # then the server has all of them, and its thread is idle
                     answer += connection.recv(1_000)
-            await honest(it)
+            await make_honest_calls(it)
 
     play(work, tmp_path, reader=FakeReader())
 
 
-def test_how_many_calls_a_connection_may_have_is_said_to_it(tmp_path):
-    """Whoever resets at once can have no more of them in the server than that."""
+def test_each_connection_is_sent_its_limit_of_concurrent_streams(tmp_path):
+    """Limits how many calls of a client that resets them at once are in the server."""
 
     async def work(it):
         host, _, port = it.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(PREFACE + frame(SETTINGS, 0, 0))
-        told = {}
-        while not told:
+        settings = {}
+        while not settings:
             head = await asyncio.wait_for(reader.readexactly(9), 60)
             body = await reader.readexactly(int.from_bytes(head[:3], "big"))
             if head[3] == SETTINGS and not head[4] & ACK:
-                told = dict(struct.iter_unpack(">HI", body))
+                settings = dict(struct.iter_unpack(">HI", body))
         writer.close()
-        return told
+        return settings
 
     assert play(work, tmp_path)[MAX_CONCURRENT_STREAMS] == 128

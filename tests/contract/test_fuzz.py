@@ -1,6 +1,6 @@
-"""Requests that no honest client makes: each has a typed answer, tells nothing of the machine, and costs nobody else.
+"""Fuzzing: each malformed request gets a typed answer that reveals nothing of the machine, and harms no other call.
 
-10,000 with ``MEMECOURT_FULL=1``, a share of them without; what is sent is the same each time.
+10,000 requests with ``MEMECOURT_FULL=1``, fewer without; they are the same in each run.
 """
 
 import asyncio
@@ -36,15 +36,15 @@ METHODS = {
 REFUSALS = {
     "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "PERMISSION_DENIED",
 }  # fmt: skip
-"""What a caller may be told who asks for nonsense. Not: INTERNAL, UNKNOWN, UNAVAILABLE, DEADLINE_EXCEEDED."""
+"""Allowed codes for nonsense. Not: INTERNAL, UNKNOWN, UNAVAILABLE, DEADLINE_EXCEEDED."""
 NASTY = (
     "", "\x00", "a" * 200_000, "../../../../etc/hosts", "'; DROP TABLE trials; --", "%s%n%x", "{0.__class__}",
     "<script>", "<|im_start|>system", "\u202eabc", "\ud7ff\U0010ffff", "0", "-1", "null", "\n\r\t", "é" * 65, "-" * 129,
 )  # fmt: skip
 
 
-def seeds(trial_id):
-    """A request for each method that is answered, and changes little."""
+def seed_requests(trial_id):
+    """Returns a valid request for each method; they change little."""
     signed = {"who": "ada", "why": "as was decided"}
     judged = judge_request(IMAGE, text="cat dog", namespace="n", content_id="c")
     return {
@@ -68,7 +68,7 @@ def seeds(trial_id):
     }
 
 
-# Bytes of the wire
+# Wire format
 
 
 def varint(number):
@@ -80,12 +80,12 @@ def varint(number):
 
 
 def field(number, form, body):
-    """A field as it stands on the wire; ``form`` 2 has its length before it."""
+    """Encodes a field; ``form`` 2 is preceded by its length."""
     return varint(number << 3 | form) + (varint(len(body)) + body if form == 2 else body)
 
 
 def fields_of(data):
-    """The fields of a message that is well formed: number, form and body."""
+    """Returns number, form and body of each field of a well-formed message."""
     found, at = [], 0
 
     def number():
@@ -115,7 +115,7 @@ def fields_of(data):
 
 
 def any_value(chance, depth=0):
-    """A field's form and a body that fits the form, whatever the field."""
+    """Returns a field's form and a body that fits it, for any field."""
     form = chance.choice([0, 1, 2, 2, 2, 5])
     if form == 0:
         return 0, varint(chance.choice([0, 1, 2, 77, 2**31 - 1, 2**31, 2**32, 2**63, 2**64 - 1]))
@@ -129,22 +129,22 @@ def any_value(chance, depth=0):
 
 
 def mutated(data, chance):
-    """A message that was well formed, changed in a way that a faulty or hostile client might."""
-    how = chance.randrange(12)
-    if how == 0:
+    """Mutates a well-formed message as a faulty or hostile client might."""
+    kind_of_change = chance.randrange(12)
+    if kind_of_change == 0:
         return chance.randbytes(chance.choice([1, 2, 10, 100, 5000]))
-    if how == 1 and data:
+    if kind_of_change == 1 and data:
         changed = bytearray(data)
         for _ in range(chance.randint(1, 8)):
             changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
         return bytes(changed)
-    if how == 2:
+    if kind_of_change == 2:
         return data[: chance.randint(0, len(data))]
-    if how == 3:
+    if kind_of_change == 3:
         return data + chance.choice([data, b"\x00", b"\xff" * 11, field(1, 2, b"x")[:-1], b"\x0b" * 200])
-    if how == 4:
-        return field(chance.choice([1, 3, 500, 2**28]), 2, b"")[:-1] + varint(2**31 - 1)  # promises more than it has
-    if how == 5:
+    if kind_of_change == 4:
+        return field(chance.choice([1, 3, 500, 2**28]), 2, b"")[:-1] + varint(2**31 - 1)  # too long
+    if kind_of_change == 5:
         deep = b""
         for _ in range(chance.choice([5, 99, 101, 500])):
             deep = field(chance.randint(1, 3), 2, deep)
@@ -152,13 +152,13 @@ def mutated(data, chance):
     fields = fields_of(data)
     for _ in range(chance.randint(1, 3)):
         place = chance.randrange(len(fields) + 1)
-        if how == 6 and fields:
+        if kind_of_change == 6 and fields:
             fields.pop(chance.randrange(len(fields)))
-        elif how == 7 and fields:
+        elif kind_of_change == 7 and fields:
             fields.insert(place, chance.choice(fields))
-        elif how == 8:
+        elif kind_of_change == 8:
             fields.insert(place, (chance.choice([*range(1, 13), 500, 2**28]), *any_value(chance)))
-        elif how == 9 and fields:
+        elif kind_of_change == 9 and fields:
             number = chance.choice(fields)[0]
             fields.insert(place, (number, *any_value(chance)))
         else:
@@ -168,7 +168,7 @@ def mutated(data, chance):
 
 
 def any_request(method, seed, chance):
-    """One message as bytes: filled with anything that its fields may hold, or mutated."""
+    """Returns a message as bytes: filled with random values, or mutated."""
     if chance.random() < 0.2:
         message = fill(kind(wire.DESCRIPTOR.pool, method.input_type.name)(), chance)
         if chance.random() < 0.7:
@@ -186,7 +186,7 @@ METADATA = (
 )  # fmt: skip
 
 
-# What comes back
+# Checking the answers
 
 
 class Findings:
@@ -199,16 +199,16 @@ class Findings:
         words += [r"\.py\b", r"127\.0\.0\.1", r"Error\b\("]
         self.leak = re.compile("|".join(words), re.IGNORECASE)
 
-    def check(self, holds, what, request):
+    def check(self, holds, problem, request):
         if not holds:
-            self.wrong.append((what, request[:200]))
+            self.wrong.append((problem, request[:200]))
 
-    def said(self, text, request):
-        """What is said for people."""
-        self.check(not self.leak.search(text), f"tells of the machine: {text[:300]}", request)
-        self.check(len(text) < 2000, f"says too much: {text[:100]}", request)
+    def check_text(self, text, request):
+        """Checks a message for people."""
+        self.check(not self.leak.search(text), f"reveals the machine: {text[:300]}", request)
+        self.check(len(text) < 2000, f"too long: {text[:100]}", request)
 
-    def refused(self, error, request):
+    def check_refusal(self, error, request):
         name = error.code().name
         self.codes[name] += 1
         self.check(name in REFUSALS, f"refused with {name}: {error.details()}", request)
@@ -216,51 +216,51 @@ class Findings:
         self.check(status is not None, f"{name} without details: {error.details()}", request)
         infos, bad = [], []
         for packed in status.details if status else ():
-            for of, found in ((error_details_pb2.ErrorInfo, infos), (error_details_pb2.BadRequest, bad)):
-                message = of()
+            for message_type, found in ((error_details_pb2.ErrorInfo, infos), (error_details_pb2.BadRequest, bad)):
+                message = message_type()
                 if packed.Unpack(message):
                     found.append(message)
         self.check([info.domain for info in infos] == ["memecourt.v1"], f"{name} with {len(infos)} ErrorInfo", request)
         self.check(all(re.fullmatch(r"[A-Z][A-Z_]+", info.reason) for info in infos), f"reason {infos}", request)
         if name == "INVALID_ARGUMENT":
             self.check(len(bad) == 1, f"{name} names no field: {error.details()}", request)
-        self.said(str(status), request)
+        self.check_text(str(status), request)
 
-    def failed(self, failure, request):
-        """An error as a value."""
+    def check_failure(self, failure, request):
+        """Checks an error returned as a value."""
         code = next((code.name for code in grpc.StatusCode if code.value[0] == failure.code), "")
         self.codes[f"value {code}"] += 1
         self.check(code in REFUSALS and failure.reason, f"a failure {failure}", request)
-        self.said(str(failure), request)
+        self.check_text(str(failure), request)
 
 
 async def ask(it, found, name, method, messages, metadata):
-    """Makes one call of whatever form; notes what is wrong with what comes of it."""
+    """Makes one call of any form and checks its outcome."""
     answer = kind(wire.DESCRIPTOR.pool, method.output_type.name)
     request = b" ".join(messages)
     try:
         if method.client_streaming:
-            for data in await asyncio.to_thread(all_of, it.threads.stream_stream(name), messages, metadata):
+            for data in await asyncio.to_thread(read_all, it.threads.stream_stream(name), messages, metadata):
                 if (response := answer.FromString(data)).HasField("failure"):
-                    found.failed(response.failure, request)
+                    found.check_failure(response.failure, request)
         elif method.server_streaming:
             call = it.channel.unary_stream(name)(messages[0], timeout=WITHIN_S, metadata=metadata)
             responses = 0
             async for data in call:
                 answer.FromString(data)
                 responses += 1
-                if responses == (1 if method.name == "WatchReviews" else 20):  # which has no end
-                    call.cancel()  # the first say enough
+                if responses == (1 if method.name == "WatchReviews" else 20):  # it never ends
+                    call.cancel()  # the first responses suffice
                     break
         else:
             answer.FromString(await it.channel.unary_unary(name)(messages[0], timeout=WITHIN_S, metadata=metadata))
         found.codes["OK"] += 1
     except grpc.RpcError as error:
-        found.refused(error, request)
+        found.check_refusal(error, request)
 
 
-def all_of(stream, messages, metadata):
-    """All answers of a stream. With threads: gRPC's asyncio says INTERNAL where a stream ends while it sends."""
+def read_all(stream, messages, metadata):
+    """Returns all answers of a stream. With threads: grpc.aio reports INTERNAL if a stream ends while it sends."""
     responses = list(stream(iter(messages), timeout=WITHIN_S, metadata=metadata))
     assert len(responses) <= len(messages)
     return responses
@@ -269,31 +269,31 @@ def all_of(stream, messages, metadata):
 async def fuzz(path, count):
     async with real_court(path) as it:
         first = await it.judge.Judge(judge_request(IMAGE, text="cat bird", request_id="first"), timeout=WITHIN_S)
-        asked, found = seeds(first.verdict_id), Findings(path)
-        assert {method.name for method in METHODS.values()} == set(asked)
-        for name, method in METHODS.items():  # what is mutated is answered as it is
+        seed_by_method, found = seed_requests(first.verdict_id), Findings(path)
+        assert {method.name for method in METHODS.values()} == set(seed_by_method)
+        for name, method in METHODS.items():  # the seeds themselves are answered
             whole = Findings(path)
-            await ask(it, whole, name, method, [asked[method.name].SerializeToString()], ())
+            await ask(it, whole, name, method, [seed_by_method[method.name].SerializeToString()], ())
             assert not whole.wrong and set(whole.codes) <= {"OK", "NOT_FOUND", "INVALID_ARGUMENT"}, (name, whole.codes)
         chance = random.Random(20261122)
         todo = iter(range(count))
 
-        async def some():
+        async def send_some():
             for _ in todo:
                 name, method = chance.choice(list(METHODS.items()))
-                seed = asked[method.name]
+                seed = seed_by_method[method.name]
                 several = chance.randint(1, 3) if method.client_streaming else 1
                 messages = [any_request(method, seed, chance) for _ in range(several)]
                 await ask(it, found, name, method, messages, chance.choice(METADATA))
 
         before = len(asyncio.all_tasks())
-        await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+        await asyncio.gather(*(send_some() for _ in range(AT_ONCE)))
         health = health_pb2_grpc.HealthStub(it.channel)
         well = await health.Check(health_pb2.HealthCheckRequest(service="memecourt.v1.Court"), timeout=WITHIN_S)
         again = await it.judge.Judge(judge_request(IMAGE, text="cat bird", request_id="first"), timeout=WITHIN_S)
         other = await it.judge.Judge(judge_request(IMAGE, text="dog", try_anew=True), timeout=WITHIN_S)
         record = await it.records.GetTrial(wire.GetTrialRequest(trial_id=other.verdict_id), timeout=WITHIN_S)
-        with suppress(TimeoutError):  # what ends beside its call
+        with suppress(TimeoutError):  # tasks that end beside their call
             await until(lambda: len(asyncio.all_tasks()) <= before and not it.court.memory.bytes_in_use, 60)
         left = (
             len(asyncio.all_tasks()) - before,
@@ -306,14 +306,14 @@ async def fuzz(path, count):
 
 @pytest.mark.promise("GR-2", "10,000 fuzzed requests, 0 faults")
 @pytest.mark.slow
-def test_nonsense_has_typed_answers_and_the_server_goes_on(tmp_path):
+def test_malformed_requests_get_typed_answers_and_the_server_survives(tmp_path):
     found, status, first, again, other, record, left = asyncio.run(fuzz(tmp_path, COUNT))
     assert not found.wrong, f"{len(found.wrong)}: {found.wrong[:10]}"
     assert status == health_pb2.HealthCheckResponse.SERVING
     assert again.verdict_id == first.verdict_id != other.verdict_id
     assert record.trial.summary.state == wire.TRIAL_STATE_DECIDED
     assert left[0] <= 0 and left[1:] == (0, 0, 0), f"tasks, bytes, running, waiting: {left}"
-    # Else nothing was tried: some of it must get through, and some be refused for different reasons.
+    # Otherwise the test shows nothing: some requests must succeed, and some be refused for various reasons.
     assert found.codes["OK"] > COUNT / 20 and found.codes["INVALID_ARGUMENT"] > COUNT / 20, found.codes
     assert sum(found.codes[name] for name in ("OK", *REFUSALS)) == COUNT, found.codes
 
@@ -321,19 +321,19 @@ def test_nonsense_has_typed_answers_and_the_server_goes_on(tmp_path):
 @pytest.mark.parametrize(
     "name", ["/memecourt.v1.Court/Pardon", "/memecourt.v2.Court/Judge", "/x", "/memecourt.v1.Court/"]
 )
-def test_methods_that_there_are_not(tmp_path, name):
+def test_unknown_methods_are_unimplemented(tmp_path, name):
     async def work():
         async with real_court(tmp_path) as it:
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await it.channel.unary_unary(name)(b"", timeout=WITHIN_S)
-            return refused.value
+            return caught.value
 
     assert asyncio.run(work()).code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_the_mutations_are_as_hostile_as_they_should_be():
-    """Of what is sent, some is no message at all, and some is one that the seed was not."""
-    chance, seed = random.Random(5), seeds("t")["Judge"]
+def test_mutations_are_varied_enough():
+    """Some mutants do not parse at all, and others parse as messages that differ from the seed."""
+    chance, seed = random.Random(5), seed_requests("t")["Judge"]
     whole, broken = set(), 0
     for _ in range(400):
         data = mutated(seed.SerializeToString(), chance)

@@ -1,4 +1,4 @@
-"""The services over HTTP, through a real socket, by clients that are not ours: curl, and an HTTP library."""
+"""The services over HTTP, through a real socket, with third-party clients: curl and an HTTP library."""
 
 import asyncio
 import base64
@@ -62,13 +62,13 @@ async def curl(*arguments, data=b""):
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    said, _ = await process.communicate(data)
+    output, _ = await process.communicate(data)
     assert process.returncode == 0
-    return said.decode()
+    return output.decode()
 
 
 def a_part(text, headers):
-    """A form whose text comes with headers of its own."""
+    """Returns a form whose text part has the given headers."""
     head = f'--b\r\n{headers}content-disposition: form-data; name="text"\r\n\r\n'
     return {
         "content": head.encode() + text + b"\r\n--b--\r\n",
@@ -92,7 +92,7 @@ def reason(response, status):
 # Judge
 
 
-def test_every_form_of_a_picture_gets_the_verdict_that_grpc_gets(tmp_path):
+def test_every_way_to_send_a_picture_gets_the_verdict_of_grpc(tmp_path):
     async def scene(court, client):
         request = {"content": {"namespace": "forum", "id": "1"}, "text": "my bird sings", "try_anew": True}
         message = json_format.ParseDict(request, wire.JudgeRequest(image=IMAGE))
@@ -107,9 +107,9 @@ def test_every_form_of_a_picture_gets_the_verdict_that_grpc_gets(tmp_path):
         ]
         for answer in answers:
             assert answer.status_code == 200, answer.text
-            said = answer.json()
-            assert said.pop("decision") == decision_of(expected)
-            verdict = json_format.ParseDict(said, wire.JudgeResponse())
+            body = answer.json()
+            assert body.pop("decision") == decision_of(expected)
+            verdict = json_format.ParseDict(body, wire.JudgeResponse())
             for own in ("verdict_id", "request_id", "timings", "receipt", "decided_at", "trace_id"):
                 verdict.ClearField(own)
             for own in ("verdict_id", "request_id", "timings", "receipt", "decided_at", "trace_id"):
@@ -120,12 +120,12 @@ def test_every_form_of_a_picture_gets_the_verdict_that_grpc_gets(tmp_path):
     with_api(tmp_path, scene)
 
 
-def test_a_text_alone_gets_the_verdict_that_grpc_gets_however_it_is_sent(tmp_path):
+def test_a_text_without_picture_gets_the_verdict_of_grpc_in_any_form(tmp_path):
     async def scene(court, client):
         expected = await court.judge.Judge(wire.JudgeRequest(text="my bird sings"))
-        # A part without a file name, as a form has a field: with data alone the library would send no form.
-        for asked in ({"json": {"text": "my bird sings"}}, {"files": {"text": (None, "my bird sings")}}):
-            answer = await client.post("/v1/judge", **asked)
+        # A part without a file name, like a form field: with data alone the library would send no form.
+        for options in ({"json": {"text": "my bird sings"}}, {"files": {"text": (None, "my bird sings")}}):
+            answer = await client.post("/v1/judge", **options)
             assert answer.status_code == 200, answer.text
             verdict = answer.json()
             assert (verdict["verdict_id"], verdict["decision"]) == (expected.verdict_id, decision_of(expected))
@@ -139,12 +139,12 @@ def test_curl_judges_a_picture_and_gets_the_same_verdict_again(tmp_path):
     async def scene(court, _):
         picture = tmp_path / "meme.png"
         picture.write_bytes(IMAGE)
-        asked = ("-H", "idempotency-key: post-1", "-F", f"image=@{picture}", "-F", "text=my bird sings")
-        first = json.loads(await curl(*asked, f"{court.http}/v1/judge"))
-        again = json.loads(await curl(*asked, f"{court.http}/v1/judge"))
+        arguments = ("-H", "idempotency-key: post-1", "-F", f"image=@{picture}", "-F", "text=my bird sings")
+        first = json.loads(await curl(*arguments, f"{court.http}/v1/judge"))
+        again = json.loads(await curl(*arguments, f"{court.http}/v1/judge"))
         assert first["request_id"] == "post-1"
         assert first["verdict_id"] == again["verdict_id"]
-        assert first["needs_human_review"] in (True, False)  # also where it is false it stands there
+        assert first["needs_human_review"] in (True, False)  # present even if false
         other = await curl("-F", f"image=@{picture}", "-H", "idempotency-key: post-1", f"{court.http}/v1/judge")
         assert json.loads(other)["reason"] == "REQUEST_ID_TAKEN"
         raw = await curl("--data-binary", "@-", "-H", "content-type: image/png", f"{court.http}/v1/judge", data=IMAGE)
@@ -166,7 +166,7 @@ def test_curl_judges_a_picture_and_gets_the_same_verdict_again(tmp_path):
         (99, False, "review"),
     ],
 )
-def test_allowed_is_what_is_not_harmful_and_nobody_need_look_at(label, needs_review, decision):
+def test_only_harmless_verdicts_without_a_pending_review_are_allowed(label, needs_review, decision):
     assert decision_of(wire.JudgeResponse(label=label, needs_human_review=needs_review)) == decision
 
 
@@ -225,7 +225,7 @@ REFUSED = {
         400,
         "MALFORMED_REQUEST",
     ),
-    # By chance these bytes are UTF-8 as well, and another word.
+    # These bytes happen to be valid UTF-8 for another word.
     "a part in Latin-1": (
         a_part("Ã©".encode("latin-1"), "content-type: text/plain; charset=ISO-8859-1\r\n"),
         400,
@@ -243,7 +243,7 @@ REFUSED = {
         "MALFORMED_REQUEST",
     ),
     "no picture": ({"content": b"nope", "headers": PNG}, 400, "NOT_A_PICTURE"),
-    # With a text: what has been sent as a picture is never taken for a text alone.
+    # With a text: a request meant to have a picture is never judged by its text alone.
     "a file without bytes in a form": (
         {"files": {"image": ("meme.png", b"", "image/png")}, "data": {"text": "x"}},
         400,
@@ -299,17 +299,17 @@ REFUSED = {
 }
 
 
-def test_what_is_malformed_is_refused_and_says_what_is_wrong(tmp_path):
+def test_malformed_requests_are_refused_with_a_reason(tmp_path):
     async def scene(court, client):
-        for name, (asked, status, expected) in REFUSED.items():
-            answer = await client.post(**{"url": "/v1/judge", **asked})
+        for name, (options, status, expected) in REFUSED.items():
+            answer = await client.post(**{"url": "/v1/judge", **options})
             assert reason(answer, status) == expected, (name, answer.text)
         assert court.court.memory.bytes_in_use == 0
 
     with_api(tmp_path, scene)
 
 
-def test_a_text_of_a_form_may_name_utf_8_or_be_ascii_in_a_set_that_has_it(tmp_path):
+def test_form_text_may_declare_utf_8_or_be_ascii_in_a_superset(tmp_path):
     async def scene(_, client):
         for text, headers in (
             ("mein Vögelchen", "content-type: text/plain; charset=UTF-8\r\ncontent-transfer-encoding: 8bit\r\n"),
@@ -321,13 +321,13 @@ def test_a_text_of_a_form_may_name_utf_8_or_be_ascii_in_a_set_that_has_it(tmp_pa
     with_api(tmp_path, scene)
 
 
-def test_a_body_that_is_too_large_is_413_whether_its_length_is_announced_or_not(tmp_path):
+def test_an_oversized_body_is_413_with_or_without_a_declared_length(tmp_path):
     async def scene(court, client):
-        for asked in (
+        for options in (
             {"content": bytes(MESSAGE_BYTES + 1), "headers": PNG},
             {"content": pieces(MESSAGE_BYTES + 1), "headers": PNG},
         ):
-            answer = await client.post("/v1/judge", **asked)
+            answer = await client.post("/v1/judge", **options)
             assert reason(answer, 413) == "BODY_TOO_LARGE"
             assert "retry-after" not in answer.headers
         assert court.court.memory.bytes_in_use == 0
@@ -339,7 +339,7 @@ def test_a_body_that_is_too_large_is_413_whether_its_length_is_announced_or_not(
     with_api(tmp_path, scene)
 
 
-def test_a_deadline_ends_a_trial_and_is_504(tmp_path):
+def test_a_deadline_ends_the_trial_with_504(tmp_path):
     async def scene(court, client):
         court.reader.wait = asyncio.Event()
         answer = await client.post("/v1/judge", content=IMAGE, headers={**PNG, "x-timeout-s": "0.5"})
@@ -349,7 +349,7 @@ def test_a_deadline_ends_a_trial_and_is_504(tmp_path):
     with_api(tmp_path, scene)
 
 
-def test_a_caller_that_leaves_ends_its_trial(tmp_path):
+def test_a_caller_that_disconnects_ends_its_trial(tmp_path):
     async def scene(court, client):
         court.reader.wait = asyncio.Event()
         asking = asyncio.create_task(client.post("/v1/judge", content=IMAGE, headers=PNG))
@@ -366,7 +366,7 @@ HALF = b"POST /v1/judge HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r
 
 
 @pytest.mark.parametrize("later", [b"", b"Prefer: respond-async\r\n"])
-def test_a_caller_that_leaves_in_the_middle_of_a_body_leaves_nothing_behind(tmp_path, caplog, later):
+def test_a_caller_that_disconnects_in_mid_body_leaves_nothing_behind(tmp_path, caplog, later):
     forget_earlier(caplog)
 
     async def scene(court, _):
@@ -382,7 +382,7 @@ def test_a_caller_that_leaves_in_the_middle_of_a_body_leaves_nothing_behind(tmp_
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(tmp_path):
+def test_a_missing_body_times_out(tmp_path):
     async def scene(court, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(court.http.rpartition(":")[2]))
         writer.write(HALF)
@@ -407,35 +407,35 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path):
         (["respond-async, wait=5, wait=7"], 5.0),
     ],
 )
-def test_preferences_are_read_as_rfc_7240_writes_them(values, wait_s):
+def test_preferences_are_parsed_as_in_rfc_7240(values, wait_s):
     headers = [(b"prefer", value.encode()) for value in values]
     assert later_after(Request({"type": "http", "headers": headers})) == wait_s
 
 
-def test_who_would_rather_be_answered_later_is_told_where(tmp_path):
+def test_asynchronous_requests_are_answered_with_a_location(tmp_path):
     async def scene(court, client):
         court.reader.wait = asyncio.Event()
         headers = {**PNG, "prefer": "respond-async", "idempotency-key": "post/1"}
         answer = await client.post("/v1/judge?content.namespace=forum", content=IMAGE, headers=headers)
         assert answer.status_code == 202
         assert answer.headers["preference-applied"] == "respond-async"
-        where = answer.headers["location"]
-        assert where == "/v1/requests/post%2F1?request.namespace=forum"
+        location = answer.headers["location"]
+        assert location == "/v1/requests/post%2F1?request.namespace=forum"
         assert (answer.json()["request_id"], answer.json()["state"]) == ("post/1", "TRIAL_STATE_OPEN")
-        stands = (await client.get(where)).json()
-        assert stands["state"] == "TRIAL_STATE_OPEN" and "verdict" not in stands
+        status = (await client.get(location)).json()
+        assert status["state"] == "TRIAL_STATE_OPEN" and "verdict" not in status
         court.reader.wait.set()
 
-        async def over():
-            return (await client.get(where)).json()["state"] != "TRIAL_STATE_OPEN"
+        async def finished():
+            return (await client.get(location)).json()["state"] != "TRIAL_STATE_OPEN"
 
-        await until(over)
-        stands = (await client.get(where)).json()
-        assert stands["state"] == "TRIAL_STATE_DECIDED"
-        assert stands["verdict"]["decision"] in ("allow", "block", "review")
-        assert stands["verdict"]["content"] == {"namespace": "forum", "id": ""}
-        by_trial = (await client.get(f"/v1/trials/{stands['trial_id']}/verdict")).json()
-        assert by_trial == stands
+        await until(finished)
+        status = (await client.get(location)).json()
+        assert status["state"] == "TRIAL_STATE_DECIDED"
+        assert status["verdict"]["decision"] in ("allow", "block", "review")
+        assert status["verdict"]["content"] == {"namespace": "forum", "id": ""}
+        by_trial = (await client.get(f"/v1/trials/{status['trial_id']}/verdict")).json()
+        assert by_trial == status
         soon = await client.post("/v1/judge?text=x", content=IMAGE, headers={**PNG, "prefer": "wait=60, respond-async"})
         assert (soon.status_code, soon.json()["text"]["text"]) == (200, "x")
         refused = await client.post("/v1/judge", content=b"nope", headers={**PNG, "prefer": "respond-async"})
@@ -445,23 +445,23 @@ def test_who_would_rather_be_answered_later_is_told_where(tmp_path):
     with_api(tmp_path, scene)
 
 
-def test_a_trial_that_fails_is_no_verdict_however_it_is_asked_for(tmp_path):
+def test_a_failed_trial_is_never_reported_as_a_verdict(tmp_path):
     async def scene(court, client):
         court.reader.result = Unavailable("The reader is away.", reason="READER_AWAY")
         answer = await client.post("/v1/judge?request_id=a", content=IMAGE, headers=PNG)
         assert reason(answer, 503) == "READER_AWAY"
         assert answer.json()["trial_id"]
-        stands = (await client.get("/v1/requests/a")).json()
-        assert (stands["state"], stands["failure_reason"]) == ("TRIAL_STATE_FAILED", "READER_AWAY")
-        assert "verdict" not in stands and "decision" not in stands
+        status = (await client.get("/v1/requests/a")).json()
+        assert (status["state"], status["failure_reason"]) == ("TRIAL_STATE_FAILED", "READER_AWAY")
+        assert "verdict" not in status and "decision" not in status
 
     with_api(tmp_path, scene)
 
 
-# The other addresses
+# Other addresses
 
 
-def test_each_address_is_its_method_of_the_contract(tmp_path):
+def test_each_address_calls_its_grpc_method(tmp_path):
     async def scene(court, client):
         verdict = (await client.post("/v1/judge?text=my+bird+sings", content=IMAGE, headers=PNG)).json()
         trial_id = verdict["verdict_id"]
@@ -479,10 +479,10 @@ def test_each_address_is_its_method_of_the_contract(tmp_path):
         by_picture = (await client.post("/v1/precedents:search?k=3", content=IMAGE, headers=PNG)).json()
         assert len(by_picture["precedents"]) == 3
         own = {"who": "me", "why": "to try it"}
-        asked = {"id": "a/b", "label": "LABEL_HARMFUL", **own}
-        added = (await client.post("/v1/precedents", **form(request=json.dumps(asked)))).json()
+        fields = {"id": "a/b", "label": "LABEL_HARMFUL", **own}
+        added = (await client.post("/v1/precedents", **form(request=json.dumps(fields)))).json()
         assert added["id"] == "a/b"
-        assert reason(await client.post("/v1/precedents", json={**asked, "text": "x"}), 409) == "DUPLICATE_ID"
+        assert reason(await client.post("/v1/precedents", json={**fields, "text": "x"}), 409) == "DUPLICATE_ID"
         relabelled = await client.patch("/v1/precedents/a/b", json={"label": "LABEL_NOT_HARMFUL", **own})
         assert relabelled.status_code == 200, relabelled.text
         assert (await client.delete("/v1/precedents/a/b", params=own)).status_code == 200
@@ -499,18 +499,18 @@ def as_json(message):
     )
 
 
-def test_what_is_not_there_is_said_as_a_problem(tmp_path):
+def test_unknown_addresses_and_verbs_are_problems(tmp_path):
     async def scene(_, client):
         assert reason(await client.get("/v1/nope"), 404) == "NO_SUCH_ADDRESS"
         assert reason(await client.get("/"), 404) == "NO_SUCH_ADDRESS"
-        # Callers' ids may hold what begins a query, or ends one.
+        # Callers' ids may contain characters that begin or end a query.
         assert reason(await client.get("/v1/requests/a%3Fb%3Dc%23d"), 404) == "TRIAL_UNKNOWN"
-        # No redirect, which a client would follow with its token, and to http where a proxy provides TLS.
+        # No redirect: a client would follow it with its token, over http if a proxy terminates TLS.
         assert reason(await client.post("/v1/judge/", json={}), 404) == "NO_SUCH_ADDRESS"
-        wrong = await client.get("/v1/judge")
-        assert reason(wrong, 405) == "VERB_NOT_TAKEN"
-        assert wrong.headers["allow"] == "POST"
-        # Its head would be sent, and then nothing would end the answer.
+        wrong_verb = await client.get("/v1/judge")
+        assert reason(wrong_verb, 405) == "VERB_NOT_TAKEN"
+        assert wrong_verb.headers["allow"] == "POST"
+        # HEAD of an endless stream would send headers, but never end.
         endless = await client.head("/v1/reviews/events")
         assert (endless.status_code, endless.headers["allow"]) == (405, "GET")
         assert (await client.head("/v1/library")).status_code == 200
@@ -531,7 +531,7 @@ def events_of(text):
     return found
 
 
-def test_events_of_a_trial_go_on_behind_the_last_one_that_was_taken(tmp_path):
+def test_events_of_a_trial_resume_after_the_last_event_id(tmp_path):
     async def scene(court, client):
         verdict = (await client.post("/v1/judge?text=x", content=IMAGE, headers=PNG)).json()
         url = f"{court.http}/v1/trials/{verdict['verdict_id']}/events"
@@ -539,31 +539,31 @@ def test_events_of_a_trial_go_on_behind_the_last_one_that_was_taken(tmp_path):
         assert [event["event"] for event in every[-2:]] == ["VerdictGiven", "end"]
         assert [event["id"] for event in every[:-1]] == [str(number) for number in range(len(every) - 1)]
         assert json.loads(every[0]["data"])["kind"] == "TrialOpened"
-        rest = events_of(await curl("-N", "-H", "last-event-id: 1", url))
-        assert rest == every[2:]
+        resumed = events_of(await curl("-N", "-H", "last-event-id: 1", url))
+        assert resumed == every[2:]
         assert [event["event"] for event in events_of(await curl("-N", "-H", "last-event-id: 99", url))] == ["end"]
-        for none in ("x", "9" * 5000):
-            assert reason(await client.get(url, headers={"last-event-id": none}), 400) == "OUT_OF_RANGE"
+        for invalid in ("x", "9" * 5000):
+            assert reason(await client.get(url, headers={"last-event-id": invalid}), 400) == "OUT_OF_RANGE"
         assert reason(await client.get("/v1/trials/none/events"), 404) == "TRIAL_UNKNOWN"
 
     with_api(tmp_path, scene)
 
 
-def test_an_appeal_is_opened_once_and_beyond_a_quota_it_is_said_when_to_come(tmp_path):
+def test_an_appeal_is_opened_once_and_a_quota_sends_retry_after(tmp_path):
     async def scene(_, client):
         content = {"namespace": "shop", "id": "7"}
 
         async def judge(text):
             return await client.post("/v1/judge", json={"text": text, "content": content})
 
-        given = await judge("people from Blueland are late")
-        assert given.status_code == 200, given.text
-        over = await judge("people from Blueland are early")
-        assert reason(over, 429) == "QUOTA_EXCEEDED"
-        assert 86_000 < int(over.headers["retry-after"]) < 90_000
+        judged = await judge("people from Blueland are late")
+        assert judged.status_code == 200, judged.text
+        over_quota = await judge("people from Blueland are early")
+        assert reason(over_quota, 429) == "QUOTA_EXCEEDED"
+        assert 86_000 < int(over_quota.headers["retry-after"]) < 90_000
         appeal = {"content": content, "statement": "It mocks our own habit.", "reference": "1", "by": "forum"}
         first, again = [(await client.post("/v1/appeals", json=appeal)).json() for _ in range(2)]
-        assert first == again and first["trial_id"] == given.json()["verdict_id"]
+        assert first == again and first["trial_id"] == judged.json()["verdict_id"]
         assert reason(await client.post("/v1/appeals", json={**appeal, "statement": ""}), 400) == "FIELD_MISSING"
         unknown = {**appeal, "content": {"namespace": "shop", "id": "8"}}
         assert reason(await client.post("/v1/appeals", json=unknown), 404) == "TRIAL_UNKNOWN"
@@ -571,7 +571,7 @@ def test_an_appeal_is_opened_once_and_beyond_a_quota_it_is_said_when_to_come(tmp
     with_api(tmp_path, scene, namespaces={"shop": {"trials_per_day": 1}})
 
 
-def test_reviews_are_told_as_they_are_made_and_from_where_the_caller_is(tmp_path):
+def test_reviews_are_streamed_live_and_from_the_caller_s_position(tmp_path):
     async def scene(_, client):
         verdict = (await client.post("/v1/judge?text=x", content=IMAGE, headers=PNG)).json()
 
@@ -583,11 +583,11 @@ def test_reviews_are_told_as_they_are_made_and_from_where_the_caller_is(tmp_path
             lines = stream.aiter_lines()
             assert [await anext(lines) for _ in range(2)][1] == "event: position"
             await review("the first")
-            told = [line async for line in lines_until(lines, "event: review")]
-            place = next(line for line in reversed(told) if line.startswith("id: ")).removeprefix("id: ")
+            received = [line async for line in lines_until(lines, "event: review")]
+            position = next(line for line in reversed(received) if line.startswith("id: ")).removeprefix("id: ")
             assert "the first" in await anext(lines)
         await review("the second")
-        async with client.stream("GET", "/v1/reviews/events", headers={"last-event-id": place}) as stream:
+        async with client.stream("GET", "/v1/reviews/events", headers={"last-event-id": position}) as stream:
             lines = stream.aiter_lines()
             [_ async for _ in lines_until(lines, "event: review")]
             assert "the second" in await anext(lines)
@@ -605,8 +605,8 @@ def lines_of(text):
 def test_trials_are_exported_line_by_line(tmp_path):
     async def scene(court, client):
         for number in range(3):
-            asked = {"text": f"x {number}", "content": {"namespace": "forum", "id": str(number)}, "try_anew": True}
-            (await client.post("/v1/judge", json={**asked, "image": BASE64})).raise_for_status()
+            fields = {"text": f"x {number}", "content": {"namespace": "forum", "id": str(number)}, "try_anew": True}
+            (await client.post("/v1/judge", json={**fields, "image": BASE64})).raise_for_status()
         *trials, end = lines_of(await curl("-N", f"{court.http}/v1/trials:export?filter.namespace=forum"))
         assert end == {"end": {}}
         assert [each["trial"]["summary"]["content"]["id"] for each in trials] == ["0", "1", "2"]
@@ -628,7 +628,7 @@ LINES = {"content-type": "application/x-ndjson"}
 
 
 async def open_lines(court):
-    """A connection on which the head of a stream was sent, and nothing of it."""
+    """Opens a connection and sends only the head of a stream."""
     host, port = court.http.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     head = "POST /v1/judge:stream HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/x-ndjson\r\n"
@@ -636,46 +636,48 @@ async def open_lines(court):
     return reader, writer
 
 
-def test_memes_are_judged_line_by_line_as_they_come(tmp_path):
+def test_memes_are_judged_line_by_line(tmp_path):
     async def scene(court, client):
         file = tmp_path / "memes.ndjson"
         memes = [stream_line(f"r{number}", image=BASE64, text=f"x {number}", timeout="120s") for number in range(3)]
-        # The last line without its end, and an empty one between.
+        # The last line lacks its newline, and an empty line comes between.
         file.write_bytes(b"\n".join([memes[0], memes[1] + stream_line("bad", image="AAEC"), memes[2].strip()]))
         url = f"{court.http}/v1/judge:stream"
-        *told, end = lines_of(
+        *answers, end = lines_of(
             await curl("-N", "-T", str(file), "-X", "POST", "-H", "content-type: application/x-ndjson", url)
         )
         assert end == {"end": {}}
-        by_name = {each["request_id"]: each for each in told}
+        by_name = {each["request_id"]: each for each in answers}
         assert by_name.keys() == {"r0", "r1", "r2", "bad"}
         assert by_name["bad"]["failure"]["reason"] == "NOT_A_PICTURE"
         for name in ("r0", "r1", "r2"):
             assert by_name[name]["verdict"]["decision"] in ("allow", "block", "review")
             assert by_name[name]["verdict"]["request_id"] == name
         again = (await client.post("/v1/judge", json={"request_id": "r0", "image": BASE64, "text": "x 0"})).json()
-        assert again["verdict_id"] == by_name["r0"]["verdict"]["verdict_id"], "the same request over either address"
+        assert again["verdict_id"] == by_name["r0"]["verdict"]["verdict_id"], (
+            "both addresses give the same verdict for the same request"
+        )
 
     with_api(tmp_path, scene)
 
 
-def test_answers_come_while_further_memes_are_still_to_come(tmp_path):
+def test_answers_arrive_while_further_memes_are_still_sent(tmp_path):
     async def scene(court, _):
         reader, writer = await open_lines(court)
 
         async def answer_to(line):
             writer.write(b"%x\r\n%s\r\n" % (len(line), line))
             await writer.drain()
-            while not (said := await asyncio.wait_for(reader.readline(), 120)).startswith(b"{"):
-                assert said, "the connection ended"
-            return json.loads(said)
+            while not (line_read := await asyncio.wait_for(reader.readline(), 120)).startswith(b"{"):
+                assert line_read, "the connection ended"
+            return json.loads(line_read)
 
         for name in ("first", "second"):
             answer = await answer_to(stream_line(name, image=BASE64, text=name))
             assert (answer["request_id"], "verdict" in answer) == (name, True)
         writer.write(b"0\r\n\r\n")
-        rest = await asyncio.wait_for(reader.read(), 120)
-        assert b'{"end":{}}' in rest
+        ending = await asyncio.wait_for(reader.read(), 120)
+        assert b'{"end":{}}' in ending
         writer.close()
 
     with_api(tmp_path, scene)
@@ -694,14 +696,14 @@ def test_answers_come_while_further_memes_are_still_to_come(tmp_path):
         (stream_line("a", image=BASE64), {"content-type": "application/json"}, 415, "MEDIA_TYPE_NOT_TAKEN"),
     ],
 )
-def test_a_first_line_that_is_no_request_is_refused_with_a_status(tmp_path, body, headers, status, why):
+def test_a_malformed_first_line_is_refused_with_a_status(tmp_path, body, headers, status, why):
     async def scene(_, client):
         assert reason(await client.post("/v1/judge:stream", content=body, headers=headers), status) == why
 
     with_api(tmp_path, scene)
 
 
-def test_a_caller_who_leaves_a_stream_leaves_no_memory_behind(tmp_path):
+def test_a_caller_that_disconnects_from_a_stream_frees_its_memory(tmp_path):
     async def scene(court, _):
         before = court.court.memory.bytes_in_use
         _, writer = await open_lines(court)
@@ -715,27 +717,27 @@ def test_a_caller_who_leaves_a_stream_leaves_no_memory_behind(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stream_goes_on_for_longer_than_a_body_may_take(tmp_path, monkeypatch):
+def test_a_stream_may_outlast_the_time_limit_of_a_body(tmp_path, monkeypatch):
     monkeypatch.setattr("serving.rest.serve._TO_WAIT_S", 0.0)
 
     async def scene(court, _):
         reader, writer = await open_lines(court)
         begun = asyncio.get_running_loop().time()
         answered = 0
-        while asyncio.get_running_loop().time() < begun + 12:  # twice the idleness, 10 s, is a body's time here
+        while asyncio.get_running_loop().time() < begun + 12:  # a body may take twice the idle timeout, 10 s here
             line = stream_line(f"r{answered}", text="x", image=BASE64)
             writer.write(b"%x\r\n%s\r\n" % (len(line), line))
-            while not (said := await asyncio.wait_for(reader.readline(), 120)).startswith(b"{"):
-                assert said, "the connection ended"
+            while not (line_read := await asyncio.wait_for(reader.readline(), 120)).startswith(b"{"):
+                assert line_read, "the connection ended"
             answered += 1
             await asyncio.sleep(0.3)
         assert answered > 5
         writer.close()
 
-    with_api(tmp_path, scene, idle=5.0)  # longer than a busy machine takes from one line to the next
+    with_api(tmp_path, scene, idle=5.0)  # longer than a busy machine needs between two lines
 
 
-def test_a_line_that_is_too_large_is_refused_before_all_of_it_is_there(tmp_path):
+def test_an_oversized_line_is_refused_before_it_is_complete(tmp_path):
     async def scene(court, _):
         reader, writer = await open_lines(court)
         writer.write(b"%x\r\n" % (2 * BODY_BYTES) + b"x" * (BODY_BYTES + 2))
@@ -746,17 +748,17 @@ def test_a_line_that_is_too_large_is_refused_before_all_of_it_is_there(tmp_path)
     with_api(tmp_path, scene)
 
 
-def test_a_later_line_that_is_no_request_ends_the_stream_after_what_was_read_is_answered(tmp_path):
+def test_a_malformed_later_line_ends_the_stream_after_pending_answers(tmp_path):
     async def scene(_, client):
         body = stream_line("a", image=BASE64, text="x") + b"no JSON\n" + stream_line("b", image=BASE64)
-        *told, problem = lines_of((await client.post("/v1/judge:stream", content=body, headers=LINES)).text)
-        assert [each["request_id"] for each in told] == ["a"]
+        *answers, problem = lines_of((await client.post("/v1/judge:stream", content=body, headers=LINES)).text)
+        assert [each["request_id"] for each in answers] == ["a"]
         assert problem["problem"]["reason"] == "MALFORMED_REQUEST"
 
     with_api(tmp_path, scene)
 
 
-def test_public_keys_of_webhooks_are_there_for_whoever_asks(tmp_path):
+def test_webhook_public_keys_are_available_to_everybody(tmp_path):
     async def scene(_, client):
         assert (await client.get("/v1/webhooks/keys")).json() == {"keys": ["whpk_AAAA"]}
 
@@ -770,7 +772,7 @@ async def lines_until(lines, last):
             return
 
 
-def test_a_stream_whose_token_is_withdrawn_breaks_off_with_a_problem(tmp_path):
+def test_revoking_a_token_ends_its_stream_with_a_problem(tmp_path):
     path = tmp_path / "tokens.toml"
     token = token_file.add(path, "pipe", [Scope.JUDGE], None)
 
@@ -792,33 +794,33 @@ def test_a_stream_whose_token_is_withdrawn_breaks_off_with_a_problem(tmp_path):
     with_api(tmp_path, scene, tokens=path)
 
 
-# Who may do what
+# Permissions
 
 
-def test_each_address_needs_the_scope_of_its_method(tmp_path):
+def test_each_address_requires_the_scope_of_its_method(tmp_path):
     path = tmp_path / "tokens.toml"
     tokens = {scope: token_file.add(path, str(scope), [scope], None) for scope in Scope}
 
     async def scene(_, client):
         for operation in OPERATIONS:
-            where = operation.path.replace("{trial_id}", "x").replace("{id}", "x").replace("{request_id}", "x")
+            path_ = operation.path.replace("{trial_id}", "x").replace("{id}", "x").replace("{request_id}", "x")
             for headers in ({}, {"authorization": "Bearer x"}, {"authorization": "Basic x"}):
-                answer = await client.request(operation.verb, where, headers=headers)
-                assert answer.status_code == 401, where
+                answer = await client.request(operation.verb, path_, headers=headers)
+                assert answer.status_code == 401, path_
                 assert answer.headers["www-authenticate"] == "Bearer"
             for scope, token in tokens.items():
                 headers = {"authorization": f"Bearer {token}"}
-                async with client.stream(operation.verb, where, headers=headers) as answer:
-                    assert (answer.status_code == 403) is (scope is not SCOPES[operation.full_name]), (where, scope)
-        for where in ("/v1/healthz", "/v1/readyz", "/v1/openapi.json"):
-            assert (await client.get(where)).status_code == 200
+                async with client.stream(operation.verb, path_, headers=headers) as answer:
+                    assert (answer.status_code == 403) is (scope is not SCOPES[operation.full_name]), (path_, scope)
+        for path_ in ("/v1/healthz", "/v1/readyz", "/v1/openapi.json"):
+            assert (await client.get(path_)).status_code == 200
         answer = await client.post("/v1/moderations", json={"input": "x"})
         assert answer.status_code == 401
 
     with_api(tmp_path, scene, tokens=path)
 
 
-def test_a_token_is_kept_to_its_namespaces(tmp_path):
+def test_a_token_is_limited_to_its_namespaces(tmp_path):
     path = tmp_path / "tokens.toml"
     token = token_file.add(path, "pipe", [Scope.JUDGE], ["forum"])
 
@@ -838,7 +840,7 @@ def test_a_token_is_kept_to_its_namespaces(tmp_path):
     with_api(tmp_path, scene, tokens=path)
 
 
-def test_pages_of_other_sites_get_nothing_done(tmp_path):
+def test_requests_from_other_sites_are_rejected(tmp_path):
     async def scene(_, client):
         for headers, status in (
             ({"host": "evil.example"}, 421),
@@ -856,7 +858,7 @@ def test_pages_of_other_sites_get_nothing_done(tmp_path):
     with_api(tmp_path, scene)
 
 
-def test_where_callers_have_tokens_it_may_be_reached_under_any_name(tmp_path):
+def test_with_tokens_any_host_name_is_accepted(tmp_path):
     path = tmp_path / "tokens.toml"
     token = token_file.add(path, "pipe", [Scope.JUDGE], None)
 
@@ -867,7 +869,7 @@ def test_where_callers_have_tokens_it_may_be_reached_under_any_name(tmp_path):
     with_api(tmp_path, scene, tokens=path)
 
 
-def test_it_listens_beyond_this_machine_only_where_callers_are_known_and_nobody_listens_in(tmp_path):
+def test_public_binding_requires_tokens_and_tls(tmp_path):
     with pytest.raises(BadRequest, match="HTTP API") as caught:
         with_listener(tmp_path, "0.0.0.0:0")
     assert (caught.value.reason, caught.value.field) == ("LISTENER_UNGUARDED", "http")
@@ -880,23 +882,23 @@ def test_it_listens_beyond_this_machine_only_where_callers_are_known_and_nobody_
 def with_listener(path, address):
     async def work():
         async with real_court(path / address.replace(":", "_"), http=address):
-            raise AssertionError("it listens")
+            raise AssertionError("the server listens")
 
     asyncio.run(work())
 
 
 def test_small_parts_of_an_answer_are_sent_at_once():
-    """Otherwise head and body of each answer are 40 ms apart: the caller's system is slow to confirm the first."""
-    asked = Listener("The test", field="test", example="", at_once=4)
+    """Without TCP_NODELAY head and body are 40 ms apart, as the caller's system delays its acknowledgement."""
+    listener = Listener("The test", field="test", example="", at_once=4)
 
     async def app(scope, receive, send):
-        held_back = scope["state"]["connection"].transport.get_extra_info("socket")
-        at_once = held_back.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        socket_ = scope["state"]["connection"].transport.get_extra_info("socket")
+        at_once = socket_.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         await send({"type": "http.response.start", "status": 200 if at_once else 500, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
     async def work():
-        async with open_listener(asked, app, Settings(), "127.0.0.1:0") as url:
+        async with open_listener(listener, app, Settings(), "127.0.0.1:0") as url:
             assert "200 OK" in await curl("-i", url)
 
     asyncio.run(work())
@@ -905,12 +907,12 @@ def test_small_parts_of_an_answer_are_sent_at_once():
 # Errors
 
 
-def test_every_code_that_we_send_has_a_status_of_its_own_and_none_is_a_success():
+def test_every_error_code_has_a_status_and_none_is_a_success():
     assert {code for _, code in _CODES} <= STATUS_OF_CODE.keys()
     assert all(400 <= status < 600 for status in STATUS_OF_CODE.values())
 
 
-def test_what_is_busy_says_when_to_come_again(tmp_path):
+def test_busy_answers_say_when_to_retry(tmp_path):
     async def scene(court, client):
         court.reader.wait = asyncio.Event()
         asking = [
@@ -928,7 +930,7 @@ def test_what_is_busy_says_when_to_come_again(tmp_path):
     with_api(tmp_path, scene, concurrent_trials=1, waiting_trials=1)
 
 
-def test_a_fault_of_ours_is_500_and_tells_nothing(tmp_path):
+def test_an_internal_error_is_500_and_reveals_nothing(tmp_path):
     async def scene(court, client):
         court.reader.result = ZeroDivisionError("/a/path")
         answer = await client.post("/v1/judge", content=IMAGE, headers=PNG)
@@ -942,10 +944,10 @@ def test_a_fault_of_ours_is_500_and_tells_nothing(tmp_path):
     with_api(tmp_path, scene)
 
 
-# Moderations, asked by OpenAI's own library
+# Moderations, through OpenAI's own library
 
 
-def test_moderations_answer_openai_s_own_library(tmp_path):
+def test_moderations_work_with_openai_s_own_library(tmp_path):
     async def scene(court, _):
         async with openai.AsyncOpenAI(base_url=f"{court.http}/v1", api_key="any", max_retries=0) as client:
             parts = [
@@ -986,7 +988,7 @@ def test_moderations_answer_openai_s_own_library(tmp_path):
                     input=[{"type": "image_url", "image_url": {"url": "https://a.example"}}]
                 )
             assert caught.value.code == "URL_NOT_ALLOWED"
-            # Neither half of a part that has both may be judged alone.
+            # A part with both text and picture is refused: neither half may be judged alone.
             both = [{**parts[0], **parts[1], "type": kind} for kind in ("text", "image_url")]
             for bad in ([], [{"type": "audio"}], parts + parts, ["x"] * 40, ["x", parts[0]], both[:1], both[1:]):
                 with pytest.raises(openai.BadRequestError):
@@ -1005,7 +1007,7 @@ def test_moderations_answer_openai_s_own_library(tmp_path):
     with_api(tmp_path, scene)
 
 
-# Whatever comes
+# Fuzzing
 
 
 @settings(max_examples=300 if FULL else 60, deadline=None)
@@ -1020,17 +1022,17 @@ def test_moderations_answer_openai_s_own_library(tmp_path):
                 st.dictionaries(st.sampled_from([*FIELDS, "input", "type", "url", "x"]), inner, max_size=4),
             ),
             max_leaves=8,
-        ).map(lambda given: json.dumps(given).encode()),
+        ).map(lambda value: json.dumps(value).encode()),
         st.binary(max_size=100).map(lambda data: b'--b\r\ncontent-disposition: form-data; name="image"\r\n\r\n' + data),
     ),
     query=st.dictionaries(st.sampled_from([*FIELDS, "content.id", "pins.models", "a.b", "."]), st.text(max_size=20)),
 )
-def test_whatever_is_sent_ends_in_a_problem_that_says_why(fuzzed, media, body, query):
+def test_arbitrary_bodies_get_a_problem_with_a_reason_and_never_a_5xx(fuzzed, media, body, query):
     loop, court, client = fuzzed
     for operation in (operation for operation in OPERATIONS if not operation.descriptor.server_streaming):
-        where = operation.path.replace("{trial_id}", "x").replace("{id}", "x").replace("{request_id}", "x")
-        asked = client.request(operation.verb, where, content=body, headers={"content-type": media}, params=query)
-        answer = loop.run_until_complete(asked)
+        path = operation.path.replace("{trial_id}", "x").replace("{id}", "x").replace("{request_id}", "x")
+        call = client.request(operation.verb, path, content=body, headers={"content-type": media}, params=query)
+        answer = loop.run_until_complete(call)
         assert answer.status_code < 500, (operation.path, answer.text)
         if answer.status_code != 200:
             assert answer.json()["reason"]

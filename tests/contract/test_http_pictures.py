@@ -1,4 +1,4 @@
-"""Pictures that a request over HTTP names by an address: of listed hosts, at public addresses, and bounded."""
+"""Pictures that an HTTP request names by address: only from listed hosts, at public addresses, within limits."""
 
 import asyncio
 import ssl
@@ -20,9 +20,9 @@ PUBLIC = "93.184.215.14"
 
 @asynccontextmanager
 async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
-    """Fetches from a host over real TLS; gives the function that fetches, and the addresses that were connected to.
+    """Serves as a remote host over real TLS; gives the fetch function and the list of addresses connected to.
 
-    Names are resolved to ``addresses``, and what would be connected to there is connected to here.
+    Names resolve to ``addresses``, and connections to them end here.
     """
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
@@ -42,11 +42,11 @@ async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
     async def resolve(*_):
         return list(addresses)
 
-    real = http_transport._BoundedBackend.connect_tcp
+    original_connect = http_transport._BoundedBackend.connect_tcp
 
     async def connect_tcp(self, host, port, **options):
         connected.append((host, port))
-        return await real(self, "127.0.0.1", listening.sockets[0].getsockname()[1], **options)
+        return await original_connect(self, "127.0.0.1", listening.sockets[0].getsockname()[1], **options)
 
     monkeypatch.setattr(http_addresses, "resolve", resolve)
     monkeypatch.setattr(http_transport._BoundedBackend, "connect_tcp", connect_tcp)
@@ -57,11 +57,11 @@ async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
         yield fetch, connected
 
 
-def fetched(monkeypatch, tmp_path, answer, url=f"https://{HOST}/1.png?size=2#top", **given):
-    """The picture, or the error that is raised, and the addresses that were connected to."""
+def fetch_picture(monkeypatch, tmp_path, answer, url=f"https://{HOST}/1.png?size=2#top", **options):
+    """Returns the picture or the raised error, and the addresses connected to."""
 
     async def work():
-        async with a_host(monkeypatch, tmp_path, answer, **given) as (fetch, connected):
+        async with a_host(monkeypatch, tmp_path, answer, **options) as (fetch, connected):
             try:
                 return await fetch(url), connected
             except (BadInput, Unavailable) as error:
@@ -80,7 +80,7 @@ def answering(body=b"", status="200 OK", *headers, length=None):
 
 
 def test_a_picture_is_fetched_from_the_address_that_was_checked(monkeypatch, tmp_path):
-    found, connected = fetched(monkeypatch, tmp_path, answering(IMAGE))
+    found, connected = fetch_picture(monkeypatch, tmp_path, answering(IMAGE))
     assert found == IMAGE
     assert connected == [(PUBLIC, 443)]
 
@@ -104,8 +104,8 @@ def test_a_picture_is_fetched_from_the_address_that_was_checked(monkeypatch, tmp
         "",
     ],
 )
-def test_nothing_else_is_fetched(monkeypatch, tmp_path, url):
-    found, connected = fetched(monkeypatch, tmp_path, answering(IMAGE), url)
+def test_addresses_other_than_listed_https_hosts_are_not_fetched(monkeypatch, tmp_path, url):
+    found, connected = fetch_picture(monkeypatch, tmp_path, answering(IMAGE), url)
     assert found.reason == "URL_NOT_ALLOWED"
     assert connected == []
 
@@ -113,8 +113,8 @@ def test_nothing_else_is_fetched(monkeypatch, tmp_path, url):
 @pytest.mark.parametrize(
     "addresses", [("10.0.0.1",), ("127.0.0.1",), ("169.254.169.254",), ("::1",), (PUBLIC, "192.168.0.1"), ()]
 )
-def test_a_name_that_leads_into_a_network_is_not_followed(monkeypatch, tmp_path, addresses):
-    found, connected = fetched(monkeypatch, tmp_path, answering(IMAGE), addresses=addresses)
+def test_names_that_resolve_to_private_addresses_are_not_fetched(monkeypatch, tmp_path, addresses):
+    found, connected = fetch_picture(monkeypatch, tmp_path, answering(IMAGE), addresses=addresses)
     assert found.reason == "URL_NOT_ALLOWED"
     assert connected == []
 
@@ -130,14 +130,14 @@ def test_a_name_that_leads_into_a_network_is_not_followed(monkeypatch, tmp_path,
         (answering(bytes(LIMITS.max_bytes + 1)), "PICTURE_TOO_LARGE"),
     ],
 )
-def test_what_is_no_picture_of_a_size_that_is_taken_is_refused(monkeypatch, tmp_path, answer, reason):
-    found, connected = fetched(monkeypatch, tmp_path, answer)
+def test_bad_answers_and_oversized_pictures_are_refused(monkeypatch, tmp_path, answer, reason):
+    found, connected = fetch_picture(monkeypatch, tmp_path, answer)
     assert found.reason == reason
     assert found.field == "image_url"
     assert len(connected) == 1
 
 
-def test_a_host_that_is_too_slow_is_not_waited_for(monkeypatch, tmp_path):
+def test_a_slow_host_times_out(monkeypatch, tmp_path):
     monkeypatch.setattr(remote_pictures, "FETCH_S", 0.5)
 
     async def drip(writer):
@@ -147,12 +147,12 @@ def test_a_host_that_is_too_slow_is_not_waited_for(monkeypatch, tmp_path):
             await writer.drain()
             await asyncio.sleep(0.05)
 
-    found, _ = fetched(monkeypatch, tmp_path, drip)
+    found, _ = fetch_picture(monkeypatch, tmp_path, drip)
     assert isinstance(found, Overrun)
     assert found.reason == "PICTURE_NOT_FETCHED"
 
 
-def test_without_hosts_nothing_is_fetched():
+def test_without_listed_hosts_pictures_are_not_fetched():
     async def work():
         async with open_remote_pictures(()) as fetch:
             await fetch(f"https://{HOST}/1.png")

@@ -1,4 +1,4 @@
-"""The contract of memecourt.v1.Court, through a real channel to a real server; only what a trial leans on is a fake."""
+"""The contract of memecourt.v1.Court over a real channel and server; only what a trial depends on is a fake."""
 
 import asyncio
 import dataclasses
@@ -44,7 +44,7 @@ from tests.unit.test_trial import a_court
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-def test_a_verdict_carries_everything_that_it_rests_on(tmp_path):
+def test_a_response_carries_everything_the_verdict_is_based_on(tmp_path):
     request = wire.JudgeRequest(
         request_id="r-1",
         content=wire.Content(namespace="forum", id="post-7"),
@@ -89,7 +89,7 @@ def test_a_verdict_carries_everything_that_it_rests_on(tmp_path):
     assert record.state is TrialState.DECIDED
 
 
-def test_undecided_has_no_score_and_no_strengths_and_asks_for_a_person(tmp_path):
+def test_undecided_has_no_score_or_strengths_and_requests_a_review(tmp_path):
     async def work(it):
         return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
 
@@ -110,7 +110,7 @@ def test_a_half_that_was_not_compared_has_no_similarity(tmp_path):
     assert not response.precedents[0].HasField("picture_similarity")
 
 
-def test_text_present_and_empty_is_not_text_absent(tmp_path):
+def test_an_empty_text_differs_from_an_absent_text(tmp_path):
     async def work(it):
         absent = await it.stub.Judge(judge_request(IMAGE), timeout=60)
         empty = await it.stub.Judge(judge_request(IMAGE, text=""), timeout=60)
@@ -121,7 +121,7 @@ def test_text_present_and_empty_is_not_text_absent(tmp_path):
     assert (empty.text.text, empty.text.source) == ("", wire.TEXT_SOURCE_NONE)
 
 
-def test_ids_are_made_up_where_none_are_given(tmp_path):
+def test_missing_ids_are_generated(tmp_path):
     async def work(it):
         metadata = (("traceparent", "00-zz-not-a-trace"),)
         return [await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60, metadata=metadata) for _ in range(2)]
@@ -152,20 +152,20 @@ def test_a_malformed_field_is_named(tmp_path, change, field, reason):
 
     async def work(it):
         refusal = await it.refusal(request)
-        still = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
-        return refusal, still, await it.docket.index.list(limit=9)
+        next_response = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
+        return refusal, next_response, await it.docket.index.list(limit=9)
 
-    refusal, still, lines = play(work, tmp_path)
+    refusal, next_response, lines = play(work, tmp_path)
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
     assert refusal.info.reason == reason
     (bad,) = refusal.of(error_details_pb2.BadRequest)
     assert [violation.field for violation in bad.field_violations] == [field]
     assert bad.field_violations[0].description == refusal.message
-    assert still.label == wire.LABEL_HARMFUL
-    assert len(lines) == 1  # only what was tried has a record
+    assert next_response.label == wire.LABEL_HARMFUL
+    assert len(lines) == 1  # only the valid request was tried
 
 
-def test_bytes_that_are_no_request_are_the_caller_s_fault(tmp_path):
+def test_a_malformed_message_is_an_invalid_argument(tmp_path):
     async def work(it):
         call = it.channel.unary_unary(f"/{SERVICE}/Judge")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -178,17 +178,17 @@ def test_bytes_that_are_no_request_are_the_caller_s_fault(tmp_path):
 
 
 @pytest.mark.parametrize("procedure", [wire.PROCEDURE_FULL, wire.PROCEDURE_CASCADE])
-def test_a_procedure_that_is_not_set_up(tmp_path, procedure):
+def test_a_procedure_that_is_not_configured_is_refused(tmp_path, procedure):
     refusal = play(lambda it: it.refusal(judge_request(IMAGE, text="x", procedure=procedure)), tmp_path)
     assert refusal.code is grpc.StatusCode.FAILED_PRECONDITION
     assert refusal.info.reason == "PROCEDURE_NOT_LOADED"
     assert "SUMMARY" in refusal.message
 
 
-def test_policies_can_be_demanded(tmp_path):
+def test_required_policies_are_checked(tmp_path):
     async def work(it):
         policy = (await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)).policy
-        asked = [
+        references = [
             wire.PolicyReference(id=policy.id),
             policy,
             wire.PolicyReference(digest=policy.digest),
@@ -199,7 +199,7 @@ def test_policies_can_be_demanded(tmp_path):
             wire.PolicyReference(id=policy.id, version="0"),
             wire.PolicyReference(id=policy.id, digest="sha256:0"),
         ]
-        requests = [wire.JudgeRequest(image=IMAGE, text="x", policy=reference) for reference in asked]
+        requests = [wire.JudgeRequest(image=IMAGE, text="x", policy=reference) for reference in references]
         taken = [await it.stub.Judge(request, timeout=60) for request in requests[:3]]
         return taken, [await it.refusal(request) for request in requests[3:]]
 
@@ -212,8 +212,8 @@ def test_policies_can_be_demanded(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["verdict", "refusal", "failure", "fault", "deadline", "left"])
-def test_what_a_call_sent_is_gone_with_its_answer(tmp_path, end):
-    """At once: the collector looks for what holds itself by number alone, and a refused picture can be large."""
+def test_memory_of_a_call_is_freed_with_its_answer(tmp_path, end):
+    """At once: reference cycles would stay until the collector runs, and a refused picture can be large."""
     reader = FakeReader("read")
     options = {
         "verdict": {},
@@ -263,7 +263,7 @@ def test_what_a_call_sent_is_gone_with_its_answer(tmp_path, end):
         ({"pictures": RuntimeError("/secret/path 0x7f00 <script>")}, "INTERNAL", "INTERNAL", False),
     ],
 )
-def test_what_goes_wrong_is_said_in_google_rpc_terms(tmp_path, options, code, reason, retry):
+def test_errors_are_reported_in_google_rpc_terms(tmp_path, options, code, reason, retry):
     async def work(it):
         return await it.refusal(judge_request(IMAGE)), await it.docket.index.list(limit=9)
 
@@ -275,13 +275,13 @@ def test_what_goes_wrong_is_said_in_google_rpc_terms(tmp_path, options, code, re
     assert len(retries) == retry
     if reason == "X":
         assert retries[0].retry_delay.ToMilliseconds() == 2500
-    # A trial that began is on record, and the error names it.
+    # A trial that started is on record, and the error names it.
     began = "pictures" not in options
     assert [line.state for line in lines] == ([TrialState.FAILED] if began else [])
     assert refusal.info.metadata.get("trial_id", None) == (lines[0].trial_id if began else None)
 
 
-def test_before_and_after_its_session_the_court_is_unavailable(tmp_path):
+def test_outside_its_session_the_court_is_unavailable(tmp_path):
     async def work(it):
         refusal = await it.refusal(judge_request(IMAGE))
         health = health_pb2_grpc.HealthStub(it.channel)
@@ -294,7 +294,7 @@ def test_before_and_after_its_session_the_court_is_unavailable(tmp_path):
     assert all(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING for answer in health)
 
 
-def test_a_full_court_asks_to_come_again_and_health_still_answers(tmp_path):
+def test_a_full_court_asks_for_a_retry_while_health_still_answers(tmp_path):
     wait = FakeReader("x")
 
     async def work(it):
@@ -317,18 +317,18 @@ def test_a_full_court_asks_to_come_again_and_health_still_answers(tmp_path):
 
 
 DEADLINES = (1, 4, 16, 64)
-"""Seconds. A busy machine may need longer than the first to come to what a test is about: the next is tried then."""
+"""Seconds. A busy machine may need longer than the first to reach the state under test; then the next is tried."""
 
 
-@pytest.mark.parametrize("how", ["deadline", "cancel"])
-def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_path, how):
+@pytest.mark.parametrize("way_to_leave", ["deadline", "cancel"])
+def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_path, way_to_leave):
     reader = FakeReader("never")
 
     async def work(it):
         reader.wait = asyncio.Event()
         for seconds in DEADLINES:
-            call = it.stub.Judge(judge_request(IMAGE), timeout=seconds if how == "deadline" else 60)
-            if how == "cancel":
+            call = it.stub.Judge(judge_request(IMAGE), timeout=seconds if way_to_leave == "deadline" else 60)
+            if way_to_leave == "cancel":
                 await reader.asked.wait()
                 call.cancel()
             with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)) as caught:
@@ -340,15 +340,15 @@ def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_path, ho
         return caught.value, await it.docket.trials.record(last.trial_id)
 
     error, record = play(work, tmp_path, reader=reader)
-    if how == "deadline":
+    if way_to_leave == "deadline":
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert record.state is TrialState.FAILED
-    # Of the caller's deadline, the trial's own clock and the caller's leaving tell at the same moment.
-    assert record.events[-1].reason in ({"DEADLINE", "CANCELLED"} if how == "deadline" else {"CANCELLED"})
+    # The caller's deadline, the trial's own clock and the cancellation occur at the same moment.
+    assert record.events[-1].reason in ({"DEADLINE", "CANCELLED"} if way_to_leave == "deadline" else {"CANCELLED"})
     assert record.verdict is None
 
 
-def test_a_message_over_the_limit_gets_a_clear_error_and_the_server_goes_on(tmp_path):
+def test_an_oversized_message_gets_a_clear_error_and_the_server_survives(tmp_path):
     async def work(it):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await it.stub.Judge(wire.JudgeRequest(image=bytes(MESSAGE_BYTES + 1)), timeout=60)
@@ -382,7 +382,7 @@ def test_reflection_describes_the_service(tmp_path):
     assert "memecourt/v1/court.proto" in {file.name for file in files}
 
 
-def test_the_shipped_clients_give_verdicts_and_typed_errors(tmp_path):
+def test_the_shipped_clients_return_verdicts_and_typed_errors(tmp_path):
     async def work(it):
         async with AsyncClient(it.address) as client:
             verdict = await client.judge(IMAGE, text="x")
@@ -403,9 +403,9 @@ def test_the_shipped_clients_give_verdicts_and_typed_errors(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_client_without_a_server_says_so():
+def test_a_client_without_a_server_raises_unavailable():
     async def work():
-        # It waits for a server for less than the whole time: what comes first at its end, nobody can say.
+        # It waits for a server for less than its timeout; with equal limits either error could come first.
         async with AsyncClient("127.0.0.1:1", retries=Retries(ready_s=1.0)) as client:
             with pytest.raises(JudgeError) as caught:
                 await client.judge(IMAGE, timeout=60)
@@ -420,7 +420,7 @@ def play_full(work, path, cast, **options):
     return play_in(a_scene(path, court=full_court(cast, **options)), work)
 
 
-def test_a_full_trial_carries_its_finding_models_and_score(tmp_path):
+def test_a_full_trial_returns_finding_models_and_score(tmp_path):
     request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
     response = play_full(lambda it: it.stub.Judge(request, timeout=60), tmp_path, Cast(rounds=2))
     assert response.label == wire.LABEL_HARMFUL
@@ -454,7 +454,7 @@ def test_without_precedents_the_response_names_no_library(tmp_path):
         ("", "ABORTED", "REPLY_EMPTY"),
     ],
 )
-def test_what_goes_wrong_with_models_is_told_apart(tmp_path, error, code, reason):
+def test_failures_of_models_are_distinguished(tmp_path, error, code, reason):
     request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
     cast = Cast(judge=lambda _: error)
 
@@ -467,7 +467,7 @@ def test_what_goes_wrong_with_models_is_told_apart(tmp_path, error, code, reason
     assert record.state is TrialState.FAILED and record.verdict is None
 
 
-def test_a_deadline_that_is_too_short_for_the_judge_gives_no_verdict(tmp_path):
+def test_a_deadline_too_short_for_the_judge_gives_no_verdict(tmp_path):
     request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
     cast = Cast(judge_delay_s=600)
 
@@ -485,13 +485,13 @@ def test_a_deadline_that_is_too_short_for_the_judge_gives_no_verdict(tmp_path):
     assert judged and last.state is TrialState.FAILED
 
 
-def test_a_deadline_is_a_budget(tmp_path):
-    """Sides rest early, and the verdict comes in time and says so."""
+def test_sides_stop_early_so_that_the_verdict_meets_the_deadline(tmp_path):
+    """The verdict says that the trial was cut short."""
     request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
 
     def verdict():
         for seconds in DEADLINES:
-            cast = Cast(rounds=9, delay_s=seconds / 20)  # so that there is time for two thirds of the rounds
+            cast = Cast(rounds=9, delay_s=seconds / 20)  # time for two thirds of the rounds
             with suppress(grpc.aio.AioRpcError):
                 return play_full(lambda it, within=seconds: it.stub.Judge(request, timeout=within), tmp_path, cast)
         raise AssertionError("there was no verdict")
@@ -501,8 +501,8 @@ def test_a_deadline_is_a_budget(tmp_path):
     assert wire.REVIEW_REASON_CUT_SHORT in [review.reason for review in response.review_reasons]
 
 
-def test_an_error_that_quotes_much_gets_there(tmp_path):
-    """A status that is larger than a client takes would reach it as another one, now and then."""
+def test_an_error_with_a_long_quotation_arrives(tmp_path):
+    """A status larger than the client's metadata limit would sometimes arrive as another error."""
     request = judge_request(IMAGE, text="x", pins=wire.Pins(models={"\N{GRINNING FACE}" * 512: "x"}))
 
     async def work(it):
@@ -515,8 +515,8 @@ def test_an_error_that_quotes_much_gets_there(tmp_path):
         )
 
 
-def test_every_word_of_the_court_has_one_on_the_wire():
-    """A label, strength, reason or relation that the wire does not know would fail only when it first occurs."""
+def test_every_enum_value_of_the_court_exists_on_the_wire():
+    """A label, strength, reason or relation missing on the wire would fail only at its first occurrence."""
     for ours, theirs, prefix in (
         (Label, wire.Label, "LABEL_"),
         (Strength, wire.Strength, "STRENGTH_"),
@@ -529,17 +529,17 @@ def test_every_word_of_the_court_has_one_on_the_wire():
         assert {f"{prefix}{word}" for word in ours} | {f"{prefix}UNSPECIFIED"} == {name for name, _ in theirs.items()}
 
 
-def test_a_known_meme_gets_the_earlier_verdict_and_says_whose_it_is(tmp_path):
-    def asking(namespace, content_id, **fields):
+def test_a_known_meme_gets_the_earlier_verdict_and_its_source(tmp_path):
+    def request_for(namespace, content_id, **fields):
         return wire.JudgeRequest(
             image=IMAGE, text="x", content=wire.Content(namespace=namespace, id=content_id), **fields
         )
 
     async def work(it):
-        first = await it.stub.Judge(asking("forum", "1", client_token=b"1"), timeout=60)
-        again = [await it.stub.Judge(asking("forum", f"{n}", client_token=b"%d" % n), timeout=60) for n in (2, 3)]
-        anew = await it.stub.Judge(asking("forum", "4", try_anew=True), timeout=60)
-        elsewhere = await it.stub.Judge(asking("another", "5"), timeout=60)
+        first = await it.stub.Judge(request_for("forum", "1", client_token=b"1"), timeout=60)
+        again = [await it.stub.Judge(request_for("forum", f"{n}", client_token=b"%d" % n), timeout=60) for n in (2, 3)]
+        anew = await it.stub.Judge(request_for("forum", "4", try_anew=True), timeout=60)
+        elsewhere = await it.stub.Judge(request_for("another", "5"), timeout=60)
         return first, again, anew, elsewhere
 
     first, again, anew, elsewhere = play(work, tmp_path, reuse="namespace")
@@ -552,44 +552,44 @@ def test_a_known_meme_gets_the_earlier_verdict_and_says_whose_it_is(tmp_path):
         assert (response.content.id, response.client_token) == (f"{number}", b"%d" % number)
         assert response.request_id not in ("", first.request_id)
         assert response.timings.text.ToNanoseconds() == response.timings.precedents.ToNanoseconds() == 0
-        # Everything else is the earlier trial's.
+        # Everything else equals the earlier trial's response.
         for own in ("request_id", "content", "client_token", "timings", "reused_from"):
             response.ClearField(own)
-        rest = wire.JudgeResponse.FromString(first.SerializeToString())
+        expected = wire.JudgeResponse.FromString(first.SerializeToString())
         for own in ("request_id", "content", "client_token", "timings"):
-            rest.ClearField(own)
-        assert response == rest
+            expected.ClearField(own)
+        assert response == expected
     for other in (anew, elsewhere):
         assert other.verdict_id != first.verdict_id and not other.HasField("reused_from")
 
 
-def test_a_request_id_that_is_taken_and_versions_that_are_not_loaded(tmp_path):
+def test_reused_request_ids_and_unloaded_versions_are_refused(tmp_path):
     async def work(it):
         first = await it.stub.Judge(judge_request(IMAGE, text="x", request_id="r"), timeout=60)
         same = await it.stub.Judge(judge_request(IMAGE, text="x", request_id="r"), timeout=60)
         elsewhere = await it.stub.Judge(judge_request(IMAGE, text="y", request_id="r", namespace="n"), timeout=60)
         taken = await it.refusal(judge_request(IMAGE, text="y", request_id="r"))
         pinned = wire.JudgeRequest(image=IMAGE, text="x", pins=wire.Pins(settings=first.versions.settings))
-        held = await it.stub.Judge(pinned, timeout=60)
+        accepted = await it.stub.Judge(pinned, timeout=60)
         pinned.pins.models["JUDGE"] = "another model"
-        return first, same, elsewhere, held, taken, await it.refusal(pinned)
+        return first, same, elsewhere, accepted, taken, await it.refusal(pinned)
 
-    first, same, elsewhere, held, taken, pinned = play(work, tmp_path)
+    first, same, elsewhere, accepted, taken, pinned = play(work, tmp_path)
     assert same.verdict_id == first.verdict_id != elsewhere.verdict_id
-    assert held.label == wire.LABEL_HARMFUL
+    assert accepted.label == wire.LABEL_HARMFUL
     assert (taken.code.name, taken.info.reason) == ("ALREADY_EXISTS", "REQUEST_ID_TAKEN")
     assert taken.info.metadata["field"] == "request_id"
     assert (pinned.code.name, pinned.info.reason) == ("FAILED_PRECONDITION", "PIN_NOT_LOADED")
     assert pinned.info.metadata["field"] == "pins.models.judge"
 
 
-def test_what_is_nearly_the_same_is_told(tmp_path):
-    """The finder of near memes is a fake; what it finds stands in the record, and goes out as it stands there."""
-    near = NearDuplicate(trial_id="earlier", label=Label.HARMFUL, distance=12, same_text=True, same_picture=False)
+def test_near_duplicates_are_returned_as_recorded(tmp_path):
+    """The finder of near-duplicates is a fake; its result goes through the record to the response."""
+    duplicate = NearDuplicate(trial_id="earlier", label=Label.HARMFUL, distance=12, same_text=True, same_picture=False)
 
     class Finder:
         async def find(self, *_, **__):
-            return (near,)
+            return (duplicate,)
 
     court = dataclasses.replace(a_court(findings([N] * 5)), duplicates=Finder())
     response = play(lambda it: it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60), tmp_path, court=court)
@@ -607,7 +607,7 @@ def _kinds(kind):
 
 
 def test_every_kind_of_error_has_its_code():
-    """A new kind that nobody maps would be INTERNAL: it is named here with its code, or the test fails."""
+    """An unmapped new kind would become INTERNAL, so each kind must be listed here with its code."""
     expected = {
         "CourtError": "INTERNAL",
         "CantResume": "INTERNAL",
@@ -640,10 +640,9 @@ def test_every_kind_of_error_has_its_code():
     }
     special = {"ReplyUnusable": ReplyUnusable("JUDGE", "judge", "REPLY_CUT", "it was cut")}
     ours = {k for k in _kinds(CourtError) if k.__module__.split(".")[0] in ("court", "serving", "retrieval")}
-    ours -= {TrialAborted}  # carries another error, whose code it has
-    # Of no call: what ends the command that starts a vLLM, and what the console alone is told.
-    # Nor what a replay ends with.
-    # Nor what a witness settles its claims at.
+    ours -= {TrialAborted}  # wraps another error and has its code
+    # Errors that no call returns: of the command that starts a vLLM, of the console, of a replay, and of a witness who
+    # settles claims.
     elsewhere = (
         *("serving.models.vllm", "serving.docket.review.locks"),
         *("court.backends.chat.recorded", "court.expert.witness"),
@@ -662,7 +661,7 @@ def _name(code):
     return code_pb2.Code.Name(code)
 
 
-def test_a_message_that_quotes_the_caller_is_cut():
-    """What is too long for the metadata of a call would take the whole status with it."""
+def test_a_message_that_quotes_the_caller_is_truncated():
+    """A status too long for the metadata of a call would be lost as a whole."""
     assert len(status_of(TrialUnknown("x" * 100_000)).SerializeToString()) < 8192
     assert len(status_of(BadRequest("x" * 100_000)).SerializeToString()) < 8192

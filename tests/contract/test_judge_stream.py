@@ -1,4 +1,4 @@
-"""JudgeStream through a real channel: every request has one response, whatever becomes of it."""
+"""JudgeStream over a real channel: every request has exactly one response, whatever happens."""
 
 import asyncio
 from collections import Counter
@@ -22,25 +22,25 @@ from tests.support.service_calls import Refusal
 
 def item(request_id, *, text="some text", image=IMAGE, timeout=None, **fields):
     request = wire.JudgeRequest(request_id=request_id, image=image, text=text, **fields)
-    told = wire.JudgeStreamRequest(request=request)
+    message = wire.JudgeStreamRequest(request=request)
     if timeout is not None:
-        told.timeout.FromMilliseconds(round(timeout * 1000))
-    return told
+        message.timeout.FromMilliseconds(round(timeout * 1000))
+    return message
 
 
-def unread(request_id, **fields):
-    """A request whose trial waits for the text to be read."""
-    asked = item(request_id, **fields)
-    asked.request.ClearField("text")
-    return asked
+def item_without_text(request_id, **fields):
+    """Returns a request whose trial waits for the text to be read."""
+    message = item(request_id, **fields)
+    message.request.ClearField("text")
+    return message
 
 
-async def some(call, count):
+async def read_responses(call, count):
     return [await call.read() for _ in range(count)]
 
 
 def test_every_request_has_exactly_one_response(tmp_path):
-    """Good ones, bad ones, the same one again, and another one under an id that is taken; in any order."""
+    """Sends valid, invalid, repeated and conflicting requests, in any order."""
     good = [item(f"good-{n}", text=f"text {n}", client_token=b"%d" % n) for n in range(20)]
     bad = {
         "too long": item("too long", text="x" * 20_000),
@@ -66,7 +66,7 @@ def test_every_request_has_exactly_one_response(tmp_path):
         number = response.request_id.removeprefix("good-")
         assert response.verdict.text.text == f"text {number}"
     ids = {(r.request_id, r.verdict.verdict_id) for r in verdicts}
-    assert len(ids) == len(good)  # what was asked twice has the same verdict twice
+    assert len(ids) == len(good)  # a repeated request gets the same verdict
     taken = failures.pop("good-7")
     assert (taken.code, taken.reason, taken.field) == (code_pb2.ALREADY_EXISTS, "REQUEST_ID_TAKEN", "request_id")
     assert {name: (failure.code, failure.field) for name, failure in failures.items()} == {
@@ -80,7 +80,7 @@ def test_every_request_has_exactly_one_response(tmp_path):
     assert all(failure.message and not failure.HasField("retry_delay") for failure in failures.values())
 
 
-def test_a_trial_that_fails_is_a_failure_with_its_trial_and_ends_nothing_else(tmp_path):
+def test_a_failed_trial_is_a_failure_with_its_id_and_ends_nothing_else(tmp_path):
     async def work(it):
         responses = await rest_of(it.stub.JudgeStream(iter([item("a"), item("", text="x")]), timeout=60))
         return responses, await it.docket.index.list(limit=9)
@@ -92,13 +92,13 @@ def test_a_trial_that_fails_is_a_failure_with_its_trial_and_ends_nothing_else(tm
     assert len(responses) == 2
 
 
-def test_what_is_ready_is_answered_before_what_came_before_it(tmp_path):
+def test_a_ready_answer_overtakes_earlier_requests(tmp_path):
     reader = FakeReader("as read")
 
     async def work(it):
         reader.wait = asyncio.Event()
         call = it.stub.JudgeStream(timeout=60)
-        await call.write(unread("slow"))
+        await call.write(item_without_text("slow"))
         await reader.asked.wait()
         await call.write(item("quick"))
         first = await call.read()
@@ -111,7 +111,7 @@ def test_what_is_ready_is_answered_before_what_came_before_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_stream_is_held_up_and_never_refused(tmp_path):
+def test_a_full_stream_is_throttled_and_never_refused(tmp_path):
     items = [item(f"r{n}", text=f"text {n}") for n in range(60)]
 
     async def work(it):
@@ -122,13 +122,13 @@ def test_a_full_stream_is_held_up_and_never_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_who_is_slow_to_read_is_slow_to_be_read(tmp_path):
-    """Responses that nobody takes hold up the requests; all are answered once they are taken."""
+def test_a_slow_reader_slows_down_its_requests(tmp_path):
+    """Responses that are not taken hold up the requests; all are answered once they are taken."""
     count = 90
     items = [item(f"r{n}", text=f"{n} ".ljust(9000, "x")) for n in range(count)]
 
     async def work(it):
-        # A caller that takes no more on the way than it must.
+        # A caller with the smallest possible receive window.
         narrow = it.another_channel(("grpc.http2.bdp_probe", 0))
         call = CourtStub(narrow).JudgeStream(timeout=60)
 
@@ -139,24 +139,24 @@ def test_who_is_slow_to_read_is_slow_to_be_read(tmp_path):
 
         sending = asyncio.create_task(send())
         before, opened = -1, 0
-        while opened < 4 or opened != before:  # until nothing moves any more
+        while opened < 4 or opened != before:  # until progress stops
             before = opened
             await asyncio.sleep(0.5)
             opened = len(await it.docket.index.list(limit=count))
-        held, unsent = it.service.memory.bytes_in_use, not sending.done()
+        bytes_in_use, unsent = it.service.memory.bytes_in_use, not sending.done()
         responses = await rest_of(call)
         await sending
         await narrow.close()
-        return opened, held, unsent, responses
+        return opened, bytes_in_use, unsent, responses
 
-    opened, held, unsent, responses = play(work, tmp_path, concurrent_trials=4)
+    opened, bytes_in_use, unsent, responses = play(work, tmp_path, concurrent_trials=4)
     assert 4 <= opened < count / 2 and unsent
-    assert held < 4 * 40_000 + 20 * 2**20  # four requests, and room for the next
+    assert bytes_in_use < 4 * 40_000 + 20 * 2**20  # four requests and a buffer for the next
     assert {r.request_id for r in responses if r.HasField("verdict")} == {f"r{n}" for n in range(count)}
     assert len(responses) == count
 
 
-def test_answers_that_nobody_takes_hold_no_more_memory_than_they_need(tmp_path):
+def test_answers_that_are_not_taken_use_little_memory(tmp_path):
     image, count = b"x" * 2**20, 60
     items = [item(f"r{n}", text=f"{n} ".ljust(9000, "x"), image=image) for n in range(count)]
 
@@ -165,7 +165,7 @@ def test_answers_that_nobody_takes_hold_no_more_memory_than_they_need(tmp_path):
         call = CourtStub(narrow).JudgeStream(iter(items), timeout=120)
         before, opened = -1, 0
         async with asyncio.timeout(60):
-            # Until nothing moves any more, and four answers are held without their pictures.
+            # Until progress stops and the four waiting answers have released their pictures.
             while opened < 4 or opened != before or it.service.memory.bytes_in_use >= 4 * 100_000:
                 before = opened
                 await asyncio.sleep(1)
@@ -179,27 +179,27 @@ def test_answers_that_nobody_takes_hold_no_more_memory_than_they_need(tmp_path):
     assert {r.request_id for r in responses if r.HasField("verdict")} == {f"r{n}" for n in range(count)}
 
 
-def test_a_stream_whose_answers_nobody_takes_ends(tmp_path):
+def test_a_stream_ends_if_its_answers_are_not_taken(tmp_path):
     items = [item(f"r{n}", text=f"{n} ".ljust(9000, "x")) for n in range(60)]
 
     async def work(it):
-        # With threads: what a call of asyncio is ended with is lost where it comes while something is being written.
+        # With threads: grpc.aio loses the final status if it arrives during a write.
         with grpc.insecure_channel(it.address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
             call = CourtStub(channel).JudgeStream(iter(items), timeout=60)
             await until(lambda: it.service.memory.bytes_in_use)
-            await it.service.empty(60)  # the call is over for the court: nothing is held, nobody is waited for
-            held = it.service.memory.bytes_in_use
-            return held, *await asyncio.to_thread(_end_of, call)
+            await it.service.empty(60)  # the court has finished the call and freed everything
+            bytes_in_use = it.service.memory.bytes_in_use
+            return bytes_in_use, *await asyncio.to_thread(_end_of, call)
 
-    held, responses, refusal = play(work, tmp_path, concurrent_trials=4, idle=1.0)
-    assert held == 0
+    bytes_in_use, responses, refusal = play(work, tmp_path, concurrent_trials=4, idle=1.0)
+    assert bytes_in_use == 0
     assert 0 < len(responses) < 60 and all(r.HasField("verdict") for r in responses)
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
 
 
-def test_a_stream_whose_first_answer_is_not_taken_is_told_why_it_ends(tmp_path):
+def test_a_stream_gets_the_reason_if_its_first_answer_is_not_taken(tmp_path):
     async def work(it):
-        # With threads: see above. The answer is larger than what this caller takes before it reads.
+        # With threads: see above. The answer is larger than this caller's receive window.
         narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1000)]
         with grpc.insecure_channel(it.address, options=narrow) as channel:
             call = CourtStub(channel).JudgeStream(iter([item("r", text="x" * 9000)]), timeout=60)
@@ -213,7 +213,7 @@ def test_a_stream_whose_first_answer_is_not_taken_is_told_why_it_ends(tmp_path):
 
     responses, refusal, left = play(scene, tmp_path, idle=1.0)
     assert left == []
-    assert [r.request_id for r in responses] == ["r"]  # the library had it already
+    assert [r.request_id for r in responses] == ["r"]  # the library had received it already
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
 
 
@@ -225,15 +225,15 @@ def _end_of(call):
     return responses, Refusal(caught.value)
 
 
-def test_each_request_has_a_time_of_its_own(tmp_path):
+def test_each_request_has_its_own_timeout(tmp_path):
     reader = FakeReader("never")
 
     async def work(it):
         reader.wait = asyncio.Event()
         call = it.stub.JudgeStream(timeout=60)
-        await call.write(unread("short", timeout=0.3))
+        await call.write(item_without_text("short", timeout=0.3))
         await call.write(item("quick", timeout=15))
-        responses = await some(call, 2)
+        responses = await read_responses(call, 2)
         await call.done_writing()
         return responses, await call.read()
 
@@ -243,7 +243,7 @@ def test_each_request_has_a_time_of_its_own(tmp_path):
     assert end is grpc.aio.EOF
 
 
-def test_what_is_no_request_ends_the_stream_once_the_others_are_answered(tmp_path):
+def test_a_malformed_request_ends_the_stream_after_pending_answers(tmp_path):
     async def work(it):
         call = it.channel.stream_stream(f"/{SERVICE}/JudgeStream")(timeout=60)
         await call.write(item("a").SerializeToString())
@@ -260,28 +260,28 @@ def test_what_is_no_request_ends_the_stream_once_the_others_are_answered(tmp_pat
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "MALFORMED_REQUEST"
 
 
-def test_a_stream_that_sends_nothing_ends_and_one_that_waits_for_its_answer_does_not(tmp_path):
+def test_a_silent_stream_times_out_unless_it_waits_for_an_answer(tmp_path):
     reader = FakeReader("as read")
 
     async def work(it):
         reader.wait = asyncio.Event()
         waiting = it.stub.JudgeStream(timeout=120)
-        await waiting.write(unread("slow"))
+        await waiting.write(item_without_text("slow"))
         await until(reader.asked.is_set)
         silent = it.stub.JudgeStream(timeout=120)
         with pytest.raises(grpc.aio.AioRpcError) as first:
             await silent.read()
-        await asyncio.sleep(0.5)  # since its request came, that is for longer than the server waits
-        still = not waiting.done()
+        await asyncio.sleep(0.5)  # longer than the server's idle timeout since its request
+        still_open = not waiting.done()
         reader.wait.set()
         response = await waiting.read()
         with pytest.raises(grpc.aio.AioRpcError) as second:
-            await waiting.read()  # now it has nothing to wait for
-        return still, response, Refusal(first.value), Refusal(second.value)
+            await waiting.read()  # no answer is pending any more
+        return still_open, response, Refusal(first.value), Refusal(second.value)
 
-    # Longer than a busy machine takes to bring the first request there.
-    still, response, *refusals = play(work, tmp_path, reader=reader, idle=1.5)
-    assert still and response.HasField("verdict")
+    # Longer than a busy machine needs to deliver the first request.
+    still_open, response, *refusals = play(work, tmp_path, reader=reader, idle=1.5)
+    assert still_open and response.HasField("verdict")
     for refusal in refusals:
         assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
 
@@ -293,25 +293,25 @@ def test_a_caller_that_leaves_ends_the_trials_of_its_stream(tmp_path):
         reader.wait = asyncio.Event()
         call = it.stub.JudgeStream(timeout=60)
         for number in range(10):
-            await call.write(unread(f"r{number}", image=b"%d" % number))
+            await call.write(item_without_text(f"r{number}", image=b"%d" % number))
         await reader.asked.wait()
         call.cancel()
         await it.service.empty(60)
         return [line.state.value for line in await it.docket.index.list(limit=99)]
 
     states = play(work, tmp_path, reader=reader, concurrent_trials=3)
-    assert states and set(states) == {"FAILED"}  # and the scene sees that memory and places are free again
+    assert states and set(states) == {"FAILED"}  # the scene checks that memory and slots are free again
 
 
-def test_when_the_court_closes_what_runs_is_answered_and_what_waits_is_told_when_to_come(tmp_path):
+def test_closing_the_court_answers_running_and_refuses_waiting_requests(tmp_path):
     reader = FakeReader("as read")
 
     async def work(it):
         reader.wait = asyncio.Event()
-        other = it.stub.Judge(unread("holds the other place", image=b"other").request, timeout=60)
+        other = it.stub.Judge(item_without_text("holds the other place", image=b"other").request, timeout=60)
         await reader.asked.wait()
         call = it.stub.JudgeStream(timeout=60)
-        await call.write(unread("runs"))
+        await call.write(item_without_text("runs"))
         await until(lambda: it.reception.admission.running == 2)
         await call.write(item("waits"))
         await until(lambda: it.reception.admission.waiting)
@@ -335,19 +335,19 @@ def test_when_the_court_closes_what_runs_is_answered_and_what_waits_is_told_when
     assert end.code is grpc.StatusCode.UNAVAILABLE and end.of(error_details_pb2.RetryInfo)
 
 
-def test_a_stream_begins_with_how_many_requests_are_worked_on_at_once(tmp_path):
+def test_a_stream_starts_with_the_number_of_concurrent_requests(tmp_path):
     async def work(it):
         call = it.stub.JudgeStream(timeout=60)
-        said = dict(await call.initial_metadata())  # before anything is sent
+        metadata = dict(await call.initial_metadata())  # before the caller sends anything
         await call.done_writing()
-        return said
+        return metadata
 
     assert play(work, tmp_path, text_workers=3)["memecourt-at-once"] == "12"
     assert play(work, tmp_path, text_workers=3, concurrent_trials=5)["memecourt-at-once"] == "5"
     assert play(work, tmp_path, text_workers=3, procedure="FULL")["memecourt-at-once"] == "32"
 
 
-def test_an_id_that_is_too_long_does_not_come_back_whole(tmp_path):
+def test_an_overlong_id_is_truncated_in_the_response(tmp_path):
     async def work(it):
         return await rest_of(it.stub.JudgeStream(iter([item("x" * 1_000_000)]), timeout=60))
 
@@ -356,22 +356,22 @@ def test_an_id_that_is_too_long_does_not_come_back_whole(tmp_path):
     assert response.request_id == "x" * 128
 
 
-def test_a_caller_that_vanishes_while_it_is_being_answered_is_no_fault_of_ours(tmp_path, caplog):
-    """It takes no answers, so that some wait to be sent; then its connection is gone."""
+def test_a_caller_that_vanishes_during_answers_causes_no_error(tmp_path, caplog):
+    """The caller takes no answers, so that some wait to be sent; then its connection closes."""
     text = "x" * 9000
     ended = []
 
     async def work(it):
         judge_stream = it.service._judge_stream
 
-        async def noted(context):
+        async def recording(context):
             try:
                 await judge_stream(context)
             except BaseException as error:
                 ended.append(error)
                 raise
 
-        it.service._judge_stream = noted
+        it.service._judge_stream = recording
         for number in range(5):
             async with grpc.aio.insecure_channel(
                 it.address, options=[("grpc.use_local_subchannel_pool", 1)]
@@ -384,7 +384,7 @@ def test_a_caller_that_vanishes_while_it_is_being_answered_is_no_fault_of_ours(t
 
                 feeding = asyncio.create_task(feed())
                 await call.read()
-                await asyncio.sleep(0.5)  # more comes than is taken
+                await asyncio.sleep(0.5)  # more arrives than is taken
                 feeding.cancel()
                 call.cancel()
             await until(lambda number=number: len(ended) > number)
@@ -394,12 +394,12 @@ def test_a_caller_that_vanishes_while_it_is_being_answered_is_no_fault_of_ours(t
     assert len(ended) == 5
 
 
-def test_what_the_library_raises_where_a_caller_is_gone_cancels_the_call_and_a_fault_beside_it_is_told(caplog):
+def test_send_errors_after_a_disconnect_cancel_but_real_errors_are_logged(caplog):
     class Context:
-        async def abort(self, *said):
-            raise grpc.aio.AbortError(*said)
+        async def abort(self, *arguments):
+            raise grpc.aio.AbortError(*arguments)
 
-    async def ended_by(error):
+    async def finish_with(error):
         async def answer():
             raise error
 
@@ -409,10 +409,10 @@ def test_what_the_library_raises_where_a_caller_is_gone_cancels_the_call_and_a_f
     gone = grpc.aio.InternalError("Failed to send")
     for error in (gone, ExceptionGroup("", [gone, ExceptionGroup("", [gone])])):
         with pytest.raises(asyncio.CancelledError):
-            asyncio.run(ended_by(error))
+            asyncio.run(finish_with(error))
     assert not caplog.records
     for error in (ValueError(), ExceptionGroup("", [gone, ValueError()])):
         with pytest.raises(grpc.aio.AbortError):
-            asyncio.run(ended_by(error))
+            asyncio.run(finish_with(error))
         assert "request failed" in caplog.text
         caplog.clear()

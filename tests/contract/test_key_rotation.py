@@ -1,4 +1,4 @@
-"""Another key for a docket, walked through: in time, after a theft, and against whoever has the stolen one."""
+"""Rotating a docket's key: routinely, after a theft, and against a thief who has the stolen key."""
 
 import asyncio
 import shutil
@@ -30,12 +30,12 @@ from tests.support.dockets import NOON, append_all, events_of, place_of, with_do
 WHO = {"who": "ada", "why": "the year is over", "at": NOON}
 
 
-def opened(place, key):
+def open_docket(place, key):
     return Docket.open(place_of(str(place)), key=key)
 
 
-async def rotated(docket, key, compromised=False):
-    """What the command does: a key beside the old one, the entry, then the files."""
+async def rotate_key(docket, key, compromised=False):
+    """Does what the command does: creates the new key beside the old one, writes the entry, then replaces the files."""
     old = KeyFile(key)(await docket.log.vkey())
     make_key(next_key(key), old.name)
     new = read_key(next_key(key))
@@ -43,7 +43,7 @@ async def rotated(docket, key, compromised=False):
     return old, new, number
 
 
-async def audited(docket, *keys, anchors=()):
+async def audit(docket, *keys, anchors=()):
     return await docket.auditor.audit([key.verifier for key in keys], anchors)
 
 
@@ -52,10 +52,10 @@ def faults(report):
 
 
 @pytest.fixture
-def walk(docket_place, tmp_path):
+def with_docket_and_key(docket_place, tmp_path):
     def play(work):
         async def scene():
-            docket = opened(docket_place, tmp_path / "docket.key")
+            docket = open_docket(docket_place, tmp_path / "docket.key")
             try:
                 return await work(docket, tmp_path / "docket.key")
             finally:
@@ -67,112 +67,112 @@ def walk(docket_place, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_docket_goes_over_to_another_key_and_all_of_it_still_verifies(walk):
+def test_a_docket_changes_its_key_and_still_verifies_as_a_whole(with_docket_and_key):
     async def scene(docket, path):
         await append_all(docket, events_of("before"))
         receipt, anchor = await docket.log.receipt("before"), await docket.log.checkpoint()
-        old, new, number = await rotated(docket, path)
+        old, new, number = await rotate_key(docket, path)
         settle_keys(path)
         await append_all(docket, events_of("after"))
         later = await docket.log.checkpoint()
         assert await docket.log_keys.keys() == [old.verifier, new.verifier]
         assert await docket.log.vkey() == str(new.verifier) and await docket.log.receipt("before") == receipt
-        kept = (Anchor("kept", (anchor, later)),)
+        anchors = (Anchor("kept", (anchor, later)),)
         for trusted in ([old], [new], [old, new]):
-            report = await audited(docket, *trusted, anchors=kept)
+            report = await audit(docket, *trusted, anchors=anchors)
             assert not faults(report) and not report.unchecked, report.findings
             assert report.anchored == report.size == number + 1 + len(await docket.log.entries(number + 1, 999))
-        assert KEY_DIFFERS(await audited(docket, SigningKey.create(old.name)))
+        assert reports_key_differs(await audit(docket, SigningKey.create(old.name)))
         for trial_id in ("before", "after"):
             # An anchor from before the change is continued by a bundle from after it.
-            bundle = await docket.auditor.bundle(trial_id, anchors=kept)
+            bundle = await docket.auditor.bundle(trial_id, anchors=anchors)
             assert verify_bundle(bundle, [str(old.verifier), str(new.verifier)]).trial_id == trial_id
-        given = {"entry": receipt.number, "header": receipt.header, "proof": receipt.proof}
-        verify_receipt([str(old.verifier)], checkpoint=receipt.checkpoint, **given)
-        twice = await rotated(docket, path)
-        assert not faults(await audited(docket, old)) and not faults(await audited(docket, twice[1]))
+        proof = {"entry": receipt.number, "header": receipt.header, "proof": receipt.proof}
+        verify_receipt([str(old.verifier)], checkpoint=receipt.checkpoint, **proof)
+        twice = await rotate_key(docket, path)
+        assert not faults(await audit(docket, old)) and not faults(await audit(docket, twice[1]))
 
-    walk(scene)
+    with_docket_and_key(scene)
 
 
-def KEY_DIFFERS(report):
+def reports_key_differs(report):
     return Fault.KEY_DIFFERS in faults(report)
 
 
-def test_a_server_goes_on_with_the_new_key_and_one_that_lacks_it_is_refused(walk, docket_place, tmp_path):
+def test_a_server_without_the_new_key_is_refused_until_it_has_it(with_docket_and_key, docket_place, tmp_path):
     async def scene(docket, path):
         await append_all(docket, events_of("a"))
         shutil.copy(path, tmp_path / "elsewhere.key")
-        server, elsewhere = opened(docket_place, path), opened(docket_place, tmp_path / "elsewhere.key")
+        server, elsewhere = open_docket(docket_place, path), open_docket(docket_place, tmp_path / "elsewhere.key")
         try:
             for each in (server, elsewhere):
                 await append_all(each, events_of(f"by {id(each)}"))
-            _, new, _ = await rotated(docket, path)
-            await append_all(server, events_of("b"))  # before the files are settled
+            _, new, _ = await rotate_key(docket, path)
+            await append_all(server, events_of("b"))  # before the files are replaced
             settle_keys(path)
             await append_all(server, events_of("c"))
             with pytest.raises(DocketError) as refused:
                 await append_all(elsewhere, events_of("d"))
             assert refused.value.reason == "DOCKET_KEY"
-            # Once the new key lies beside its own it goes on.
+            # With the new key beside its own it continues.
             shutil.copy(path, next_key(tmp_path / "elsewhere.key"))
             await append_all(elsewhere, events_of("e"))
-            assert not faults(await audited(docket, new))
+            assert not faults(await audit(docket, new))
         finally:
             await server.close()
             await elsewhere.close()
 
-    walk(scene)
+    with_docket_and_key(scene)
 
 
 @pytest.mark.slow
-def test_the_retired_key_signs_nothing_any_more(walk):
+def test_the_retired_key_can_no_longer_sign(with_docket_and_key):
     async def scene(docket, path):
         await append_all(docket, events_of("a"))
-        old, new, _ = await rotated(docket, path, compromised=True)
+        old, new, _ = await rotate_key(docket, path, compromised=True)
         settle_keys(path)
         await append_all(docket, events_of("b"))
-        report = await audited(docket, new)
+        report = await audit(docket, new)
         assert not faults(report)
-        # The thief signs the docket as it stands, without any entry being altered.
+        # The thief signs the unaltered docket with the stolen key.
         forged = sign_checkpoint(old, old.name, report.size, report.root)
-        anchored = await audited(docket, new, anchors=[Anchor("forged", (forged,))])
+        anchored = await audit(docket, new, anchors=[Anchor("forged", (forged,))])
         assert anchored.anchors == 0 and anchored.unchecked
         await docket.transactions.write_alone(
             lambda connection: connection.execute(update(t.log).values(checkpoint=forged))
         )
         for trusted in ([old], [new], [old, new]):
-            assert Fault.CHECKPOINT_UNSIGNED in faults(await audited(docket, *trusted))
+            assert Fault.CHECKPOINT_UNSIGNED in faults(await audit(docket, *trusted))
 
-    walk(scene)
+    with_docket_and_key(scene)
 
 
 @pytest.mark.slow
-def test_a_thief_who_writes_another_history_is_found_by_the_new_key_or_an_anchor(tmp_path):
-    """The procedure after a theft: rotate, keep the new public key and a checkpoint outside."""
+def test_a_thief_s_history_is_detected_by_the_new_key_or_an_anchor(tmp_path):
+    """The procedure after a theft: rotate, and keep the new public key and a checkpoint outside."""
     place, key = tmp_path / "docket.sqlite", tmp_path / "docket.key"
     stolen, thief_key = tmp_path / "stolen.sqlite", tmp_path / "stolen.key"
 
     async def owner_begins():
-        docket = opened(place, key)
+        docket = open_docket(place, key)
         await append_all(docket, events_of("a"))
         await docket.close()
 
     async def owner_rotates():
-        docket = opened(place, key)
+        docket = open_docket(place, key)
         await append_all(docket, events_of("b"))
         earlier = Anchor("kept before", (await docket.log.checkpoint(),))
-        old, new, _ = await rotated(docket, key, compromised=True)
+        old, new, _ = await rotate_key(docket, key, compromised=True)
         settle_keys(key)
         later = Anchor("kept after", (await docket.log.checkpoint(),))
-        assert not faults(await audited(docket, old, new, anchors=[earlier, later]))
+        assert not faults(await audit(docket, old, new, anchors=[earlier, later]))
         await docket.close()
         return old, new, earlier, later
 
     async def thief_writes(old):
-        docket = opened(stolen, thief_key)
+        docket = open_docket(stolen, thief_key)
         await append_all(docket, events_of("another verdict"))
-        _, own, _ = await rotated(docket, thief_key)
+        _, own, _ = await rotate_key(docket, thief_key)
         settle_keys(thief_key)
         await append_all(docket, events_of("b"))
         await append_all(docket, events_of("more"))
@@ -187,13 +187,13 @@ def test_a_thief_who_writes_another_history_is_found_by_the_new_key_or_an_anchor
     async def checked():
         docket, own = await thief_writes(old)
         found = {
-            "new key": faults(await audited(docket, new)),
-            "both keys": faults(await audited(docket, old, new)),
-            "old key and anchor": faults(await audited(docket, old, anchors=[earlier])),
-            "old key alone": faults(await audited(docket, old)),
+            "new key": faults(await audit(docket, new)),
+            "both keys": faults(await audit(docket, old, new)),
+            "old key and anchor": faults(await audit(docket, old, anchors=[earlier])),
+            "old key alone": faults(await audit(docket, old)),
         }
-        # One that the owner's new key has signed is none to this history: that is no fault, and no clean docket either.
-        assert (await audited(docket, old, anchors=[later])).unchecked
+        # The anchor is signed by a key unknown to this history: no fault, but no clean docket either.
+        assert (await audit(docket, old, anchors=[later])).unchecked
         assert await docket.log.vkey() == str(own.verifier)
         await docket.close()
         return found
@@ -201,7 +201,7 @@ def test_a_thief_who_writes_another_history_is_found_by_the_new_key_or_an_anchor
     found = asyncio.run(checked())
     assert Fault.KEY_DIFFERS in found["new key"] and Fault.KEY_DIFFERS in found["both keys"]
     assert Fault.CHECKPOINT_DIFFERS in found["old key and anchor"]
-    # Nobody can tell by the stolen key alone: docs/explanation/what-a-record-proves.md says so.
+    # Undetectable by the stolen key alone: docs/explanation/what-a-record-proves.md says so.
     assert not found["old key alone"]
 
 
@@ -219,8 +219,8 @@ def forged_notes(docket_name, old, new, number, root):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", range(7))
-def test_an_entry_that_both_keys_have_not_signed_for_its_place_changes_nothing(walk, which):
+@pytest.mark.parametrize("note_index", range(7))
+def test_a_rotation_not_signed_by_both_keys_for_its_place_has_no_effect(with_docket_and_key, note_index):
     async def scene(docket, path):
         await append_all(docket, events_of("a"))
         old = KeyFile(path)(await docket.log.vkey())
@@ -230,18 +230,18 @@ def test_an_entry_that_both_keys_have_not_signed_for_its_place_changes_nothing(w
             with signing(connection, lambda _: new):
                 log = open_appender(connection)
                 notes = list(forged_notes(old.name, old, new, log.size, log.root()))
-                entry = KeyRotated(at=NOON, who="eve", why="so", note=notes[which][1])
+                entry = KeyRotated(at=NOON, who="eve", why="so", note=notes[note_index][1])
                 body = body_of(entry).encode()
                 log.add([EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(NOON), body=body)])
                 log.change_key(str(new.verifier))
 
         await docket.transactions.write_alone(forge)
-        assert KEY_DIFFERS(await audited(docket, old))
+        assert reports_key_differs(await audit(docket, old))
 
-    walk(scene)
+    with_docket_and_key(scene)
 
 
-def test_a_key_changes_only_with_an_entry(walk):
+def test_the_key_changes_only_with_an_entry(with_docket_and_key):
     async def scene(docket, path):
         await append_all(docket, events_of("a"))
         with pytest.raises((DocketError, Unavailable)):
@@ -252,38 +252,38 @@ def test_a_key_changes_only_with_an_entry(walk):
                 await docket.log_keys.rotate(old, new, compromised=False, **WHO)
         assert await docket.log_keys.keys() == [old.verifier]
 
-    walk(scene)
+    with_docket_and_key(scene)
 
 
 @pytest.fixture
 def invoke(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
     with_docket(tmp_path / "docket.sqlite", lambda docket: append_all(docket, events_of("a")))
-    return lambda *words, **given: CliRunner().invoke(cli, ["docket", *map(str, words)], **given)
+    return lambda *words, **options: CliRunner().invoke(cli, ["docket", *map(str, words)], **options)
 
 
 @pytest.mark.slow
-def test_the_command_walks_through_it_and_finishes_what_was_cut_off(invoke, tmp_path, monkeypatch):
+def test_the_command_rotates_the_key_and_finishes_interrupted_rotations(invoke, tmp_path, monkeypatch):
     key = tmp_path / "docket.key"
     (tmp_path / "first").write_text(invoke("key").stdout)
-    asked = ("rotate-key", "--who", "ada", "--why", "the year is over", "--yes")
+    arguments = ("rotate-key", "--who", "ada", "--why", "the year is over", "--yes")
     assert invoke("rotate-key", "--yes").exit_code == 2
-    assert invoke(*asked[:-1], input="n\n").exit_code == 1 and not next_key(key).exists()
+    assert invoke(*arguments[:-1], input="n\n").exit_code == 1 and not next_key(key).exists()
     prepared = invoke("rotate-key", "--prepare").stdout
-    assert invoke("rotate-key", "--prepare").stdout == prepared, "made once"
+    assert invoke("rotate-key", "--prepare").stdout == prepared, "generated once"
 
     def killed(_):
         raise OSError("killed")
 
     with monkeypatch.context() as cut:
         cut.setattr("serving.docket.store.keys.settle_keys", killed)
-        assert invoke(*asked).exit_code != 0
-    assert invoke("key").stdout == prepared, "the docket has gone over, the files have not"
+        assert invoke(*arguments).exit_code != 0
+    assert invoke("key").stdout == prepared, "the docket has changed its key, the files have not"
     refused = invoke("rotate-key", "--prepare")
     assert refused.exit_code == 1 and "has already gone over to" in refused.stderr and prepared not in refused.stdout
-    done = invoke(*asked)
-    assert done.exit_code == 0 and done.stdout == prepared
-    assert "(ada: the year is over)" in done.stderr and "No further rotation was made" in done.stderr
+    result = invoke(*arguments)
+    assert result.exit_code == 0 and result.stdout == prepared
+    assert "(ada: the year is over)" in result.stderr and "No further rotation was made" in result.stderr
     assert str(read_key(key).verifier) == prepared.strip() and not next_key(key).exists()
     (retired,) = tmp_path.glob("docket.key.retired-*")
     for path in (key, retired):
@@ -294,14 +294,14 @@ def test_the_command_walks_through_it_and_finishes_what_was_cut_off(invoke, tmp_
     for keys in ("first", "keys"):
         verified = invoke("verify", "--key", tmp_path / keys)
         assert "KEY" not in verified.output and "CHECKPOINT" not in verified.output, verified.output
-    again = invoke(*asked)
+    again = invoke(*arguments)
     assert again.exit_code == 0 and len(invoke("key", "--all").stdout.splitlines()) == 3
     assert "No further" not in again.stderr
 
-    # One that is meant as another finishes that which was cut off, and does not pass for having been made itself.
+    # A further rotation first finishes the interrupted one, and does not claim to have been made itself.
     with monkeypatch.context() as cut:
         cut.setattr("serving.docket.store.keys.settle_keys", killed)
-        assert invoke(*asked).exit_code != 0
+        assert invoke(*arguments).exit_code != 0
     stolen = ("rotate-key", "--who", "ada", "--why", "a laptop was stolen", "--compromised", "--yes")
     finished = invoke(*stolen)
     assert finished.exit_code == 3 and "No further rotation was made" in finished.stderr
@@ -323,8 +323,8 @@ UPDATE format SET number = 7;
 """
 
 
-def set_back(docket_place):
-    """Makes a docket one of format 7."""
+def downgrade(docket_place):
+    """Turns a docket into one of format 7."""
     if not Address.named_by(docket_place):
         with closing(sqlite3.connect(docket_place)) as connection:
             connection.executescript(IN_SQLITE)
@@ -335,17 +335,17 @@ def set_back(docket_place):
         connection.execute(IN_POSTGRES)
 
 
-def test_a_docket_of_format_7_is_told_and_gets_what_it_takes(walk, docket_place, tmp_path, monkeypatch):
-    walk(lambda docket, _: append_all(docket, events_of("a")))
-    set_back(docket_place)
+def test_a_docket_of_format_7_is_reported_and_can_be_upgraded(with_docket_and_key, docket_place, tmp_path, monkeypatch):
+    with_docket_and_key(lambda docket, _: append_all(docket, events_of("a")))
+    downgrade(docket_place)
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
     monkeypatch.setenv("MEMECOURT_DOCKET", docket_place)
-    told = CliRunner().invoke(cli, ["upgrade", "--check"])
+    check = CliRunner().invoke(cli, ["upgrade", "--check"])
     place = place_of(docket_place)
-    assert told.exit_code == 1 and f"format 7 of {t.FORMAT}" in told.output and stored_format(place) == 7
+    assert check.exit_code == 1 and f"format 7 of {t.FORMAT}" in check.output and stored_format(place) == 7
 
     async def scene(docket, key):
-        _, new, _ = await rotated(docket, key)
-        return faults(await audited(docket, new))
+        _, new, _ = await rotate_key(docket, key)
+        return faults(await audit(docket, new))
 
-    assert walk(scene) == set() and stored_format(place) == t.FORMAT
+    assert with_docket_and_key(scene) == set() and stored_format(place) == t.FORMAT

@@ -1,4 +1,4 @@
-"""RE-5 and RE-7: what a caller's leaving frees, and how soon; and that nothing grows with what was asked."""
+"""RE-5 and RE-7: callers that leave free their resources within a bound, and nothing grows with the requests."""
 
 import asyncio
 import gc
@@ -32,11 +32,11 @@ CANCELS = 200 if FULL else 30
 TICK_S = 0.01
 
 
-class TickingStandIn(FakeModelServer):
-    """Answers no call by itself, and knows by its own clock how long each stayed after its caller had left.
+class TickingModelServer(FakeModelServer):
+    """A model server that never answers, and measures by its own clock how long calls outlive their callers.
 
-    The clock counts how often the loop that it shares with everybody here came round after a sleep: a machine that is
-    busy with something else makes it go slower, and nothing late.
+    The clock counts iterations of the event loop that all parts of the test share: a busy machine slows the clock down
+    and so makes nothing late.
     """
 
     def __init__(self):
@@ -61,11 +61,11 @@ class TickingStandIn(FakeModelServer):
 
 
 @pytest.mark.promise("RE-5", "200 callers leave: each model call gone within 1 s")
-def test_the_model_call_of_a_caller_that_leaves_is_gone_within_a_second_by_the_model_server_s_clock(tmp_path):
-    choose = random.Random(23)
+def test_abandoned_model_calls_end_within_a_second_of_the_server_s_clock(tmp_path):
+    random_ = random.Random(23)
 
     async def scene():
-        server = TickingStandIn()
+        server = TickingModelServer()
         ticking = asyncio.create_task(server.tick())
         stayed = []
         async with serving(server) as port, http_client() as http:
@@ -87,7 +87,7 @@ def test_the_model_call_of_a_caller_that_leaves_is_gone_within_a_second_by_the_m
                 for first in range(0, CANCELS, 10):
                     calls = [await leave(number) for number in range(first, first + 10)]
                     await until(lambda: len(server.there) >= 10)
-                    await asyncio.sleep(choose.uniform(0, 0.05))
+                    await asyncio.sleep(random_.uniform(0, 0.05))
                     left_at, before = server.ticks, len(server.gone)
                     for call in calls:
                         call.cancel()
@@ -110,15 +110,15 @@ def open_files():
 
 
 @pytest.mark.slow
-def test_tasks_and_handles_are_as_many_after_many_requests_as_after_few(tmp_path):
-    """Requests that are answered, reused, refused, given up and that fail, in turn: what they leave is counted."""
+def test_tasks_and_handles_do_not_grow_with_requests(tmp_path):
+    """Counts what answered, reused, refused, cancelled and failed requests leave behind."""
     rounds, each = (12, 200) if FULL else (4, 40)
-    choose = random.Random(29)
+    random_ = random.Random(29)
     cast = Cast(rounds=2, delay_s=0.002)
     usual = cast._speaker("proposer")
 
     def speak(request):
-        return "garbage" if choose.random() < 0.3 else usual(request)
+        return "garbage" if random_.random() < 0.3 else usual(request)
 
     cast.models["proposer"] = ScriptedModel(speak, name="proposer-model", delay_s=0.002)
 
@@ -129,37 +129,37 @@ def test_tasks_and_handles_are_as_many_after_many_requests_as_after_few(tmp_path
         request = judge_request(b"picture %d" % (number - number % 2), text=text, **fields)
         call = it.stub.Judge(request, timeout=120)
         if kind == 2:
-            await asyncio.sleep(choose.uniform(0, 0.05))
+            await asyncio.sleep(random_.uniform(0, 0.05))
             call.cancel()
         with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             await call
         return (await call.code()).name
 
     async def work(it):
-        codes, held, hearings = Counter(), [], it.reception._hearings
+        codes, counts, hearings = Counter(), [], it.reception._hearings
 
         def tasks():
             return Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())
 
-        for turn in range(rounds):
-            asking = (ask(it, turn * each + number) for number in range(each))
+        for round_ in range(rounds):
+            asking = (ask(it, round_ * each + number) for number in range(each))
             codes.update(await asyncio.gather(*asking))
             await it.service.empty(120)
             await until(lambda: not it.reception.admission.running + it.reception.admission.waiting)
             await asyncio.sleep(0.3)
             await until(lambda: not (hearings._flights or hearings._leading or it.reception.decoders._decoding))
             await until(lambda: not hearings.unstored)
-            if turn > 1:  # some end after their callers have gone on, and none stays
+            if round_ > 1:  # some end after their callers have left, but all end
                 with suppress(TimeoutError):
-                    await until(lambda: not tasks() - held[1][0], 60)
-                assert not tasks() - held[1][0]
+                    await until(lambda: not tasks() - counts[1][0], 60)
+                assert not tasks() - counts[1][0]
             gc.collect()
-            held.append((tasks(), open_files()))
-        return codes, held
+            counts.append((tasks(), open_files()))
+        return codes, counts
 
-    codes, held = play(work, tmp_path, court=full_court(cast), reuse="namespace", concurrent_trials=16)
+    codes, counts = play(work, tmp_path, court=full_court(cast), reuse="namespace", concurrent_trials=16)
     assert {"OK", "CANCELLED", "INVALID_ARGUMENT", "ABORTED"} <= set(codes), codes
-    handles = [count for _, count in held]
-    # Threads that read the docket come up to their number by and by, each with a connection of its own; a file that is
-    # left open by one request in eight would show.
+    handles = [count for _, count in counts]
+    # Threads that read the docket reach their number gradually, each with its own connection; a file left open by one
+    # request in eight would show.
     assert handles[-1] <= handles[1] + 10, handles

@@ -1,4 +1,4 @@
-"""More is asked than can be held: who waits, who is sent away, whose memory it is, and what is left when callers go."""
+"""Overload: queueing and refusals, fairness between namespaces, memory limits, and cleanup when callers leave."""
 
 import asyncio
 import random
@@ -26,12 +26,12 @@ from tests.support.sizes import FULL
 MIB = 1024 * 1024
 
 
-def asked(number, namespace="", **fields):
+def numbered_request(number, namespace="", **fields):
     return judge_request(b"picture %d" % number, namespace=namespace, **fields)
 
 
 class CountingReader(FakeReader):
-    """Knows how many readings are going on."""
+    """Counts the concurrent reads."""
 
     running = 0
 
@@ -43,14 +43,14 @@ class CountingReader(FakeReader):
             self.running -= 1
 
 
-def test_a_namespace_that_comes_late_is_served_next(tmp_path):
+def test_a_namespace_that_arrives_late_is_served_next(tmp_path):
     reader = FakeReader("as read")
 
     async def work(it):
         reader.wait = asyncio.Event()
-        flood = [it.stub.Judge(asked(n, "flood"), timeout=60) for n in range(12)]
+        flood = [it.stub.Judge(numbered_request(n, "flood"), timeout=60) for n in range(12)]
         await until(lambda: it.reception.admission.waiting == 11)
-        late = it.stub.Judge(asked(99, "late"), timeout=60)
+        late = it.stub.Judge(numbered_request(99, "late"), timeout=60)
         await until(lambda: it.reception.admission.waiting == 12)
         reader.wait.set()
         await asyncio.gather(*flood, late)
@@ -61,19 +61,19 @@ def test_a_namespace_that_comes_late_is_served_next(tmp_path):
     assert len(namespaces) == 13 and namespaces[:2] == ["flood", "late"]
 
 
-def test_beyond_the_queue_a_caller_is_told_when_to_come_and_one_that_leaves_makes_room(tmp_path):
+def test_beyond_the_queue_callers_get_a_delay_and_leaving_frees_a_place(tmp_path):
     reader = FakeReader("as read")
 
     async def work(it):
         reader.wait = asyncio.Event()
-        calls = [it.stub.Judge(asked(0), timeout=60)]
+        calls = [it.stub.Judge(numbered_request(0), timeout=60)]
         await reader.asked.wait()
-        calls += [it.stub.Judge(asked(n), timeout=60) for n in (1, 2)]
+        calls += [it.stub.Judge(numbered_request(n), timeout=60) for n in (1, 2)]
         await until(lambda: it.reception.admission.waiting == 2)
-        refusal = await it.refusal(asked(3))
+        refusal = await it.refusal(numbered_request(3))
         calls[-1].cancel()
         await until(lambda: it.reception.admission.waiting == 1)
-        instead = it.stub.Judge(asked(4), timeout=60)
+        instead = it.stub.Judge(numbered_request(4), timeout=60)
         await until(lambda: it.reception.admission.waiting == 2)
         reader.wait.set()
         verdicts = await asyncio.gather(*calls[:-1], instead)
@@ -82,20 +82,20 @@ def test_beyond_the_queue_a_caller_is_told_when_to_come_and_one_that_leaves_make
     refusal, verdicts, lines = play(work, tmp_path, reader=reader, concurrent_trials=1, waiting_trials=2)
     assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED and refusal.info.reason == "BUSY"
     (retry,) = refusal.of(error_details_pb2.RetryInfo)
-    # Nothing has ended yet, so a trial is taken to need a second: two who wait, and the caller itself.
+    # No trial has ended yet, so one is estimated at a second: two waiting callers and this one.
     assert 2.9 <= retry.retry_delay.ToTimedelta().total_seconds() < 20
-    assert len(verdicts) == 3 == len(lines)  # of who left while waiting, there is no trial
+    assert len(verdicts) == 3 == len(lines)  # a caller who left while waiting has no trial
 
 
-def test_one_whose_time_ends_in_the_queue_leaves_it(tmp_path):
+def test_a_queued_caller_leaves_at_its_deadline(tmp_path):
     reader = FakeReader("as read")
 
     async def work(it):
         reader.wait = asyncio.Event()
-        running = it.stub.Judge(asked(0), timeout=60)
+        running = it.stub.Judge(numbered_request(0), timeout=60)
         await reader.asked.wait()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await it.stub.Judge(asked(1), timeout=0.4)
+            await it.stub.Judge(numbered_request(1), timeout=0.4)
         await until(lambda: not it.reception.admission.waiting)
         reader.wait.set()
         await running
@@ -108,37 +108,37 @@ def test_one_whose_time_ends_in_the_queue_leaves_it(tmp_path):
 
 @pytest.mark.parametrize("cancels", [200 if FULL else 40])
 def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels):
-    """RE-5: each model call is cancelled within a second, and no slot, memory or reading stays taken."""
-    choose = random.Random(5)
+    """RE-5: each model call is cancelled within a second, and no slot, memory or read stays occupied."""
+    random_ = random.Random(5)
     reader = CountingReader("as read")
     cast = Cast(rounds=9, delay_s=0.02)
-    slow = ScriptedModel(cast._speaker("proposer"), name="proposer-model", delay_s=600)  # is never done by itself
+    slow = ScriptedModel(cast._speaker("proposer"), name="proposer-model", delay_s=600)  # never finishes by itself
     cast.models["proposer"] = slow
 
     async def work(it):
         for first in range(0, cancels, 10):
             calls = [
-                it.stub.Judge(asked(n, f"{n % 3}", procedure=wire.PROCEDURE_FULL), timeout=60)
+                it.stub.Judge(numbered_request(n, f"{n % 3}", procedure=wire.PROCEDURE_FULL), timeout=60)
                 for n in range(first, first + 10)
             ]
             if not first:
-                await until(lambda: slow.asked)  # some leave in the middle of a model call, on any machine
-            await asyncio.sleep(choose.uniform(0, 0.1))
-            choose.shuffle(calls)
+                await until(lambda: slow.asked)  # some leave during a model call, on any machine
+            await asyncio.sleep(random_.uniform(0, 0.1))
+            random_.shuffle(calls)
             for call in calls:
                 call.cancel()
-                await asyncio.sleep(choose.uniform(0, 0.01))
+                await asyncio.sleep(random_.uniform(0, 0.01))
             await until(lambda: not it.reception.admission.running + it.reception.admission.waiting + reader.running)
             assert slow.cancelled == len(slow.asked)
         await it.service.empty(60)
         states = {line.state.value for line in await it.docket.index.list(limit=cancels)}
         return states, len(slow.asked), it.service.memory.bytes_in_use
 
-    states, begun, held = play(work, tmp_path, court=full_court(cast, reader=reader), concurrent_trials=4)
-    assert begun and states == {"FAILED"} and held == 0
+    states, begun, bytes_in_use = play(work, tmp_path, court=full_court(cast, reader=reader), concurrent_trials=4)
+    assert begun and states == {"FAILED"} and bytes_in_use == 0
 
 
-def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(tmp_path):
+def test_many_of_the_largest_requests_stay_within_the_memory_budget(tmp_path):
     budget, count = 72 * MIB, 10
     channels = []
 
@@ -151,7 +151,7 @@ def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(t
                 try:
                     return await CourtStub(channels[n % 3]).Judge(judge_request(image, text=f"{n}"), timeout=120)
                 except grpc.aio.AioRpcError as error:
-                    # On a busy machine such a request takes longer than a caller has whom others wait for.
+                    # On a busy machine such a request may take longer than is allowed while others wait.
                     assert Refusal(error).reason == "BUSY"
                     await asyncio.sleep(0.1)
 
@@ -161,21 +161,21 @@ def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(t
             await channel.close()
         return verdicts, it.service.memory.peak_bytes
 
-    verdicts, most_held = play(work, tmp_path, picture_memory=budget)
+    verdicts, peak = play(work, tmp_path, picture_memory=budget)
     assert len({verdict.verdict_id for verdict in verdicts}) == count
-    assert 2 * 32 * MIB < most_held <= budget
+    assert 2 * 32 * MIB < peak <= budget
 
 
-def half_open(channel, method="Judge"):
-    """A call whose request never comes."""
+def call_without_request(channel, method="Judge"):
+    """Returns a call whose request never arrives."""
     return channel.stream_unary(f"/{SERVICE}/{method}")(timeout=300)
 
 
-def test_a_call_without_a_request_ends_and_says_why(tmp_path):
+def test_a_call_without_a_request_ends_with_a_reason(tmp_path):
     async def work(it):
-        empty = half_open(it.channel)
+        empty = call_without_request(it.channel)
         await empty.done_writing()
-        silent = half_open(it.channel)
+        silent = call_without_request(it.channel)
         errors = []
         for call in (silent, empty):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -183,44 +183,44 @@ def test_a_call_without_a_request_ends_and_says_why(tmp_path):
             errors.append(Refusal(caught.value))
         return errors
 
-    silent, empty = play(work, tmp_path, idle=2.0)  # longer than the end of the empty one is on its way
+    silent, empty = play(work, tmp_path, idle=2.0)  # longer than the half-close of the empty call needs
     assert (silent.code, silent.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "IDLE")
     assert (empty.code, empty.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
 
 
 @pytest.mark.parametrize("method", ["Judge", "JudgeStream"])
-def test_calls_that_send_nothing_keep_nobody_from_being_heard(tmp_path, method):
-    """There is memory for two requests, and a hundred calls have it or want it first, for as long as they may."""
+def test_silent_calls_do_not_block_other_callers(tmp_path, method):
+    """There is memory for two requests, and a hundred silent calls hold it or queue for it first, without a timeout."""
 
     async def work(it):
         others = [it.another_channel() for _ in range(4)]
-        silent = [half_open(others[n % 4], method) for n in range(100)]
+        silent = [call_without_request(others[n % 4], method) for n in range(100)]
         await until(lambda: it.service.memory.bytes_in_use)
-        verdicts = [await it.stub.Judge(asked(n, text="x"), timeout=60) for n in range(5)]
-        known = await asyncio.gather(*(it.stub.Judge(asked(n, text="y"), timeout=60) for n in range(20)))
+        verdicts = [await it.stub.Judge(numbered_request(n, text="x"), timeout=60) for n in range(5)]
+        known = await asyncio.gather(*(it.stub.Judge(numbered_request(n, text="y"), timeout=60) for n in range(20)))
         stream = it.stub.JudgeStream(timeout=60)
         for n in range(5):
-            await stream.write(wire.JudgeStreamRequest(request=asked(n, text="z", request_id=f"{n}")))
+            await stream.write(wire.JudgeStreamRequest(request=numbered_request(n, text="z", request_id=f"{n}")))
         await stream.done_writing()
         streamed = await rest_of(stream)
-        still = sum(not call.done() for call in silent)
+        still_open = sum(not call.done() for call in silent)
         for call in silent:
             call.cancel()
         for channel in others:
             await channel.close()
-        return [*verdicts, *known], streamed, still
+        return [*verdicts, *known], streamed, still_open
 
-    verdicts, streamed, still = play(work, tmp_path, picture_memory=2 * MESSAGE_BYTES + 2 * MIB, idle=300.0)
+    verdicts, streamed, still_open = play(work, tmp_path, picture_memory=2 * MESSAGE_BYTES + 2 * MIB, idle=300.0)
     assert len(verdicts) == 25 and all(verdict.label for verdict in verdicts)
     assert len(streamed) == 5 and all(response.HasField("verdict") for response in streamed)
-    assert still > 50  # they did not have to go for it
+    assert still_open > 50  # they did not have to end for it
 
 
-def test_who_has_the_memory_and_sends_nothing_goes_when_another_needs_it(tmp_path):
-    """One request is all there is memory for."""
+def test_a_silent_holder_of_memory_is_ended_when_another_needs_it(tmp_path):
+    """There is memory for one request."""
 
     async def work(it):
-        silent = half_open(it.another_channel())
+        silent = call_without_request(it.another_channel())
         await until(lambda: it.service.memory.bytes_in_use)
         verdict = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -233,37 +233,37 @@ def test_who_has_the_memory_and_sends_nothing_goes_when_another_needs_it(tmp_pat
     assert refusal.of(error_details_pb2.RetryInfo)
 
 
-def test_when_the_court_closes_who_runs_finishes_and_who_waits_is_told_when_to_come(tmp_path):
+def test_closing_the_court_finishes_running_and_refuses_waiting_calls(tmp_path):
     reader = FakeReader("as read")
 
     async def work(it):
         reader.wait = asyncio.Event()
-        running = it.stub.Judge(asked(0), timeout=60)
+        running = it.stub.Judge(numbered_request(0), timeout=60)
         await reader.asked.wait()
-        waiting = [it.stub.Judge(asked(n), timeout=60) for n in (1, 2)]
+        waiting = [it.stub.Judge(numbered_request(n), timeout=60) for n in (1, 2)]
         await until(lambda: it.reception.admission.waiting == 2)
         before = it.service.memory.bytes_in_use
-        waiting.append(half_open(it.channel))
+        waiting.append(call_without_request(it.channel))
         await until(lambda: it.service.memory.bytes_in_use > before)
         it.service.close()
-        waiting.append(it.stub.Judge(asked(3), timeout=60))
+        waiting.append(it.stub.Judge(numbered_request(3), timeout=60))
         refusals = []
         for call in waiting:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             refusals.append(Refusal(caught.value))
-        still = not running.done()
+        still_running = not running.done()
         reader.wait.set()
-        return refusals, still, await running, await it.docket.index.list(limit=9)
+        return refusals, still_running, await running, await it.docket.index.list(limit=9)
 
-    refusals, still, verdict, lines = play(work, tmp_path, reader=reader, concurrent_trials=1)
-    assert still and verdict.label == wire.LABEL_HARMFUL and len(lines) == 1
+    refusals, still_running, verdict, lines = play(work, tmp_path, reader=reader, concurrent_trials=1)
+    assert still_running and verdict.label == wire.LABEL_HARMFUL and len(lines) == 1
     for refusal in refusals:
         assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.info.reason == "NOT_IN_SESSION"
         assert refusal.of(error_details_pb2.RetryInfo)[0].retry_delay.ToMilliseconds() > 0
 
 
-def test_callers_that_leave_while_they_send_give_the_memory_back(tmp_path):
+def test_callers_that_leave_while_sending_free_their_memory(tmp_path):
     async def work(it):
         for number in range(8):
             call = it.stub.Judge(judge_request(bytes(8 * MIB), text="x"), timeout=60)
@@ -277,13 +277,13 @@ def test_callers_that_leave_while_they_send_give_the_memory_back(tmp_path):
     assert play(work, tmp_path, picture_memory=72 * MIB).label == wire.LABEL_HARMFUL
 
 
-def test_while_the_court_ends_records_and_precedents_are_still_told(tmp_path):
-    """Trials that are being held have their grace then, and whoever waits for one may look at it."""
+def test_records_and_precedents_are_available_while_the_court_closes(tmp_path):
+    """Running trials have a grace period then, and their callers may read records."""
 
     async def scene():
         async with real_court(tmp_path) as it:
             verdict = await it.judge.Judge(judge_request(DRAWN, text="a cat"))
-            waiting = it.judge.JudgeStream()  # has sent nothing: it would hold the end up
+            waiting = it.judge.JudgeStream()  # has sent nothing, and would delay the end
             await asyncio.sleep(0)
             it.court.close()
             for call in (it.judge.Judge(judge_request(DRAWN, text="a dog")), waiting.read()):

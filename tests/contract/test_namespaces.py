@@ -1,4 +1,4 @@
-"""What is otherwise for the content of a namespace: policy, library, share of reviews, quota."""
+"""Settings of a namespace: its own policy, library, review share and quota."""
 
 import asyncio
 from dataclasses import replace
@@ -44,7 +44,7 @@ def test_trials_are_counted_by_namespace_and_minute(using):
     assert counted == {NOON: 1, NOON + timedelta(minutes=1): 1, NOON + timedelta(minutes=200): 1} and none == {}
 
 
-def test_a_namespace_is_tried_by_its_own_policy_and_library_and_reuses_only_such_verdicts(town):
+def test_a_namespace_has_its_own_policy_library_and_reused_verdicts(town):
     async def scene():
         async with town.server() as reception:
             house = reception.house
@@ -63,7 +63,7 @@ def test_a_namespace_is_tried_by_its_own_policy_and_library_and_reuses_only_such
     assert (own_searches, searches) == (1, 1)
 
 
-def test_the_same_meme_in_namespaces_of_different_policies_shares_no_verdict_even_everywhere(town):
+def test_namespaces_with_different_policies_never_share_verdicts(town):
     town.settings = Settings(home=town.home, reuse="everywhere")
 
     async def scene():
@@ -80,21 +80,22 @@ def test_the_same_meme_in_namespaces_of_different_policies_shares_no_verdict_eve
     assert forum.record.trial_id == first.record.trial_id and shop_again.record.trial_id == shop.record.trial_id
 
 
-def test_a_quota_outlives_a_restart_and_is_told_over_the_wire(tmp_path, monkeypatch):
-    # The court of tests lives at another time, and a quota counts by the clock.
+def test_a_quota_survives_a_restart_and_is_reported_over_grpc(tmp_path, monkeypatch):
+    # The court of the tests has a fixed clock, but a quota counts by the real one.
     monkeypatch.setattr(
-        "tests.contract.real_court.a_court", lambda **given: replace(a_court(**given), now=lambda: datetime.now(UTC))
+        "tests.contract.real_court.a_court",
+        lambda **options: replace(a_court(**options), now=lambda: datetime.now(UTC)),
     )
-    given = {"namespaces": {"shop": {"trials_per_day": 2}}, "reuse": "off"}
+    options = {"namespaces": {"shop": {"trials_per_day": 2}}, "reuse": "off"}
 
     async def ask(it, namespace, text):
         request = JudgeRequest(image=IMAGE, text=text, content=Content(namespace=namespace))
         return await it.judge.Judge(request, timeout=120)
 
     async def scene():
-        async with real_court(tmp_path, **given) as it:
+        async with real_court(tmp_path, **options) as it:
             await ask(it, "shop", "one")
-        async with real_court(tmp_path, **given) as it:
+        async with real_court(tmp_path, **options) as it:
             await ask(it, "shop", "two")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await ask(it, "shop", "three")
@@ -109,7 +110,7 @@ def test_a_quota_outlives_a_restart_and_is_told_over_the_wire(tmp_path, monkeypa
     assert any(each.Unpack(retry) for each in details) and retry.retry_delay.seconds > 86_000
 
 
-def test_the_share_that_chance_draws_is_the_namespace_s(docket_place):
+def test_the_random_review_share_is_the_namespace_s(docket_place):
     settings = Settings(review_share=0.0, namespaces={"shop": {"review_share": 1.0}, "forum": {}})
     assert rules_of(settings) == Rules(sure=0.6, sampled=0.0, sampled_in={"shop": 1.0})
 
@@ -124,7 +125,7 @@ def test_the_share_that_chance_draws_is_the_namespace_s(docket_place):
     )
 
 
-def test_an_overruled_verdict_goes_into_the_library_of_its_namespace_and_out_of_all(tmp_path):
+def test_an_overruled_verdict_changes_only_its_namespace_s_library(tmp_path):
     common, own = tmp_path / "common", tmp_path / "own"
     for number, place in enumerate((common, own)):
         drawn_library(place, number, 20)
@@ -163,20 +164,20 @@ def test_an_overruled_verdict_goes_into_the_library_of_its_namespace_and_out_of_
                 await rulings.follow(await it.docket.trials.record(record.trial_id), review, chosen=False)
                 assert (await rulings.of(record.trial_id)).label is label
                 found[namespace] = record.trial_id
-            where = {name: {key: has(place, found[name]) for key, place in places.items()} for name in found}
+            stored_in = {name: {key: has(place, found[name]) for key, place in places.items()} for name in found}
             await rulings.take_back(found["shop"], who="ada", why="after all")
             assert not has(own, found["shop"])
             gone = await forget_in_library(settings, name_of(found["shop"]), who="ada", why="erased")
-            return where, gone
+            return stored_in, gone
 
-    where, gone = asyncio.run(scene())
-    assert where == {"": {"": True, "shop": False}, "shop": {"": False, "shop": True}}
-    # What was taken out was still in the history, as far as that could be revoked.
+    stored_in, gone = asyncio.run(scene())
+    assert stored_in == {"": {"": True, "shop": False}, "shop": {"": False, "shop": True}}
+    # The withdrawn precedent was still in the history, and its change could be revoked.
     assert gone
 
 
 @pytest.mark.slow
-def test_a_court_is_opened_with_the_libraries_and_policies_of_namespaces(tmp_path):
+def test_a_court_opens_with_the_libraries_and_policies_of_namespaces(tmp_path):
     from court.backends.pictures.reader import GuardedPictureReader
     from retrieval.build import build_starter
     from retrieval.embed.builtin import BuiltinEncoder
@@ -210,7 +211,7 @@ def test_a_court_is_opened_with_the_libraries_and_policies_of_namespaces(tmp_pat
             async with open_shadow(house, settings) as candidate:
                 shadows = {namespace: candidate.court_of(namespace) for namespace in records}
                 assert await candidate.docket.log.size() == 0 and (tmp_path / "shadow.sqlite").exists()
-                # What the table does not name is the court's, that of the namespace where it has one.
+                # Settings missing in the shadow's table are the court's, or the namespace's if it has its own.
                 assert {name: each.policy.id for name, each in shadows.items()} == {
                     "": records[""].opened.policy.id,
                     "shop": "shop",

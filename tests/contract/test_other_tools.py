@@ -1,4 +1,4 @@
-"""Verdicts in Ozone and hashes in an HMA, over real sockets; the tools are stood in for by servers of their shape."""
+"""Verdicts sent to Ozone and hashes sent to an HMA, over real sockets; fake servers stand in for both tools."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ DID, OZONE = "did:plc:ewvi7nxzyoun6zhxrhs64oiz", "did:plc:ar7c4by46qjdydhdevvrnd
 
 
 @contextmanager
-def serving(answer):
-    """A server on this machine: ``answer(verb, path, headers, body)`` gives status and JSON."""
+def serve(answer):
+    """Yields the address of a local server: ``answer(verb, path, headers, body)`` returns status and JSON."""
 
     class Handler(BaseHTTPRequestHandler):
         def _any(self):
             length = int(self.headers.get("content-length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
-            status, said = answer(self.command, self.path, self.headers, body)
-            data = json.dumps(said).encode()
+            status, reply = answer(self.command, self.path, self.headers, body)
+            data = json.dumps(reply).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(data)))
@@ -62,7 +62,7 @@ def serving(answer):
 
 
 class Ozone:
-    """An account's server with Ozone behind it, where atproto's models check the events that are emitted."""
+    """A fake of an account's server with Ozone behind it; atproto's own models check the emitted events."""
 
     def __init__(self):
         from atproto import models  # takes a second, and each worker collects each file
@@ -97,7 +97,7 @@ class Ozone:
         self.events.append((key, checked))
         return 200, {"id": len(self.events), "event": body["event"], "subject": body["subject"], "createdBy": DID}
 
-    def told(self):
+    def emitted(self):
         found = []
         for _, checked in self.events:
             event = checked.event
@@ -110,16 +110,16 @@ class Ozone:
 @pytest.fixture
 def ozone():
     answer = Ozone()
-    with serving(answer) as url:
+    with serve(answer) as url:
         answer.url = url
         yield answer
 
 
 @contextmanager
 def emitting(ozone, tmp_path, **environment):
-    """``memecourt-ozone`` as a process; gives the settings of the court's receiver."""
+    """Runs ``memecourt-ozone`` as a process; yields the settings of the court's receiver."""
     hook = hook_to("http://127.0.0.1:1", tmp_path)
-    given = {
+    variables = {
         "PYTHONPATH": str(SOURCE),
         "OZONE_PDS": ozone.url,
         "OZONE_ACCOUNT": "court.test",
@@ -131,57 +131,57 @@ def emitting(ozone, tmp_path, **environment):
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "memecourt_receivers.ozone"],
-        env={**os.environ, **given},
+        env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        yield hook.model_copy(update={"url": said.removeprefix("receiving on ").strip()})
+        line = process.stdout.readline()
+        yield hook.model_copy(update={"url": line.removeprefix("receiving on ").strip()})
     finally:
         process.terminate()
         process.wait(120)
         process.stdout.close()
 
 
-def about(events, content_id):
-    """The events of a trial that is about this content."""
+def with_content_id(events, content_id):
+    """Returns the events of a trial about this content."""
     opened = events[0]
     meme = opened.meme.model_copy(update={"content_id": content_id})
     return [opened.model_copy(update={"meme": meme}), *events[1:]]
 
 
-def labelled(events, label):
+def with_label(events, label):
     verdict = events[-1].verdict.model_copy(update={"label": label})
     return [*events[:-1], events[-1].model_copy(update={"verdict": verdict})]
 
 
-def test_what_the_court_finds_comes_to_ozone(ozone, tmp_path):
+def test_verdicts_reviews_and_failures_reach_ozone(ozone, tmp_path):
     post = f"{POST} {CID}"
 
     async def scene(docket, hook):
         await docket.hooks.register([hook.name])
         async with sending(docket, hook) as sender:
-            await append_all(docket, about(decided("harmful"), post))
-            await append_all(docket, about(decided("unsure", review=True), post))
-            await append_all(docket, about(failed("failed"), post))
-            await append_all(docket, about(decided("account"), DID))
+            await append_all(docket, with_content_id(decided("harmful"), post))
+            await append_all(docket, with_content_id(decided("unsure", review=True), post))
+            await append_all(docket, with_content_id(failed("failed"), post))
+            await append_all(docket, with_content_id(decided("account"), DID))
             await until_idle(sender)
-            ozone.sessions += 1  # the session ended meanwhile
+            ozone.sessions += 1  # the session ends meanwhile
             await reviewing(docket, "harmful")
             await reviewing(docket, "unsure", ReviewOutcome.UPHELD, Label.HARMFUL)
             await until_idle(sender)
-            # Told once more, as after a crash: Ozone knows by the id that it has them.
+            # Sent once more, as after a crash: Ozone recognises the events by their ids.
             await docket.hooks.replay(hook.name, 0)
             await until_idle(sender)
             assert (await docket.deliveries.backlog(hook.name)).waiting == 0
 
     with emitting(ozone, tmp_path) as hook:
         with_docket(tmp_path / "docket.sqlite", lambda docket: scene(docket, hook))
-    told = ozone.told()
+    emitted = ozone.emitted()
     other = "com.atproto.moderation.defs#reasonOther"
-    assert sorted(map(repr, told)) == sorted(
+    assert sorted(map(repr, emitted)) == sorted(
         map(
             repr,
             [
@@ -197,21 +197,21 @@ def test_what_the_court_finds_comes_to_ozone(ozone, tmp_path):
     subjects = {checked.external_id.partition("/")[0]: checked.subject for _, checked in ozone.events}
     assert (subjects["harmful"].uri, subjects["harmful"].cid, subjects["account"].did) == (POST, CID, DID)
     comments = " ".join(checked.event.comment for _, checked in ozone.events)
-    assert "Blueland" not in comments and "satire" not in comments, "no word of a meme or a person"
+    assert "Blueland" not in comments and "satire" not in comments, "no text of a meme or name of a person"
     assert ozone.sessions == 3
 
 
-def test_what_ozone_does_not_take_waits_and_nothing_is_emitted_for_what_is_allowed(ozone, tmp_path):
+def test_events_refused_by_ozone_wait_and_allowed_memes_emit_none(ozone, tmp_path):
     async def scene(docket, hook):
         await docket.hooks.register([hook.name])
         async with sending(docket, hook) as sender:
-            await append_all(docket, about(labelled(decided("fine"), Label.NOT_HARMFUL), f"{POST} {CID}"))
+            await append_all(docket, with_content_id(with_label(decided("fine"), Label.NOT_HARMFUL), f"{POST} {CID}"))
             await until_idle(sender)
             assert (await docket.deliveries.backlog(hook.name)).waiting == 0
             ozone.refuses = [(502, {"error": "UpstreamFailure"}), (403, {"error": "Forbidden"})]
-            await append_all(docket, about(decided("a"), f"{POST} {CID}"))
-            await append_all(docket, about(decided("b"), f"{POST} {CID}"))
-            await append_all(docket, about(decided("c"), "post-17"))
+            await append_all(docket, with_content_id(decided("a"), f"{POST} {CID}"))
+            await append_all(docket, with_content_id(decided("b"), f"{POST} {CID}"))
+            await append_all(docket, with_content_id(decided("c"), "post-17"))
             await until_idle(sender)
             return (await docket.deliveries.backlog(hook.name)).waiting
 
@@ -220,11 +220,11 @@ def test_what_ozone_does_not_take_waits_and_nothing_is_emitted_for_what_is_allow
     assert ozone.events == []
 
 
-def test_who_is_not_the_court_is_not_heard(ozone, tmp_path):
+def test_requests_with_a_wrong_signature_are_ignored(ozone, tmp_path):
     async def scene(docket, hook):
         await docket.hooks.register([hook.name])
         async with sending(docket, hook) as sender:
-            await append_all(docket, about(decided("a"), f"{POST} {CID}"))
+            await append_all(docket, with_content_id(decided("a"), f"{POST} {CID}"))
             await until_idle(sender)
             return (await docket.deliveries.backlog(hook.name)).waiting
 
@@ -235,7 +235,7 @@ def test_who_is_not_the_court_is_not_heard(ozone, tmp_path):
 
 
 class Hma:
-    """The curator of an HMA, as far as hashes are put into a bank and taken out."""
+    """A fake of an HMA's curator: hashes can be put into a bank and taken out."""
 
     def __init__(self):
         self.bank = {}
@@ -261,7 +261,7 @@ class Hma:
 @pytest.fixture
 def hma():
     answer = Hma()
-    with serving(answer) as url:
+    with serve(answer) as url:
         answer.url = url
         yield answer
 
@@ -283,15 +283,15 @@ def drawn(seed):
     return np.asarray(image), picture
 
 
-def hashes(docket):
-    done = subprocess.run(
+def exported_hashes(docket):
+    result = subprocess.run(
         [sys.executable, "-m", "serving.cli", "docket", "hashes", "--docket", str(docket)],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def push(lines, hma, pushed, bank="memes"):
@@ -306,16 +306,16 @@ def push(lines, hma, pushed, bank="memes"):
 
 
 @pytest.mark.slow
-def test_what_people_found_harmful_lies_in_the_bank_until_it_is_overruled_or_erased(hma, tmp_path):
+def test_hashes_of_upheld_memes_stay_in_the_bank_until_overruled_or_erased(hma, tmp_path):
     docket, pushed = tmp_path / "docket.sqlite", tmp_path / "pushed.json"
     pictures = {name: drawn(seed) for seed, name in enumerate(("upheld", "changed", "erased", "never", "fine"))}
 
     async def reviewed(docket):
         for name, (_, picture) in pictures.items():
             await docket.writer.keep_picture(picture)
-            opened, *rest = decided(name)
+            opened, *others = decided(name)
             meme = opened.meme.model_copy(update={"pixels_sha256": picture.pixels_sha256})
-            await append_all(docket, [opened.model_copy(update={"meme": meme}), *rest])
+            await append_all(docket, [opened.model_copy(update={"meme": meme}), *others])
         for name in ("upheld", "changed", "erased"):
             await reviewing(docket, name, ReviewOutcome.UPHELD, Label.HARMFUL)
         await reviewing(docket, "fine")
@@ -329,7 +329,7 @@ def test_what_people_found_harmful_lies_in_the_bank_until_it_is_overruled_or_era
         return np.packbits(bits).tobytes().hex()
 
     with_docket(docket, reviewed)
-    lines = hashes(docket)
+    lines = exported_hashes(docket)
     assert lines.count("\n") == 4
     assert push(lines, hma, pushed).stdout == "3 pushed, 0 taken out\n"
     assert sorted(hma.bank.values()) == sorted(
@@ -340,17 +340,17 @@ def test_what_people_found_harmful_lies_in_the_bank_until_it_is_overruled_or_era
     broken_off = push(lines.rpartition("\n{")[0], hma, pushed)
     assert broken_off.returncode and "broke off" in broken_off.stderr
     assert push("", hma, pushed).returncode
-    assert len(hma.bank) == 3, "a command that broke off must not empty the bank"
+    assert len(hma.bank) == 3, "an interrupted command must not empty the bank"
 
     with_docket(docket, later)
     hma.fails = 1
-    failing = push(hashes(docket), hma, pushed)
+    failing = push(exported_hashes(docket), hma, pushed)
     assert failing.returncode and "may be behind: run it again" in failing.stderr
-    assert push(hashes(docket), hma, pushed).stdout == "0 pushed, 2 taken out\n"
+    assert push(exported_hashes(docket), hma, pushed).stdout == "0 pushed, 2 taken out\n"
     assert list(hma.bank.values()) == [(pdq("upheld"), "memecourt upheld")]
 
 
-def test_what_can_not_be_pushed_is_said_in_a_line(hma, tmp_path):
+def test_unpushable_hashes_are_reported_in_one_line(hma, tmp_path):
     end = '{"end": true}\n'
     line = json.dumps({"verdict_id": "a", "pdq": "0" * 64}) + "\n"
     other_bank = push(line + end, hma, tmp_path / "pushed", bank="nobody's")

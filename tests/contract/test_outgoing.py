@@ -1,4 +1,4 @@
-"""Answers of servers that we ask are bounded, whatever their status and encoding (BO-1)."""
+"""Answers of servers that we call are bounded, whatever their status and encoding (BO-1)."""
 
 import ast
 import asyncio
@@ -19,9 +19,9 @@ BOMB = gzip.compress(b"\0" * 64 * 2**20)
 
 
 class Hostile:
-    """Answers every request with a head and a body; without a body, with the same again for as long as anybody reads.
+    """Answers every request with a head and a body; without a body, sends ``endless`` until the client stops reading.
 
-    Without a status, that comes in the place of a head.
+    Without a status, ``endless`` takes the place of the head.
     """
 
     def __init__(self, status, body=None, *, encoding="", endless=bytes(65536)):
@@ -51,13 +51,13 @@ class Hostile:
             writer.close()
 
 
-def ask(server, how):
+def call_model(server, call):
     async def work():
         listening = await asyncio.start_server(server.answer, "127.0.0.1", 0)
         port = listening.sockets[0].getsockname()[1]
         model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m", attempts=1)
         try:
-            await how(model)
+            await call(model)
         finally:
             await model.aclose()
             listening.close()
@@ -75,25 +75,25 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("status", [200, 400, 500])
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
-def test_nothing_is_decompressed(way, status, encoding):
+def test_answers_are_never_decompressed(way, status, encoding):
     server = Hostile(status, BOMB, encoding=encoding)
     with pytest.raises(Unavailable) as caught:
-        ask(server, WAYS[way])
+        call_model(server, WAYS[way])
     assert caught.value.reason == "MODEL_GARBLED"
     assert b"accept-encoding: identity" in server.asked_for.lower()
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("status", "kind", "most"),
+    ("status", "kind", "limit"),
     [(200, Unavailable, MAX_ANSWER_BYTES), (400, ModelRefused, MAX_ERROR_BYTES), (500, Unavailable, MAX_ERROR_BYTES)],
 )
-def test_an_answer_without_end_is_read_up_to_a_bound(way, status, kind, most):
+def test_an_endless_answer_is_read_up_to_a_limit(way, status, kind, limit):
     server = Hostile(status)
     with pytest.raises(kind):
-        ask(server, WAYS[way])
-    # What lies in the sockets' buffers was sent and not read.
-    assert server.sent <= most + 16 * 2**20
+        call_model(server, WAYS[way])
+    # Bytes in the sockets' buffers were sent, but not read.
+    assert server.sent <= limit + 16 * 2**20
 
 
 INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
@@ -107,31 +107,31 @@ HEADS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", HEADS)
-def test_a_head_without_end_is_read_up_to_a_bound(way, kind):
+def test_an_endless_head_is_read_up_to_a_limit(way, kind):
     endless = HEADS[kind]
     server = Hostile(None if endless.startswith(b"HTTP") else 200, endless=endless)
     server.head = server.head.removesuffix("\r\n")  # the head goes on
     with pytest.raises(Unavailable) as caught:
-        ask(server, WAYS[way])
+        call_model(server, WAYS[way])
     assert caught.value.reason == "MODEL_GARBLED"
     assert server.sent <= MAX_HEAD_BYTES + 16 * 2**20
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_some_interim_answers_do_no_harm(way):
+def test_a_few_interim_answers_are_accepted(way):
     body = b'{"error": "busy"}'
     server = Hostile(503, body)
     server.head = (INTERIM * 20).decode() + server.head
     with pytest.raises(Unavailable) as caught:
-        ask(server, WAYS[way])
+        call_model(server, WAYS[way])
     assert caught.value.reason != "MODEL_GARBLED"
 
 
 CLIENTS = {"Client", "AsyncClient", "AsyncHTTPTransport", "urlopen", "HTTPConnection"}
 
 
-def test_whoever_asks_over_http_does_so_through_the_bounded_client():
-    """No module makes a client of its own; benchmarks ask what they have started themselves."""
+def test_all_outgoing_http_uses_the_bounded_client():
+    """No module creates a client of its own, except benchmarks, which call what they started themselves."""
     makers = {
         str(path.relative_to(ROOT))
         for package in ("court", "retrieval", "serving", "eval", "proto/memecourt")
@@ -142,5 +142,5 @@ def test_whoever_asks_over_http_does_so_through_the_bounded_client():
         and ast.unparse(node.func).split(".")[-1] in CLIENTS
         and ast.unparse(node.func).split(".")[0] in {"httpx2", "urllib", "http", "request"}
     }
-    # Weights of models are larger than any answer, and bounded and checked where they are fetched.
+    # Model weights are larger than any answer; the download bounds and checks them itself.
     assert makers == {"court/backends/http.py", "court/backends/download.py"}

@@ -1,4 +1,4 @@
-"""A library in a database: what goes wrong there, and what is seen while others change it."""
+"""A library in a database: its errors, and consistent reads during changes."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def finder(library: Library, database: Address) -> Iterator[PgvectorFinder]:
 
 @pytest.fixture
 def own_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
-    """One that may be killed; the other is there only where this one can be."""
+    """A server that may be killed. It needs the shared one, which skips tests without PostgreSQL."""
     with postgres() as server:
         yield server
 
 
 def find(finder: PgvectorFinder, **kwargs: Any) -> Findings:
-    asked: dict[str, Any] = {"exhibits": 3, "tally": 1000, "alpha": None} | kwargs
-    return asyncio.run(finder.find(text="cat bird", frames=(), pixels_sha256="", **asked))
+    options: dict[str, Any] = {"exhibits": 3, "tally": 1000, "alpha": None} | kwargs
+    return asyncio.run(finder.find(text="cat bird", frames=(), pixels_sha256="", **options))
 
 
 def run(database: Address, *statements: str) -> list[Any]:
@@ -70,19 +70,19 @@ def refused(database: Address) -> CourtError:
     return error.value
 
 
-def test_a_database_without_pgvector_is_told_what_it_lacks(bare_database: Address, library: Library) -> None:
+def test_a_database_without_pgvector_is_refused_with_advice(bare_database: Address, library: Library) -> None:
     assert refused(bare_database).reason == "EXTENSION_MISSING"
     with pytest.raises(BadLibrary, match="CREATE EXTENSION vector"):
         push_library(library, bare_database)
 
 
-def test_a_database_without_a_library_is_told_so(database: Address) -> None:
+def test_a_database_without_a_library_is_refused_with_advice(database: Address) -> None:
     error = refused(database)
     assert (error.reason, "precedents push" in error.message) == ("LIBRARY_MISSING", True)
 
 
 @pytest.mark.parametrize(("format_", "reason"), [(0, "LIBRARY_TOO_OLD"), (99, "LIBRARY_TOO_NEW")])
-def test_tables_of_another_version_are_not_read(database: Address, library: Library, format_: int, reason: str) -> None:
+def test_tables_of_another_format_are_not_read(database: Address, library: Library, format_: int, reason: str) -> None:
     push_library(library, database)
     run(database, f"UPDATE memecourt.precedent_library SET format = {format_}")
     assert refused(database).reason == reason
@@ -99,15 +99,13 @@ def test_a_library_of_another_encoder_is_not_searched(database: Address, library
     assert error.value.reason == "LIBRARY_FOREIGN"
 
 
-def test_a_push_is_the_same_library_by_name_and_digest(database: Address, library: Library) -> None:
+def test_a_pushed_library_keeps_name_and_digest(database: Address, library: Library) -> None:
     pushed = push_library(library, database)
     assert (pushed.identity, pushed.was_there, pushed.replaced) == (library.identity, False, None)
     assert push_library(library, database).was_there
 
 
-def test_a_push_takes_the_place_of_another_library_only_when_asked_to(
-    database: Address, library: Library, tmp_path: Path
-) -> None:
+def test_a_push_replaces_another_library_only_on_request(database: Address, library: Library, tmp_path: Path) -> None:
     push_library(library, database)
     with PostgresWriter(database) as writer:
         writer.remove("drawn-1", **MADE_BY)
@@ -120,7 +118,7 @@ def test_a_push_takes_the_place_of_another_library_only_when_asked_to(
     assert pushed.replaced is not None and pushed.replaced.name == "drawn"
 
 
-def test_a_push_brings_what_was_changed_on_disk_and_it_can_be_taken_back(database: Address, library: Library) -> None:
+def test_a_push_includes_changes_on_disk_which_can_be_revoked(database: Address, library: Library) -> None:
     on_disk = LibraryWriter(library)
     on_disk.remove("drawn-5", **MADE_BY)
     on_disk.relabel("drawn-6", Label.HARMFUL, **MADE_BY)
@@ -144,7 +142,7 @@ def test_a_push_brings_what_was_changed_on_disk_and_it_can_be_taken_back(databas
     finder.close()
 
 
-def test_a_push_that_breaks_off_has_not_happened(database: Address, library: Library, tmp_path: Path) -> None:
+def test_an_interrupted_push_has_no_effect(database: Address, library: Library, tmp_path: Path) -> None:
     class Broken(Exception):
         pass
 
@@ -163,24 +161,22 @@ def test_a_push_that_breaks_off_has_not_happened(database: Address, library: Lib
     finder.close()
 
 
-def test_old_shelves_are_dropped_and_the_one_before_is_kept(
-    database: Address, library: Library, tmp_path: Path
-) -> None:
+def test_a_push_drops_old_generations_but_the_previous_one(database: Address, library: Library, tmp_path: Path) -> None:
     others = [drawn_library(tmp_path / str(seed), seed, 5, name=f"l{seed}") for seed in range(3)]
     for one in others:
         push_library(one, database, replace=True)
     with psycopg.connect(**database.parameters()) as connection:
-        there = connection.execute("SELECT tablename FROM pg_tables WHERE tablename ~ '^vectors_'").fetchall()
-    assert sorted(there) == [("vectors_2",), ("vectors_3",)]
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE tablename ~ '^vectors_'").fetchall()
+    assert sorted(tables) == [("vectors_2",), ("vectors_3",)]
 
 
-def test_a_search_sees_one_library_whole_while_libraries_are_replaced(database: Address, tmp_path: Path) -> None:
+def test_a_search_sees_one_complete_library_during_replacements(database: Address, tmp_path: Path) -> None:
     libraries = {
         name: drawn_library(tmp_path / name, seed, size, name=name)
         for seed, (name, size) in enumerate([("a", 30), ("b", 55)])
     }
-    # Of clones one is heard.
-    heard = {name: len({meme.duplicate_key for meme in library.memes}) for name, library in libraries.items()}
+    # Duplicates count once.
+    distinct = {name: len({meme.duplicate_key for meme in library.memes}) for name, library in libraries.items()}
     push_library(libraries["a"], database)
     finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
     done = threading.Event()
@@ -188,10 +184,10 @@ def test_a_search_sees_one_library_whole_while_libraries_are_replaced(database: 
     seen: set[str] = set()
 
     def replacing() -> None:
-        turn = 0
-        while turn < 12 or (len(seen) < 2 and turn < 1000):  # however slow searches are
-            push_library(libraries["ba"[turn % 2]], database, replace=True)
-            turn += 1
+        round_ = 0
+        while round_ < 12 or (len(seen) < 2 and round_ < 1000):  # however slow searches are
+            push_library(libraries["ba"[round_ % 2]], database, replace=True)
+            round_ += 1
         done.set()
 
     with ThreadPoolExecutor(1) as thread:
@@ -200,17 +196,17 @@ def test_a_search_sees_one_library_whole_while_libraries_are_replaced(database: 
             found = find(finder)
             assert found.library == libraries[found.library.name].identity
             assert {entry.id.partition("-")[0] for entry in found.tally} == {found.library.name}
-            assert len(found.tally) == heard[found.library.name]
+            assert len(found.tally) == distinct[found.library.name]
             seen.add(found.library.name)
         work.result()
     assert seen == {"a", "b"}
     finder.close()
 
 
-def test_a_search_sees_changes_whole_while_writers_make_them(
+def test_a_search_sees_complete_changes_of_concurrent_writers(
     finder: PgvectorFinder, database: Address, library: Library
 ) -> None:
-    """Two writers at once: none of their changes is lost, none has another's number, and the head stands for all."""
+    """No change of two writers is lost, each has its own number, and the digest covers all of them."""
 
     searched = threading.Event()
 
@@ -221,7 +217,7 @@ def test_a_search_sees_changes_whole_while_writers_make_them(
             writer.add(meme, vector, png, **MADE_BY)
             if number % 3 == 0:
                 writer.remove(meme.id, **MADE_BY)
-            # Some searches come between the changes, however slow they are.
+            # Some searches run between the changes, however slow they are.
             searched.clear()
             if number < 8:
                 searched.wait(60)
@@ -231,7 +227,7 @@ def test_a_search_sees_changes_whole_while_writers_make_them(
         work = [threads.submit(writing, name) for name in ("one", "other")]
         while not all(each.done() for each in work):
             found = find(finder)
-            # Clones that were passed over are counted in a note; together they are all.
+            # A note counts the duplicates that were passed over; with them, all precedents are accounted for.
             (clones,) = [int(note.split()[2]) for note in found.notes if "clones count once" in note]
             assert len(found.tally) + clones == found.library.size
             sizes.add(found.library.size)
@@ -247,34 +243,36 @@ def test_a_search_sees_changes_whole_while_writers_make_them(
     assert [change.number for change in history] == list(range(1, 33))
 
     head = library.digest.removeprefix("sha256:")
-    given = {}
+    contents = {}
     for name in ("one", "other"):
         draw = random.Random(name)
-        given |= {meme.id: (vector, png) for meme, vector, png in (drawn_meme(draw, f"{name}-{n}") for n in range(12))}
+        contents |= {
+            meme.id: (vector, png) for meme, vector, png in (drawn_meme(draw, f"{name}-{n}") for n in range(12))
+        }
     for change in history:
-        head = next_head(head, frame_of(change, *(given[change.meme] if change.kind == "add" else (None, None))))
+        head = next_head(head, frame_of(change, *(contents[change.meme] if change.kind == "add" else (None, None))))
     assert found.library.digest == f"sha256:{head}"
 
 
-def test_what_is_forgotten_is_nowhere_any_more_and_the_history_says_who_took_it_out(
+def test_forgotten_content_is_erased_everywhere_but_the_history_remains(
     database: Address, library: Library, tmp_path: Path
 ) -> None:
     on_disk = LibraryWriter(library)
     meme, vector, _ = drawn_meme(random.Random(1), "to be forgotten")
-    secret = "nobody else says that"
+    secret = "words of no other meme"
     on_disk.add(meme.model_copy(update={"text": secret}), vector, None, **MADE_BY)
     push_library(library, database)
     on_disk.relabel("drawn-6", Label.HARMFUL, **MADE_BY)
-    push_library(on_disk.library, database, replace=True)  # the shelf before stays, with all that it holds
+    push_library(on_disk.library, database, replace=True)  # keeps the previous generation with all its contents
     with PostgresWriter(database) as writer:
         removed = writer.remove("to be forgotten", **MADE_BY)
-        kept = writer.remove("drawn-7", **MADE_BY)
-        writer.revoke(kept.number, **MADE_BY)
+        restored = writer.remove("drawn-7", **MADE_BY)
+        writer.revoke(restored.number, **MADE_BY)
         head = writer.identity
         assert found_in(database, secret) and found_in(database, "to be forgotten")
         writer.forget()
         assert not found_in(database, secret)
-        assert writer.identity == head, "it is the same library to whoever searches it"
+        assert writer.identity == head, "forgetting does not change the library that is searched"
         assert [(each.change.kind, each.change.who) for each in writer.history("to be forgotten")] == [
             (ChangeKind.ADD, MADE_BY["who"]),
             (ChangeKind.REMOVE, MADE_BY["who"]),
@@ -282,7 +280,7 @@ def test_what_is_forgotten_is_nowhere_any_more_and_the_history_says_who_took_it_
         with pytest.raises(BadRequest, match="forgotten on purpose"):
             writer.revoke(removed.number, **MADE_BY)
         assert writer.meme("drawn-7") is not None
-        assert any(each.change.before for each in writer.history("drawn-7")), "what is still here is not forgotten"
+        assert any(each.change.before for each in writer.history("drawn-7")), "existing precedents are not forgotten"
     with psycopg.connect(**database.parameters()) as connection:
         for table in ("vectors", "precedents"):
             counts = [connection.execute(f"SELECT count(*) FROM memecourt.{table}_{n}").fetchone() for n in (1, 2)]
@@ -292,43 +290,43 @@ def test_what_is_forgotten_is_nowhere_any_more_and_the_history_says_who_took_it_
     finder.close()
 
 
-def found_in(database: Address, said: str) -> bool:
-    """Whether a text stands in any column of any table of the library."""
+def found_in(database: Address, text_: str) -> bool:
+    """True if a text occurs in any column of any table of the library."""
     with psycopg.connect(**database.parameters()) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'memecourt'").fetchall()
         return any(
-            connection.execute(f"SELECT 1 FROM memecourt.{table} t WHERE strpos(t::text, %s) > 0", (said,)).fetchone()
+            connection.execute(f"SELECT 1 FROM memecourt.{table} t WHERE strpos(t::text, %s) > 0", (text_,)).fetchone()
             for (table,) in tables
         )
 
 
-def test_a_picture_that_was_altered_is_not_shown(finder: PgvectorFinder, database: Address, library: Library) -> None:
-    kept = next(meme.id for meme in library.memes if meme.kept)
-    assert asyncio.run(finder.pictures([kept]))[0] is not None
+def test_an_altered_picture_is_not_shown(finder: PgvectorFinder, database: Address, library: Library) -> None:
+    with_picture = next(meme.id for meme in library.memes if meme.kept)
+    assert asyncio.run(finder.pictures([with_picture]))[0] is not None
     run(database, "UPDATE memecourt.pictures_1 SET jpeg = jpeg || 'x'::bytea")
     with pytest.raises(BadLibrary) as error:
-        asyncio.run(finder.pictures([kept]))
+        asyncio.run(finder.pictures([with_picture]))
     assert error.value.reason == "LIBRARY_DAMAGED"
 
 
-def test_a_meme_that_is_missing_beside_its_vectors_is_noticed(finder: PgvectorFinder, database: Address) -> None:
+def test_a_meme_missing_beside_its_vectors_is_detected(finder: PgvectorFinder, database: Address) -> None:
     run(database, "DELETE FROM memecourt.precedents_1 WHERE row = 3")
     with pytest.raises(BadLibrary, match="damaged"):
         find(finder)
 
 
-def test_pictures_come_from_the_library_that_they_were_found_in(
+def test_pictures_come_from_the_library_of_the_search(
     finder: PgvectorFinder, database: Address, library: Library, tmp_path: Path
 ) -> None:
     exhibits = [exhibit.id for exhibit in find(finder, exhibits=40).exhibits]
     shown = asyncio.run(finder.pictures(exhibits))
     assert any(shown)
-    # Of the same ids, other memes.
+    # The same ids, but other memes.
     push_library(drawn_library(tmp_path / "other", 9, 40), database, replace=True)
     assert asyncio.run(finder.pictures(exhibits)) == shown
 
 
-def test_a_server_that_is_away_is_told_of_and_found_again_when_it_is_back(
+def test_an_unreachable_server_is_reported_and_used_again_when_back(
     own_server: PostgresServer, library: Library
 ) -> None:
     database = Address(own_server.url())
@@ -346,12 +344,12 @@ def test_a_server_that_is_away_is_told_of_and_found_again_when_it_is_back(
     own_server.start()
     assert find(finder) == before
 
-    # Down and up again between two searches: the kept connection is dead, and nobody notices.
+    # Restarted between two searches: the pooled connection is dead without notice.
     own_server.stop()
     own_server.start()
     assert find(finder) == before
 
-    # Killed in the middle of a search, which waits for a lock.
+    # Killed during a search, which waits for a lock.
     blocker = psycopg.connect(own_server.url())
     blocker.execute("LOCK TABLE memecourt.vectors_1 IN ACCESS EXCLUSIVE MODE")
     with ThreadPoolExecutor(1) as thread:
@@ -368,7 +366,7 @@ def test_a_server_that_is_away_is_told_of_and_found_again_when_it_is_back(
     finder.close()
 
 
-def test_a_server_that_dies_during_a_push_keeps_the_former_library(
+def test_a_server_that_dies_during_a_push_keeps_the_previous_library(
     own_server: PostgresServer, library: Library, tmp_path: Path
 ) -> None:
     database = Address(own_server.url())
@@ -382,9 +380,7 @@ def test_a_server_that_dies_during_a_push_keeps_the_former_library(
     finder.close()
 
 
-def test_a_search_that_takes_too_long_is_given_up(
-    database: Address, library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_search_times_out(database: Address, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     push_library(library, database)
     monkeypatch.setattr(connections, "_SEARCH_S", 3)
     finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
@@ -397,7 +393,7 @@ def test_a_search_that_takes_too_long_is_given_up(
     finder.close()
 
 
-def test_who_waits_too_long_for_another_writer_is_told_so(
+def test_waiting_for_another_writer_times_out(
     database: Address, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push_library(library, database)
@@ -409,7 +405,7 @@ def test_who_waits_too_long_for_another_writer_is_told_so(
     assert locked.value.reason == "LIBRARY_LOCKED"
 
 
-def test_an_id_that_a_database_can_not_keep_is_refused(
+def test_ids_with_nul_are_refused_and_texts_with_nul_are_stored(
     finder: PgvectorFinder, database: Address, library: Library
 ) -> None:
     meme, vector, _ = drawn_meme(random.Random(1), "with a \0 in it")
@@ -429,7 +425,7 @@ def test_an_id_that_a_database_can_not_keep_is_refused(
         ("postgresql:///memes?host=/run/db", "postgresql:///memes?host=/run/db"),
     ],
 )
-def test_an_address_shows_no_password(url: str, shown: str) -> None:
+def test_displayed_address_hides_the_password(url: str, shown: str) -> None:
     address = Address(url)
     assert (str(address), repr(address)) == (shown, f"Address({shown!r})")
     assert Address.named_by(url)
@@ -439,13 +435,13 @@ def test_an_address_shows_no_password(url: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "url", [f"postgresql://court:{SECRET}/x@db:5432/", f"mysql://court:{SECRET}@db/memes", f"postgresql://[{SECRET}/m"]
 )
-def test_an_address_that_is_none_is_not_repeated(url: str) -> None:
+def test_malformed_addresses_are_rejected_without_quoting_them(url: str) -> None:
     with pytest.raises(BadRequest) as error:
         Address(url)
     assert SECRET not in str(error.value)
 
 
-def test_no_error_holds_the_password(
+def test_no_error_contains_the_password(
     own_server: PostgresServer, library: Library, caplog: pytest.LogCaptureFixture
 ) -> None:
     import traceback
@@ -459,19 +455,19 @@ def test_no_error_holds_the_password(
     ):
         for work in (lambda a: refused(a), lambda a: _raised(push_library, library, a)):
             error = work(Address(url))
-            told = "".join(traceback.format_exception(error)) + caplog.text
-            assert "correct" not in told
-            assert "horse" not in told
+            output = "".join(traceback.format_exception(error)) + caplog.text
+            assert "correct" not in output
+            assert "horse" not in output
             assert error.reason in ("LIBRARY_AWAY", "ADDRESS_UNUSABLE")
 
 
-def _raised(work: Any, *given: Any) -> CourtError:
+def _raised(work: Any, *arguments: Any) -> CourtError:
     with pytest.raises(CourtError) as error:
-        work(*given)
+        work(*arguments)
     return error.value
 
 
-def test_without_the_driver_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "psycopg", None)
@@ -479,10 +475,10 @@ def test_without_the_driver_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyP
         connections.Connections(Address("postgresql://db/memes"))
 
 
-def test_ties_beyond_what_is_fetched_are_decided_by_the_row(database: Address, tmp_path: Path) -> None:
+def test_ties_beyond_the_fetched_rows_are_decided_by_row_number(database: Address, tmp_path: Path) -> None:
     library = drawn_library(tmp_path / "ties", 3, 3000)
     push_library(library, database)
-    # Written anew, every other row lies behind all others on the disk: the order there must not matter.
+    # After the update every other row lies behind all others on disk: the physical order must not matter.
     run(database, "UPDATE memecourt.vectors_1 SET row = row WHERE row % 2 = 0")
     finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
     found = [int(entry.id.removeprefix("drawn-")) for entry in find(finder, tally=7, alpha=1.0).tally]

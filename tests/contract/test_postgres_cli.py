@@ -22,9 +22,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
 
 
-def call(*given: str) -> tuple[int, str]:
-    done = CliRunner().invoke(cli, list(given))
-    return done.exit_code, done.output
+def call(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, list(arguments))
+    return result.exit_code, result.output
 
 
 def test_a_library_is_built_pushed_and_searched_in_the_database(
@@ -34,44 +34,46 @@ def test_a_library_is_built_pushed_and_searched_in_the_database(
     (tmp_path / "memes.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     place, url = str(tmp_path / "library"), str(database)
     assert call("precedents", "build", place, str(tmp_path / "memes.jsonl"))[0] == 0
-    code, told = call("precedents", "push", place, url, "--json")
-    assert code == 0, told
-    pushed = json.loads(told[told.index("{") :])
+    code, output = call("precedents", "push", place, url, "--json")
+    assert code == 0, output
+    pushed = json.loads(output[output.index("{") :])
     assert pushed["library"]["encoder"] == str(BuiltinEncoder().identity)
     assert "already" in call("precedents", "push", place, url)[1]
 
-    found = [call("precedents", "search", "--text", "the cat", "--library", where, "--json") for where in (place, url)]
+    found = [
+        call("precedents", "search", "--text", "the cat", "--library", place_, "--json") for place_ in (place, url)
+    ]
     assert found[0][0] == found[1][0] == 0, found
-    here, there = (json.loads(told[told.index('{"') :]) for _, told in found)
-    assert here == there
-    assert there["exhibits"][0]["id"] == "m0"
+    on_disk, in_database = (json.loads(output[output.index('{"') :]) for _, output in found)
+    assert on_disk == in_database
+    assert in_database["exhibits"][0]["id"] == "m0"
 
     monkeypatch.setenv("MEMECOURT_LIBRARY", url)
-    code, told = call("precedents", "info")
-    assert (code, "no files" in told) == (1, True)
+    code, output = call("precedents", "info")
+    assert (code, "no files" in output) == (1, True)
 
 
-def test_another_library_is_not_pushed_over_one_unasked(tmp_path: Path, database: Address) -> None:
+def test_a_push_does_not_replace_another_library_unasked(tmp_path: Path, database: Address) -> None:
     for seed in range(2):
         drawn_library(tmp_path / str(seed), seed, 4)
     url = str(database)
     assert call("precedents", "push", str(tmp_path / "0"), url)[0] == 0
-    code, told = call("precedents", "push", str(tmp_path / "1"), url)
-    assert (code, "replaced" in told) == (1, True)
+    code, output = call("precedents", "push", str(tmp_path / "1"), url)
+    assert (code, "replaced" in output) == (1, True)
     assert call("precedents", "push", str(tmp_path / "1"), url, "--replace")[0] == 0
 
 
-def test_settings_show_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_hide_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"postgresql://court:{SECRET}@db.example/memes"
     monkeypatch.setenv("MEMECOURT_LIBRARY", url)
     assert Settings().library == Address(url)
-    for given in ((), ("--json",)):
-        code, told = call("settings", *given)
-        assert (code, "postgresql://court:***@db.example/memes" in told) == (0, True)
-        assert "horse" not in told
+    for options in ((), ("--json",)):
+        code, output = call("settings", *options)
+        assert (code, "postgresql://court:***@db.example/memes" in output) == (0, True)
+        assert "horse" not in output
     assert "horse" not in repr(Settings())
     monkeypatch.setenv("MEMECOURT_LIBRARY", f"postgresql://court:{SECRET}")
-    code, told = call("settings")
-    assert (code, "ADDRESS" in told or "address of a database" in told, "horse" in told) == (1, True, False)
+    code, output = call("settings")
+    assert (code, "ADDRESS" in output or "address of a database" in output, "horse" in output) == (1, True, False)
     monkeypatch.setenv("MEMECOURT_LIBRARY", "folder/of/precedents")
     assert Settings().library == Path("folder/of/precedents")

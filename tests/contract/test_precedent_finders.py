@@ -1,4 +1,4 @@
-"""What a precedent finder promises, of each that there is: over a library on disk, and over a database."""
+"""The contract of precedent finders, for each kind: over a library on disk and over a database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MADE_BY = {"who": "a reviewer", "why": "as was decided"}
 
 @dataclass
 class Place:
-    """A library that is searched and changed."""
+    """A library with its finder and its writer."""
 
     finder: LibraryFinder | PgvectorFinder
     writer: LibraryWriter | PostgresWriter
@@ -45,13 +45,13 @@ class Place:
         if isinstance(self.finder, LibraryFinder) and isinstance(self.writer, LibraryWriter):
             self.finder.swap(self.writer.library)
         picture = picture_of(png) if png else None
-        asked: dict[str, Any] = {"exhibits": 3, "tally": 25, "alpha": None} | kwargs
+        options: dict[str, Any] = {"exhibits": 3, "tally": 25, "alpha": None} | kwargs
         return asyncio.run(
             self.finder.find(
                 text=text,
                 frames=picture.frames if picture else (),
                 pixels_sha256=picture.pixels_sha256 if picture else "",
-                **asked,
+                **options,
             )
         )
 
@@ -59,7 +59,7 @@ class Place:
         return list(asyncio.run(self.finder.pictures(ids)))
 
     def ids(self) -> set[str]:
-        """Of all that is found."""
+        """Returns the ids of all precedents."""
         return {entry.id for entry in self.find("cat", PICTURES[1], tally=1000).tally}
 
 
@@ -94,14 +94,14 @@ def in_database(database: Address) -> Iterator[Callable[[Library], Place]]:
 
 @pytest.fixture(params=["disk", "database"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Forty memes."""
+    """A library of forty memes."""
     made = request.getfixturevalue("on_disk" if request.param == "disk" else "in_database")
     return made(drawn_library(tmp_path / "library", 7, 40))
 
 
 def queries(draw: random.Random, ids: list[str], count: int) -> Iterator[dict[str, Any]]:
     for _ in range(count):
-        where = Filter(
+        search_filter = Filter(
             sources=draw.choice(((), ("first",), ("first", "second"), ("third",))),
             splits=draw.choice(((), ("train",), ("",))),
             languages=draw.choice(((), ("en", "de"), ("",))),
@@ -117,7 +117,7 @@ def queries(draw: random.Random, ids: list[str], count: int) -> Iterator[dict[st
             "alpha": draw.choice((None, 0.0, 0.1, 0.37, 0.5, 0.9, 1.0)),
             "exclude": draw.sample(ids, draw.choice((0, 0, min(3, len(ids)), len(ids) // 2)))
             + draw.choice(([], ["no such id\0"])),
-            "where": draw.choice((None, None, where)),
+            "where": draw.choice((None, None, search_filter)),
             "leave_out_duplicates": draw.random() < 0.3,
         }
 
@@ -148,20 +148,20 @@ def test_finders_agree_on_every_bit(
     disk, database = on_disk(library), in_database(library)
     assert disk.finder.library == database.finder.library
     found = 0
-    for asked in queries(random.Random(seed), [meme.id for meme in library.memes], 60):
-        expected = disk.find(**asked)
-        assert database.find(**asked) == expected
+    for query in queries(random.Random(seed), [meme.id for meme in library.memes], 60):
+        expected = disk.find(**query)
+        assert database.find(**query) == expected
         found += len(expected.tally)
     assert found > 60 * min(size, 5) / 4
 
 
-def test_the_order_is_that_of_the_weighted_sum_and_then_of_the_rows(place: Place, tmp_path: Path) -> None:
+def test_results_are_ordered_by_weighted_sum_and_then_by_row(place: Place, tmp_path: Path) -> None:
     library = drawn_library(tmp_path / "again", 7, 40)
     rows = library.rows.astype(np.float64)
-    # Of clones the first is heard.
+    # Of duplicates only the first counts.
     keys = [(meme.text, meme.pixels_sha256, meme.label) for meme in library.memes]
-    heard = [row for row, key in enumerate(keys) if keys.index(key) == row]
-    assert 20 < len(heard) < 40
+    distinct_rows = [row for row, key in enumerate(keys) if keys.index(key) == row]
+    assert 20 < len(distinct_rows) < 40
     for alpha in (0.0, 0.3, 1.0):
         text = ENCODER.embed_texts(["dog cat"]).vectors[0].astype(np.float64)
         picture = ENCODER.embed_pictures([[PICTURES[2]]])[0].astype(np.float64)
@@ -169,7 +169,7 @@ def test_the_order_is_that_of_the_weighted_sum_and_then_of_the_rows(place: Place
         # Rows are float32: their lengths are 1 to within 1e-7.
         found = place.find("dog cat", PICTURES[2], alpha=alpha, tally=40).tally
         assert [entry.similarity for entry in found] == pytest.approx(
-            sorted((scores[row] for row in heard), reverse=True), abs=1e-7
+            sorted((scores[row] for row in distinct_rows), reverse=True), abs=1e-7
         )
         numbers = [int(entry.id.removeprefix("drawn-")) for entry in found]
         assert [scores[number] for number in numbers] == pytest.approx([entry.similarity for entry in found], abs=1e-7)
@@ -179,10 +179,10 @@ def test_the_order_is_that_of_the_weighted_sum_and_then_of_the_rows(place: Place
             assert one.similarity > other.similarity or first < second
 
 
-def test_changes_are_found_by_the_next_search_and_can_be_taken_back(place: Place) -> None:
+def test_changes_are_found_by_the_next_search_and_can_be_revoked(place: Place) -> None:
     before, digest = place.find("cat").tally, place.finder.library.digest
     meme, vector, png = drawn_meme(random.Random(1), "new")
-    # A clone of what is there would not be heard.
+    # A duplicate of an existing meme would not be found.
     meme = meme.model_copy(update={"text": f"{meme.text} unheard of"})
     jpeg = None if png is None else shrink(picture_of(png).frames[0])
     place.writer.add(meme, vector, jpeg, **MADE_BY)
@@ -211,7 +211,7 @@ def test_changes_are_found_by_the_next_search_and_can_be_taken_back(place: Place
     assert [each.change.number for each in place.writer.history("drawn-3")] == [2, 5]
 
 
-def test_changes_that_do_not_fit_are_refused_and_change_nothing(place: Place) -> None:
+def test_invalid_changes_are_refused_and_change_nothing(place: Place) -> None:
     meme, vector, _ = drawn_meme(random.Random(2), "drawn-0")
     before = place.find("cat")
     with pytest.raises(BadRequest, match="already") as taken:
@@ -242,7 +242,7 @@ def test_changes_that_do_not_fit_are_refused_and_change_nothing(place: Place) ->
         place.writer.revoke(2, **MADE_BY)
 
 
-def test_the_last_precedent_stays(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_the_last_precedent_cannot_be_removed(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     for kind in ("on_disk", "in_database"):
         place = request.getfixturevalue(kind)(drawn_library(tmp_path / kind, 1, 1))
         with pytest.raises(BadRequest) as refused:
@@ -250,17 +250,17 @@ def test_the_last_precedent_stays(request: pytest.FixtureRequest, tmp_path: Path
         assert refused.value.reason == "LIBRARY_EMPTY"
 
 
-def test_pictures_are_those_that_were_kept(place: Place, tmp_path: Path) -> None:
+def test_pictures_are_those_stored(place: Place, tmp_path: Path) -> None:
     from retrieval.library.thumbnails import frame_of
 
     library = drawn_library(tmp_path / "again", 7, 40)
-    kept = {meme.id: library.picture_of(meme) for meme in library.memes}
-    assert sum(jpeg is not None for jpeg in kept.values()) > 5
-    shown = place.pictures(*kept, "nobody", "nobody\0")
-    assert shown == [*(None if jpeg is None else frame_of(jpeg) for jpeg in kept.values()), None, None]
+    stored = {meme.id: library.picture_of(meme) for meme in library.memes}
+    assert sum(jpeg is not None for jpeg in stored.values()) > 5
+    shown = place.pictures(*stored, "nobody", "nobody\0")
+    assert shown == [*(None if jpeg is None else frame_of(jpeg) for jpeg in stored.values()), None, None]
 
 
-def test_a_meme_that_was_taken_out_comes_back_with_its_picture(place: Place) -> None:
+def test_a_restored_meme_gets_its_picture_back(place: Place) -> None:
     meme, vector, _ = drawn_meme(random.Random(2), "new")
     jpeg = shrink(picture_of(PICTURES[1] or b"").frames[0])
     place.writer.add(meme, vector, jpeg, **MADE_BY)
@@ -275,7 +275,7 @@ def test_a_meme_that_was_taken_out_comes_back_with_its_picture(place: Place) -> 
     assert place.pictures("new") == [shown]
 
 
-@pytest.mark.parametrize("asked", [{"alpha": 1.5}, {"exhibits": -1}, {"tally": -1}])
-def test_what_can_not_be_asked_is_refused(place: Place, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"alpha": 1.5}, {"exhibits": -1}, {"tally": -1}])
+def test_invalid_searches_are_refused(place: Place, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"alpha|negative"):
-        place.find("cat", **asked)
+        place.find("cat", **options)

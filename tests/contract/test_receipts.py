@@ -1,4 +1,4 @@
-"""Every verdict that leaves over gRPC carries a receipt, which is checked without the service."""
+"""Every verdict that is returned over gRPC carries a receipt, which can be verified without the service."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from serving.docket.log.notes import VerifierKey
 from tests.contract.scenes import IMAGE, a_scene
 
 
-def shown(response: wire.JudgeResponse, key: str) -> alone.Logged:
-    """What the receipt of a response shows."""
+def verify(response: wire.JudgeResponse, key: str) -> alone.Logged:
+    """Verifies the receipt of a response and returns its contents."""
     receipt = response.receipt
     return alone.verify_receipt(
         [key],
@@ -29,51 +29,51 @@ def shown(response: wire.JudgeResponse, key: str) -> alone.Logged:
     )
 
 
-def asked(text: str, request_id: str = "") -> wire.JudgeRequest:
+def request_for(text: str, request_id: str = "") -> wire.JudgeRequest:
     return wire.JudgeRequest(image=IMAGE, text=text, request_id=request_id)
 
 
-def test_every_verdict_has_one_also_where_it_is_given_again(tmp_path: Path) -> None:
+def test_every_verdict_has_a_receipt_even_if_it_is_reused(tmp_path: Path) -> None:
     async def scene() -> None:
         async with a_scene(tmp_path, reuse="namespace") as scene:
             key = await scene.docket.log.vkey()
-            first = await scene.stub.Judge(asked("one", "r1"))
-            logged = shown(first, key)
-            # Again by the same name, by another, and by the same request that is answered from memory.
+            first = await scene.stub.Judge(request_for("one", "r1"))
+            logged = verify(first, key)
+            # Repeated by the same request id, by others, and by a request answered from memory.
             for again in ("r1", "r2", "r3", "r4"):
-                response = await scene.stub.Judge(asked("one", again))
-                assert response.verdict_id == first.verdict_id and shown(response, key) == logged
-            second = await scene.stub.Judge(asked("two", "r5"))
-            assert shown(second, key).number > logged.number
+                response = await scene.stub.Judge(request_for("one", again))
+                assert response.verdict_id == first.verdict_id and verify(response, key) == logged
+            second = await scene.stub.Judge(request_for("two", "r5"))
+            assert verify(second, key).number > logged.number
 
             async def requests():
                 for number in range(3):
-                    yield wire.JudgeStreamRequest(request=asked(f"text {number}", f"s{number}"))
+                    yield wire.JudgeStreamRequest(request=request_for(f"text {number}", f"s{number}"))
 
             numbers = set()
             async for response in scene.stub.JudgeStream(requests()):
                 assert response.HasField("verdict")
-                numbers.add(shown(response.verdict, key).number)
+                numbers.add(verify(response.verdict, key).number)
             assert len(numbers) == 3
             other = VerifierKey("another", b"\x01" * 32)
             with pytest.raises(alone.Violated):
-                shown(first, str(other))
+                verify(first, str(other))
 
     asyncio.run(scene())
 
 
 @pytest.mark.slow
-def test_a_receipt_as_json_is_checked_by_command_and_is_an_anchor(
+def test_receipts_as_json_are_verified_by_command_and_are_anchors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the client keeps speaks for the docket: with it, a trial that is handed over is the one that was judged."""
+    """A client's stored receipts serve as checkpoints: with them, an exported trial is proven to be the one judged."""
     answers, keys, bundle = tmp_path / "answers.jsonl", tmp_path / "key", tmp_path / "bundle.json"
 
     async def scene() -> None:
         async with a_scene(tmp_path) as scene:
             key = await scene.docket.log.vkey()
             keys.write_text(f"{key}\n")
-            responses = [await scene.stub.Judge(asked(f"text {number}")) for number in range(3)]
+            responses = [await scene.stub.Judge(request_for(f"text {number}")) for number in range(3)]
             lines = [json_format.MessageToJson(response, indent=None) + "\n" for response in responses]
             answers.write_text("".join(lines))
             (tmp_path / "one.json").write_text(json_format.MessageToJson(responses[0]))
@@ -82,7 +82,7 @@ def test_a_receipt_as_json_is_checked_by_command_and_is_an_anchor(
             assert len(anchor.notes) == 3
             report = await scene.docket.auditor.audit([VerifierKey.parse(key)], [anchor])
             assert report.anchors == 3 and not report.unchecked
-            # Pictures of this scene are made up, all else is as it has to be.
+            # The scene's pictures are fakes, everything else is intact.
             assert {str(fault) for fault in report.counts} == {"PICTURE_DIFFERS"}
             assert report.anchored == max(alone.open_checkpoint(note, [key]).size for note in anchor.notes)
 
@@ -91,7 +91,7 @@ def test_a_receipt_as_json_is_checked_by_command_and_is_an_anchor(
     assert alone.main([str(answers), "--key", str(keys)]) == 0
     assert alone.main([str(bundle), "--key", str(keys), "--receipt", str(answers)]) == 0
     assert "receipts  1 agree" in capsys.readouterr().out
-    # A response whose receipt was exchanged for another's does not pass.
+    # A response with another response's receipt is rejected.
     first, second = (json.loads(line) for line in answers.read_text().splitlines()[:2])
     (tmp_path / "swapped.json").write_text(json.dumps({**first, "receipt": second["receipt"]}))
     assert alone.main([str(tmp_path / "swapped.json"), "--key", str(keys)]) == 1

@@ -1,4 +1,4 @@
-"""What servers agree on through PostgreSQL: the tests of the reception that rest on the docket, there as well."""
+"""Coordination of servers through PostgreSQL: the tests of the reception that depend on the docket."""
 
 import pytest
 

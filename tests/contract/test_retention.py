@@ -1,4 +1,4 @@
-"""Retention, over SQLite and over PostgreSQL: what is older than it may be is erased, and nothing else."""
+"""Retention, over SQLite and PostgreSQL: exactly the expired trials are erased."""
 
 import asyncio
 from dataclasses import replace
@@ -20,8 +20,8 @@ SETTINGS = Settings(
 )
 
 
-def aged(trial_id, days, namespace):
-    """A trial that was opened so many days before noon."""
+def trial_of_age(trial_id, days, namespace):
+    """Returns the events of a trial opened this many days before noon."""
     events = events_of(trial_id, NOON - timedelta(days=days))
     opened = events[0]
     assert isinstance(opened, TrialOpened)
@@ -41,11 +41,13 @@ TRIALS = {
 EXPIRED = {"old post", "old", "old offer"}
 
 
-async def filled(docket):
-    await asyncio.gather(*(append_all(docket, aged(name, *how)) for name, how in TRIALS.items()))
+async def fill_docket(docket):
+    await asyncio.gather(
+        *(append_all(docket, trial_of_age(name, *age_and_namespace)) for name, age_and_namespace in TRIALS.items())
+    )
 
 
-async def erased_of(docket):
+async def erased_trials(docket):
     found = set()
     for name in TRIALS:
         try:
@@ -55,9 +57,9 @@ async def erased_of(docket):
     return found
 
 
-def test_each_namespace_has_its_own_age_and_the_log_verifies_afterwards(using):
+def test_each_namespace_has_its_own_period_and_the_log_still_verifies(using):
     async def scene(docket):
-        await filled(docket)
+        await fill_docket(docket)
         await reviewing(docket, "old")
         forgotten = []
 
@@ -67,44 +69,44 @@ def test_each_namespace_has_its_own_age_and_the_log_verifies_afterwards(using):
         done = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
         again = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
         report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
-        told = [entry for entry in await docket.log.entries(0, 10**6, {"Erased"})]
-        return done, again, report, told, forgotten, await erased_of(docket)
+        entries = [entry for entry in await docket.log.entries(0, 10**6, {"Erased"})]
+        return done, again, report, entries, forgotten, await erased_trials(docket)
 
-    done, again, report, told, forgotten, erased = using(scene)
+    done, again, report, entries, forgotten, erased = using(scene)
     assert erased == EXPIRED
     assert (dict(done.erased), done.overdue) == ({"forum": 1, "": 1, "shop": 1}, 0)
     assert (dict(again.erased), again.overdue) == ({}, 0)
-    # Only what was reviewed may have become a precedent.
+    # Only a reviewed trial may have become a precedent.
     assert forgotten == ["trial:old"]
-    # The pictures of these trials are no pictures at all: nothing else is wrong.
+    # The trials' pictures are fakes, which is the only fault.
     assert set(report.counts) <= {"PICTURE_DIFFERS"}
-    assert {entry.trial_id for entry in told} == EXPIRED
-    assert all(f'"who":"{WHO}"' in entry.body and "days" in entry.body for entry in told)
+    assert {entry.trial_id for entry in entries} == EXPIRED
+    assert all(f'"who":"{WHO}"' in entry.body and "days" in entry.body for entry in entries)
 
 
-def test_many_are_erased_page_by_page(using, monkeypatch):
+def test_many_trials_are_erased_page_by_page(using, monkeypatch):
     monkeypatch.setattr("serving.docket.retention._AT_ONCE", 3)
 
     async def scene(docket):
-        trials = [aged(f"t{number}", 31 + number % 4, "") for number in range(10)]
+        trials = [trial_of_age(f"t{number}", 31 + number % 4, "") for number in range(10)]
         await asyncio.gather(*(append_all(docket, events) for events in trials))
         return await erase_expired(docket, retention_periods(SETTINGS), now=NOON)
 
     assert dict(using(scene).erased) == {"": 10}
 
 
-def test_what_a_library_still_has_is_not_erased_and_counts_as_overdue(using):
+def test_a_trial_still_in_a_library_is_not_erased_and_is_overdue(using):
     async def scene(docket):
-        await filled(docket)
+        await fill_docket(docket)
         await reviewing(docket, "old")
 
         async def forget(_):
             raise Unavailable("locked", reason="LIBRARY_LOCKED")
 
         done = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
-        erased = await erased_of(docket)
+        erased = await erased_trials(docket)
         later = await erase_expired(docket, retention_periods(SETTINGS), now=NOON)
-        return done, erased, later, await erased_of(docket)
+        return done, erased, later, await erased_trials(docket)
 
     done, erased, later, finally_erased = using(scene)
     assert erased == EXPIRED - {"old"} and done.overdue == 1
@@ -113,13 +115,13 @@ def test_what_a_library_still_has_is_not_erased_and_counts_as_overdue(using):
 
 def test_an_erasure_that_files_still_hold_is_finished_by_the_next_pass(using):
     async def scene(docket):
-        await filled(docket)
+        await fill_docket(docket)
         calls = []
 
         class Eraser:
-            async def erase_all(self, trials, **given):
+            async def erase_all(self, trials, **options):
                 calls.append(set(trials))
-                done = await docket.eraser.erase_all(trials, **given)
+                done = await docket.eraser.erase_all(trials, **options)
                 if len(calls) == 1:
                     raise Unavailable("readers", reason=UNFINISHED)
                 return done
@@ -135,35 +137,35 @@ def test_an_erasure_that_files_still_hold_is_finished_by_the_next_pass(using):
     assert calls[-1] == set(first.unfinished)
 
 
-def test_the_server_s_job_goes_on_after_a_docket_that_was_away(using):
+def test_the_retention_job_continues_after_a_docket_outage(using):
     async def scene(docket):
-        await filled(docket)
+        await fill_docket(docket)
         passes, away = [], [True]
 
         class Index:
-            async def list(self, **given):
+            async def list(self, **options):
                 if away.pop() if away else False:
                     raise Unavailable("away", reason="DOCKET_UNAVAILABLE")
-                return await docket.index.list(**given)
+                return await docket.index.list(**options)
 
         done = asyncio.Event()
 
-        def told(erased, overdue):
+        def report_pass(erased, overdue):
             passes.append((erased, overdue))
             done.set()
 
         job = asyncio.create_task(
-            keep_retention(replace(docket, index=Index()), SETTINGS, forget=None, report=told, every_s=0.01)
+            keep_retention(replace(docket, index=Index()), SETTINGS, forget=None, report=report_pass, every_s=0.01)
         )
         await asyncio.wait_for(done.wait(), 120)
         job.cancel()
         await asyncio.gather(job, return_exceptions=True)
         return passes
 
-    # By the clock of today all of these are old, but those of the namespace that keeps everything.
+    # By today's clock all of these have expired, except in the namespace with unlimited retention.
     assert using(scene)[0] == (len(TRIALS) - 1, 0)
 
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(namespaces={"shop": {"retention_days": "unlimited"}})])
-def test_without_a_period_there_is_nothing_to_do(settings):
+def test_without_a_retention_period_there_is_nothing_to_do(settings):
     assert retention_periods(settings) == []

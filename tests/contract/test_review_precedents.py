@@ -1,4 +1,4 @@
-"""Reviews over gRPC that become precedents, where the server is set up so: real docket, real library."""
+"""Reviews over gRPC that become precedents if the server is configured so: real docket, real library."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def play(path: Path, work: Any, overrulings: Overrulings, *, gone: bool = False)
 
 
 @pytest.mark.parametrize(("overrulings", "made"), [(Overrulings.ALWAYS, True), (Overrulings.CHOSEN, False)])
-def test_an_overruling_becomes_a_precedent_where_all_do(tmp_path: Path, overrulings: Overrulings, made: bool) -> None:
+def test_an_overruling_becomes_a_precedent_if_configured(tmp_path: Path, overrulings: Overrulings, made: bool) -> None:
     async def work(it: Scene, writer: LibraryWriter) -> Any:
         await it.tried("t-1", namespace="forum", text="cat dog")
         await it.reviewed("t-1", reason="Satire.", **OVERRULED)
@@ -54,7 +54,9 @@ def test_an_overruling_becomes_a_precedent_where_all_do(tmp_path: Path, overruli
         assert (first.label, first.source, first.namespace, first.who) == ("NOT_HARMFUL", "trial:t-1", "forum", "bea")
 
 
-def test_a_review_stands_where_the_library_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_review_is_stored_even_if_the_library_is_unavailable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work(it: Scene, _: LibraryWriter) -> Any:
         await it.tried("t-1", text="cat dog")
         return await it.reviewed("t-1", reason="Satire.", **OVERRULED), it.overruled

@@ -1,4 +1,4 @@
-"""What reaches an operator: metrics over HTTP, spans at a collector, lines in the log; through real ports."""
+"""Telemetry for operators: metrics over HTTP, spans at a collector, log lines; over real ports."""
 
 import asyncio
 import base64
@@ -56,13 +56,13 @@ CALLER = "00f067aa0ba902b7"
 def collector(monkeypatch):
     with a_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
-        # A busy machine may need longer for the last spans than a server takes to end.
+        # A busy machine may need longer to export the last spans than a server takes to stop.
         monkeypatch.setattr("serving.telemetry.tracing._TO_EXPORT_S", 60.0)
         yield collector
 
 
-class Stand:
-    """Answers as a request's id says; every way in which a call can end."""
+class ScriptedService:
+    """Ends each call as its request id says, in every way a call can end."""
 
     def __init__(self, telemetry, court):
         self.telemetry = telemetry
@@ -108,7 +108,7 @@ class Stand:
             content_id=request.content.id,
             trace_id=self.telemetry.trace_id(),
         )
-        # As a reception does it: in a task of its own, which callers may share.
+        # As the trial runner does it: in a task of its own, which callers may share.
         self.records.append(await asyncio.create_task(self.court.hear(case, telling(self.telemetry.watch))))
         return wire.JudgeResponse(trace_id=self.telemetry.trace_id())
 
@@ -138,7 +138,7 @@ class Scene:
         return call(wire.JudgeRequest(request_id=request_id, text="the words"), **{"timeout": 60, **options})
 
     async def values(self):
-        """All samples, scraped over HTTP."""
+        """Returns all samples, scraped over HTTP."""
         page = await asyncio.to_thread(self.scraped)
         return {
             (sample.name, frozenset((k, v) for k, v in sample.labels.items() if v)): sample.value
@@ -161,7 +161,7 @@ def a_court(cast=None, **options):
 async def a_scene(*, traces=False, court=None, **settings):
     async with open_telemetry(Settings(traces=traces, metrics="127.0.0.1:0", **settings)) as telemetry:
         server = grpc.aio.server(interceptors=[telemetry.interceptor()])
-        stand = Stand(telemetry, court or a_court())
+        stand = ScriptedService(telemetry, court or a_court())
         server.add_generic_rpc_handlers((stand.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
         port = server.add_insecure_port("127.0.0.1:0")
@@ -177,31 +177,31 @@ def play(work, **options):
     return play_in(a_scene(**options), work)
 
 
-async def ended(call):
+async def expect_error(call):
     with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
         await call
 
 
 LATE = "DEADLINE_EXCEEDED"
-"""May be counted more than once: a call that runs out of time on its way may have come to the server, or not."""
+"""May be counted more than once: a call that times out on its way may have reached the server, or not."""
 
 
-async def every_ending(it):
-    """Calls that end in every way there is; what must be counted of them."""
+async def make_calls_with_every_outcome(it):
+    """Makes calls that end in every possible way, and returns the expected counts."""
     await it.judge("fine")
     await it.judge("fine")
     for request_id in ("bad", "gone", "bug"):
-        await ended(it.judge(request_id))
-    while not it.stand.asked.is_set():  # on its way, on a busy machine
-        await ended(it.judge("slow", timeout=0.2))
+        await expect_error(it.judge(request_id))
+    while not it.stand.asked.is_set():  # a call may time out on its way, on a busy machine
+        await expect_error(it.judge("slow", timeout=0.2))
     it.stand.asked.clear()
     call = it.judge("slow")
     await it.stand.asked.wait()
     call.cancel()
-    await ended(call)
-    await ended(it.channel.unary_unary(f"/{COURT}/Judge")(b"\xff\xff no message"))
+    await expect_error(call)
+    await expect_error(it.channel.unary_unary(f"/{COURT}/Judge")(b"\xff\xff no message"))
     for method in ("/memecourt.v1.Court/Invented", "/invented.by.Caller/zebra"):
-        await ended(it.channel.unary_unary(method)(b""))
+        await expect_error(it.channel.unary_unary(method)(b""))
     watch = it.channel.unary_stream(f"/{COURT}/WatchTrial", request_serializer=wire.WatchTrialRequest.SerializeToString)
     assert len([response async for response in watch(wire.WatchTrialRequest(trial_id="t"))]) == 3
     with pytest.raises(grpc.aio.AioRpcError):
@@ -230,7 +230,7 @@ async def every_ending(it):
 
 
 def requests_in(values):
-    """Calls that were counted, by method and code."""
+    """Returns the counted calls, by method and code."""
     found = {}
     for (name, labels), value in values.items():
         if name == "memecourt_requests_total":
@@ -241,13 +241,13 @@ def requests_in(values):
     return found
 
 
-def test_calls_are_counted_by_how_they_ended_whatever_callers_make_up():
+def test_calls_are_counted_by_outcome_and_unknown_methods_together():
     async def work(it):
-        expected = await every_ending(it)
+        expected = await make_calls_with_every_outcome(it)
 
         async def all_counted():
             found = requests_in(await it.values())
-            return all(found.get(how, 0) >= times for how, times in expected.items())
+            return all(found.get(outcome, 0) >= times for outcome, times in expected.items())
 
         await until(all_counted)
         return expected, await it.values()
@@ -275,14 +275,14 @@ def test_a_running_call_is_in_progress():
         await it.stand.asked.wait()
         values = await it.values()
         call.cancel()
-        await ended(call)
+        await expect_error(call)
         return values
 
     labels = frozenset({("service", COURT), ("method", "Judge")})
     assert play(work)["memecourt_requests_in_progress", labels] == 1
 
 
-def test_a_trace_goes_from_the_caller_s_through_the_trial_to_each_model_call(collector):
+def test_a_trace_spans_caller_trial_and_each_model_call(collector):
     header = (("traceparent", f"00-{TRACE}-{CALLER}-01"),)
 
     async def work(it):
@@ -293,12 +293,12 @@ def test_a_trace_goes_from_the_caller_s_through_the_trial_to_each_model_call(col
     assert record.opened.trace_id == TRACE == response.trace_id
     (call,) = collector.named(f"{COURT}/Judge")
     (trial,) = collector.named("invoke_workflow")
-    asked = collector.named("chat ")
+    model_spans = collector.named("chat ")
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
     assert call.parent_span_id.hex() == CALLER and call.kind == Span.SPAN_KIND_SERVER
     assert trial.parent_span_id == call.span_id and trial.kind == Span.SPAN_KIND_INTERNAL
-    assert {span.parent_span_id for span in asked} == {trial.span_id}
-    assert {span.kind for span in asked} == {Span.SPAN_KIND_CLIENT}
+    assert {span.parent_span_id for span in model_spans} == {trial.span_id}
+    assert {span.kind for span in model_spans} == {Span.SPAN_KIND_CLIENT}
 
     assert told(call) == {
         "rpc.system.name": "grpc",
@@ -319,7 +319,7 @@ def test_a_trace_goes_from_the_caller_s_through_the_trial_to_each_model_call(col
         "memecourt.label": record.verdict.label.value,
         "memecourt.needs_human_review": record.verdict.needs_human_review,
     }
-    # One span a call that the record tells of, with its figures.
+    # One span for each call in the record, with its figures.
     expected = Counter(
         (
             f"chat {call.role.value.lower()}-model",
@@ -333,38 +333,49 @@ def test_a_trace_goes_from_the_caller_s_through_the_trial_to_each_model_call(col
         for call, number in calls_of(record)
     )
     found = Counter()
-    for span in asked:
-        of = told(span)
+    for span in model_spans:
+        attributes = told(span)
         found[
             span.name,
-            of["gen_ai.response.model"],
-            of["gen_ai.prompt.name"],
-            of["gen_ai.usage.input_tokens"],
-            of["gen_ai.usage.output_tokens"],
-            of["gen_ai.usage.cache_read.input_tokens"],
-            of["memecourt.calls"],
+            attributes["gen_ai.response.model"],
+            attributes["gen_ai.prompt.name"],
+            attributes["gen_ai.usage.input_tokens"],
+            attributes["gen_ai.usage.output_tokens"],
+            attributes["gen_ai.usage.cache_read.input_tokens"],
+            attributes["memecourt.calls"],
         ] += 1
-        assert of["gen_ai.operation.name"] == "chat" and of["gen_ai.provider.name"] == "openai"
-        # The same in OpenInference's words, for viewers that read those.
-        assert of["openinference.span.kind"] == "LLM" and of["llm.model_name"] == of["gen_ai.response.model"]
-        assert of["llm.token_count.prompt"] == of["gen_ai.usage.input_tokens"]
-        assert of["llm.token_count.completion"] == of["gen_ai.usage.output_tokens"]
-        assert of["llm.token_count.total"] == of["llm.token_count.prompt"] + of["llm.token_count.completion"]
-        assert of["gen_ai.conversation.id"] == record.trial_id == of["memecourt.trial.id"]
-        event = record.events[of["memecourt.event.seq"]]
-        assert of["gen_ai.agent.name"] == (event.odds if of["memecourt.calls"] == 2 else event).call.role.value.lower()
+        assert attributes["gen_ai.operation.name"] == "chat" and attributes["gen_ai.provider.name"] == "openai"
+        # The same in OpenInference's terms, for viewers that read those.
+        assert (
+            attributes["openinference.span.kind"] == "LLM"
+            and attributes["llm.model_name"] == attributes["gen_ai.response.model"]
+        )
+        assert attributes["llm.token_count.prompt"] == attributes["gen_ai.usage.input_tokens"]
+        assert attributes["llm.token_count.completion"] == attributes["gen_ai.usage.output_tokens"]
+        assert (
+            attributes["llm.token_count.total"]
+            == attributes["llm.token_count.prompt"] + attributes["llm.token_count.completion"]
+        )
+        assert attributes["gen_ai.conversation.id"] == record.trial_id == attributes["memecourt.trial.id"]
+        event = record.events[attributes["memecourt.event.seq"]]
+        assert (
+            attributes["gen_ai.agent.name"]
+            == (event.odds if attributes["memecourt.calls"] == 2 else event).call.role.value.lower()
+        )
         assert span.end_time_unix_nano == round(event.at.timestamp() * 1e6) * 1000
         taken = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
-        assert taken == pytest.approx((event.odds if of["memecourt.calls"] == 2 else event).call.latency_s, abs=1e-5)
-    assert found == expected and len(asked) >= 10
-    (described_by,) = [told(span) for span in asked if "describe" in told(span)["gen_ai.prompt.name"]]
+        assert taken == pytest.approx(
+            (event.odds if attributes["memecourt.calls"] == 2 else event).call.latency_s, abs=1e-5
+        )
+    assert found == expected and len(model_spans) >= 10
+    (described_by,) = [told(span) for span in model_spans if "describe" in told(span)["gen_ai.prompt.name"]]
     assert described_by["gen_ai.request.model"] == "proposer-model"
     assert (described_by["server.address"], described_by["server.port"]) == ("model.example", 8000)
     assert described_by["gen_ai.usage.cache_read.input_tokens"] == 100
     assert collector.resource["service.name"] == "memecourt"
 
 
-def test_a_trace_begins_here_where_the_caller_has_none_and_the_record_names_it(collector):
+def test_without_a_caller_s_trace_a_new_one_starts_and_is_recorded(collector):
     async def work(it):
         await it.judge("r-1")
         await it.judge("r-2", metadata=(("traceparent", "00-zz-not-a-trace"),))
@@ -382,22 +393,22 @@ def test_a_trace_begins_here_where_the_caller_has_none_and_the_record_names_it(c
     assert records[0].opened.trace_id != records[1].opened.trace_id
 
 
-def test_a_caller_that_does_not_sample_is_heeded(collector):
+def test_a_caller_s_decision_not_to_sample_is_respected(collector):
     play(lambda it: it.judge("r-1", metadata=(("traceparent", f"00-{TRACE}-{CALLER}-00"),)), traces=True)
     assert not collector.spans
 
 
-def test_how_a_call_ended_stands_in_its_span_and_nothing_is_made_of_health_checks(collector):
-    play(every_ending, traces=True)
+def test_spans_have_the_outcome_and_health_checks_have_no_span(collector):
+    play(make_calls_with_every_outcome, traces=True)
     ends = Counter()
     for span in collector.spans:
-        of = told(span)
-        code = of["rpc.response.status_code"]
+        attributes = told(span)
+        code = attributes["rpc.response.status_code"]
         ends[span.name, code] += 1
-        # An error of ours is one; what the caller did wrong, or left, is none.
+        # Server errors set the span's error status; the caller's errors and cancellations do not.
         ours = code in {"UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED"}
         assert (span.status.code == Status.STATUS_CODE_ERROR) == ours
-        assert of.get("error.type") == (code if ours else None)
+        assert attributes.get("error.type") == (code if ours else None)
         assert not span.status.message
     assert ends.pop((f"{COURT}/Judge", LATE)) >= 1
     assert ends == {
@@ -412,18 +423,18 @@ def test_how_a_call_ended_stands_in_its_span_and_nothing_is_made_of_health_check
     }
 
 
-def test_a_trial_that_fails_says_where_and_why(collector):
+def test_a_failed_trial_s_span_has_step_and_reason(collector):
     court = a_court(Cast(accuser_ask=Unavailable("no such words in a span", reason="MODEL_GONE")))
-    play(lambda it: ended(it.judge("r-1")), traces=True, court=court)
+    play(lambda it: expect_error(it.judge("r-1")), traces=True, court=court)
     (trial,) = collector.named("invoke_workflow")
-    of = told(trial)
-    assert (of["memecourt.outcome"], of["error.type"]) == ("FAILED", "MODEL_GONE")
-    assert of["memecourt.step"] and trial.status.code == Status.STATUS_CODE_ERROR and not trial.status.message
+    attributes = told(trial)
+    assert (attributes["memecourt.outcome"], attributes["error.type"]) == ("FAILED", "MODEL_GONE")
+    assert attributes["memecourt.step"] and trial.status.code == Status.STATUS_CODE_ERROR and not trial.status.message
     (call,) = collector.named(COURT)
     assert told(call)["rpc.response.status_code"] == "UNAVAILABLE"
 
 
-def test_a_trial_that_is_resumed_goes_on_in_the_trace_that_its_record_names(collector):
+def test_a_resumed_trial_continues_in_the_recorded_trace(collector):
     case = TrialCase("t", a_meme(), Procedure.FULL, trace_id=TRACE, request_id="r-1")
     whole = asyncio.run(a_court().hear(case, Notes()))
     cut = TrialRecord.of(whole.events[:8])
@@ -441,7 +452,7 @@ def test_a_trial_that_is_resumed_goes_on_in_the_trace_that_its_record_names(coll
     assert len(collector.named("chat ")) == new
 
 
-def test_a_trial_whose_record_names_another_trace_than_its_call_s_is_linked_to_it(collector):
+def test_a_trial_recorded_in_another_trace_is_linked_to_its_call(collector):
     async def work(it):
         it.telemetry.trace_id = lambda: "f" * 32
         await it.judge("r-1", metadata=(("traceparent", f"00-{TRACE}-{CALLER}-01"),))
@@ -453,7 +464,7 @@ def test_a_trial_whose_record_names_another_trace_than_its_call_s_is_linked_to_i
     assert [(link.trace_id, link.span_id) for link in trial.links] == [(call.trace_id, call.span_id)]
 
 
-def test_a_verdict_that_is_given_again_says_so_in_the_call_s_span(collector):
+def test_reuse_is_noted_in_the_call_s_span(collector):
     async def work(it):
         async def judge(request, context):
             it.telemetry.reused(near=False)
@@ -482,7 +493,7 @@ def test_the_operator_s_variables_name_the_service(collector, monkeypatch):
     assert collector.resource["service.instance.id"] == "one"
 
 
-def test_without_a_collector_trials_are_held_all_the_same(monkeypatch):
+def test_trials_run_without_a_reachable_collector(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
 
@@ -494,8 +505,8 @@ def test_without_a_collector_trials_are_held_all_the_same(monkeypatch):
     assert record.verdict is not None
 
 
-def test_a_collector_that_never_answers_does_not_hold_up_the_server_s_end(monkeypatch, caplog):
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, and nobody ever speaks
+def test_a_silent_collector_does_not_delay_shutdown(monkeypatch, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr("serving.telemetry.tracing._TO_EXPORT_S", 0.2)
         play(lambda it: it.judge("r-1"), traces=True)
@@ -503,7 +514,7 @@ def test_a_collector_that_never_answers_does_not_hold_up_the_server_s_end(monkey
 
 
 NEWER = {"gen_ai.prompt.version"}
-"""In the conventions' own repository, and not yet in the package that is installed."""
+"""In the conventions' repository, but not yet in the installed package."""
 
 
 OPENINFERENCE = {
@@ -516,12 +527,12 @@ OPENINFERENCE = {
     *("retrieval.documents.document.id", "retrieval.documents.document.score"),
     *("retrieval.documents.document.content", "retrieval.documents.document.metadata"),
 }
-"""Of those in its specification, the ones that are ours, without the numbers in them (tests/live/test_phoenix.py shows
+"""The attributes of its specification that we use, without the numbers in them (tests/live/test_phoenix.py shows
 that they are understood)."""
 
 
 @pytest.mark.parametrize("contents", [False, True])
-def test_names_of_attributes_are_those_of_the_conventions(collector, contents):
+def test_attribute_names_follow_the_conventions(collector, contents):
     play(lambda it: it.judge("r-1"), traces=True, trace_contents=contents, console="127.0.0.1:8123")
     known = {
         value
@@ -541,8 +552,8 @@ def test_names_of_attributes_are_those_of_the_conventions(collector, contents):
     }
 
 
-def test_where_it_is_asked_for_traces_hold_what_was_said_and_links_to_veiled_pictures(collector):
-    """The messages word for word as they were sent, in both dialects; of a picture, not a byte."""
+def test_contents_in_traces_are_complete_but_pictures_are_only_linked(collector):
+    """If enabled, messages are exported verbatim, in both dialects, but no byte of a picture."""
     cast = Cast(rounds=2, describe=described)
     court = a_court(cast)
 
@@ -557,21 +568,24 @@ def test_where_it_is_asked_for_traces_hold_what_was_said_and_links_to_veiled_pic
     sent = {
         (each.system, "".join(part for part in each.parts if isinstance(part, str)))
         for model in cast.models.values()
-        for each in (asked.request for asked in model.asked)
+        for each in (recorded.request for recorded in model.asked)
     }
     links = set()
     for span in collector.named("chat "):
-        of = told(span)
-        assert of["memecourt.messages_exact"] is True
-        (user,) = json.loads(of["gen_ai.input.messages"])
+        attributes = told(span)
+        assert attributes["memecourt.messages_exact"] is True
+        (user,) = json.loads(attributes["gen_ai.input.messages"])
         words = "".join(part["content"] for part in user["parts"] if part["type"] == "text")
-        (system,) = json.loads(of["gen_ai.system_instructions"])
+        (system,) = json.loads(attributes["gen_ai.system_instructions"])
         assert (system["content"], words) in sent
-        assert of["llm.input_messages.0.message.content"] == system["content"]
+        assert attributes["llm.input_messages.0.message.content"] == system["content"]
         at = "llm.input_messages.1.message.contents"
-        assert "".join(of.get(f"{at}.{n}.message_content.text", "") for n in range(len(user["parts"]))) == words
+        assert "".join(attributes.get(f"{at}.{n}.message_content.text", "") for n in range(len(user["parts"]))) == words
         links |= {part["uri"] for part in user["parts"] if part["type"] == "uri"}
-        assert json.loads(of["output.value"]) and of["llm.output_messages.0.message.content"] == of["output.value"]
+        assert (
+            json.loads(attributes["output.value"])
+            and attributes["llm.output_messages.0.message.content"] == attributes["output.value"]
+        )
     at = "https://console.example/trials/trial%20of%20r-1/picture"
     assert links == {f"{at}?of=meme&frame=0", *(f"{at}?of=precedent%3Ap{n}&frame=0" for n in range(3))}
     (search,) = collector.named("retrieval ")
@@ -589,7 +603,7 @@ def test_without_a_console_a_picture_is_named_by_its_digest(collector):
     assert text == f"[picture sha256:{digest}]"
 
 
-def test_a_trial_that_is_taken_up_again_still_shows_what_was_sent(collector):
+def test_a_resumed_trial_s_spans_still_have_the_exact_messages(collector):
     whole = asyncio.run(a_court().hear(TrialCase("t", Meme(a_picture(), "x"), Procedure.FULL), Notes()))
     cut = TrialRecord.of(whole.events[:6])
 
@@ -598,11 +612,11 @@ def test_a_trial_that_is_taken_up_again_still_shows_what_was_sent(collector):
         await it.stand.court.resume(cut, a_picture(), it.telemetry.watch)
 
     play(work, traces=True, trace_contents=True)
-    asked = collector.named("chat ")
-    assert asked and all(told(span)["memecourt.messages_exact"] for span in asked)
+    model_spans = collector.named("chat ")
+    assert model_spans and all(told(span)["memecourt.messages_exact"] for span in model_spans)
 
 
-# The server with all its parts: only pictures of precedents, search and models are stand-ins.
+# The server with all its parts: only precedents' pictures, search and models are fakes.
 
 MARKED = {
     "text": "zebrawords of people from Blueland",
@@ -618,11 +632,11 @@ MARKED = {
     "review": "zebrareason of a review",
 }
 METADATA = "zebrametadata of a picture"
-"""Stands in the file alone: what a picture says of itself is not even kept."""
+"""Metadata in the picture's file, which is not even stored."""
 
 
 def a_picture_file(color):
-    """A PNG that says something of itself, in the text of the file and in its EXIF data."""
+    """Returns a PNG with metadata, in its text chunk and in its EXIF data."""
     exif = Image.Exif()
     exif[ExifTags.Base.ImageDescription] = METADATA
     info = PngImagePlugin.PngInfo()
@@ -642,13 +656,13 @@ def marked_court():
         for place in range(3)
     )
     found = found.model_copy(update={"exhibits": exhibits, "nearest_harmful": exhibits[0]})
-    said = {
+    replies = {
         "describe": {"description": MARKED["said"]},
         "answer": {"answer": MARKED["said"]},
         "ask": {"question": f"What does {MARKED['said']} mean?"},
         "summarise": {"summary": MARKED["said"], "justification": MARKED["said"]},
     }
-    cast = Cast(rounds=2, **{task: lambda _, line=line: line for task, line in said.items()})
+    cast = Cast(rounds=2, **{task: lambda _, line=line: line for task, line in replies.items()})
     return a_court(cast, found=found, reader=FakeReader(MARKED["read"]))
 
 
@@ -676,8 +690,8 @@ async def a_server(path, court):
         yield Scene(telemetry, None, channel), house
 
 
-async def a_day(it, house):
-    """Trials with text and without, one that fails, a verdict given again, a stream, a review; the records."""
+async def run_all_kinds_of_calls(it, house):
+    """Makes trials with and without text, one that fails, a reuse, a stream and a review; returns the records."""
     content = wire.Content(namespace=MARKED["namespace"], id=MARKED["content"])
     court, dockets = CourtStub(it.channel), DocketStub(it.channel)
 
@@ -689,9 +703,10 @@ async def a_day(it, house):
     same = await court.Judge(ask("r-0", text=MARKED["text"]), timeout=60)
     assert again.reused_from.verdict_id == first.verdict_id == same.verdict_id
     read = await court.Judge(ask("r-2", "green"), timeout=60, metadata=(("traceparent", f"00-{TRACE}-{CALLER}-01"),))
-    asks = [ask("r-3", "blue", text=MARKED["second text"]), ask("", "blue"), ask("r-4", text="x" * 10_001)]
+    stream_requests = [ask("r-3", "blue", text=MARKED["second text"]), ask("", "blue"), ask("r-4", text="x" * 10_001)]
     answers = [
-        answer async for answer in court.JudgeStream(iter([wire.JudgeStreamRequest(request=each) for each in asks]))
+        answer
+        async for answer in court.JudgeStream(iter([wire.JudgeStreamRequest(request=each) for each in stream_requests]))
     ]
     assert sorted(answer.WhichOneof("outcome") for answer in answers) == ["failure", "failure", "verdict"]
     await dockets.ReviewVerdict(
@@ -706,7 +721,7 @@ async def a_day(it, house):
     )
     with pytest.raises(grpc.aio.AioRpcError):
         await court.Judge(wire.JudgeRequest(content=content, image=METADATA.encode()), timeout=60)
-    # What libraries make of a meme that was handed to them.
+    # Libraries may log parts of a meme.
     logging.getLogger("sqlalchemy.engine").error("INSERT %s", MARKED["text"])
     logging.getLogger("asyncio").error(MARKED["said"], exc_info=ValueError(MARKED["read"]))
     assert read.trace_id == TRACE
@@ -714,12 +729,10 @@ async def a_day(it, house):
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_the_whole_server_tells_what_its_docket_has_and_nothing_of_a_meme_or_of_whose_it_is(
-    collector, tmp_path, log_format
-):
+def test_the_server_s_telemetry_matches_the_docket_and_reveals_no_meme(collector, tmp_path, log_format):
     async def work():
         async with a_server(tmp_path, marked_court()) as (it, house):
-            records = await a_day(it, house)
+            records = await run_all_kinds_of_calls(it, house)
             refused = frozenset({("service", COURT), ("method", "Judge"), ("code", "INVALID_ARGUMENT")})
 
             async def all_counted():
@@ -731,9 +744,13 @@ def test_the_whole_server_tells_what_its_docket_has_and_nothing_of_a_meme_or_of_
     with logging_as(log_format) as lines:
         records, values, page = asyncio.run(work())
 
-    # Metrics are what the docket has, read back from it.
+    # Metrics equal the figures in the docket.
     def total(name, **labels):
-        return sum(v for (each, of), v in values.items() if each == name and set(labels.items()) <= set(of))
+        return sum(
+            v
+            for (each, sample_labels), v in values.items()
+            if each == name and set(labels.items()) <= set(sample_labels)
+        )
 
     assert len(records) == 3
     assert total("memecourt_trials_total", outcome="DECIDED", procedure="FULL") == 3
@@ -755,7 +772,7 @@ def test_the_whole_server_tells_what_its_docket_has_and_nothing_of_a_meme_or_of_
     assert total("memecourt_library_precedents") == LIBRARY.size
     assert total("memecourt_running_trials") == total("memecourt_waiting_requests") == 0
 
-    # Every record names the trace that its trial's span is in, below the call that it was held for.
+    # Every record names the trace of its trial's span, which is a child of the call's span.
     trials = {told(span)["memecourt.trial.id"]: span for span in collector.named("invoke_workflow")}
     spans = {span.span_id: span for span in collector.spans}
     assert trials.keys() == {record.trial_id for record in records}
@@ -765,13 +782,13 @@ def test_the_whole_server_tells_what_its_docket_has_and_nothing_of_a_meme_or_of_
         assert trial.trace_id.hex() == record.opened.trace_id == call.trace_id.hex()
         method = "JudgeStream" if record.opened.request_id == "r-3" else "Judge"
         assert call.name == f"{COURT}/{method}"
-        asked = [span for span in collector.named("chat ") if span.parent_span_id == trial.span_id]
-        assert len(asked) == sum(1 for _ in calls_of(record))
+        model_spans = [span for span in collector.named("chat ") if span.parent_span_id == trial.span_id]
+        assert len(model_spans) == sum(1 for _ in calls_of(record))
     assert [told(span).get("memecourt.reused") for span in collector.named(f"{COURT}/Judge")].count("exact") == 1
 
-    # PR-1: the markers went through the trials and are kept, and stand in none of what an operator sees.
-    kept = " ".join(event.model_dump_json() for record in records for event in record.events)
-    assert all(marker in kept for marker in MARKED.values())
+    # PR-1: the markers went through the trials and are stored, but nothing that an operator sees contains them.
+    stored = " ".join(event.model_dump_json() for record in records for event in record.events)
+    assert all(marker in stored for marker in MARKED.values())
     exported = "".join(str(request) for request in collector.requests)
     identities = [record.opened.meme for record in records]
     for place in (page, exported, lines.text):
@@ -785,5 +802,5 @@ def test_the_whole_server_tells_what_its_docket_has_and_nothing_of_a_meme_or_of_
     assert "sqlalchemy.engine" in lines.text
     if log_format == "json":
         of_trials = [json.loads(line) for line in lines if '"memecourt.trials"' in line]
-        assert len(of_trials) == sum(len(record.events) for record in records) - 1  # the review is not the trial's
+        assert len(of_trials) == sum(len(record.events) for record in records) - 1  # without the review
         assert {line["request"] for line in of_trials} == {"r-0", "r-2", "r-3"}

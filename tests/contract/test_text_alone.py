@@ -1,4 +1,4 @@
-"""A text without a picture over a real socket: the contract, clients, reuse, the docket and the console's pages."""
+"""Texts without a picture, over a real socket: the contract, clients, reuse, the docket and the console's pages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(path: Path, work: Any, **settings: Any) -> Any:
 # The contract
 
 
-def test_a_text_alone_gets_a_verdict_that_says_what_was_not_there(tmp_path):
+def test_a_text_alone_gets_a_verdict_that_reports_the_missing_picture(tmp_path):
     async def work(it: RealCourt) -> Any:
         response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
         return response, await it.docket.trials.record(response.verdict_id), it.reader.calls
@@ -59,17 +59,17 @@ def test_a_text_alone_gets_a_verdict_that_says_what_was_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("request_", [{}, {"text": ""}, {"text": " \n"}], ids=["nothing", "empty", "blank"])
-def test_neither_picture_nor_text_is_an_error(tmp_path, request_):
+def test_a_request_without_picture_and_text_is_an_error(tmp_path, request_):
     async def work(it: RealCourt) -> Any:
         refusal = await refused(it.judge.Judge(wire.JudgeRequest(**request_), timeout=60))
         return refusal, await it.docket.index.list(limit=5)
 
-    refusal, kept = run(tmp_path, work)
+    refusal, trials = run(tmp_path, work)
     assert refusal.said == ("INVALID_ARGUMENT", "PICTURE_EMPTY", "image")
-    assert "Neither a picture nor a text was sent" in refusal.message and not kept
+    assert "Neither a picture nor a text was sent" in refusal.message and not trials
 
 
-def test_an_operator_whose_content_has_pictures_can_have_it_refused(tmp_path):
+def test_an_operator_can_have_texts_alone_refused(tmp_path):
     async def work(it: RealCourt) -> Any:
         pictured = await it.judge.Judge(wire.JudgeRequest(image=IMAGE, text=WORDS), timeout=60)
         return pictured, await refused(it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60))
@@ -80,7 +80,7 @@ def test_an_operator_whose_content_has_pictures_can_have_it_refused(tmp_path):
     assert "does not judge a text alone" in refusal.message
 
 
-def test_the_python_clients_ask_without_a_picture(tmp_path):
+def test_the_python_clients_can_judge_without_a_picture(tmp_path):
     async def work(it: RealCourt) -> Any:
         def ask() -> Any:
             with Client(it.address) as court:
@@ -101,7 +101,7 @@ def test_the_python_clients_ask_without_a_picture(tmp_path):
     assert not many["a"].HasField("picture") and many["b"].HasField("picture")
 
 
-def test_a_client_does_not_take_an_empty_file_for_no_picture(tmp_path):
+def test_clients_reject_an_empty_file(tmp_path):
     with pytest.raises(ValueError, match="has no bytes"):
         judge_request(b"", text=WORDS)
 
@@ -117,14 +117,14 @@ def test_a_client_does_not_take_an_empty_file_for_no_picture(tmp_path):
 # Reuse
 
 
-def test_the_same_text_is_tried_once_and_with_a_picture_it_is_another_meme(tmp_path):
+def test_the_same_text_is_tried_once_and_differs_from_one_with_a_picture(tmp_path):
     async def work(it: RealCourt) -> Any:
         alone = wire.JudgeRequest(text=WORDS, content=wire.Content(namespace="forum"))
         first, *again = [await it.judge.Judge(alone, timeout=60) for _ in range(3)]
         several = await asyncio.gather(*(it.judge.Judge(wire.JudgeRequest(text="at once")) for _ in range(8)))
         others = [
-            await it.judge.Judge(wire.JudgeRequest(**asked), timeout=60)
-            for asked in (
+            await it.judge.Judge(wire.JudgeRequest(**fields), timeout=60)
+            for fields in (
                 {"image": IMAGE, "text": WORDS, "content": alone.content},
                 {"text": WORDS.upper(), "content": alone.content},
                 {"text": WORDS, "content": wire.Content(namespace="blog")},
@@ -139,7 +139,7 @@ def test_the_same_text_is_tried_once_and_with_a_picture_it_is_another_meme(tmp_p
     assert len({first.verdict_id, *(one.verdict_id for one in others)}) == 4
 
 
-def test_a_request_id_stands_for_a_text_as_for_a_picture(tmp_path):
+def test_request_ids_work_for_texts_alone(tmp_path):
     async def work(it: RealCourt) -> Any:
         first, second = [
             await it.judge.Judge(wire.JudgeRequest(text=WORDS, request_id="r"), timeout=60) for _ in range(2)
@@ -150,16 +150,16 @@ def test_a_request_id_stands_for_a_text_as_for_a_picture(tmp_path):
     assert first.verdict_id == second.verdict_id and refusal.reason == "REQUEST_ID_TAKEN"
 
 
-def test_what_one_text_did_to_a_process_no_other_text_pays_for(tmp_path):
-    """Pictures that an encoder died over twice are refused by their file; texts alone have none."""
+def test_a_text_that_killed_a_process_affects_no_other_text(tmp_path):
+    """Pictures that killed an encoder twice are refused by their digest; texts alone have none."""
 
     async def work(it: RealCourt) -> Any:
         find = it.finder.find
 
-        async def dies(**_: Any) -> Any:
+        async def die(**_: Any) -> Any:
             raise Unavailable("The encoder ended.", reason="ENCODER_ENDED")
 
-        it.reception._house.court.finder.find = dies  # type: ignore[method-assign]
+        it.reception._house.court.finder.find = die  # type: ignore[method-assign]
         for _ in range(3):
             assert (await refused(it.judge.Judge(wire.JudgeRequest(text="one")))).reason == "ENCODER_ENDED"
         it.reception._house.court.finder.find = find  # type: ignore[method-assign]
@@ -179,8 +179,8 @@ def test_a_text_alone_by_the_full_procedure_with_scripted_models(tmp_path):
         full = replace(house, court=replace(house.court, chairs=cast.chairs))
         async with TrialRunner(full, it.court._settings) as reception:
             it.court.open(full, reception)
-            asked = wire.JudgeRequest(text=WORDS, procedure=wire.PROCEDURE_FULL)
-            response = await it.judge.Judge(asked, timeout=60)
+            request = wire.JudgeRequest(text=WORDS, procedure=wire.PROCEDURE_FULL)
+            response = await it.judge.Judge(request, timeout=60)
             events = [
                 one.event.kind
                 async for one in it.judge.WatchTrial(wire.WatchTrialRequest(trial_id=response.verdict_id))
@@ -193,7 +193,7 @@ def test_a_text_alone_by_the_full_procedure_with_scripted_models(tmp_path):
     assert "Described" not in events and "QuestionAsked" not in events and events.count("SideRested") == 2
 
 
-def test_a_text_that_kills_the_model_server_twice_is_not_asked_about_again(tmp_path):
+def test_a_text_that_killed_the_model_server_twice_is_quarantined(tmp_path):
     cast = Cast()
     dying = Unavailable("The model server broke off.", reason="MODEL_UNAVAILABLE")
     dying.broke_off = 1
@@ -208,8 +208,8 @@ def test_a_text_that_kills_the_model_server_twice_is_not_asked_about_again(tmp_p
         full = replace(house, court=replace(house.court, chairs=cast.chairs))
         async with TrialRunner(full, it.court._settings) as reception:
             it.court.open(full, reception)
-            asked = wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_FULL)
-            ends = [(await refused(it.judge.Judge(asked, timeout=60))).said for _ in range(3)]
+            request = wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_FULL)
+            ends = [(await refused(it.judge.Judge(request, timeout=60))).said for _ in range(3)]
             spared = await it.judge.Judge(wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_SUMMARY))
             other = wire.JudgeRequest(text="another", procedure=wire.PROCEDURE_FULL)
             return ends, spared, (await refused(it.judge.Judge(other, timeout=60))).reason
@@ -223,17 +223,17 @@ def test_a_text_that_kills_the_model_server_twice_is_not_asked_about_again(tmp_p
 # The docket
 
 
-async def audited(docket: Docket) -> Report:
-    """Checks all of a docket that is signed now."""
+async def audit(docket: Docket) -> Report:
+    """Signs and audits a docket as a whole."""
     await docket.log.sign()
     return await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
 
 
-def test_a_docket_with_texts_alone_is_clean_and_can_be_backed_up(tmp_path):
+def test_a_docket_with_texts_alone_verifies_and_can_be_backed_up(tmp_path):
     async def work(it: RealCourt) -> Any:
         for text in (WORDS, "another"):
             await it.judge.Judge(wire.JudgeRequest(text=text), timeout=60)
-        report = await audited(it.docket)
+        report = await audit(it.docket)
         place, folder = tmp_path / "docket.sqlite", tmp_path / "backup"
         backup = await back_up(it.docket, place, folder, settings="", software="test", tell=lambda _: None)
         return report, backup
@@ -243,26 +243,26 @@ def test_a_docket_with_texts_alone_is_clean_and_can_be_backed_up(tmp_path):
     assert (backup.trials, backup.pictures) == (2, 0)
 
 
-def test_nothing_of_an_erased_text_is_left(tmp_path):
+def test_an_erased_text_leaves_no_trace(tmp_path):
     text = "a text that is found nowhere else, 7d1f0c"
 
     async def work(it: RealCourt) -> Any:
         first, _ = [await it.judge.Judge(wire.JudgeRequest(text=words), timeout=60) for words in (text, "another")]
         await it.docket.eraser.erase(first.verdict_id, who="ada", why="asked", at=datetime.now(UTC))
         anew = await it.judge.Judge(wire.JudgeRequest(text="another"), timeout=60)
-        return anew, await audited(it.docket)
+        return anew, await audit(it.docket)
 
     anew, report = run(tmp_path, work)
     assert anew.HasField("reused_from") and report.findings == []
     digest = hashlib.sha256(text.encode())
     for file in tmp_path.glob("docket.sqlite*"):
         if file.is_file():
-            held = file.read_bytes()
-            assert text.encode() not in held and digest.hexdigest().encode() not in held, file
-            assert digest.digest() not in held, file
+            contents = file.read_bytes()
+            assert text.encode() not in contents and digest.hexdigest().encode() not in contents, file
+            assert digest.digest() not in contents, file
 
 
-def test_an_overruled_text_becomes_a_precedent_by_its_text_alone(tmp_path):
+def test_an_overruled_text_becomes_a_precedent_without_a_picture(tmp_path):
     async def work(it: RealCourt) -> Any:
         response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
         label = Label.NOT_HARMFUL if response.label == wire.LABEL_HARMFUL else Label.HARMFUL
@@ -288,7 +288,7 @@ def test_an_overruled_text_becomes_a_precedent_by_its_text_alone(tmp_path):
 # The console
 
 
-def test_the_pages_say_that_no_picture_was_sent_and_show_no_broken_image(tmp_path):
+def test_pages_report_the_missing_picture_and_show_no_broken_image(tmp_path):
     async def work(it: RealCourt) -> str:
         response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
         await it.judge.Judge(wire.JudgeRequest(text=WORDS.upper()), timeout=60)
@@ -296,8 +296,8 @@ def test_the_pages_say_that_no_picture_was_sent_and_show_no_broken_image(tmp_pat
 
     trial_id = run(tmp_path, work)
 
-    async def look(it: Any) -> Any:
-        # Veiled or sharp, nothing is there to be fetched.
+    async def visit_pages(it: Any) -> Any:
+        # Neither a veiled nor a sharp picture exists.
         ada = await it.person("ada")
         pages = {
             path: await ada.get(path)
@@ -309,7 +309,7 @@ def test_the_pages_say_that_no_picture_was_sent_and_show_no_broken_image(tmp_pat
         return pages, similar, veiled, shown
 
     pages, similar, veiled, shown = play_pages(
-        tmp_path, look, library=False, blind_first=False, place=tmp_path / "docket.sqlite"
+        tmp_path, visit_pages, library=False, blind_first=False, place=tmp_path / "docket.sqlite"
     )
     assert {page.status_code for page in pages.values()} == {200}
     for path in (f"/trials/{trial_id}", f"/desk/cases/{trial_id}"):
@@ -324,27 +324,27 @@ def test_the_pages_say_that_no_picture_was_sent_and_show_no_broken_image(tmp_pat
     assert shown.status_code == 404 and "No picture was sent." in said(shown)
 
 
-def test_a_console_shows_a_text_that_waits_in_the_queue(tmp_path):
+def test_the_review_queue_shows_a_text_alone(tmp_path):
     async def work(it: RealCourt) -> str:
-        # The drawn library is too small to have measured anything, so that every verdict asks for a person.
+        # The library is too small to be calibrated, so that every verdict requests a review.
         response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
         assert response.needs_human_review
         return response.verdict_id
 
     trial_id = run(tmp_path, work)
 
-    async def look(it: Any) -> Any:
+    async def decide_case(it: Any) -> Any:
         ada = await it.person("ada")
         queue = await ada.get("/desk")
         decided = await ada.decides(trial_id, "HARMFUL")
         return said(queue), said(decided), (await it.docket.trials.record(trial_id)).last(VerdictReviewed)
 
-    queue, decided, review = play_pages(tmp_path, look, library=False, place=tmp_path / "docket.sqlite")
+    queue, decided, review = play_pages(tmp_path, decide_case, library=False, place=tmp_path / "docket.sqlite")
     assert WORDS in queue and "no picture" in queue
     assert review.label is Label.HARMFUL and review.blind and "The court:" in decided
 
 
-def test_a_record_of_it_is_json_that_says_so(tmp_path):
+def test_the_record_notes_the_missing_picture(tmp_path):
     async def work(it: RealCourt) -> Any:
         response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
         trial = await it.records.GetTrial(wire.GetTrialRequest(trial_id=response.verdict_id))
@@ -356,10 +356,10 @@ def test_a_record_of_it_is_json_that_says_so(tmp_path):
     )
 
 
-def test_a_listing_knows_it_without_its_record(tmp_path):
+def test_a_listing_marks_texts_alone(tmp_path):
     async def work(it: RealCourt) -> Any:
-        for asked in ({"text": WORDS}, {"text": WORDS, "image": IMAGE}):
-            await it.judge.Judge(wire.JudgeRequest(**asked), timeout=60)
+        for fields in ({"text": WORDS}, {"text": WORDS, "image": IMAGE}):
+            await it.judge.Judge(wire.JudgeRequest(**fields), timeout=60)
         return [line.text_alone for line in await it.docket.index.list(limit=5, oldest_first=True)]
 
     assert run(tmp_path, work) == [True, False]

@@ -1,4 +1,4 @@
-"""Streams of responses that their callers do not read: they end, and others have their places."""
+"""Response streams that their callers do not read: they end and free their slots."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -16,11 +16,11 @@ from tests.support.service_calls import refused
 
 COUNT = 40
 NARROW = [("grpc.http2.bdp_probe", 0)]
-"""Options of a caller that takes no more on the way than it must."""
+"""Options of a caller with the smallest possible receive window."""
 
 
-class Exporting:
-    """Exports so many large trials. ``ended`` is set when a call is over for the service."""
+class LargeExport:
+    """Exports many large trials. ``ended`` is set when the service has finished a call."""
 
     def __init__(self, idle_s):
         self.ended = asyncio.Event()
@@ -44,7 +44,7 @@ class Exporting:
 
 @asynccontextmanager
 async def serving(idle_s):
-    service = Exporting(idle_s)
+    service = LargeExport(idle_s)
     server, _ = await make_server(Methods(service))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -54,7 +54,7 @@ async def serving(idle_s):
         await server.stop(0)
 
 
-def test_a_stream_that_nobody_reads_ends_and_another_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_stream_ends_and_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.rpc.calls._MOST_STREAMS", 1)
 
     async def work():
@@ -63,22 +63,22 @@ def test_a_stream_that_nobody_reads_ends_and_another_has_its_place(monkeypatch: 
             stuck = export(b"")
             async with asyncio.timeout(60):
                 await service.ended.wait()
-            held = service.memory.bytes_in_use
+            bytes_in_use = service.memory.bytes_in_use
             async with AsyncClient(address, options=[("grpc.use_local_subchannel_pool", 1)]) as other:
                 found = [trial.summary.trial_id async for trial in other.export()]
-            return held, found, await refused(_rest(stuck))
+            return bytes_in_use, found, await refused(drain(stuck))
 
-    held, found, refusal = asyncio.run(work())
-    assert held == 0 and found == [f"t{number}" for number in range(COUNT)]
+    bytes_in_use, found, refusal = asyncio.run(work())
+    assert bytes_in_use == 0 and found == [f"t{number}" for number in range(COUNT)]
     assert refusal.said == ("INVALID_ARGUMENT", "IDLE", "")
 
 
-async def _rest(call):
+async def drain(call):
     async for _ in call:
         pass
 
 
-def test_a_client_that_was_slow_to_read_has_each_trial_once() -> None:
+def test_a_slow_client_receives_each_trial_once() -> None:
     async def work():
         async with serving(0.5) as (service, address), AsyncClient(address, options=NARROW) as client:
             trials = client.export()

@@ -1,4 +1,4 @@
-"""GetVerdict through a real channel: what a trial has come to, while it is held, when it has failed, and afterwards."""
+"""GetVerdict over a real channel: during a trial, after its failure, and after its verdict."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from serving.access.callers import Scope
 from tests.contract.real_court import IMAGE, real_court
 
 
-def name(request_id, namespace=""):
+def request_name(request_id, namespace=""):
     return wire.RequestName(namespace=namespace, request_id=request_id)
 
 
@@ -28,50 +28,50 @@ async def refused(court, code, metadata=(), **fields):
     return caught.value.details()
 
 
-def test_a_trial_is_told_of_while_it_is_held_and_when_it_has_a_verdict(tmp_path):
+def test_a_trial_is_reported_while_it_runs_and_when_decided(tmp_path):
     async def work():
         async with real_court(tmp_path) as court:
-            await refused(court, grpc.StatusCode.NOT_FOUND, request=name("r"))
+            await refused(court, grpc.StatusCode.NOT_FOUND, request=request_name("r"))
             court.reader.wait = asyncio.Event()
             judging = asyncio.ensure_future(court.judge.Judge(judge_request(IMAGE, request_id="r"), timeout=60))
             await court.reader.asked.wait()
-            held = await verdict(court, request=name("r"))
-            assert held.state == wire.TRIAL_STATE_OPEN
-            assert not held.HasField("verdict")
+            open_trial = await verdict(court, request=request_name("r"))
+            assert open_trial.state == wire.TRIAL_STATE_OPEN
+            assert not open_trial.HasField("verdict")
             court.reader.wait.set()
             response = await judging
-            given = await verdict(court, request=name("r"))
-            assert given.trial_id == held.trial_id == response.verdict_id
-            assert given.state == wire.TRIAL_STATE_DECIDED
+            decided = await verdict(court, request=request_name("r"))
+            assert decided.trial_id == open_trial.trial_id == response.verdict_id
+            assert decided.state == wire.TRIAL_STATE_DECIDED
             response.ClearField("timings")
-            assert given.verdict == response
-            assert await verdict(court, trial_id=given.trial_id) == given
-            # A request that was answered with the verdict of an earlier trial has that one.
+            assert decided.verdict == response
+            assert await verdict(court, trial_id=decided.trial_id) == decided
+            # A request answered with an earlier trial's verdict returns that verdict.
             again = await court.judge.Judge(judge_request(IMAGE, request_id="s", text="as read"), timeout=60)
-            reused = await verdict(court, request=name("s"))
+            reused = await verdict(court, request=request_name("s"))
             assert reused.verdict.verdict_id == again.verdict_id
             assert reused.verdict.request_id == "s"
 
     asyncio.run(work())
 
 
-def test_a_trial_that_failed_has_no_verdict_and_says_why(tmp_path):
+def test_a_failed_trial_has_no_verdict_and_a_reason(tmp_path):
     async def work():
         async with real_court(tmp_path) as court:
             court.reader.result = Unavailable("The reader is away.", reason="READER_AWAY")
             with pytest.raises(grpc.aio.AioRpcError):
                 await court.judge.Judge(judge_request(IMAGE, request_id="r"), timeout=60)
-            failed = await verdict(court, request=name("r"))
+            failed = await verdict(court, request=request_name("r"))
             assert (failed.state, failed.failure_reason) == (wire.TRIAL_STATE_FAILED, "READER_AWAY")
             assert not failed.HasField("verdict")
-            for nothing in ({}, {"trial_id": "x" * 200}, {"request": name("x" * 200)}):
-                await refused(court, grpc.StatusCode.INVALID_ARGUMENT, **nothing)
+            for invalid in ({}, {"trial_id": "x" * 200}, {"request": request_name("x" * 200)}):
+                await refused(court, grpc.StatusCode.INVALID_ARGUMENT, **invalid)
             await refused(court, grpc.StatusCode.NOT_FOUND, trial_id="none")
 
     asyncio.run(work())
 
 
-def test_a_trial_of_another_namespace_is_not_there(tmp_path):
+def test_a_trial_of_another_namespace_appears_not_to_exist(tmp_path):
     path = tmp_path / "tokens.toml"
     everybody, own = (
         (("authorization", f"Bearer {token_file.add(path, caller, [Scope.JUDGE], namespaces)}"),)
@@ -80,12 +80,12 @@ def test_a_trial_of_another_namespace_is_not_there(tmp_path):
 
     async def work():
         async with real_court(tmp_path, tokens=path) as court:
-            asked = judge_request(IMAGE, request_id="r", namespace="other")
-            trial_id = (await court.judge.Judge(asked, timeout=60, metadata=everybody)).verdict_id
+            request = judge_request(IMAGE, request_id="r", namespace="other")
+            trial_id = (await court.judge.Judge(request, timeout=60, metadata=everybody)).verdict_id
             assert (await verdict(court, everybody, trial_id=trial_id)).trial_id == trial_id
             unknown = await refused(court, grpc.StatusCode.NOT_FOUND, own, trial_id="none")
             assert await refused(court, grpc.StatusCode.NOT_FOUND, own, trial_id=trial_id) == unknown
-            await refused(court, grpc.StatusCode.PERMISSION_DENIED, own, request=name("r", "other"))
-            await refused(court, grpc.StatusCode.NOT_FOUND, own, request=name("r", "forum"))
+            await refused(court, grpc.StatusCode.PERMISSION_DENIED, own, request=request_name("r", "other"))
+            await refused(court, grpc.StatusCode.NOT_FOUND, own, request=request_name("r", "forum"))
 
     asyncio.run(work())

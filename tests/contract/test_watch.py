@@ -1,4 +1,4 @@
-"""WatchTrial through a real channel: the events as the docket has them, each once and in order, live or afterwards."""
+"""WatchTrial over a real channel: the recorded events, each once and in order, live or afterwards."""
 
 import asyncio
 import json
@@ -26,36 +26,36 @@ from tests.support.service_calls import Refusal
 from tests.unit.test_trial import a_court
 
 
-async def watched(it, **fields):
+async def watch(it, **fields):
     call = it.stub.WatchTrial(wire.WatchTrialRequest(**fields), timeout=60)
     return [response.event for response in await rest_of(call)]
 
 
 async def refused(it, **fields):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await watched(it, **fields)
+        await watch(it, **fields)
     return Refusal(caught.value)
 
 
-def asked(**fields):
+def forum_request(**fields):
     return judge_request(IMAGE, request_id="r", namespace="forum", **fields)
 
 
 NAMED = wire.RequestName(namespace="forum", request_id="r")
 
 
-def same(events, record, from_seq=0):
-    """Whether what was told is what is on record, from a number on."""
-    kept = record.events[from_seq:]
-    assert [(e.trial_id, e.seq, e.kind) for e in events] == [(e.trial_id, e.seq, e.kind) for e in kept]
-    assert [json.loads(e.json) for e in events] == [json.loads(e.model_dump_json()) for e in kept]
-    assert [e.at.ToDatetime(UTC) for e in events] == [e.at for e in kept]
+def matches_record(events, record, from_seq=0):
+    """Asserts that streamed events equal the recorded ones from a number on."""
+    recorded = record.events[from_seq:]
+    assert [(e.trial_id, e.seq, e.kind) for e in events] == [(e.trial_id, e.seq, e.kind) for e in recorded]
+    assert [json.loads(e.json) for e in events] == [json.loads(e.model_dump_json()) for e in recorded]
+    assert [e.at.ToDatetime(UTC) for e in events] == [e.at for e in recorded]
     return True
 
 
 @asynccontextmanager
-async def held_elsewhere(it, path, reader):
-    """Another server holds a trial, which waits for its text: the trial's id, and what comes of it."""
+async def trial_at_another_server(it, path, reader):
+    """Starts a trial at another server, which waits for its text; yields the trial's id and its task."""
     reader.wait, reader.asked = asyncio.Event(), asyncio.Event()
     docket = Docket.open(path / "docket.sqlite")
     elsewhere = TrialExecutor(a_court(None, reader), FakePictures(), docket)
@@ -70,23 +70,23 @@ async def held_elsewhere(it, path, reader):
         await docket.close()
 
 
-def test_a_trial_can_be_watched_from_the_start_from_a_number_on_and_beyond_its_end(tmp_path):
+def test_a_trial_can_be_watched_from_any_number(tmp_path):
     async def work(it):
-        response = await it.stub.Judge(asked(text="x"), timeout=60)
+        response = await it.stub.Judge(forum_request(text="x"), timeout=60)
         record = await it.docket.trials.record(response.verdict_id)
         last = len(record.events) - 1
-        told = {seq: await watched(it, trial_id=record.trial_id, from_seq=seq) for seq in (0, 1, last, last + 5)}
-        return record, told, await watched(it, request=NAMED)
+        streamed = {seq: await watch(it, trial_id=record.trial_id, from_seq=seq) for seq in (0, 1, last, last + 5)}
+        return record, streamed, await watch(it, request=NAMED)
 
-    record, told, by_name = play(work, tmp_path)
+    record, streamed, by_name = play(work, tmp_path)
     assert len(record.events) > 4
-    for from_seq, events in told.items():
-        assert same(events, record, from_seq)
-    assert same(by_name, record)
+    for from_seq, events in streamed.items():
+        assert matches_record(events, record, from_seq)
+    assert matches_record(by_name, record)
 
 
-def test_a_trial_is_watched_live_by_many_without_gaps(tmp_path):
-    """They come at different events of a full trial; each is told all, in order, and the end of the trial ends it."""
+def test_many_watchers_see_a_running_trial_without_gaps(tmp_path):
+    """They join at different events of a full trial; each gets all events in order, until the trial ends."""
 
     begun = asyncio.Event()
 
@@ -95,58 +95,58 @@ def test_a_trial_is_watched_live_by_many_without_gaps(tmp_path):
         return {"description": "A crowd stands under a green flag."}
 
     async def work(it):
-        judging = it.stub.Judge(asked(text="x", procedure=wire.PROCEDURE_FULL), timeout=60)
+        judging = it.stub.Judge(forum_request(text="x", procedure=wire.PROCEDURE_FULL), timeout=60)
         await begun.wait()
         (trial_id,) = await open_trials(it.docket)
         watching = []
         while not judging.done():
-            watching.append(asyncio.create_task(watched(it, trial_id=trial_id, from_seq=len(watching) % 3)))
+            watching.append(asyncio.create_task(watch(it, trial_id=trial_id, from_seq=len(watching) % 3)))
             await asyncio.sleep(0.02 if len(watching) < 10 else 0.1)
         await judging
         return [await one for one in watching], await it.docket.trials.record(trial_id)
 
-    told, record = play(work, tmp_path, court=full_court(Cast(rounds=3, delay_s=0.03, describe=describe)))
-    assert len(told) >= 3
-    for number, events in enumerate(told):
-        assert same(events, record, number % 3)
+    streams, record = play(work, tmp_path, court=full_court(Cast(rounds=3, delay_s=0.03, describe=describe)))
+    assert len(streams) >= 3
+    for number, events in enumerate(streams):
+        assert matches_record(events, record, number % 3)
 
 
-def test_events_are_told_while_the_trial_runs(tmp_path):
+def test_events_are_streamed_while_the_trial_runs(tmp_path):
     reader = FakeReader("as read")
 
     async def work(it):
         reader.wait = asyncio.Event()
-        judging = it.stub.Judge(asked(), timeout=60)
+        judging = it.stub.Judge(forum_request(), timeout=60)
         await reader.asked.wait()
         call = it.stub.WatchTrial(wire.WatchTrialRequest(request=NAMED), timeout=60)
         first = (await call.read()).event.kind
         running = not judging.done()
         reader.wait.set()
-        rest = [response.event.kind for response in await rest_of(call)]
-        return first, running, rest
+        later = [response.event.kind for response in await rest_of(call)]
+        return first, running, later
 
-    first, running, rest = play(work, tmp_path, reader=reader)
+    first, running, later = play(work, tmp_path, reader=reader)
     assert first == "TrialOpened" and running
-    assert rest[0] == "TextRead" and rest[-1] == "VerdictGiven"
+    assert later[0] == "TextRead" and later[-1] == "VerdictGiven"
 
 
 def test_a_trial_of_another_server_is_watched_through_the_docket(tmp_path):
     reader = FakeReader("as read")
 
     async def work(it):
-        async with held_elsewhere(it, tmp_path, reader) as (trial_id, hearing):
+        async with trial_at_another_server(it, tmp_path, reader) as (trial_id, hearing):
             call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=60)
             first = (await call.read()).event
             reader.wait.set()
             events = [first] + [response.event for response in await rest_of(call)]
             return events, (await hearing).record
 
-    assert same(*play(work, tmp_path, reader=reader))
+    assert matches_record(*play(work, tmp_path, reader=reader))
 
 
-def test_a_review_is_told_and_a_failed_trial_ends_the_watching(tmp_path):
+def test_reviews_are_streamed_and_a_failure_ends_the_stream(tmp_path):
     async def work(it):
-        response = await it.stub.Judge(asked(text="x"), timeout=60)
+        response = await it.stub.Judge(forum_request(text="x"), timeout=60)
         await it.docket.reviews.review(
             response.verdict_id,
             outcome=ReviewOutcome.OVERRULED,
@@ -156,19 +156,19 @@ def test_a_review_is_told_and_a_failed_trial_ends_the_watching(tmp_path):
             reviewer="somebody",
             at=datetime.now(UTC),
         )
-        return await watched(it, trial_id=response.verdict_id)
+        return await watch(it, trial_id=response.verdict_id)
 
     assert [event.kind for event in play(work, tmp_path)][-2:] == ["VerdictGiven", "VerdictReviewed"]
 
     async def failing(it):
-        refusal = await it.refusal(asked(text="x"))
-        return await watched(it, trial_id=refusal.info.metadata["trial_id"])
+        refusal = await it.refusal(forum_request(text="x"))
+        return await watch(it, trial_id=refusal.info.metadata["trial_id"])
 
     (tmp_path / "2").mkdir()
     assert play(failing, tmp_path / "2", found=RuntimeError("broken"))[-1].kind == "TrialFailed"
 
 
-def test_what_can_not_be_watched_is_said(tmp_path):
+def test_invalid_watches_are_refused(tmp_path):
     async def work(it):
         return [
             await refused(it, trial_id="nobody"),
@@ -179,8 +179,8 @@ def test_what_can_not_be_watched_is_said(tmp_path):
             await refused(it, trial_id="nobody", from_seq=-1),
         ]
 
-    told = play(work, tmp_path)
-    assert [(r.code.name, r.info.reason) for r in told] == [
+    refusals = play(work, tmp_path)
+    assert [(r.code.name, r.info.reason) for r in refusals] == [
         ("NOT_FOUND", "TRIAL_UNKNOWN"),
         ("NOT_FOUND", "TRIAL_UNKNOWN"),
         ("INVALID_ARGUMENT", "FIELD_MISSING"),
@@ -190,12 +190,12 @@ def test_what_can_not_be_watched_is_said(tmp_path):
     ]
 
 
-def test_when_the_court_closes_a_running_trial_is_watched_to_its_end_and_no_other(tmp_path):
+def test_closing_the_court_lets_running_trials_be_watched_to_their_end(tmp_path):
     reader = FakeReader("as read")
 
     async def work(it):
         reader.wait = asyncio.Event()
-        judging = it.stub.Judge(asked(), timeout=60)
+        judging = it.stub.Judge(forum_request(), timeout=60)
         await reader.asked.wait()
         call = it.stub.WatchTrial(wire.WatchTrialRequest(request=NAMED), timeout=60)
         await call.read()
@@ -211,8 +211,8 @@ def test_when_the_court_closes_a_running_trial_is_watched_to_its_end_and_no_othe
     assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.info.reason == "NOT_IN_SESSION"
 
     async def cut_off(it):
-        """A trial that is open in the docket and held by nobody."""
-        async with held_elsewhere(it, tmp_path / "2", reader) as (trial_id, _):
+        """Watches a trial that is open in the docket, but that no server runs."""
+        async with trial_at_another_server(it, tmp_path / "2", reader) as (trial_id, _):
             call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=60)
             await call.read()
             it.service.close()
@@ -225,43 +225,43 @@ def test_when_the_court_closes_a_running_trial_is_watched_to_its_end_and_no_othe
     assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.of(error_details_pb2.RetryInfo)
 
 
-def test_many_who_watch_what_stands_still_ask_the_docket_no_more_than_one(tmp_path, monkeypatch):
-    """What another server keeps is looked for once for all of them, and all of them are told of it."""
+def test_many_watchers_of_an_idle_trial_share_the_queries(tmp_path, monkeypatch):
+    """Events stored by another server are queried once for all watchers, and reach all of them."""
     reader = FakeReader("as read")
     many = 30
 
     async def work(it):
-        asked, read = [], it.docket.transactions.read
+        queries, read = [], it.docket.transactions.read
 
-        async def counted(what):
-            asked.append(what)
-            return await read(what)
+        async def counted(query):
+            queries.append(query)
+            return await read(query)
 
-        async with held_elsewhere(it, tmp_path, reader) as (trial_id, hearing):
+        async with trial_at_another_server(it, tmp_path, reader) as (trial_id, hearing):
             calls = [it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=60) for _ in range(many)]
             for call in calls:
                 await call.read()
-            await asyncio.sleep(0.2)  # the last of them go on from what they have read
+            await asyncio.sleep(0.2)  # the last watchers have caught up
             monkeypatch.setattr(it.docket.transactions, "read", counted)
             await asyncio.sleep(1.6)
-            await until(lambda: asked)
-            still = len(asked)
+            await until(lambda: queries)
+            while_idle = len(queries)
             reader.wait.set()
             ends = [[response.event.kind for response in await rest_of(call)][-1] for call in calls]
             await hearing
-            return still, ends
+            return while_idle, ends
 
-    still, ends = play(work, tmp_path, reader=reader)
-    assert 1 <= still < many  # every half a second
+    while_idle, ends = play(work, tmp_path, reader=reader)
+    assert 1 <= while_idle < many  # one query per half second
     assert ends == ["VerdictGiven"] * many
 
 
-def test_who_watches_is_told_when_the_docket_can_not_be_read(tmp_path, monkeypatch):
+def test_watchers_get_an_error_when_the_docket_cannot_be_read(tmp_path, monkeypatch):
     reader = FakeReader("as read")
 
     async def work(it):
         reader.wait = asyncio.Event()
-        judging = it.stub.Judge(asked(), timeout=60)
+        judging = it.stub.Judge(forum_request(), timeout=60)
         await reader.asked.wait()
         call = it.stub.WatchTrial(wire.WatchTrialRequest(request=NAMED), timeout=60)
         await call.read()

@@ -1,4 +1,4 @@
-"""The contract of WatchReviews, through a real channel: what pipelines that gave a verdict on are told by people."""
+"""The contract of WatchReviews over a real channel: pipelines are notified of reviews of their verdicts."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ def play(place: Path, work: Any) -> Any:
 
 
 @asynccontextmanager
-async def watching(it: Scene, caller: str = "", **asked: Any) -> AsyncIterator[Any]:
-    call = it.stub.WatchReviews(wire.WatchReviewsRequest(**asked), metadata=by(caller))
+async def watching(it: Scene, caller: str = "", **fields: Any) -> AsyncIterator[Any]:
+    call = it.stub.WatchReviews(wire.WatchReviewsRequest(**fields), metadata=by(caller))
     try:
         yield call
     finally:
         call.cancel()
 
 
-async def told(call: Any, count: int) -> Sequence[wire.WatchReviewsResponse]:
+async def read_responses(call: Any, count: int) -> Sequence[wire.WatchReviewsResponse]:
     async with asyncio.timeout(TIMEOUT):
         return [await call.read() for _ in range(count)]
 
 
-def test_so_many_watch_at_once_and_others_are_told_to_come_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_watchers_is_limited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.rpc.calls._MOST_STREAMS", 2)
 
     async def work(it: Scene) -> Any:
         await it.tried("t-1")
         async with watching(it) as first, watching(it) as second:
-            await told(first, 1)
-            await told(second, 1)
+            await read_responses(first, 1)
+            await read_responses(second, 1)
             async with watching(it) as third:
                 refusal = await refused(third.read())
-            await it.reviewed("t-1")  # nothing else is in the way of
-            await told(first, 1)
-        while True:  # until the server has noticed that they have left
+            await it.reviewed("t-1")  # no limit applies to other calls
+            await read_responses(first, 1)
+        while True:  # until the server has noticed that they left
             async with watching(it) as fourth:
                 try:
-                    await told(fourth, 1)
+                    await read_responses(fourth, 1)
                     return refusal
                 except grpc.aio.AioRpcError:
                     await asyncio.sleep(0.05)
@@ -73,38 +73,38 @@ def test_so_many_watch_at_once_and_others_are_told_to_come_again(place: Path, mo
     assert refusal.said == ("RESOURCE_EXHAUSTED", "BUSY", "") and refusal.of(error_details_pb2.RetryInfo)
 
 
-def test_a_review_is_told_with_all_that_a_pipeline_needs(place: Path) -> None:
+def test_a_review_is_streamed_with_all_that_a_pipeline_needs(place: Path) -> None:
     async def work(it: Scene) -> Any:
         await it.tried("t-1", namespace="forum")
         async with watching(it) as call:
-            (first,) = await told(call, 1)
+            (first,) = await read_responses(call, 1)
             review = await it.reviewed("t-1", reason="Satire.", **OVERRULED)
-            (response,) = await told(call, 1)
+            (response,) = await read_responses(call, 1)
         return first, response, review, await it.docket.log.size()
 
     first, response, review, size = play(place, work)
     assert not first.HasField("reviewed") and first.next_entry == 3
-    said = response.reviewed
-    assert (said.trial_id, said.content.namespace, said.content.id) == ("t-1", "forum", "content of t-1")
-    assert (said.request_id, said.verdict) == ("request of t-1", wire.LABEL_HARMFUL)
-    assert said.review == review.review and said.review.label == wire.LABEL_NOT_HARMFUL
+    reviewed = response.reviewed
+    assert (reviewed.trial_id, reviewed.content.namespace, reviewed.content.id) == ("t-1", "forum", "content of t-1")
+    assert (reviewed.request_id, reviewed.verdict) == ("request of t-1", wire.LABEL_HARMFUL)
+    assert reviewed.review == review.review and reviewed.review.label == wire.LABEL_NOT_HARMFUL
     assert response.next_entry == size == 4
 
 
-def test_whoever_goes_on_from_next_entry_hears_each_review_once_in_order(place: Path) -> None:
+def test_resuming_from_next_entry_yields_each_review_once_in_order(place: Path) -> None:
     async def work(it: Scene) -> list[str]:
         for number in range(12):
             await it.tried(f"t-{number:02}")
-        heard: list[str] = []
-        asked: dict[str, int] = {"from_entry": 0}
+        reasons: list[str] = []
+        start: dict[str, int] = {"from_entry": 0}
         reviewing = asyncio.create_task(_review_all(it, 12))
-        while len(heard) < 12:
-            async with watching(it, **asked) as call:
-                for response in (await told(call, 3))[1:]:  # and then the connection breaks
-                    heard.append(response.reviewed.review.reason)
-                    asked["from_entry"] = response.next_entry
+        while len(reasons) < 12:
+            async with watching(it, **start) as call:
+                for response in (await read_responses(call, 3))[1:]:  # then the connection breaks
+                    reasons.append(response.reviewed.review.reason)
+                    start["from_entry"] = response.next_entry
         await reviewing
-        return heard
+        return reasons
 
     assert play(place, work) == [f"reason {number}" for number in range(12)]
 
@@ -115,59 +115,59 @@ async def _review_all(it: Scene, count: int) -> None:
         await asyncio.sleep(0.01 * (number % 3))
 
 
-def test_only_those_to_come_or_only_the_overruled(place: Path) -> None:
+def test_watching_only_new_reviews_or_only_overrulings(place: Path) -> None:
     async def work(it: Scene) -> Any:
         for name in ("a", "b", "c", "d"):
             await it.tried(name)
         await it.reviewed("a", reason="before", **OVERRULED)
         async with watching(it) as live, watching(it, from_entry=0, overruled_only=True) as overruled:
-            await told(live, 1)
-            await told(overruled, 1)
+            await read_responses(live, 1)
+            await read_responses(overruled, 1)
             await it.reviewed("b", reason="upheld")
             await it.reviewed("c", reason="overruled", **OVERRULED)
-            later = await told(live, 2)
-            hard = []
-            while len(hard) < 2:
-                (response,) = await told(overruled, 1)
+            later = await read_responses(live, 2)
+            overrulings = []
+            while len(overrulings) < 2:
+                (response,) = await read_responses(overruled, 1)
                 if response.HasField("reviewed"):
-                    hard.append(response.reviewed.review.reason)
-        return [one.reviewed.review.reason for one in later], hard
+                    overrulings.append(response.reviewed.review.reason)
+        return [one.reviewed.review.reason for one in later], overrulings
 
     assert play(place, work) == (["upheld", "overruled"], ["before", "overruled"])
 
 
-def test_reviews_of_other_servers_and_consoles_are_told_too(place: Path) -> None:
+def test_reviews_of_other_servers_and_consoles_are_streamed_too(place: Path) -> None:
     async def work(it: Scene) -> str:
         await it.tried("a")
         async with watching(it) as call, a_scene(place, docket=Docket.open(place)) as other:
-            await told(call, 1)
+            await read_responses(call, 1)
             await other.reviewed("a", reason="elsewhere")
-            (response,) = await told(call, 1)
+            (response,) = await read_responses(call, 1)
             return str(response.reviewed.review.reason)
 
     assert play(place, work) == "elsewhere"
 
 
-def test_a_caller_of_some_namespaces_hears_of_its_own_alone(place: Path) -> None:
+def test_a_caller_limited_to_namespaces_sees_only_their_reviews(place: Path) -> None:
     async def work(it: Scene) -> Any:
         await it.tried("own", namespace="forum")
         await it.tried("other", namespace="shop")
         async with watching(it, caller="forum") as call:
-            await told(call, 1)
+            await read_responses(call, 1)
             await it.reviewed("other", reason="not for the forum")
             await it.reviewed("own", reason="for the forum")
-            heard = []
-            while not heard or not heard[-1].HasField("reviewed"):
-                heard += await told(call, 1)
-        return heard
+            responses = []
+            while not responses or not responses[-1].HasField("reviewed"):
+                responses += await read_responses(call, 1)
+        return responses
 
-    heard = play(place, work)
-    assert [one.reviewed.trial_id for one in heard if one.HasField("reviewed")] == ["own"]
-    # Where the stream stands is told all the same: a later start needs not read all of it again.
-    assert [one.next_entry for one in heard] == sorted({one.next_entry for one in heard})
+    responses = play(place, work)
+    assert [one.reviewed.trial_id for one in responses if one.HasField("reviewed")] == ["own"]
+    # The position is streamed all the same, so that a later start need not read everything again.
+    assert [one.next_entry for one in responses] == sorted({one.next_entry for one in responses})
 
 
-def test_a_log_that_has_lost_its_end_is_not_taken_for_a_quiet_one(place: Path) -> None:
+def test_a_start_beyond_the_log_s_end_is_refused(place: Path) -> None:
     async def work(it: Scene) -> Any:
         await it.tried("a")
         call = it.stub.WatchReviews(wire.WatchReviewsRequest(from_entry=4), timeout=TIMEOUT)
@@ -182,13 +182,13 @@ async def _first(call: Any) -> Any:
 
 
 @pytest.mark.parametrize("altered", ["the review", "its kind", "the trial"])
-def test_what_was_altered_is_passed_over_aloud_and_the_others_are_told(
+def test_altered_reviews_are_skipped_with_a_log_line(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, altered: str
 ) -> None:
     entries, record = SqlTransparencyLog.entries, SqlTrialReader.record
 
-    async def read(self: SqlTransparencyLog, *given: Any) -> Any:
-        page = list(await entries(self, *given))
+    async def read(self: SqlTransparencyLog, *arguments: Any) -> Any:
+        page = list(await entries(self, *arguments))
         if page and altered == "the review":
             page[0] = replace(page[0], body="{}")
         if page and altered == "its kind":
@@ -207,32 +207,32 @@ def test_what_was_altered_is_passed_over_aloud_and_the_others_are_told(
         monkeypatch.setattr(SqlTransparencyLog, "entries", read)
         monkeypatch.setattr(SqlTrialReader, "record", recall)
         async with watching(it, from_entry=0) as call:
-            return (await told(call, 2))[1].reviewed.trial_id
+            return (await read_responses(call, 2))[1].reviewed.trial_id
 
     assert play(place, work) == "b"
     assert "the review in it is not told" in caplog.text
 
 
-def test_who_watches_is_sent_away_when_the_court_closes(place: Path) -> None:
+def test_closing_the_court_ends_watches(place: Path) -> None:
     async def work(it: Scene) -> Any:
         await it.tried("a")
         async with watching(it) as call:
-            await told(call, 1)
+            await read_responses(call, 1)
             it.service.close()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await told(call, 1)
+                await read_responses(call, 1)
             await it.service.empty(5)
             return caught.value.code()
 
     assert play(place, work) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_the_client_follows_reviews_of_a_real_service(place: Path) -> None:
+def test_the_client_watches_reviews_of_a_real_service(place: Path) -> None:
     async def work(it: Scene) -> list[str]:
         for name in ("a", "b"):
             await it.tried(name, at=AT)
         await it.reviewed("a", reason="first")
-        heard = []
+        reasons = []
         server = grpc.aio.server()
         server.add_generic_rpc_handlers([it.service.handler()])
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -240,13 +240,13 @@ def test_the_client_follows_reviews_of_a_real_service(place: Path) -> None:
         async with AsyncClient(address) as client:
             reviews = client.reviews(0)
             async for response in reviews:
-                heard.append(response.reviewed.review.reason)
-                if len(heard) == 1:
+                reasons.append(response.reviewed.review.reason)
+                if len(reasons) == 1:
                     await it.reviewed("b", reason="second", **OVERRULED)
                 else:
                     break
             await reviews.aclose()
         await server.stop(0)
-        return heard
+        return reasons
 
     assert play(place, work) == ["first", "second"]

@@ -1,4 +1,4 @@
-"""Where webhooks may lead: to public addresses alone, whatever a name server says (BO-8). Connections are counted."""
+"""Webhook destinations: only public addresses, whatever a name server answers (BO-8). Connections are counted."""
 
 import asyncio
 import socket
@@ -56,17 +56,17 @@ OUTSIDE = ("93.184.216.34", "8.8.8.8", "2606:2800:220:1::1", "::ffff:8.8.8.8", "
 
 
 @pytest.mark.parametrize("address", INSIDE)
-def test_addresses_inside_networks_are_told(address):
+def test_non_public_addresses_are_recognised(address):
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", OUTSIDE)
-def test_addresses_of_the_internet_are_told(address):
+def test_public_addresses_are_recognised(address):
     assert is_public(address)
 
 
 def attempt(hook, *, resolved=None, monkeypatch=None):
-    """One attempt, with what a name server answers in its place, and in which order it is asked."""
+    """Makes one attempt; ``resolved`` replaces the name server's answers, in order."""
 
     async def scene():
         receiver = Receiver(hook)
@@ -86,8 +86,8 @@ def attempt(hook, *, resolved=None, monkeypatch=None):
 
 
 @pytest.fixture
-def listening():
-    """A socket that counts who connects, on all addresses of this machine."""
+def counting_listener():
+    """A socket that counts connections, on all addresses of this machine."""
     counted = []
     with socket.create_server(("0.0.0.0", 0)) as server:
 
@@ -119,39 +119,39 @@ NAMES = [
 
 @pytest.mark.promise("BO-8", "every way to name this machine, every address inside a network: 0 connections")
 @pytest.mark.parametrize("name", NAMES)
-def test_no_connection_is_made_to_this_machine_however_it_is_named(name, listening, tmp_path):
-    port, counted = listening
-    # The port is checked when settings are read; here the name alone is to keep it away.
+def test_this_machine_is_never_connected_to_under_any_name(name, counting_listener, tmp_path):
+    port, counted = counting_listener
+    # The port would be refused when settings are read; here only the name must prevent the connection.
     hook = hook_to("https://example.org/", tmp_path, allow_private=False).model_copy(
         update={"url": f"https://{name}:{port}/"}
     )
     answer = attempt(hook)
     assert answer.outcome is Outcome.FAILED and "not public" in answer.error
     assert counted == []
-    # Where it is allowed, it is reached: the name does lead here.
+    # If private addresses are allowed, it is reached: the name does lead here.
     if "::" not in name:
         attempt(hook.model_copy(update={"allow_private": True}))
         assert len(counted) == 1
 
 
 @pytest.mark.parametrize("name", ["0177.0.0.1", "300.1.1.1", "a..b"])
-def test_a_host_that_is_no_name_keeps_a_server_from_starting(name, tmp_path):
+def test_a_malformed_host_name_prevents_the_start(name, tmp_path):
     with pytest.raises(BadRequest, match="its host is no name"):
         Receiver(hook_to(f"https://{name}/", tmp_path))
 
 
 @pytest.mark.promise("BO-8", "every way to name this machine, every address inside a network: 0 connections")
 @pytest.mark.parametrize("address", [one for one in INSIDE if one != "no address"])
-def test_a_name_that_leads_inside_is_refused_also_beside_addresses_outside(address, tmp_path, monkeypatch):
+def test_names_with_any_private_address_are_refused(address, tmp_path, monkeypatch):
     hook = hook_to("https://hooks.example/", tmp_path, allow_private=False)
     for answers in ([address], [*OUTSIDE, address], [address, *OUTSIDE]):
         answer = attempt(hook, resolved=[answers], monkeypatch=monkeypatch)
         assert "not public" in answer.error
 
 
-def test_the_connection_goes_to_the_address_that_was_checked(listening, tmp_path, monkeypatch):
-    """A name server that answers otherwise the second time is not asked a second time."""
-    port, counted = listening
+def test_the_connection_goes_to_the_address_that_was_checked(counting_listener, tmp_path, monkeypatch):
+    """A name server that changes its answer is not asked a second time."""
+    port, counted = counting_listener
     hook = hook_to("https://hooks.example/", tmp_path, allow_private=False).model_copy(
         update={"url": f"https://hooks.example:{port}/"}
     )
@@ -162,12 +162,12 @@ def test_the_connection_goes_to_the_address_that_was_checked(listening, tmp_path
     assert "not public" in answer.error and counted == []
 
 
-def test_the_certificate_must_be_for_the_name_and_not_for_the_address(tmp_path, monkeypatch):
+def test_the_certificate_must_match_the_name(tmp_path, monkeypatch):
     authority = trustme.CA()
     (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
     monkeypatch.setattr(http_addresses, "is_public", lambda _: True)
 
-    def told(name):
+    def send_with_certificate_for(name):
         certificate = authority.issue_cert(name)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         certificate.configure_cert(context)
@@ -179,11 +179,11 @@ def test_the_certificate_must_be_for_the_name_and_not_for_the_address(tmp_path, 
             answer = attempt(hook, resolved=[["127.0.0.1"]], monkeypatch=monkeypatch)
             return answer.outcome, len(receiver.requests)
 
-    assert told("hooks.example") == (Outcome.DELIVERED, 1)
-    assert told("127.0.0.1") == (Outcome.FAILED, 0)
+    assert send_with_certificate_for("hooks.example") == (Outcome.DELIVERED, 1)
+    assert send_with_certificate_for("127.0.0.1") == (Outcome.FAILED, 0)
 
 
-def test_a_redirect_is_not_followed(tmp_path):
+def test_redirects_are_not_followed(tmp_path):
     with a_receiver() as target, a_receiver() as receiver:
         for status in (301, 302, 303, 307, 308):
             receiver.answer = lambda _, status=status: (status, {"Location": target.url})
@@ -192,7 +192,7 @@ def test_a_redirect_is_not_followed(tmp_path):
         assert target.connections == 0 and len(receiver.requests) == 5
 
 
-def test_a_proxy_that_is_set_in_the_environment_is_not_used(tmp_path, monkeypatch):
+def test_proxy_settings_of_the_environment_are_not_used(tmp_path, monkeypatch):
     with a_receiver() as proxy, a_receiver() as receiver:
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url)
@@ -201,7 +201,7 @@ def test_a_proxy_that_is_set_in_the_environment_is_not_used(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("url", "private", "said"),
+    ("url", "private", "message"),
     [
         ("http://hooks.example/", False, "https and port 443"),
         ("https://hooks.example:8443/", False, "https and port 443"),
@@ -216,8 +216,8 @@ def test_a_proxy_that_is_set_in_the_environment_is_not_used(tmp_path, monkeypatc
         ("hooks.example", True, "https://HOST/PATH"),
     ],
 )
-def test_settings_refuse_destinations_that_are_none(url, private, said, tmp_path):
-    with pytest.raises(ValidationError, match=said) as refused:
+def test_invalid_destinations_are_refused_in_settings(url, private, message, tmp_path):
+    with pytest.raises(ValidationError, match=message) as refused:
         hook_to(url, tmp_path, allow_private=private)
     assert "secret@" not in str(refused.value.errors(include_input=False))
     assert hook_to("https://hooks.example:443/a?b=c", tmp_path, allow_private=False)
@@ -228,8 +228,8 @@ ENDLESS = {"head": b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 50_000, "body": b"HTTP
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_an_answer_without_end_is_read_up_to_a_bound(kind, tmp_path):
-    """A receiver that says that it took a message has said so, whatever comes behind that."""
+def test_an_endless_answer_is_read_up_to_a_limit(kind, tmp_path):
+    """A receiver that acknowledged a message has done so, whatever follows."""
     sent = 0
 
     async def scene():
@@ -247,37 +247,37 @@ def test_an_answer_without_end_is_read_up_to_a_bound(kind, tmp_path):
             finally:
                 writer.close()
 
-        listening = await asyncio.start_server(endless, "127.0.0.1", 0)
-        receiver = Receiver(hook_to(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/", tmp_path))
+        server = await asyncio.start_server(endless, "127.0.0.1", 0)
+        receiver = Receiver(hook_to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", tmp_path))
         try:
             return await receiver.send(trial_run(NOON))
         finally:
             await receiver.aclose()
-            listening.close()
+            server.close()
 
     answer = asyncio.run(scene())
     assert answer.outcome is (Outcome.DELIVERED if kind == "body" else Outcome.FAILED)
-    assert sent < 16 * 2**20  # what lies in the sockets' buffers was sent and not read
+    assert sent < 16 * 2**20  # bytes in the sockets' buffers were sent, but not read
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(200, Outcome.DELIVERED), (410, Outcome.GONE)])
-def test_a_status_counts_though_its_body_does_not_come_in_time(status, outcome, tmp_path, monkeypatch):
-    async def until_the_time_is_over(_):
+def test_a_status_counts_even_if_its_body_is_late(status, outcome, tmp_path, monkeypatch):
+    async def time_out(_):
         raise TimeoutError
 
-    monkeypatch.setattr("serving.webhooks.attempts._read_some", until_the_time_is_over)
+    monkeypatch.setattr("serving.webhooks.attempts._read_some", time_out)
     with a_receiver() as receiver:
         receiver.answer = lambda _: (status, {})
         assert attempt(hook_to(receiver.url, tmp_path)).outcome is outcome
 
 
-def test_one_who_answers_nothing_is_left_after_its_time(tmp_path):
+def test_a_silent_receiver_times_out(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hook = hook_to(f"http://127.0.0.1:{silent.getsockname()[1]}/", tmp_path, timeout=1)
         assert attempt(hook).error == "no answer in time"
 
 
-def test_a_port_at_which_nobody_listens_is_no_connection(tmp_path):
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        assert "no connection" in attempt(hook_to(f"http://127.0.0.1:{held.getsockname()[1]}/", tmp_path)).error
+def test_a_port_without_a_listener_is_a_connection_error(tmp_path):
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert "no connection" in attempt(hook_to(f"http://127.0.0.1:{bound.getsockname()[1]}/", tmp_path)).error

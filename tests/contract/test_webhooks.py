@@ -1,4 +1,4 @@
-"""What a docket's log tells receivers, over real sockets, in SQLite and in PostgreSQL."""
+"""Webhooks: messages about the docket's log, sent to receivers over real sockets, for SQLite and PostgreSQL."""
 
 import asyncio
 import itertools
@@ -25,7 +25,7 @@ from serving.webhooks.attempts import AFTER_S, ATTEMPTS, Receiver
 from serving.webhooks.messages import messages_of
 from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import HookSender, send_webhooks
-from tests.contract.test_docket_log import checked
+from tests.contract.test_docket_log import checked_log
 from tests.support.dockets import NOON, append_all, events_of, place_of, reviewing
 from tests.support.libraries import ENCODER, drawn_library
 from tests.support.playing import until
@@ -39,7 +39,7 @@ def receiver():
 
 
 class Clock:
-    """The time, which moves when it is told to."""
+    """A clock that moves only when advanced."""
 
     def __init__(self):
         self.now = NOON
@@ -47,18 +47,18 @@ class Clock:
     def __call__(self):
         return self.now
 
-    def on(self, seconds):
+    def advance(self, seconds):
         self.now += timedelta(seconds=seconds)
 
 
 def decided(trial_id, *, label=None, review=False, namespace="forum"):
-    """Events of a trial with a verdict, that asks for a person or not."""
-    opened, *others, given = events_of(trial_id, NOON)
+    """Returns the events of a trial with a verdict, which may request a review."""
+    opened, *others, verdict_event = events_of(trial_id, NOON)
     meme = opened.meme.model_copy(update={"namespace": namespace, "content_id": f"content-{trial_id}"})
     opened = opened.model_copy(update={"meme": meme, "request_id": f"request-{trial_id}"})
     reasons = (Review(reason=ReviewReason.TEXT_UNSURE, detail="a detail of Blueland"),) if review else ()
-    verdict = given.verdict.model_copy(update={"review": reasons})
-    return [opened, *others, given.model_copy(update={"verdict": verdict})]
+    verdict = verdict_event.verdict.model_copy(update={"review": reasons})
+    return [opened, *others, verdict_event.model_copy(update={"verdict": verdict})]
 
 
 def failed(trial_id):
@@ -71,29 +71,29 @@ def failed(trial_id):
 
 @asynccontextmanager
 async def sending(docket, hook, *, clock=None, name="s1", telemetry=SILENT):
-    """A sender that is asked for each of its rounds."""
+    """Yields a sender that works only on request."""
     receiver = Receiver(hook, **({"clock": clock} if clock else {}))
     pulse = Heartbeat(docket.heartbeats, name)
-    given = {"clock": clock} if clock else {}
+    options = {"clock": clock} if clock else {}
     try:
-        yield HookSender(receiver, docket, pulse, telemetry=telemetry, **given)
+        yield HookSender(receiver, docket, pulse, telemetry=telemetry, **options)
     finally:
         await receiver.aclose()
 
 
-def test_senders_of_a_server_share_one_look_at_the_docket(using, receiver, tmp_path):
+def test_senders_of_a_server_share_their_queries(using, receiver, tmp_path):
     hooks = [hook_to(receiver.url, tmp_path, name=f"hook-{number}") for number in range(5)]
 
     async def scene(docket):
-        looks = []
+        queries = []
         states = docket.deliveries.states
 
         async def counted():
-            looks.append(1)
+            queries.append(1)
             return await states()
 
         docket.deliveries.states = counted
-        telling = asyncio.create_task(send_webhooks(docket, [Receiver(hook) for hook in hooks], telemetry=SILENT))
+        sending_task = asyncio.create_task(send_webhooks(docket, [Receiver(hook) for hook in hooks], telemetry=SILENT))
         try:
 
             async def all_owned():
@@ -101,25 +101,25 @@ def test_senders_of_a_server_share_one_look_at_the_docket(using, receiver, tmp_p
 
             await until(all_owned)
             await asyncio.sleep(1)
-            looks.clear()
+            queries.clear()
             begun = asyncio.get_running_loop().time()
             await asyncio.sleep(4 * sender.POLL_S)
-            while not looks:  # noqa: ASYNC110
+            while not queries:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            idle = len(looks) / (asyncio.get_running_loop().time() - begun)
+            idle = len(queries) / (asyncio.get_running_loop().time() - begun)
             await append_all(docket, decided("a"))
             await asyncio.to_thread(receiver.wait_for, 5)
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            sending_task.cancel()
+            await asyncio.gather(sending_task, return_exceptions=True)
         return idle
 
-    # One each 0.45 s, 2.2 a second, where each of the five by itself would make one each 0.5 s: 10 a second.
+    # Shared: one query each 0.45 s, 2.2 a second. Each of the five by itself would query each 0.5 s: 10 a second.
     assert using(scene) < 5
-    assert {taken.message["data"]["verdict_id"] for taken in receiver.requests} == {"a"}
+    assert {delivery.message["data"]["verdict_id"] for delivery in receiver.requests} == {"a"}
 
 
-def test_an_appeal_is_told_and_another_key_of_the_docket_changes_no_id(docket_place, receiver, tmp_path):
+def test_an_appeal_is_sent_and_a_key_rotation_changes_no_message_id(docket_place, receiver, tmp_path):
     hook, key = hook_to(receiver.url, tmp_path), tmp_path / "docket.key"
 
     async def scene():
@@ -142,15 +142,15 @@ def test_an_appeal_is_told_and_another_key_of_the_docket_changes_no_id(docket_pl
             await docket.close()
 
     asyncio.run(scene())
-    # Several messages are on their way at once: their order is not promised.
+    # Several messages are sent at once, in no guaranteed order.
     (appeal,) = [each.message for each in receiver.requests if each.message["data"].get("appeal")]
     assert appeal["type"] == "memecourt.review.wanted" and "Blueland" not in str(appeal)
-    told = {"decision": "review", "needs_human_review": True, "second_opinion": False, "appeal": {"reference": "7"}}
-    assert told.items() <= appeal["data"].items()
+    expected = {"decision": "review", "needs_human_review": True, "second_opinion": False, "appeal": {"reference": "7"}}
+    assert expected.items() <= appeal["data"].items()
     ids = {}
-    for taken in receiver.requests:
-        if taken.message["type"] == "memecourt.verdict.given":
-            ids.setdefault(taken.message["data"]["verdict_id"], []).append(taken.id)
+    for delivery in receiver.requests:
+        if delivery.message["type"] == "memecourt.verdict.given":
+            ids.setdefault(delivery.message["data"]["verdict_id"], []).append(delivery.id)
     assert ids.keys() == {"a", "b"} and len(ids["a"]) == 2 and len(set(ids["a"])) == 1
 
 
@@ -159,24 +159,24 @@ async def until_idle(hook_sender):
         pass
 
 
-def test_each_thing_that_happens_is_told_once_and_says_nothing_of_the_meme(using, receiver, tmp_path):
+def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, receiver, tmp_path):
     hook = hook_to(receiver.url, tmp_path)
 
     async def scene(docket):
         await append_all(docket, decided("before"))
         await docket.hooks.register([hook.name])
-        async with sending(docket, hook) as told:
+        async with sending(docket, hook) as hook_sender:
             await append_all(docket, decided("a"))
             await append_all(docket, decided("b", review=True))
             await append_all(docket, failed("c"))
             await reviewing(docket, "b")
             await docket.eraser.erase("a", who="Ruth", why="a word of Blueland", at=NOON)
-            await until_idle(told)
-            await until_idle(told)
+            await until_idle(hook_sender)
+            await until_idle(hook_sender)
 
     using(scene)
     messages = receiver.told()
-    # "a" was erased before anything could be sent of it, but for that it was erased.
+    # "a" was erased before any message about it was sent, so only the erasure is reported.
     assert sorted((each["type"], each["data"]["verdict_id"]) for each in messages) == [
         ("memecourt.record.erased", "a"),
         ("memecourt.review.decided", "b"),
@@ -185,9 +185,9 @@ def test_each_thing_that_happens_is_told_once_and_says_nothing_of_the_meme(using
         ("memecourt.verdict.given", "b"),
     ]
     by_type = {each["type"].removeprefix("memecourt."): each["data"] for each in messages}
-    about = {"verdict_id": "b", "content": {"namespace": "forum", "id": "content-b"}, "request_id": "request-b"}
+    identity = {"verdict_id": "b", "content": {"namespace": "forum", "id": "content-b"}, "request_id": "request-b"}
     wanted = by_type["review.wanted"]
-    assert {name: wanted[name] for name in about} == about
+    assert {name: wanted[name] for name in identity} == identity
     assert (wanted["decision"], wanted["needs_human_review"]) == ("review", True)
     assert wanted["review_reasons"] == ["REVIEW_REASON_TEXT_UNSURE"]
     decided_by = by_type["review.decided"]
@@ -197,45 +197,45 @@ def test_each_thing_that_happens_is_told_once_and_says_nothing_of_the_meme(using
     assert by_type["trial.failed"]["decision"] == "review"  # a failure is never "not harmful"
     erased = by_type["record.erased"]
     assert erased == {"entry": erased["entry"], "verdict_id": "a", "content": {"namespace": "forum"}}
-    said = b"".join(taken.body for taken in receiver.requests).decode()
+    bodies = b"".join(delivery.body for delivery in receiver.requests).decode()
     for events in (decided("a"), decided("b", review=True)):
         verdict, opened = events[-1].verdict, events[0]
         secrets = [verdict.rationale, opened.meme.pixels_sha256, opened.meme.bytes_sha256, "Blueland", "Ruth", "satire"]
         secrets += [event.text for event in events if event.kind == "TextRead"]
-        assert not [secret for secret in secrets if secret and secret in said]
-    assert all(len(taken.body) < 20_000 for taken in receiver.requests)
-    assert len({taken.id for taken in receiver.requests}) == len(messages)
+        assert not [secret for secret in secrets if secret and secret in bodies]
+    assert all(len(delivery.body) < 20_000 for delivery in receiver.requests)
+    assert len({delivery.id for delivery in receiver.requests}) == len(messages)
 
 
-def test_a_receiver_verifies_what_it_is_sent(using, receiver, tmp_path):
+def test_a_receiver_can_verify_its_messages(using, receiver, tmp_path):
     hook = hook_to(receiver.url, tmp_path)
     verifier = Webhook(hook.secret_file.read_text().strip())
 
     async def scene(docket):
         await docket.hooks.register([hook.name])
-        async with sending(docket, hook) as told:
+        async with sending(docket, hook) as hook_sender:
             await append_all(docket, decided("a"))
-            await until_idle(told)
+            await until_idle(hook_sender)
 
     using(scene)
-    (taken,) = receiver.requests
-    headers = {name: taken.headers[name] for name in HEADERS}
-    assert verifier.verify(taken.body, headers)["data"]["verdict_id"] == "a"
+    (delivery,) = receiver.requests
+    headers = {name: delivery.headers[name] for name in HEADERS}
+    assert verifier.verify(delivery.body, headers)["data"]["verdict_id"] == "a"
     with pytest.raises(Exception, match="No matching signature"):
-        verifier.verify(taken.body + b" ", headers)
-    assert "." not in taken.id
+        verifier.verify(delivery.body + b" ", headers)
+    assert "." not in delivery.id
 
 
-def test_who_is_told_of_some_types_and_namespaces_is_told_of_no_others(using, receiver, tmp_path):
+def test_receivers_get_only_their_types_and_namespaces(using, receiver, tmp_path):
     hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"], namespaces=["forum"])
 
     async def scene(docket):
         await docket.hooks.register([hook.name])
-        async with sending(docket, hook) as told:
+        async with sending(docket, hook) as hook_sender:
             await append_all(docket, decided("a", review=True))
             await append_all(docket, decided("b", namespace="shop"))
             await append_all(docket, failed("c"))
-            await until_idle(told)
+            await until_idle(hook_sender)
 
     using(scene)
     assert [(each["type"], each["data"]["verdict_id"]) for each in receiver.told()] == [
@@ -243,82 +243,82 @@ def test_who_is_told_of_some_types_and_namespaces_is_told_of_no_others(using, re
     ]
 
 
-def test_a_message_that_is_not_taken_is_sent_ten_times_over_three_days_and_holds_up_no_other(using, receiver, tmp_path):
+def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(using, receiver, tmp_path):
     hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
-    receiver.answer = lambda taken: (500 if taken.message["data"]["verdict_id"] == "bad" else 200, {})
+    receiver.answer = lambda delivery: (500 if delivery.message["data"]["verdict_id"] == "bad" else 200, {})
 
     async def scene(docket):
         await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as told:
+        async with sending(docket, hook, clock=clock) as hook_sender:
             await append_all(docket, decided("bad"))
             await append_all(docket, decided("good"))
-            await until_idle(told)
+            await until_idle(hook_sender)
             assert len(receiver.requests) == 2
             waits = []
             for after in AFTER_S:
-                clock.on(after * 0.99)
-                await until_idle(told)
+                clock.advance(after * 0.99)
+                await until_idle(hook_sender)
                 before = len(receiver.requests)
-                clock.on(after * 0.22)
-                await until_idle(told)
+                clock.advance(after * 0.22)
+                await until_idle(hook_sender)
                 waits.append(len(receiver.requests) - before)
             assert waits == [1] * len(AFTER_S)
-            clock.on(10 * 24 * 3600)
-            await until_idle(told)
+            clock.advance(10 * 24 * 3600)
+            await until_idle(hook_sender)
             backlog = await docket.deliveries.backlog(hook.name)
             (row,) = await docket.hooks.hooks()
             return backlog, row
 
     backlog, row = using(scene)
-    tries = [taken for taken in receiver.requests if taken.message["data"]["verdict_id"] == "bad"]
+    tries = [delivery for delivery in receiver.requests if delivery.message["data"]["verdict_id"] == "bad"]
     assert len(tries) == ATTEMPTS == 10
-    assert len({taken.id for taken in tries}) == 1, "an id is of a message, at each attempt"
-    assert len({taken.headers["webhook-timestamp"] for taken in tries}) == 10
+    assert len({delivery.id for delivery in tries}) == 1, "all attempts have the message's id"
+    assert len({delivery.headers["webhook-timestamp"] for delivery in tries}) == 10
     assert 3 * 24 * 3600 < sum(AFTER_S) < 3.5 * 24 * 3600
     assert (backlog.waiting, backlog.given_up) == (0, 1)
-    # It took another one, so that it is alive; had it taken nothing for three days, it would be disabled.
+    # It accepted one message at the start and none for three days, so it is disabled.
     assert row.disabled_at is not None and "three days" in row.why and "status 500" in row.why
 
 
-def test_a_receiver_that_takes_others_is_not_disabled_by_one_that_it_never_takes(using, receiver, tmp_path):
+def test_a_receiver_is_not_disabled_for_a_single_rejected_message(using, receiver, tmp_path):
     hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
-    receiver.answer = lambda taken: (500 if taken.message["data"]["verdict_id"] == "bad" else 200, {})
+    receiver.answer = lambda delivery: (500 if delivery.message["data"]["verdict_id"] == "bad" else 200, {})
 
     async def scene(docket):
         await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as told:
+        async with sending(docket, hook, clock=clock) as hook_sender:
             await append_all(docket, decided("bad"))
             for number, after in enumerate((0, *AFTER_S)):
-                clock.on(1.21 * after)
+                clock.advance(1.21 * after)
                 await append_all(docket, decided(f"good-{number}"))
-                await until_idle(told)
+                await until_idle(hook_sender)
             return await docket.deliveries.backlog(hook.name), (await docket.hooks.hooks())[0]
 
     backlog, row = using(scene)
     assert (backlog.waiting, backlog.given_up) == (0, 1) and row.disabled_at is None
 
 
-def test_who_answers_410_is_told_nothing_until_it_is_enabled_and_then_all(using, receiver, tmp_path):
+def test_status_410_disables_a_receiver_until_it_is_enabled_again(using, receiver, tmp_path):
     hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda _: (410, {})
 
     async def scene(docket):
         await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as told:
+        async with sending(docket, hook, clock=clock) as hook_sender:
             await append_all(docket, decided("a"))
-            await until_idle(told)
+            await until_idle(hook_sender)
             (row,) = await docket.hooks.hooks()
             assert row.disabled_at == NOON and "410" in row.why
             await append_all(docket, decided("b"))
-            clock.on(9 * 3600)
-            await until_idle(told)
+            clock.advance(9 * 3600)
+            await until_idle(hook_sender)
             assert len(receiver.requests) == 1
             receiver.answer = lambda _: (200, {})
             assert await docket.hooks.enable(hook.name)
-            await until_idle(told)
+            await until_idle(hook_sender)
 
     using(scene)
-    # Both are on their way at once: their order is not promised.
+    # Both are sent at once, in no guaranteed order.
     assert sorted(each["data"]["verdict_id"] for each in receiver.told()[1:]) == ["a", "b"]
 
 
@@ -326,23 +326,23 @@ def test_who_answers_410_is_told_nothing_until_it_is_enabled_and_then_all(using,
     ("status", "headers", "pause"),
     [(429, {"Retry-After": "120"}, 120), (502, {}, 30), (504, {}, 30), (503, {"Retry-After": "50"}, 50), (503, {}, 0)],
 )
-def test_a_receiver_that_has_too_much_to_do_is_left_alone(tmp_path, receiver, status, headers, pause):
+def test_an_overloaded_receiver_gets_a_pause(tmp_path, receiver, status, headers, pause):
     hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda _: (status, headers)
 
     async def scene():
         docket = Docket.open(tmp_path / "docket.sqlite")
         await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as told:
+        async with sending(docket, hook, clock=clock) as hook_sender:
             await append_all(docket, decided("a"))
-            await until_idle(told)
+            await until_idle(hook_sender)
             await append_all(docket, decided("b"))
-            clock.on(max(pause - 1, 7))
-            await until_idle(told)
+            clock.advance(max(pause - 1, 7))
+            await until_idle(hook_sender)
             before = len(receiver.requests)
             receiver.answer = lambda _: (200, {})
-            clock.on(2)
-            await until_idle(told)
+            clock.advance(2)
+            await until_idle(hook_sender)
         await docket.close()
         return before
 
@@ -350,46 +350,46 @@ def test_a_receiver_that_has_too_much_to_do_is_left_alone(tmp_path, receiver, st
     assert {each["data"]["verdict_id"] for each in receiver.told()} == {"a", "b"}
 
 
-def test_replay_tells_again_under_the_same_ids(using, receiver, tmp_path):
+def test_a_replay_sends_messages_again_under_the_same_ids(using, receiver, tmp_path):
     hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"])
 
     async def scene(docket):
         await append_all(docket, decided("old"))
         await docket.hooks.register([hook.name])
-        async with sending(docket, hook) as told:
+        async with sending(docket, hook) as hook_sender:
             await append_all(docket, decided("a"))
-            await until_idle(told)
+            await until_idle(hook_sender)
             assert await docket.hooks.replay(hook.name, 0)
             assert not await docket.hooks.replay("nobody", 0)
-            await until_idle(told)
+            await until_idle(hook_sender)
 
     using(scene)
     first, *again = receiver.requests
-    # What a replay tells is on its way at once: its order is not promised.
-    identities = {taken.message["data"]["verdict_id"]: taken.id for taken in again}
+    # Replayed messages are sent at once, in no guaranteed order.
+    identities = {delivery.message["data"]["verdict_id"]: delivery.id for delivery in again}
     assert len(again) == 2 and set(identities) == {"a", "old"} and identities["a"] == first.id
 
 
-def test_what_is_erased_while_it_waits_is_not_sent_again(using, receiver, tmp_path):
+def test_messages_about_a_trial_erased_meanwhile_are_not_sent(using, receiver, tmp_path):
     hook, clock = hook_to(receiver.url, tmp_path), Clock()
     receiver.answer = lambda _: (500, {})
 
     async def scene(docket):
         await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as told:
+        async with sending(docket, hook, clock=clock) as hook_sender:
             await append_all(docket, decided("a"))
-            await until_idle(told)
+            await until_idle(hook_sender)
             await docket.eraser.erase("a", who="Ruth", why="asked", at=NOON)
             receiver.answer = lambda _: (200, {})
-            clock.on(3600)
-            await until_idle(told)
+            clock.advance(3600)
+            await until_idle(hook_sender)
             return await docket.deliveries.backlog(hook.name)
 
     assert using(scene).waiting == 0
     assert [each["type"] for each in receiver.told()] == ["memecourt.verdict.given", "memecourt.record.erased"]
 
 
-def test_two_servers_send_each_message_once_and_the_second_takes_over_from_a_dead_one(using, receiver, tmp_path):
+def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(using, receiver, tmp_path):
     hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"])
     ticks = itertools.count()
 
@@ -412,26 +412,26 @@ def test_two_servers_send_each_message_once_and_the_second_takes_over_from_a_dea
         assert len(receiver.requests) == 20
         owner = (await docket.hooks.hooks())[0].owner
         alive = "xy".index(owner) ^ 1
-        # The owner says nothing any more, and the other one sees it.
+        # The owner's heartbeat stops, and the other server notices.
         await append_all(docket, decided("late"))
         assert not await senders[alive].work()
         for _ in range(40):
             await pulses[alive].beat()
         await until_idle(senders[alive])
         assert len(receiver.requests) == 21
-        # The first wakes, and is no longer the one that sends.
+        # The former owner resumes, but no longer owns the hook.
         await append_all(docket, decided("later"))
         assert not await senders[alive ^ 1].work()
         for each in (first, second):
             await each.aclose()
 
     using(scene)
-    ids = [taken.id for taken in receiver.requests]
+    ids = [delivery.id for delivery in receiver.requests]
     assert len(set(ids)) == len(ids)
 
 
-def test_what_a_server_could_not_store_as_sent_is_sent_again_by_another(using, receiver, tmp_path):
-    """Its lease is lost between sending and storing: at least once, under the same id, and nothing is passed over."""
+def test_a_message_not_stored_as_sent_is_sent_again_by_another_server(using, receiver, tmp_path):
+    """The lease is lost between sending and storing: delivery is at least once, under the same id, without gaps."""
     hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"])
 
     async def scene(docket):
@@ -445,16 +445,16 @@ def test_what_a_server_could_not_store_as_sent_is_sent_again_by_another(using, r
                 assert await docket.hooks.take(before, "y")
                 return await settle(before, after, gone=gone, remaining=remaining)
 
-            frozen._docket = replace(docket, deliveries=Late(docket.deliveries, late))
+            frozen._docket = replace(docket, deliveries=StoreWithSettle(docket.deliveries, late))
             await frozen.work()
             await until_idle(other)
             assert not await frozen.work()
 
     using(scene)
-    assert len(receiver.requests) == 2 and len({taken.id for taken in receiver.requests}) == 1
+    assert len(receiver.requests) == 2 and len({delivery.id for delivery in receiver.requests}) == 1
 
 
-class Late:
+class StoreWithSettle:
     def __init__(self, store, settle):
         self._store, self.settle = store, settle
 
@@ -462,7 +462,7 @@ class Late:
         return getattr(self._store, name)
 
 
-def test_a_receiver_that_takes_nothing_has_the_rest_waiting_in_the_log(tmp_path, receiver, monkeypatch):
+def test_waiting_messages_are_limited_and_the_others_stay_in_the_log(tmp_path, receiver, monkeypatch):
     monkeypatch.setattr(sender, "MOST_WAITING", 5)
     hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda _: (500, {})
@@ -470,25 +470,25 @@ def test_a_receiver_that_takes_nothing_has_the_rest_waiting_in_the_log(tmp_path,
     async def scene():
         docket = Docket.open(tmp_path / "docket.sqlite")
         await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as told:
+        async with sending(docket, hook, clock=clock) as hook_sender:
             for number in range(30):
                 await append_all(docket, decided(f"t{number:02d}"))
-            await until_idle(told)
+            await until_idle(hook_sender)
             waiting = (await docket.deliveries.backlog(hook.name)).waiting
             receiver.answer = lambda _: (200, {})
-            clock.on(7)
-            await until_idle(told)
+            clock.advance(7)
+            await until_idle(hook_sender)
             left = (await docket.deliveries.backlog(hook.name)).waiting
         await docket.close()
         return waiting, left
 
     waiting, left = asyncio.run(scene())
     assert 5 <= waiting < 5 + attempts.CONNECTIONS and left == 0
-    taken = [each["data"]["verdict_id"] for each in receiver.told()[waiting:]]
-    assert sorted(taken) == [f"t{number:02d}" for number in range(30)]
+    received = [each["data"]["verdict_id"] for each in receiver.told()[waiting:]]
+    assert sorted(received) == [f"t{number:02d}" for number in range(30)]
 
 
-def test_sending_stops_when_it_is_told_to_and_goes_on_where_it_was(using, receiver, tmp_path, docket_place):
+def test_sending_stops_on_request_and_resumes_where_it_was(using, receiver, tmp_path, docket_place):
     hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"])
 
     async def part(docket, expected):
@@ -512,7 +512,7 @@ def test_sending_stops_when_it_is_told_to_and_goes_on_where_it_was(using, receiv
     assert [each["data"]["verdict_id"] for each in receiver.told()] == ["a", "b"]
 
 
-def test_an_altered_entry_is_passed_over(tmp_path, receiver, caplog):
+def test_altered_log_entries_are_skipped(tmp_path, receiver, caplog):
     hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"])
 
     async def scene():
@@ -531,7 +531,7 @@ def test_an_altered_entry_is_passed_over(tmp_path, receiver, caplog):
     assert not messages_of(replace(entry, body=None), subject, hook, docket="d")
 
 
-def test_decisions_allow_nothing_that_a_person_should_look_at():
+def test_verdicts_that_need_a_review_are_never_allowed():
     assert decision(Label.NOT_HARMFUL, needs_review=False) == "allow"
     assert decision(Label.HARMFUL, needs_review=False) == "block"
     assert {decision(label, needs_review=True) for label in Label} == {"review"}
@@ -542,36 +542,36 @@ def change_of(number, *, library="drawn", at=NOON):
     return PrecedentChanged(at=at, precedent_id=f"p{number}", change="add", library=library, number=number, trial_id="")
 
 
-def test_changes_of_precedents_are_put_on_record_once_whoever_looks(using, receiver, tmp_path):
-    """Two servers look at the same history; a library that takes another's place, or is built anew, is another one."""
+def test_changes_of_precedents_are_recorded_once_by_several_servers(using, receiver, tmp_path):
+    """Two servers read the same history; a library that replaces another or is rebuilt has a history of its own."""
 
     async def scene(docket):
         changes = [change_of(number) for number in range(1, 6)]
         note = docket.reviews.note_changes
-        # What was there before somebody looked first is not told.
+        # Changes made before the first read are not recorded.
         assert await note(changes[:2], since=2) == 0
         assert sorted(await asyncio.gather(*(note(changes[:4], since=2) for _ in range(4)))) == [0, 0, 0, 2]
-        # Another server, which was started when there were five, goes on from what is on record.
+        # Another server, started when there were five changes, continues from the recorded ones.
         assert await note(changes, since=5) == 1
         assert await note([change_of(number, library="other") for number in (1, 2)], since=1) == 1
         later = NOON + timedelta(days=1)
         assert await note([change_of(1, library="other", at=later)], since=1) == 1
         found = await docket.log.entries(0, 99, {"PrecedentChanged"})
-        await checked(docket)
+        await checked_log(docket)
         return [json.loads(entry.body) for entry in found]
 
-    noted = using(scene)
-    assert [(each["library"], each["number"]) for each in noted] == [
+    recorded = using(scene)
+    assert [(each["library"], each["number"]) for each in recorded] == [
         ("drawn", 3), ("drawn", 4), ("drawn", 5), ("other", 2), ("other", 1),
     ]  # fmt: skip
 
-    async def audited(docket):
+    async def audit(docket):
         return await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
 
-    assert not using(audited).findings
+    assert not using(audit).findings
 
 
-def test_changes_of_precedents_are_told_to_who_is_not_limited_to_namespaces(using, receiver, tmp_path):
+def test_changes_of_precedents_are_sent_only_to_hooks_of_all_namespaces(using, receiver, tmp_path):
     everywhere = hook_to(receiver.url, tmp_path)
     limited = hook_to(receiver.url, tmp_path, name="limited", namespaces=["forum"])
 
@@ -581,18 +581,18 @@ def test_changes_of_precedents_are_told_to_who_is_not_limited_to_namespaces(usin
         writer.remove("drawn-1", who="Ruth", why="before anybody looked")
         finder.swap(writer.library)
         await docket.hooks.register([everywhere.name, limited.name])
-        looked = asyncio.Event()
+        first_read = asyncio.Event()
 
         class Reviews:
             async def note_changes(self, changes, *, since):
                 added = await docket.reviews.note_changes(changes, since=since)
-                looked.set()
+                first_read.set()
                 return added
 
         noting = asyncio.create_task(note_precedent_changes(Reviews(), finder, every_s=0.02))
         try:
-            # What is changed before its first look is not told.
-            await looked.wait()
+            # Changes made before its first read are not sent.
+            await first_read.wait()
             writer.remove("drawn-3", who="Ruth", why="a word of Blueland")
             finder.swap(writer.library)
             async with asyncio.timeout(120):
@@ -603,8 +603,8 @@ def test_changes_of_precedents_are_told_to_who_is_not_limited_to_namespaces(usin
             await asyncio.gather(noting, return_exceptions=True)
             finder.close()
         for hook in (everywhere, limited):
-            async with sending(docket, hook) as told:
-                await until_idle(told)
+            async with sending(docket, hook) as hook_sender:
+                await until_idle(hook_sender)
 
     using(scene)
     (message,) = receiver.told()

@@ -1,4 +1,4 @@
-"""The wire as the first release had it: its messages mean the same to today's code, and today's to it.
+"""Wire compatibility with the first release: messages of either version mean the same to the other.
 
 ``proto/first_release.binpb`` is its contract, compiled: the ``court.proto`` of release 0.1.0 in a folder with our
 ``buf.yaml``, then ``buf build --exclude-source-info -o first_release.binpb``. It never changes.
@@ -28,7 +28,7 @@ ROUNDS = 40
 
 
 def first_release():
-    """A pool of its own: two descriptors of one name can't be in the same."""
+    """Returns a separate pool: one pool can't hold two descriptors of the same name."""
     files = descriptor_pb2.FileDescriptorSet.FromString((PROTO / "first_release.binpb").read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
@@ -46,10 +46,10 @@ def kind(pool, name):
 
 
 def fill(message, chance, *, depth=0):
-    """Gives every field a value that is not its default, drawn so that no two rounds are the same."""
+    """Gives every field a random value other than its default."""
     for field in message.DESCRIPTOR.fields:
         if field.containing_oneof and len(field.containing_oneof.fields) > 1 and chance.random() < 0.5:
-            continue  # one of several: the last one set stands
+            continue  # fields of a oneof: the last one set stays
         count = chance.randint(1, 3) if field.is_repeated else 1
         if field.message_type and field.message_type.GetOptions().map_entry:
             values = getattr(message, field.name)
@@ -84,31 +84,33 @@ def value(field, chance):
 
 
 def as_json(message):
-    """What a message says, field by field, by name."""
+    """Returns a message's contents by field name."""
     return MessageToDict(message, preserving_proto_field_name=True)
 
 
-def known_to(descriptor, said):
-    """Of what a message says, that which an older contract has words for."""
+def restrict_to(descriptor, contents):
+    """Returns the part of a message's contents that an older contract can express."""
     fields = descriptor.fields_by_name
-    kept = {}
-    for name, part in said.items():
+    restricted = {}
+    for name, part in contents.items():
         if name not in fields:
             continue
         field = fields[name]
         nested = field.message_type
         if nested and nested.full_name.startswith(PACKAGE) and not nested.GetOptions().map_entry:
-            part = [known_to(nested, one) for one in part] if field.is_repeated else known_to(nested, part)
+            part = [restrict_to(nested, one) for one in part] if field.is_repeated else restrict_to(nested, part)
         elif field.enum_type:
-            known = field.enum_type.values_by_name
+            old_values = field.enum_type.values_by_name
             numbers = NEW.FindEnumTypeByName(field.enum_type.full_name).values_by_name
-            each = [one if one in known else numbers[one].number for one in (part if field.is_repeated else [part])]
+            each = [
+                one if one in old_values else numbers[one].number for one in (part if field.is_repeated else [part])
+            ]
             part = each if field.is_repeated else each[0]
-        kept[name] = part
-    return kept
+        restricted[name] = part
+    return restricted
 
 
-def test_the_first_release_is_what_it_was():
+def test_the_first_release_s_contract_is_unchanged():
     assert MESSAGES == [
         "Content", "JudgeRequest", "JudgeResponse", "JudgedText", "Library", "Picture", "PolicyReference", "Precedent",
         "Review", "Strengths", "Timings", "Versions",
@@ -118,45 +120,45 @@ def test_the_first_release_is_what_it_was():
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_what_an_old_client_says_is_understood_and_comes_back_whole(name):
+def test_old_messages_survive_a_round_trip_through_today_s_code(name):
     chance = random.Random(name)
     for _ in range(ROUNDS):
-        said = fill(kind(OLD, name)(), chance)
-        heard = kind(NEW, name).FromString(said.SerializeToString())
-        assert as_json(heard) == as_json(said)
-        assert kind(OLD, name).FromString(heard.SerializeToString()) == said
+        old = fill(kind(OLD, name)(), chance)
+        new = kind(NEW, name).FromString(old.SerializeToString())
+        assert as_json(new) == as_json(old)
+        assert kind(OLD, name).FromString(new.SerializeToString()) == old
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_what_today_s_code_says_is_understood_by_an_old_client_as_far_as_it_has_words(name):
+def test_new_messages_are_understood_by_an_old_client_as_far_as_possible(name):
     chance = random.Random(name)
     for _ in range(ROUNDS):
-        said = fill(kind(NEW, name)(), chance)
-        heard = kind(OLD, name).FromString(said.SerializeToString())
-        assert as_json(heard) == known_to(heard.DESCRIPTOR, as_json(said))
-        # What it has no words for passes through it unharmed.
-        assert kind(NEW, name).FromString(heard.SerializeToString()) == said
+        new = fill(kind(NEW, name)(), chance)
+        old = kind(OLD, name).FromString(new.SerializeToString())
+        assert as_json(old) == restrict_to(old.DESCRIPTOR, as_json(new))
+        # Unknown fields pass through it unchanged.
+        assert kind(NEW, name).FromString(old.SerializeToString()) == new
 
 
-def test_the_new_parts_are_indeed_unknown_to_the_first_release():
-    """Else the test above would say nothing."""
+def test_the_new_fields_are_unknown_to_the_first_release():
+    """Otherwise the test above would show nothing."""
     old, new = (kind(pool, "JudgeResponse").DESCRIPTOR.fields_by_name for pool in (OLD, NEW))
     assert {"reused_from", "near_duplicates"} <= set(new) - set(old)
     assert "REVIEW_REASON_NEAR_DUPLICATE_HARMFUL" not in OLD.FindEnumTypeByName(PACKAGE + "ReviewReason").values_by_name
 
 
-def test_an_enum_value_of_a_later_version_is_no_acquittal():
+def test_an_unknown_enum_value_never_reads_as_not_harmful():
     later = kind(NEW, "JudgeResponse")(label=77)
-    heard = kind(OLD, "JudgeResponse").FromString(later.SerializeToString())
-    assert heard.label == 77 and heard.label != wire.LABEL_NOT_HARMFUL
+    old = kind(OLD, "JudgeResponse").FromString(later.SerializeToString())
+    assert old.label == 77 and old.label != wire.LABEL_NOT_HARMFUL
 
 
 def test_an_old_client_calls_today_s_server():
-    """Through a socket, with the old classes on one side and today's code on the other, verdict and refusal."""
+    """Over a socket, with the old classes on one side and today's code on the other: a verdict and a refusal."""
     request = fill(kind(OLD, "JudgeRequest")(), random.Random(1))
 
-    def answer(method, asked, number):
-        if asked.image == b"refuse":
+    def answer(method, message, number):
+        if message.image == b"refuse":
             raise Refusal("INVALID_ARGUMENT", reason="PICTURE_DAMAGED")
         return fill(wire.JudgeResponse(), random.Random(2))
 
@@ -177,12 +179,12 @@ def test_an_old_client_calls_today_s_server():
     with served(court) as address:
         response, refused = asyncio.run(work(address))
     assert as_json(court.asked[0]) == as_json(request)
-    assert as_json(response) == known_to(response.DESCRIPTOR, as_json(fill(wire.JudgeResponse(), random.Random(2))))
+    assert as_json(response) == restrict_to(response.DESCRIPTOR, as_json(fill(wire.JudgeResponse(), random.Random(2))))
     assert refused is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def breaking(folder, tmp_path):
-    """What buf has against the contract in a folder, given that of the first release."""
+def run_buf_breaking(folder, tmp_path):
+    """Runs buf's check of the contract in a folder against that of the first release."""
     return subprocess.run(
         [BUF, "breaking", "--against", PROTO / "first_release.binpb"],
         cwd=folder,
@@ -192,13 +194,13 @@ def breaking(folder, tmp_path):
     )
 
 
-def test_buf_finds_nothing_broken(tmp_path):
-    checked = breaking(PROTO, tmp_path)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+def test_buf_finds_no_breaking_change(tmp_path):
+    result = run_buf_breaking(PROTO, tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "expected"),
     [
         ("  bytes image = 3;", "  bytes image = 93;", "image"),
         ("  bytes image = 3;", "  string image = 3;", "image"),
@@ -207,21 +209,21 @@ def test_buf_finds_nothing_broken(tmp_path):
         ("  string rationale = 8;", "  reserved 8;", "rationale"),
     ],
 )
-def test_buf_would_find_what_breaks_an_old_client(tmp_path, before, after, told):
+def test_buf_detects_breaking_changes(tmp_path, before, after, expected):
     place = tmp_path / "memecourt/v1"
     place.mkdir(parents=True)
     shutil.copy(PROTO / "buf.yaml", tmp_path)
     contract = (PROTO / "memecourt/v1/court.proto").read_text()
     assert before in contract
     (place / "court.proto").write_text(contract.replace(before, after, 1))
-    checked = breaking(tmp_path, tmp_path)
-    assert checked.returncode == 100, checked.stdout + checked.stderr
-    assert told in checked.stdout
+    result = run_buf_breaking(tmp_path, tmp_path)
+    assert result.returncode == 100, result.stdout + result.stderr
+    assert expected in result.stdout
 
 
-def test_times_are_google_s_own():
-    """Not ours to fill above with anything: a timestamp that was said is the one that is heard."""
+def test_timestamps_survive_the_wire():
+    """The test above does not fill timestamps, as their type is Google's: one arrives as it was sent."""
     at = timestamp_pb2.Timestamp(seconds=1, nanos=5)
-    said = kind(NEW, "JudgeResponse")(decided_at=at)
-    heard = kind(OLD, "JudgeResponse").FromString(said.SerializeToString())
-    assert (heard.decided_at.seconds, heard.decided_at.nanos) == (1, 5)
+    new = kind(NEW, "JudgeResponse")(decided_at=at)
+    old = kind(OLD, "JudgeResponse").FromString(new.SerializeToString())
+    assert (old.decided_at.seconds, old.decided_at.nanos) == (1, 5)
