@@ -1,4 +1,6 @@
-"""Ask twice, pay once: on a real docket, with stand-ins for all that is slow about a trial."""
+"""Tests of reception: repeated and concurrent requests share trials; on a real docket, with fakes for all slow
+parts.
+"""
 
 import asyncio
 import hashlib
@@ -35,7 +37,7 @@ from tests.support.sizes import FULL
 
 
 class Pictures:
-    """Decodes "pixels|file": all files of the same pixels show the same picture."""
+    """A fake picture reader for "pixels|file": all files with the same pixels show the same picture."""
 
     def __init__(self):
         self.started = []
@@ -64,11 +66,11 @@ class Pictures:
         )
 
 
-PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x04\0\0\0\x03"  # as far as a docket's frame is looked at
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x04\0\0\0\x03"  # as much of a PNG as the docket reads of a frame
 
 
 class Finder(FakeFinder):
-    """Finds what it was told to, once the gate is open; counts how many searches run."""
+    """Returns the configured findings once the gate is open; counts how many searches have ended."""
 
     def __init__(self, result=None, library=LIBRARY):
         super().__init__(findings([H] * 5) if result is None else result)
@@ -99,7 +101,7 @@ class Town:
         self.pictures = Pictures()
         self.software = "test"
         self.waiting = 0
-        """Callers that wait for a trial, or a picture, which others may wait for as well."""
+        """Callers that wait for a shared trial or picture."""
 
     def docket(self):
         return Docket.open(self.path)
@@ -132,9 +134,9 @@ class Town:
 
 
 def a_town(place, monkeypatch):
-    """A town with its docket there, which counts the callers that wait for a shared trial."""
+    """A town with its docket at this place, which counts the callers that wait for a shared trial."""
     monkeypatch.delenv("MEMECOURT_CONFIG", raising=False)
-    # A machine that does much else needs longer to write down that a trial ended by its deadline.
+    # A busy machine needs longer to record that a trial ended by its deadline.
     monkeypatch.setattr("serving.runner.request._TO_END_S", 30.0)
     made, result = Town(*place), SingleFlight.result
 
@@ -172,7 +174,7 @@ def on_one_server(town, work, **options):
 SOME = 50 if FULL else 8
 
 
-# RE-3: a hundred identical requests at once are one trial.
+# RE-3: a hundred identical concurrent requests share one trial.
 
 
 @pytest.mark.promise("RE-3", "100 at once, 50 rounds: one trial each")
@@ -180,7 +182,7 @@ SOME = 50 if FULL else 8
 @pytest.mark.parametrize(
     ("request_id", "reuse", "times"), [("one", "namespace", 50), ("one", "off", SOME), ("", "namespace", SOME)]
 )
-def test_a_hundred_identical_requests_at_once_are_one_trial_time_and_again(town, request_id, reuse, times):
+def test_a_hundred_identical_concurrent_requests_share_one_trial(town, request_id, reuse, times):
     town.settings = Settings(home=town.home, reuse=reuse)
 
     async def rounds(reception):
@@ -198,7 +200,7 @@ def test_a_hundred_identical_requests_at_once_are_one_trial_time_and_again(town,
     on_one_server(town, rounds)
 
 
-def test_the_same_meme_under_other_request_ids_while_its_trial_is_held_waits_for_that(town):
+def test_same_meme_under_another_request_id_joins_the_running_trial(town):
     async def scene(reception):
         town.finder.gate = asyncio.Event()
         first = asyncio.ensure_future(reception.answer(ASK))
@@ -215,10 +217,10 @@ def test_the_same_meme_under_other_request_ids_while_its_trial_is_held_waits_for
     assert second.name == RequestName("us", "r2")
 
 
-# The same request.
+# Repeated requests.
 
 
-def test_the_same_request_gets_the_same_verdict_also_after_a_restart(town):
+def test_repeated_request_gets_the_same_verdict_even_after_a_restart(town):
     async def scene():
         async with town.server() as reception:
             first = await reception.answer(ASK)
@@ -235,7 +237,7 @@ def test_the_same_request_gets_the_same_verdict_also_after_a_restart(town):
     assert len(town.finder.asked) == 1
 
 
-def test_the_same_request_gets_its_verdict_also_where_nothing_is_reused_and_versions_have_changed(town):
+def test_repeated_request_gets_its_verdict_without_reuse_and_after_an_upgrade(town):
     town.settings = Settings(home=town.home, reuse="off")
 
     async def scene():
@@ -265,7 +267,7 @@ def test_the_same_request_gets_its_verdict_also_where_nothing_is_reused_and_vers
     ],
     ids=lambda change: "-".join(change),
 )
-def test_another_request_under_the_same_id_is_refused(town, change):
+def test_different_request_under_a_used_id_is_refused(town, change):
     async def scene(reception):
         await reception.answer(ASK)
         with pytest.raises(RequestConflict) as caught:
@@ -276,7 +278,7 @@ def test_another_request_under_the_same_id_is_refused(town, change):
     assert len(on_one_server(town, scene)) == 1
 
 
-def test_of_two_requests_under_one_id_at_once_one_is_refused_and_nothing_is_tried_for_it(town):
+def test_conflicting_concurrent_requests_under_one_id_open_only_one_trial(town):
     async def scene(reception):
         asks = [ASK, replace(ASK, text="other text")] * 10
         results = await asyncio.gather(*(reception.answer(ask) for ask in asks), return_exceptions=True)
@@ -287,7 +289,7 @@ def test_of_two_requests_under_one_id_at_once_one_is_refused_and_nothing_is_trie
     assert len(on_one_server(town, scene)) == 1
 
 
-def test_the_same_id_in_another_namespace_is_another_request(town):
+def test_same_id_in_another_namespace_is_another_request(town):
     async def scene(reception):
         return [await reception.answer(replace(ASK, namespace=namespace)) for namespace in ("us", "them")]
 
@@ -298,14 +300,14 @@ def test_the_same_id_in_another_namespace_is_another_request(town):
 # Several servers.
 
 
-def test_a_request_that_runs_at_another_server_is_waited_for(town):
+def test_request_running_at_another_server_is_awaited(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             town.finder.gate = asyncio.Event()
             first = asyncio.ensure_future(a.answer(ASK))
             await town.finder.searching.wait()
             second = asyncio.ensure_future(b.answer(ASK))
-            await asyncio.sleep(0.6)  # longer than what a server takes to be dead
+            await asyncio.sleep(0.6)  # longer than it takes to declare a server dead
             assert not second.done()
             town.finder.gate.set()
             return await first, await second
@@ -319,8 +321,8 @@ def own_ids(count, first=0, **changes):
     return [other(request_id=f"own {first + number}", **changes) for number in range(count)]
 
 
-def test_an_unknown_meme_asked_for_at_several_servers_at_once_under_many_ids_is_one_trial_time_and_again(town):
-    """Two servers that share a docket are one, whatever the requests are called."""
+def test_concurrent_requests_for_a_new_meme_at_several_servers_share_one_trial(town):
+    """Servers that share a docket act as one, whatever the request ids are."""
 
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b, town.server(name="c") as c:
@@ -336,14 +338,14 @@ def test_an_unknown_meme_asked_for_at_several_servers_at_once_under_many_ids_is_
     asyncio.run(scene())
 
 
-def test_an_unknown_meme_that_is_on_trial_at_another_server_is_waited_for(town):
+def test_new_meme_on_trial_at_another_server_is_awaited(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             town.finder.gate = asyncio.Event()
             first = asyncio.ensure_future(a.answer(ASK))
             await town.finder.searching.wait()
             second = asyncio.ensure_future(b.answer(other(image=b"pixels|another file")))
-            await asyncio.sleep(0.6)  # longer than what a server takes to be dead
+            await asyncio.sleep(0.6)  # longer than it takes to declare a server dead
             assert not second.done()
             town.finder.gate.set()
             return await first, await second
@@ -354,7 +356,7 @@ def test_an_unknown_meme_that_is_on_trial_at_another_server_is_waited_for(town):
 
 
 @pytest.mark.parametrize("events", [0, 4])
-def test_an_unknown_meme_whose_server_died_is_tried_once_by_the_others_whatever_its_requests_are_called(town, events):
+def test_new_meme_of_a_dead_server_is_tried_once_by_the_other_servers(town, events):
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket, events=events)
@@ -372,8 +374,8 @@ def test_an_unknown_meme_whose_server_died_is_tried_once_by_the_others_whatever_
 
 @pytest.mark.parametrize("ask", [ASK, other()], ids=["the same request", "the same meme"])
 @pytest.mark.parametrize("gone", ["left", "refused"])
-def test_a_trial_that_nobody_was_left_to_begin_holds_up_no_other_server(town, ask, gone):
-    """Its caller left, or was sent away, when the request was claimed and the trial was to begin."""
+def test_trial_abandoned_before_it_began_blocks_no_other_server(town, ask, gone):
+    """Its caller leaves, or is refused, after the request was claimed and before the trial begins."""
 
     @asynccontextmanager
     async def no_turn():
@@ -400,9 +402,9 @@ def test_a_trial_that_nobody_was_left_to_begin_holds_up_no_other_server(town, as
 
 
 class _Slow(Intercepted):
-    """A docket that keeps a claim, or puts another in its place, after whoever asked for that has left.
+    """A docket that completes a write of a claim only after the caller that caused it has left.
 
-    What it is asked to write it writes in that order, as the real one does.
+    Later writes wait for that one, as in the real docket.
     """
 
     def __init__(self, docket, slow):
@@ -412,26 +414,26 @@ class _Slow(Intercepted):
         self.asked = asyncio.Event()
         self.left = asyncio.Event()
 
-    async def claim(self, name, **given):
+    async def claim(self, name, **arguments):
         return await self._write(
-            "meme" if name.namespace == MEMES else "request", self._docket.leases.claim(name, **given)
+            "meme" if name.namespace == MEMES else "request", self._docket.leases.claim(name, **arguments)
         )
 
-    async def take_over(self, claim, **given):
-        return await self._write("taken over", self._docket.leases.take_over(claim, **given))
+    async def take_over(self, claim, **arguments):
+        return await self._write("taken over", self._docket.leases.take_over(claim, **arguments))
 
-    async def _write(self, what, write):
+    async def _write(self, what, pending_write):
         if self._written is not None:
             await asyncio.wait([self._written])
-            return await write
+            return await pending_write
         if what != self._slow:
-            return await write
+            return await pending_write
 
-        async def later():
+        async def write_later():
             await self.left.wait()
-            await write
+            await pending_write
 
-        self._written = asyncio.ensure_future(later())
+        self._written = asyncio.ensure_future(write_later())
         self.asked.set()
         await asyncio.Event().wait()
 
@@ -440,7 +442,7 @@ class _Slow(Intercepted):
 @pytest.mark.parametrize(
     ("slow", "events"), [("meme", None), ("request", None), ("taken over", 0), ("taken over", 4)], ids=str
 )
-def test_a_caller_that_leaves_while_its_claim_is_being_written_holds_up_no_other_server(town, ask, slow, events):
+def test_caller_leaving_during_a_claim_write_blocks_no_other_server(town, ask, slow, events):
     async def scene():
         docket = town.docket()
         if events is not None:
@@ -459,7 +461,7 @@ def test_a_caller_that_leaves_while_its_claim_is_being_written_holds_up_no_other
     assert asyncio.run(scene()).record.state is TrialState.DECIDED
 
 
-def test_a_meme_whose_trial_came_to_nothing_gets_one_more_at_whichever_server_and_no_others(town):
+def test_failed_or_overruled_trial_is_followed_by_one_new_trial_across_servers(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             town.finder.result, good = ValueError("a fault"), town.finder.result
@@ -482,7 +484,7 @@ def test_a_meme_whose_trial_came_to_nothing_gets_one_more_at_whichever_server_an
 
 
 async def a_cut_off_trial(town, docket, ask=ASK, events=4):
-    """A server dies: its trial is claimed and begun, and nobody writes down its end."""
+    """A trial of a server that died: claimed and begun, with no end recorded."""
     async with town.server(name="dead", docket=_Failing(docket, events)) as reception:
         with pytest.raises(_Dead):
             await reception.answer(ask)
@@ -493,11 +495,11 @@ async def a_cut_off_trial(town, docket, ask=ASK, events=4):
 
 
 class _Dead(BaseException):
-    """The power went."""
+    """A power failure."""
 
 
 class _Failing(Intercepted):
-    """A docket whose server dies when it has kept so many events, and does nothing any more."""
+    """A docket whose server dies after so many stored events, and does nothing from then on."""
 
     def __init__(self, docket, events):
         super().__init__(docket)
@@ -505,13 +507,13 @@ class _Failing(Intercepted):
         self._dead = False
 
     def instead(self, method):
-        return self._nothing if self._dead else super().instead(method)
+        return self._unavailable if self._dead else super().instead(method)
 
-    async def _nothing(self, *_, **__):
+    async def _unavailable(self, *_, **__):
         raise Unavailable("The power went.", reason="DOCKET_UNAVAILABLE")
 
     async def append(self, *events):
-        for event in events:  # one by one, as earlier versions kept them: a record may end anywhere
+        for event in events:  # one by one, as earlier versions stored them: a record may end anywhere
             if not self._left:
                 self._dead = True
                 raise _Dead
@@ -520,7 +522,7 @@ class _Failing(Intercepted):
 
 
 class _Counting(Intercepted):
-    """A docket that counts how often a trial was begun or taken up, also where it turned out that somebody had."""
+    """A docket that counts attempts to open or resume a trial, including those that lost to another server."""
 
     def __init__(self, docket):
         super().__init__(docket)
@@ -532,12 +534,12 @@ class _Counting(Intercepted):
 
 
 @pytest.mark.parametrize("events", [0, 2, 4, 7])
-def test_what_a_dead_server_left_is_taken_over_once_by_one_of_two_others(town, events):
+def test_trial_of_a_dead_server_is_taken_over_exactly_once(town, events):
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket, events=events)
         counting = _Counting(docket)
-        begun = asyncio.get_running_loop().time()  # the first of the two looks from its start on
+        begun = asyncio.get_running_loop().time()  # the first of the two watches heartbeats from its start
         async with town.server(name="b", docket=counting) as b, town.server(name="c", docket=counting) as c:
             answers = await asyncio.gather(*(server.answer(ASK) for server in (b, c) for _ in range(5)))
             waited = asyncio.get_running_loop().time() - begun
@@ -551,11 +553,11 @@ def test_what_a_dead_server_left_is_taken_over_once_by_one_of_two_others(town, e
     assert {answer.record.trial_id for answer in answers} == {claim.trial_id} == set(trials)
     assert record.state is TrialState.DECIDED
     assert len(record.all(TrialResumed)) == (1 if events else 0)
-    assert waited >= 0.4, "not before its server was known to be dead"
+    assert waited >= 0.4, "taken over before its server was declared dead"
 
 
-def test_two_servers_that_both_hold_a_trial_come_to_one_record(town):
-    """A server that only seemed dead goes on while another has taken its trial over: each event is kept once."""
+def test_two_servers_running_the_same_trial_produce_one_record(town):
+    """A server that only seemed dead continues a trial that another took over: each event is stored once."""
 
     async def scene():
         async with town.server(name="a", beat_s=60) as a:
@@ -572,7 +574,7 @@ def test_two_servers_that_both_hold_a_trial_come_to_one_record(town):
     assert len(second.record.all(TrialResumed)) == 1
 
 
-def test_a_server_takes_up_what_dead_ones_left_without_being_asked(town):
+def test_servers_resume_trials_of_dead_servers_on_their_own(town):
     async def scene():
         docket = town.docket()
         claims = [
@@ -592,14 +594,14 @@ def test_a_server_takes_up_what_dead_ones_left_without_being_asked(town):
     assert notes.kinds.count("VerdictGiven") == 3
 
 
-def test_models_work_on_what_is_taken_up_for_nobody_after_what_somebody_waits_for(town, monkeypatch):
-    ranks, resume = [], TrialExecutor.resume
+def test_resumed_trials_run_as_batch_work_unless_a_caller_waits(town, monkeypatch):
+    batch_flags, resume = [], TrialExecutor.resume
 
-    async def watched(*given, batch=False, **options):
-        ranks.append(batch)
-        return await resume(*given, batch=batch, **options)
+    async def recording_resume(*arguments, batch=False, **options):
+        batch_flags.append(batch)
+        return await resume(*arguments, batch=batch, **options)
 
-    monkeypatch.setattr(TrialExecutor, "resume", watched)
+    monkeypatch.setattr(TrialExecutor, "resume", recording_resume)
 
     async def scene():
         docket = town.docket()
@@ -613,11 +615,11 @@ def test_models_work_on_what_is_taken_up_for_nobody_after_what_somebody_waits_fo
         await docket.close()
 
     asyncio.run(scene())
-    assert ranks == [False, True, True]
+    assert batch_flags == [False, True, True]
 
 
 @pytest.mark.parametrize("within_the_grace", [True, False])
-def test_what_was_taken_up_without_being_asked_is_ended_in_order_when_the_server_stops(town, within_the_grace):
+def test_stopping_server_ends_its_resumed_trials_cleanly(town, within_the_grace):
     async def scene():
         docket = town.docket()
         asks = [replace(ASK, request_id=f"r{n}", try_anew=True) for n in range(2)]
@@ -639,7 +641,7 @@ def test_what_was_taken_up_without_being_asked_is_ended_in_order_when_the_server
         return records, answers
 
     records, answers = asyncio.run(scene())
-    (taken,) = [record for record in records if record.all(TrialResumed)]  # and no other was begun
+    (taken,) = [record for record in records if record.all(TrialResumed)]  # no other trial was resumed
     if within_the_grace:
         assert taken.state is TrialState.DECIDED
     else:
@@ -648,7 +650,7 @@ def test_what_was_taken_up_without_being_asked_is_ended_in_order_when_the_server
     assert all(answer.record.state is TrialState.DECIDED for answer in answers)
 
 
-def test_what_a_living_server_holds_is_left_to_it(town):
+def test_trials_of_a_live_server_are_left_to_it(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             town.finder.gate = asyncio.Event()
@@ -663,7 +665,7 @@ def test_what_a_living_server_holds_is_left_to_it(town):
 
 
 class _Faltering(Intercepted):
-    """A docket that is away when it is asked for one thing, the first so many times; counts them."""
+    """A docket whose one method is unavailable for the first so many calls; counts these calls."""
 
     def __init__(self, docket, what, times=10**9):
         super().__init__(docket)
@@ -681,7 +683,7 @@ class _Faltering(Intercepted):
 
 
 @pytest.mark.parametrize("what", ["open_claims", "record", "take_over", "frames", "append"])
-def test_what_can_not_be_taken_up_because_the_docket_is_away_is_taken_up_when_it_is_back(town, what):
+def test_cut_off_trials_are_resumed_once_an_outage_of_the_docket_is_over(town, what):
     async def scene():
         docket = town.docket()
         claims = [
@@ -694,13 +696,13 @@ def test_what_can_not_be_taken_up_because_the_docket_is_away_is_taken_up_when_it
         await docket.close()
         return records, away.asked
 
-    records, asked = asyncio.run(scene())
-    assert asked == 3
+    records, failures = asyncio.run(scene())
+    assert failures == 3
     assert all(record.state is TrialState.DECIDED and len(record.all(TrialResumed)) == 1 for record in records)
     assert not any(record.all(TrialFailed) for record in records)
 
 
-def test_a_trial_that_one_server_can_not_take_up_is_held_by_another_that_is_asked_for_it(town):
+def test_trial_that_one_server_cannot_resume_is_resumed_by_another_on_request(town):
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket)
@@ -720,7 +722,7 @@ def test_a_trial_that_one_server_can_not_take_up_is_held_by_another_that_is_aske
 
 @pytest.mark.parametrize("what", ["open_claims", "record"])
 @pytest.mark.parametrize("end", ["close", "cancel"])
-def test_a_server_that_waits_for_the_docket_to_take_up_trials_ends_at_once(town, what, end):
+def test_server_waiting_for_the_docket_to_resume_trials_stops_at_once(town, what, end):
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket)
@@ -743,7 +745,7 @@ def test_a_server_that_waits_for_the_docket_to_take_up_trials_ends_at_once(town,
     assert record.state is TrialState.OPEN
 
 
-def test_a_trial_that_was_taken_up_and_failed_is_not_taken_up_again_without_being_asked(town):
+def test_resumed_trial_that_fails_is_not_resumed_again_on_its_own(town):
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket, events=2)
@@ -759,26 +761,26 @@ def test_a_trial_that_was_taken_up_and_failed_is_not_taken_up_again_without_bein
     assert len(finder.asked) == len(record.all(TrialResumed)) == 1
 
 
-def test_a_trial_that_can_not_be_taken_up_ends_in_its_record_and_the_request_gets_another(town):
+def test_trial_that_cannot_be_resumed_fails_and_its_request_gets_another(town):
     async def scene():
         docket = town.docket()
-        claim = await a_cut_off_trial(town, docket, events=1)  # the caller's text was not kept
+        claim = await a_cut_off_trial(town, docket, events=1)  # the caller's text was not stored
         async with town.server(name="b", docket=docket) as b:
             await b.resume_cut_off()
-            left = await docket.trials.record(claim.trial_id)
+            abandoned = await docket.trials.record(claim.trial_id)
             answer = await b.answer(ASK)
         await docket.close()
-        return left, answer
+        return abandoned, answer
 
-    left, answer = asyncio.run(scene())
-    assert left.state is TrialState.FAILED and left.last(TrialFailed).reason == "CANT_RESUME"
-    assert answer.record.trial_id != left.trial_id and not answer.reused
+    abandoned, answer = asyncio.run(scene())
+    assert abandoned.state is TrialState.FAILED and abandoned.last(TrialFailed).reason == "CANT_RESUME"
+    assert answer.record.trial_id != abandoned.trial_id and not answer.reused
 
 
 # Failures.
 
 
-def test_a_trial_that_failed_for_a_passing_reason_is_taken_up_when_it_is_asked_again(town):
+def test_trial_with_a_transient_failure_is_resumed_by_the_next_request(town):
     async def scene(reception):
         town.finder.result, good = Unavailable("away", reason="LIBRARY_AWAY"), town.finder.result
         with pytest.raises(TrialAborted) as caught:
@@ -792,7 +794,7 @@ def test_a_trial_that_failed_for_a_passing_reason_is_taken_up_when_it_is_asked_a
     assert len(answers[0].record.all(TrialResumed)) == 1
 
 
-def test_a_trial_that_failed_for_good_is_held_anew_when_it_is_asked_again(town):
+def test_trial_with_a_permanent_failure_is_replaced_by_the_next_request(town):
     async def scene(reception):
         town.finder.result, good = ValueError("a fault"), town.finder.result
         with pytest.raises(TrialAborted) as caught:
@@ -803,11 +805,11 @@ def test_a_trial_that_failed_for_good_is_held_anew_when_it_is_asked_again(town):
         return caught.value.record, answers, await trials_in(reception.house.docket)
 
     failed, answers, trials = on_one_server(town, scene)
-    (tried,) = {answer.record.trial_id for answer in answers}
-    assert sorted(trials) == sorted([failed.trial_id, tried]) and tried != failed.trial_id
+    (replacement,) = {answer.record.trial_id for answer in answers}
+    assert sorted(trials) == sorted([failed.trial_id, replacement]) and replacement != failed.trial_id
 
 
-def test_all_who_wait_for_a_trial_that_fails_are_told(town):
+def test_all_callers_of_a_failing_trial_get_its_error(town):
     async def scene(reception):
         town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
         asks = [ASK, ASK, other(), other(request_id="")]
@@ -819,8 +821,10 @@ def test_all_who_wait_for_a_trial_that_fails_are_told(town):
 
 
 @pytest.mark.parametrize("end", ["verdict", "failure", "fault", "refusal", "deadline", "left"])
-def test_what_was_sent_and_said_is_gone_with_its_answer(town, end):
-    """At once: pictures are large, and the collector looks for what holds itself by number alone."""
+def test_request_data_is_freed_as_soon_as_it_is_answered(town, end):
+    """Freed at once: pictures are large, and the garbage collector is triggered only by the number of objects in
+    cycles.
+    """
 
     async def scene(reception):
         if end == "failure":
@@ -856,36 +860,36 @@ def test_what_was_sent_and_said_is_gone_with_its_answer(town, end):
 
         with uncollected(Call, TrialRecord, Picture) as left:
             assert await all_ended() == [end] * len(asks)
-            town.pictures.errors = {}  # an error remembers who was told of it
+            town.pictures.errors = {}  # an error's traceback refers to the callers
             return await soon(left)
 
     assert on_one_server(town, scene) == []
 
 
 @pytest.mark.slow
-def test_work_that_nobody_waits_for_any_more_is_gone():
-    class Held:
+def test_shared_work_without_callers_is_freed():
+    class Tracked:
         pass
 
     async def work():
-        held = Held()
-        async with asyncio.timeout(60) as clock:  # holds the task, as this frame holds it
+        tracked = Tracked()
+        async with asyncio.timeout(60) as clock:  # refers to the task, as this frame does
             await asyncio.Event().wait()
-        return held, clock
+        return tracked, clock
 
     async def scene():
-        with uncollected(Held) as left:
+        with uncollected(Tracked) as left:
             shared = SingleFlight()
             with shared:
                 shared.begin(work())
                 await asyncio.sleep(0.01)
-                assert left() == ["Held"]
+                assert left() == ["Tracked"]
             return await soon(left)
 
     assert asyncio.run(scene()) == []
 
 
-def test_a_request_that_can_not_be_tried_is_not_claimed(town):
+def test_request_that_cannot_be_tried_is_not_claimed(town):
     async def scene(reception):
         town.pictures.errors[ASK.image] = BadPicture("no", reason="PICTURE_UNREADABLE")
         with pytest.raises(BadPicture):
@@ -905,9 +909,11 @@ def full():
     raise Busy("as many wait as may", retry_after=1.0)
 
 
-def test_for_a_trial_that_would_be_refused_nothing_is_written_down(town):
+def test_request_refused_by_admission_writes_nothing(town):
     async def scene(reception):
-        await reception.answer(replace(ASK, text="another text"))  # its picture is known, and has no turn to wait for
+        await reception.answer(
+            replace(ASK, text="another text")
+        )  # its picture is known from here on, so it needs no turn
         before = claims(town)
         for request_id in ("r2", ""):
             with pytest.raises(Busy):
@@ -919,8 +925,8 @@ def test_for_a_trial_that_would_be_refused_nothing_is_written_down(town):
     assert on_one_server(town, scene).record.state is TrialState.DECIDED
 
 
-def test_who_needs_no_turn_is_not_refused_for_want_of_one(town):
-    """A verdict that is known, and a trial that is held already, here or at another server."""
+def test_request_that_needs_no_turn_is_not_refused_for_lack_of_one(town):
+    """Known verdicts and trials already running here or elsewhere need no turn."""
 
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
@@ -939,12 +945,12 @@ def test_who_needs_no_turn_is_not_refused_for_want_of_one(town):
             town.finder.gate.set()
             return await asyncio.gather(first, *joining)
 
-    first, here, there = asyncio.run(scene())
-    assert first.record == here.record == there.record and len(town.finder.asked) == 2
+    first, at_a, at_b = asyncio.run(scene())
+    assert first.record == at_a.record == at_b.record and len(town.finder.asked) == 2
 
 
 class _Away(Intercepted):
-    """A docket that can be away."""
+    """A docket that can be made unavailable."""
 
     def __init__(self, docket):
         super().__init__(docket)
@@ -952,22 +958,22 @@ class _Away(Intercepted):
         self.refused = 0
 
     def instead(self, method):
-        return self._nothing if self.away else None
+        return self._unavailable if self.away else None
 
-    async def _nothing(self, *_, **__):
+    async def _unavailable(self, *_, **__):
         self.refused += 1
         raise Unavailable("It is away.", reason="DOCKET_UNAVAILABLE")
 
 
 @pytest.mark.parametrize("end", ["fails", "is cancelled", "the server stops"])
-def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_is_back(town, monkeypatch, end):
+def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(town, monkeypatch, end):
     monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
         away = _Away(docket)
         async with town.server(name="a", docket=away, dead_s=60) as a:
-            (caller,) = await held(town, a, 1, None)
+            (caller,) = await callers_of_running_trial(town, a, 1, None)
             away.away = True
             if end == "is cancelled":
                 caller.cancel()
@@ -977,7 +983,7 @@ def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_
             if end != "the server stops":
                 await asyncio.wait([caller])
                 assert away.refused
-                await asyncio.sleep(0.2)  # it is tried more than once
+                await asyncio.sleep(0.2)  # recording its end is retried
                 away.away = False
                 async with asyncio.timeout(60):
                     while await open_trials(docket):  # noqa: ASYNC110
@@ -999,22 +1005,22 @@ def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_
     assert len(answer.record.all(TrialResumed)) == 1
 
 
-def test_what_requests_leave_while_the_docket_can_not_be_written_does_not_grow_for_ever(town, monkeypatch):
+def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(town, monkeypatch):
     monkeypatch.setattr("serving.runner.in_flight._MOST_NEVER_BEGUN", 5)
     monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     class Full(Intercepted):
-        """A docket that can be read and not written."""
+        """A docket that can be read but not written."""
 
         def __init__(self, docket):
             super().__init__(docket)
             self.full = False
 
-        async def claim(self, *given, **named):
-            return await self._written(self._docket.leases.claim(*given, **named))
+        async def claim(self, *arguments, **options):
+            return await self._written(self._docket.leases.claim(*arguments, **options))
 
-        async def take_over(self, *given, **named):
-            return await self._written(self._docket.leases.take_over(*given, **named))
+        async def take_over(self, *arguments, **options):
+            return await self._written(self._docket.leases.take_over(*arguments, **options))
 
         async def _written(self, write):
             if self.full:
@@ -1042,7 +1048,7 @@ def test_what_requests_leave_while_the_docket_can_not_be_written_does_not_grow_f
     assert asyncio.run(scene()).record.state is TrialState.DECIDED
 
 
-def test_a_trial_whose_end_is_kept_late_is_counted_as_ended(town, monkeypatch):
+def test_trial_with_a_late_recorded_end_is_counted_as_ended(town, monkeypatch):
     monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     async def scene():
@@ -1070,7 +1076,7 @@ def test_a_trial_whose_end_is_kept_late_is_counted_as_ended(town, monkeypatch):
     assert not telemetry._trials
 
 
-def test_telemetry_remembers_nothing_of_a_trial_that_could_not_be_taken_up(town):
+def test_telemetry_forgets_a_trial_that_could_not_be_resumed(town):
     async def scene():
         docket = town.docket()
         await a_cut_off_trial(town, docket)
@@ -1088,14 +1094,14 @@ def test_telemetry_remembers_nothing_of_a_trial_that_could_not_be_taken_up(town)
     assert not telemetry._trials
 
 
-def test_what_another_server_has_taken_over_is_not_ended_by_who_could_not_end_it(town, monkeypatch):
+def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one(town, monkeypatch):
     monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
         away = _Away(docket)
         async with town.server(name="a", docket=away, beat_s=60) as a:
-            (caller,) = await held(town, a, 1, None)
+            (caller,) = await callers_of_running_trial(town, a, 1, None)
             away.away = True
             caller.cancel()
             await asyncio.wait([caller])
@@ -1117,10 +1123,10 @@ def test_what_another_server_has_taken_over_is_not_ended_by_who_could_not_end_it
     assert answer.record.state is TrialState.DECIDED and not answer.record.all(TrialFailed)
 
 
-# Which servers there are.
+# Heartbeats of servers.
 
 
-def test_a_server_that_goes_leaves_no_count_behind_and_need_not_be_waited_for(town):
+def test_stopping_server_removes_its_heartbeat_and_counts_as_dead_at_once(town):
     async def scene():
         docket = town.docket()
         async with town.server(name="b", docket=docket, dead_s=30) as b:
@@ -1137,21 +1143,21 @@ def test_a_server_that_goes_leaves_no_count_behind_and_need_not_be_waited_for(to
     assert asyncio.run(scene()) == {}
 
 
-def test_the_count_of_a_dead_server_is_removed_some_time_later_and_that_of_a_living_one_is_not(town):
+def test_heartbeats_of_dead_servers_are_removed_later_but_not_those_of_live_ones(town):
     async def scene():
         docket = town.docket()
         await docket.heartbeats.beat("dead")
         options = {"docket": docket, "dead_s": 0.2, "forget_s": 0.5}
-        began = asyncio.get_running_loop().time()  # the first of the two looks from its start on
+        began = asyncio.get_running_loop().time()  # the first of the two watches heartbeats from its start
         async with town.server(name="a", **options) as a, town.server(name="b", **options):
             async with asyncio.timeout(60):
                 while "dead" in await docket.heartbeats.heartbeats():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             assert asyncio.get_running_loop().time() - began > 0.4
-            # As long again: nothing is kept of it here either, and nobody else is removed.
+            # Its local state is dropped as well, and no other server is removed.
             await until(lambda: {*a._pulse._counts} == {*a._pulse._still} == {"a", "b"})
             assert {*await docket.heartbeats.heartbeats()} == {"a", "b"}
-            await docket.heartbeats.beat("dead")  # it was only asleep
+            await docket.heartbeats.beat("dead")  # the server was only suspended
             await a._pulse.refresh()
             assert not a._pulse.dead("dead")
         await docket.close()
@@ -1181,7 +1187,7 @@ NOT_REUSED = {
 
 @pytest.mark.parametrize("change", [*REUSED, *NOT_REUSED])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_known_meme_is_not_tried_again(town, change, restarted):
+def test_verdict_is_reused_only_for_the_same_meme(town, change, restarted):
     ask = other(**{**REUSED, **NOT_REUSED}[change])
 
     async def scene():
@@ -1221,7 +1227,7 @@ def switched_off(town):
 
 
 @pytest.mark.parametrize("change", [changed_software, changed_library, changed_encoder, changed_reader, switched_off])
-def test_what_was_tried_with_something_else_is_tried_again(town, change):
+def test_changed_component_or_disabled_reuse_leads_to_a_new_trial(town, change):
     async def scene():
         async with town.server() as reception:
             first = await reception.answer(ASK)
@@ -1233,7 +1239,7 @@ def test_what_was_tried_with_something_else_is_tried_again(town, change):
     assert not second.reused and second.record.trial_id != first.record.trial_id
 
 
-def test_another_policy_and_other_settings_and_models_are_tried_again(town):
+def test_changed_policy_settings_or_models_lead_to_a_new_trial(town):
     from court.policy import DEFAULT_POLICY
     from court.settings import TrialSettings
     from tests.support.cast import Cast
@@ -1264,8 +1270,8 @@ def test_another_policy_and_other_settings_and_models_are_tried_again(town):
     assert len({answer.record.trial_id for answer in answers}) == 4
 
 
-def test_whoever_alters_what_is_known_directs_no_verdict_to_another_meme(town):
-    """That table is for speed: it is no part of the log, and nothing in it is believed."""
+def test_tampered_verdict_cache_gives_no_meme_the_verdict_of_another(town):
+    """The table of known memes is a cache outside the log: each of its entries is checked against the record."""
     asks = [ASK, replace(ASK, image=b"other|file", request_id="r2")]
 
     async def answers():
@@ -1282,7 +1288,7 @@ def test_whoever_alters_what_is_known_directs_no_verdict_to_another_meme(town):
         assert after.record.opened.meme.pixels_sha256 == before.record.opened.meme.pixels_sha256
 
 
-def test_everywhere_reuses_over_namespaces(town):
+def test_reuse_everywhere_crosses_namespaces(town):
     town.settings = Settings(home=town.home, reuse="everywhere")
 
     async def scene(reception):
@@ -1292,7 +1298,7 @@ def test_everywhere_reuses_over_namespaces(town):
     assert second.reused and second.record == first.record
 
 
-def test_a_known_meme_sent_as_the_same_file_is_neither_decoded_nor_given_a_turn(town):
+def test_known_meme_sent_as_the_same_file_needs_no_decoding_and_no_turn(town):
     @asynccontextmanager
     async def turn():
         turns.append("taken")
@@ -1325,7 +1331,7 @@ async def overrule(docket, trial_id, clock=ticking()):  # noqa: B008
     )
 
 
-def test_an_overruled_verdict_is_given_to_nobody_else_but_stays_that_of_its_own_request(town):
+def test_overruled_verdict_is_returned_to_its_own_requests_only(town):
     async def scene(reception):
         first = await reception.answer(ASK)
         reused = await reception.answer(other())
@@ -1341,16 +1347,14 @@ def test_an_overruled_verdict_is_given_to_nobody_else_but_stays_that_of_its_own_
     assert after.reused and after.record.trial_id == anew.record.trial_id
 
 
-@pytest.mark.parametrize("asked_before", [True, False])
-def test_a_verdict_that_another_server_s_reviewer_overruled_is_given_again_for_no_longer_than_was_said(
-    town, monkeypatch, asked_before
-):
+@pytest.mark.parametrize("cached_before", [True, False])
+def test_verdict_overruled_elsewhere_is_reused_only_until_the_cache_expires(town, monkeypatch, cached_before):
     monkeypatch.setattr("serving.runner.verdict_cache.FRESH_S", 0.2)
 
     async def scene(reception):
         first = await reception.answer(ASK)
-        if asked_before:
-            assert (await reception.answer(other())).reused  # fresh from here on
+        if cached_before:
+            assert (await reception.answer(other())).reused  # cached as fresh from here on
         await overrule(reception.house.docket, first.record.trial_id)
         await asyncio.sleep(0.25)
         answers = await asyncio.gather(*(reception.answer(ask) for ask in own_ids(5)))
@@ -1360,26 +1364,26 @@ def test_a_verdict_that_another_server_s_reviewer_overruled_is_given_again_for_n
     assert [answer.reused for answer in on_one_server(town, scene)].count(False) == 1
 
 
-# Who waits, who leaves, and until when.
+# Callers that wait and leave, and their deadlines.
 
 
 class Turns:
-    """Where callers wait for their turn; knows who has one."""
+    """Admission with so many turns; counts the turns taken."""
 
     def __init__(self, most=1):
         self.free = asyncio.Semaphore(most)
         self.most = most
-        self.given = 0
+        self.taken = 0
         self.second = asyncio.Event()
-        self.asked = asyncio.Event()  # by somebody who can't have one
+        self.asked = asyncio.Event()  # set when a caller has to wait for a turn
 
     @asynccontextmanager
     async def __call__(self):
         if self.free.locked():
             self.asked.set()
         async with self.free:
-            self.given += 1
-            if self.given == 2:
+            self.taken += 1
+            if self.taken == 2:
                 self.second.set()
             yield
 
@@ -1388,8 +1392,8 @@ class Turns:
         return self.free._value == self.most
 
 
-async def held(town, reception, count, turns, *asks):
-    """Callers whose shared trial is being held."""
+async def callers_of_running_trial(town, reception, count, turns, *asks):
+    """Callers that all wait for the same running trial."""
     town.finder.gate = asyncio.Event()
     callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks or [ASK] * count]
     await town.finder.searching.wait()
@@ -1398,7 +1402,7 @@ async def held(town, reception, count, turns, *asks):
 
 
 async def quiet_soon(reception):
-    """Nothing is left of trials and pictures; those that were given up still write down their end."""
+    """Waits until no trial or picture is in progress; abandoned trials still record their end."""
     hearings = reception._hearings
     decoding = reception.decoders._decoding
     for shared in [*hearings._flights.values(), *decoding.values()]:
@@ -1407,12 +1411,12 @@ async def quiet_soon(reception):
     assert not (hearings._flights or hearings._leading or decoding)
 
 
-def test_a_trial_goes_on_while_anybody_waits_for_it(town):
+def test_trial_continues_while_any_caller_waits_for_it(town):
     async def scene(reception):
         turns = Turns(2)
-        callers = await held(town, reception, 3, turns)
+        callers = await callers_of_running_trial(town, reception, 3, turns)
         assert not turns.all_free
-        for leaver in callers[:2]:  # also the one that began it
+        for leaver in callers[:2]:  # including the one that began it
             leaver.cancel()
         await asyncio.wait(callers[:2])
         town.finder.gate.set()
@@ -1425,29 +1429,29 @@ def test_a_trial_goes_on_while_anybody_waits_for_it(town):
     assert answer.record.state is TrialState.DECIDED and len(town.finder.asked) == 1
 
 
-def test_a_turn_is_left_where_no_trial_is_needed_and_while_another_s_is_waited_for(town):
+def test_turn_is_released_when_no_trial_is_needed_or_another_is_awaited(town):
     async def scene(reception):
         turns = Turns(2)
-        callers = await held(town, reception, 1, turns)
+        callers = await callers_of_running_trial(town, reception, 1, turns)
         callers.append(asyncio.ensure_future(through(turns, reception.answer(other(image=b"pixels|joins")))))
         await turns.second.wait()
-        async with asyncio.timeout(60), turns():  # the trial has one; who waits for it has given the other back
+        async with asyncio.timeout(60), turns():  # the trial has one turn; the caller waiting for it returned the other
             assert not callers[1].done()
         town.finder.gate.set()
         await asyncio.gather(*callers)
         await through(turns, reception.answer(other(request_id="r3", image=b"pixels|is known")))
-        assert turns.given == 4 and town.pictures.decoded == 3
+        assert turns.taken == 4 and town.pictures.decoded == 3
         await quiet_soon(reception)
         return turns.all_free
 
     assert on_one_server(town, scene)
 
 
-def test_with_the_last_caller_the_trial_ends_and_leaves_nothing_behind(town):
+def test_trial_is_cancelled_with_its_last_caller_and_leaves_nothing_behind(town):
     async def scene(reception):
         turns = Turns(2)
         tasks = asyncio.all_tasks()
-        callers = await held(town, reception, 3, turns)
+        callers = await callers_of_running_trial(town, reception, 3, turns)
         for caller in callers:
             caller.cancel()
         await asyncio.wait(callers)
@@ -1464,9 +1468,9 @@ def test_with_the_last_caller_the_trial_ends_and_leaves_nothing_behind(town):
     assert answer.record.trial_id == left.trial_id and len(answer.record.all(TrialResumed)) == 1
 
 
-def test_who_asks_while_an_abandoned_trial_is_ending_gets_a_verdict_of_the_same_trial(town):
+def test_request_arriving_while_an_abandoned_trial_ends_gets_its_verdict(town):
     async def scene(reception):
-        (caller,) = await held(town, reception, 1, None)
+        (caller,) = await callers_of_running_trial(town, reception, 1, None)
         caller.cancel()
         await asyncio.sleep(0)
         town.finder.gate.set()
@@ -1479,7 +1483,7 @@ def test_who_asks_while_an_abandoned_trial_is_ending_gets_a_verdict_of_the_same_
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.003, 0.01, 0.03])
-def test_callers_that_vanish_at_any_moment_leave_nothing_behind(town, after_s):
+def test_callers_leaving_at_any_moment_leave_nothing_behind(town, after_s):
     async def scene(reception):
         turns = Turns(2)
         tasks = asyncio.all_tasks()
@@ -1503,7 +1507,7 @@ def test_callers_that_vanish_at_any_moment_leave_nothing_behind(town, after_s):
 
 
 @pytest.mark.slow
-def test_a_caller_s_deadline_is_its_own(town):
+def test_deadline_ends_the_wait_of_its_own_caller_only(town):
     async def scene(reception):
         town.finder.gate = asyncio.Event()
         short = asyncio.ensure_future(reception.answer(ASK, within_s=5))  # begins the trial
@@ -1518,11 +1522,11 @@ def test_a_caller_s_deadline_is_its_own(town):
     shorter, short, long = on_one_server(town, scene)
     assert isinstance(shorter, Overrun) and shorter.reason == "DEADLINE"
     assert isinstance(short, TrialAborted) and short.reason == "DEADLINE"
-    assert long.record.trial_id == short.record.trial_id, "it was taken up for the one that had more time"
+    assert long.record.trial_id == short.record.trial_id, "the trial was not resumed for the caller with more time"
     assert long.record.state is TrialState.DECIDED
 
 
-def test_a_deadline_holds_while_a_caller_waits_for_its_turn_or_for_another_server(town):
+def test_deadline_applies_while_waiting_for_a_turn_or_another_server(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             turns = Turns(1)
@@ -1542,7 +1546,7 @@ def test_a_deadline_holds_while_a_caller_waits_for_its_turn_or_for_another_serve
 
 
 @pytest.mark.slow
-def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
+def test_verdict_cut_short_for_one_caller_is_not_reused_for_others(town):
     from court.settings import TrialSettings
     from tests.support.cast import Cast
 
@@ -1571,7 +1575,7 @@ def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
             )
 
     first, patient, again, later = asyncio.run(scene())
-    assert reused == [False], "the last was given another's verdict, and nobody else"
+    assert reused == [False], "only the last request reuses another's verdict"
     assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
     assert patient.record.trial_id != first.record.trial_id and not patient.reused
     assert "CUT_SHORT" not in [review.reason for review in patient.record.verdict.review]
@@ -1580,7 +1584,7 @@ def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
 
 
 @pytest.mark.slow
-def test_who_left_a_trial_that_was_cut_short_for_another_and_asks_again_gets_one_that_was_not(town):
+def test_caller_returning_after_a_trial_cut_short_for_another_gets_a_full_one(town):
     from court.settings import TrialSettings
     from tests.support.cast import Cast
 
@@ -1608,7 +1612,7 @@ def test_who_left_a_trial_that_was_cut_short_for_another_and_asks_again_gets_one
 
 
 @pytest.mark.slow
-def test_of_all_whose_shared_trial_was_cut_short_for_one_the_others_share_one_more(town):
+def test_other_callers_of_a_trial_cut_short_share_one_new_trial(town):
     from court.settings import TrialSettings
     from tests.support.cast import Cast
 
@@ -1635,17 +1639,19 @@ def test_of_all_whose_shared_trial_was_cut_short_for_one_the_others_share_one_mo
     assert {first.record.trial_id, second} == set(trials) and second != first.record.trial_id
 
 
-def test_a_server_that_stops_writes_down_its_trials_and_tells_who_waits_and_another_takes_them_up(town):
+def test_stopping_server_records_its_trials_for_another_to_resume(town):
     async def scene():
         docket = town.docket()
         async with town.server(name="a", docket=docket) as a:
-            callers = await held(town, a, 2, None)
+            callers = await callers_of_running_trial(town, a, 2, None)
         results = await asyncio.gather(*callers, return_exceptions=True)
         with pytest.raises(Unavailable, match="not in session"):
             await a.answer(ASK)
         town.finder.gate.set()
         async with town.server(name="b", docket=docket, dead_s=60) as b:
-            answer = await asyncio.wait_for(b.answer(ASK), 60)  # it need not wait: the trial has been left
+            answer = await asyncio.wait_for(
+                b.answer(ASK), 60
+            )  # no need to wait for the heartbeat: the trial was released
         await docket.close()
         return results, answer
 
@@ -1660,7 +1666,7 @@ def test_a_server_that_stops_writes_down_its_trials_and_tells_who_waits_and_anot
     assert len(answer.record.all(TrialOpened)) == 1 and answer.record.state is TrialState.DECIDED
 
 
-def test_what_a_server_that_stops_had_not_begun_is_begun_by_another_at_once(town):
+def test_unstarted_trial_of_a_stopping_server_is_started_by_another_at_once(town):
     async def scene():
         docket, turns = town.docket(), Turns(1)
         async with town.server(name="a", docket=docket) as a:
@@ -1680,8 +1686,8 @@ def test_what_a_server_that_stops_had_not_begun_is_begun_by_another_at_once(town
     assert stopped.reason == "SERVER_STOPPED" and answer.record.state is TrialState.DECIDED
 
 
-def test_pictures_that_take_long_to_decode_are_not_in_the_way_of_other_namespaces(town):
-    """Each namespace's next picture is decoded in turn, whatever stands in line before it."""
+def test_slow_pictures_do_not_delay_other_namespaces(town):
+    """Namespaces take turns decoding, however many pictures of one wait in the queue."""
     town.settings = Settings(home=town.home, picture_workers=2)
 
     async def scene(reception):
@@ -1694,7 +1700,7 @@ def test_pictures_that_take_long_to_decode_are_not_in_the_way_of_other_namespace
         while not reception.decoders.at(hashlib.sha256(b"late|file").digest()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
-        assert town.pictures.decoded == 2, "more at once than there are processes"
+        assert town.pictures.decoded == 2, "more pictures decoded at once than there are workers"
         town.pictures.gate.set()
         await asyncio.gather(late, *flood)
         return town.pictures.started.index(b"late|file")
@@ -1702,14 +1708,14 @@ def test_pictures_that_take_long_to_decode_are_not_in_the_way_of_other_namespace
     assert on_one_server(town, scene) <= 4
 
 
-def test_decoded_pictures_are_held_in_turn_alone_and_their_bytes_are_counted(town):
-    """Those who wait for their turn hold none, also where another had the same file decoded."""
-    held, most = 0, 0
+def test_decoded_pictures_exist_only_during_a_turn_and_their_bytes_are_counted(town):
+    """Callers that wait for a turn have no decoded picture, even if another caller had the same file decoded."""
+    total_bytes, peak_bytes = 0, 0
 
     def count(by):
-        nonlocal held, most
-        held += by
-        most = max(most, held)
+        nonlocal total_bytes, peak_bytes
+        total_bytes += by
+        peak_bytes = max(peak_bytes, total_bytes)
 
     async def scene(reception):
         turns = Turns(2)
@@ -1717,10 +1723,10 @@ def test_decoded_pictures_are_held_in_turn_alone_and_their_bytes_are_counted(tow
         asks = [other(request_id=f"{n} {text}", image=b"%d|file" % n, text=text) for n in range(6) for text in "abc"]
         callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks]
         await town.finder.searching.wait()
-        while held < 2 * size:  # noqa: ASYNC110
+        while total_bytes < 2 * size:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert held == 2 * size
+        assert total_bytes == 2 * size
         callers[0].cancel()
         town.finder.gate.set()
         await asyncio.wait(callers)
@@ -1729,14 +1735,14 @@ def test_decoded_pictures_are_held_in_turn_alone_and_their_bytes_are_counted(tow
 
     size = len(PNG + b"0|file")
     on_one_server(town, scene, memory=CountedPictures(count))
-    assert held == 0 and most == 2 * size
+    assert total_bytes == 0 and peak_bytes == 2 * size
 
 
 # Pins.
 
 
 @pytest.mark.parametrize("field", ["prompts", "library", "encoder", "settings", "models"])
-def test_a_pin_holds_for_what_is_loaded_and_for_nothing_else(town, field):
+def test_pin_accepts_only_the_loaded_version(town, field):
     from tests.support.cast import Cast
 
     async def scene():
@@ -1764,7 +1770,7 @@ def test_a_pin_holds_for_what_is_loaded_and_for_nothing_else(town, field):
     assert error.field == {"models": "pins.models.judge"}.get(field, f"pins.{field}")
 
 
-def test_a_pin_on_a_model_that_is_not_asked_or_a_role_that_there_is_not_is_refused(town):
+def test_pin_on_an_unused_model_or_an_unknown_role_is_refused(town):
     async def scene(reception):
         for role in ("judge", "bailiff"):
             with pytest.raises(NotLoaded) as caught:
@@ -1779,7 +1785,7 @@ PINNED = replace(ASK, pins=RequiredVersions(library=LIBRARY.digest))
 
 
 @pytest.mark.parametrize("reuse", ["namespace", "off"])
-def test_a_verdict_that_was_given_is_given_to_the_same_request_whatever_is_loaded_by_then(town, reuse):
+def test_repeated_pinned_request_gets_its_verdict_after_versions_changed(town, reuse):
     from court.policy import DEFAULT_POLICY
 
     town.settings = Settings(home=town.home, reuse=reuse)
@@ -1791,7 +1797,7 @@ def test_a_verdict_that_was_given_is_given_to_the_same_request_whatever_is_loade
             first = [await reception.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
         changed_library(town)
         async with town.server(policy=policy) as reception:
-            await reception.answer(replace(ASK, request_id="r9"))  # what it is loaded with has a verdict as well
+            await reception.answer(replace(ASK, request_id="r9"))  # the newly loaded versions have a verdict as well
             again = [await reception.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
             for pinned in (replace(PINNED, request_id="r3"), replace(ask, request_id="r4", pins=RequiredVersions())):
                 with pytest.raises(NotLoaded):
@@ -1805,7 +1811,7 @@ def test_a_verdict_that_was_given_is_given_to_the_same_request_whatever_is_loade
 
 
 class _Holding(Intercepted):
-    """A docket that keeps no picture until it is told to."""
+    """A docket that stores a picture only once ``go_on`` is set."""
 
     def __init__(self, docket):
         super().__init__(docket)
@@ -1818,10 +1824,8 @@ class _Holding(Intercepted):
 
 
 @pytest.mark.parametrize("moment", ["while it is decoded", "when its trial is about to begin"])
-def test_a_pin_holds_for_what_the_trial_is_held_with_and_not_only_for_what_was_loaded_when_it_was_asked_for(
-    town, moment
-):
-    """And it is the business of who asked for it: others who wait for that trial get one of their own."""
+def test_pin_is_checked_against_the_versions_that_the_trial_uses(town, moment):
+    """The failed pin concerns its own request only: other callers of that trial get a trial of their own."""
 
     async def scene():
         docket = town.docket()
@@ -1854,13 +1858,13 @@ def test_a_pin_holds_for_what_the_trial_is_held_with_and_not_only_for_what_was_l
     assert [free.record.trial_id] == trials and free.record.opened.versions.library == OTHER_LIBRARY.digest
 
 
-@pytest.mark.parametrize("taken_up", [False, True])
-def test_a_library_that_is_changed_while_it_is_searched_ends_a_trial_that_is_pinned_to_it(town, taken_up):
+@pytest.mark.parametrize("resumed", [False, True])
+def test_library_change_during_a_search_fails_the_trial_pinned_to_it(town, resumed):
     async def scene(reception):
         town.finder.gate = asyncio.Event()
         pinned = asyncio.ensure_future(reception.answer(PINNED))
         await town.finder.searching.wait()
-        if taken_up:
+        if resumed:
             pinned.cancel()
             await asyncio.wait([pinned])
             await quiet_soon(reception)
@@ -1880,7 +1884,7 @@ def test_a_library_that_is_changed_while_it_is_searched_ends_a_trial_that_is_pin
     assert error.record.state is TrialState.FAILED and not error.record.last(TrialFailed).retryable
 
 
-def test_a_trial_that_began_with_one_library_and_cites_another_is_nobody_else_s(town):
+def test_trial_with_mixed_library_versions_is_not_reused_for_a_pinned_request(town):
     async def scene(reception):
         town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
         mixed = await reception.answer(ASK)
@@ -1893,7 +1897,7 @@ def test_a_trial_that_began_with_one_library_and_cites_another_is_nobody_else_s(
 
 
 @pytest.mark.parametrize("field", ["id", "version", "digest"])
-def test_a_policy_is_pinned_by_whatever_is_said_of_it(town, field):
+def test_policy_can_be_pinned_by_id_version_or_digest(town, field):
     from court.policy import DEFAULT_POLICY
 
     async def scene(reception):

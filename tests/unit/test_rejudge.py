@@ -1,4 +1,4 @@
-"""Memes of stored trials are tried once more, each in a trial of its own that names the old one."""
+"""Tests of rejudging: memes of stored trials are tried once more, each in a new trial that names the old one."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ NEW = DEFAULT_POLICY.model_copy(update={"version": "2"})
 
 
 def changed(reception, finder=None, **changes):
-    """The same house with another policy, or whatever else is given."""
+    """The same executor with another policy, or with the given changes."""
     house = reception.house
     court = replace(house.court, **{"policy": NEW, **changes}, finder=finder or house.court.finder)
     return replace(house, court=court)
@@ -37,7 +37,7 @@ async def rejudged(house, settings, at_once=3):
     return [each async for each in rejudge_all(rejudging, selection, at_once=at_once)]
 
 
-def test_each_gets_a_new_trial_that_names_the_old_one_and_repeating_it_holds_none_twice(town):
+def test_each_trial_is_rejudged_once_in_a_new_trial_that_names_the_old_one(town):
     async def scene(reception):
         docket = reception.house.docket
         first = (await reception.answer(ASK)).record
@@ -60,7 +60,7 @@ def test_each_gets_a_new_trial_that_names_the_old_one_and_repeating_it_holds_non
     assert not any(each.is_new for each in again)
 
 
-def test_where_nothing_has_changed_nothing_is_tried(town):
+def test_unchanged_configuration_rejudges_nothing(town):
     async def scene(reception):
         await reception.answer(ASK)
         done = await rejudged(reception.house, town.settings)
@@ -70,7 +70,7 @@ def test_where_nothing_has_changed_nothing_is_tried(town):
     assert [each.outcome for each in done] == [RejudgeOutcome.UNCHANGED] and len(ids) == 1
 
 
-def test_the_next_who_asks_is_given_the_new_verdict(town):
+def test_next_request_for_the_meme_gets_the_new_verdict(town):
     async def scene(reception):
         await reception.answer(ASK)
         house = changed(reception)
@@ -83,7 +83,7 @@ def test_the_next_who_asks_is_given_the_new_verdict(town):
     assert done.outcome is RejudgeOutcome.SAME and found.trial_id == done.new.trial_id
 
 
-def test_a_failure_is_told_and_the_next_call_is_another_attempt(town):
+def test_failed_rejudging_is_reported_and_attempted_again(town):
     async def scene(reception):
         await reception.answer(ASK)
         broken = changed(reception, Finder(ValueError("broken")))
@@ -100,7 +100,7 @@ def test_a_failure_is_told_and_the_next_call_is_another_attempt(town):
     assert states == [TrialState.DECIDED, TrialState.DECIDED, TrialState.FAILED]
 
 
-def test_what_was_erased_since_is_neither_tried_again_nor_a_failure(town):
+def test_rejudging_with_an_erased_trial_is_neither_repeated_nor_a_failure(town):
     async def scene(reception):
         await reception.answer(ASK)
         (done,) = await rejudged(changed(reception), town.settings)
@@ -113,7 +113,7 @@ def test_what_was_erased_since_is_neither_tried_again_nor_a_failure(town):
     assert [(one.outcome, one.new) for (one,) in again] == [(RejudgeOutcome.ERASED, None)] * 2 and len(ids) == 2
 
 
-def test_one_that_was_cut_off_goes_on_where_it_was(town):
+def test_interrupted_rejudging_resumes_its_trial(town):
     async def scene(reception):
         await reception.answer(ASK)
         finder = Finder()
@@ -132,7 +132,7 @@ def test_one_that_was_cut_off_goes_on_where_it_was(town):
     assert [event.kind for event in done.new.events].count("TrialResumed") == 1
 
 
-def test_what_was_judged_anew_is_not_gone_through_itself(town):
+def test_trials_made_by_rejudging_are_not_rejudged_themselves(town):
     async def scene(reception):
         await reception.answer(ASK)
         await rejudged(changed(reception), town.settings)
@@ -144,7 +144,7 @@ def test_what_was_judged_anew_is_not_gone_through_itself(town):
 
 
 @pytest.mark.slow
-def test_the_command_lists_what_comes_out_differently(tmp_path, monkeypatch):
+def test_rejudge_command_lists_changed_outcomes(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
     monkeypatch.setenv("MEMECOURT_READER", "none")
 
@@ -153,19 +153,19 @@ def test_the_command_lists_what_comes_out_differently(tmp_path, monkeypatch):
 
     for text in ("people from Blueland are late", "a kitten sleeps"):
         assert invoke("judge", "--text", text).exit_code in (0, 10, 11)
-    refused = invoke("rejudge")
-    assert refused.exit_code == 2 and "Say which trials" in refused.output
+    incomplete = invoke("rejudge")
+    assert incomplete.exit_code == 2 and "Say which trials" in incomplete.output
     assert "2  nothing has changed" in invoke("rejudge", "--everything").output
-    told = invoke("rejudge", "--everything", "--harm-cost", "50", "--dry-run")
-    assert "2  would be tried" in told.output and told.exit_code == 0
+    dry_run = invoke("rejudge", "--everything", "--harm-cost", "50", "--dry-run")
+    assert "2  would be tried" in dry_run.output and dry_run.exit_code == 0
     done = invoke("rejudge", "--since", "2020-01-01", "--harm-cost", "50", "--json")
     assert done.exit_code == 0, done.output
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == 2 and all(line["new_trial_id"] for line in lines)
     assert "once more" in invoke("records", "show", lines[0]["new_trial_id"]).output
     assert not [*filter(lambda line: line["outcome"] == "FAILED", lines)]
-    gone = ("docket", "erase", lines[0]["new_trial_id"], "--who", "ada", "--why", "asked for", "--yes")
-    assert invoke(*gone).exit_code == 0
+    erase_command = ("docket", "erase", lines[0]["new_trial_id"], "--who", "ada", "--why", "asked for", "--yes")
+    assert invoke(*erase_command).exit_code == 0
     for _ in range(2):
         again = invoke("rejudge", "--since", "2020-01-01", "--harm-cost", "50")
         assert again.exit_code == 0 and "1  erased since" in again.output and "no new verdict" not in again.output
