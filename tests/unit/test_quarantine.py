@@ -17,7 +17,7 @@ from tests.support.cast import Cast, frames_of
 from tests.support.gates import through
 from tests.support.playing import play_in
 from tests.unit.test_chat_completions import HELLO, court_and_server, failing, seen
-from tests.unit.test_reception import ASK, Turns, other, quiet_soon, trials_in
+from tests.unit.test_reception import ASK, Turns, other, trials_in, wait_until_idle
 from tests.unit.test_reception import town as town
 
 FULL = replace(ASK, procedure=Procedure.FULL)
@@ -27,9 +27,9 @@ def play_on_server(town, work, **options):
     return play_in(town.server(**options), work)
 
 
-async def refusal(reception, ask):
+async def refusal(runner, ask):
     with pytest.raises(BadPicture) as caught:
-        await reception.answer(ask)
+        await runner.answer(ask)
     return caught.value
 
 
@@ -38,26 +38,26 @@ async def refusal(reception, ask):
 
 @pytest.mark.parametrize("reason", ["PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"])
 def test_a_picture_that_killed_its_reader_is_not_decoded_again(town, reason):
-    async def scene(reception):
+    async def scene(runner):
         town.pictures.errors[ASK.image] = BadPicture("no", reason=reason)
-        reasons = [(await refusal(reception, ask)).reason for ask in (ASK, ASK, other(), other(text=None))]
+        reasons = [(await refusal(runner, ask)).reason for ask in (ASK, ASK, other(), other(text=None))]
         assert reasons == [reason] + ["QUARANTINED"] * 3
         assert town.pictures.decoded == 1
-        assert (await reception.answer(other(image=b"fine|file"))).record.state is TrialState.DECIDED
-        return await trials_in(reception.house.docket)
+        assert (await runner.answer(other(image=b"fine|file"))).record.state is TrialState.DECIDED
+        return await trials_in(runner.house.docket)
 
     assert len(play_on_server(town, scene)) == 1
 
 
 def test_picture_is_refused_after_its_reader_was_killed_externally_twice(town):
-    async def scene(reception):
+    async def scene(runner):
         town.pictures.errors[ASK.image] = Unavailable("no", reason="PICTURE_READER_KILLED")
         town.pictures.errors[b"other|file"] = Unavailable("no", reason="WORKER_UNAVAILABLE")
         reasons = []
         for ask in (ASK, other(image=b"other|file")):
             for _ in range(3):
                 with pytest.raises((BadPicture, Unavailable)) as caught:
-                    await reception.answer(ask)
+                    await runner.answer(ask)
                 reasons.append(caught.value.reason)
         return reasons
 
@@ -65,12 +65,12 @@ def test_picture_is_refused_after_its_reader_was_killed_externally_twice(town):
 
 
 def test_successful_decode_clears_an_external_kill_of_the_picture_reader(town):
-    async def scene(reception):
+    async def scene(runner):
         outcomes = []
         for number, killed in enumerate((True, False, True, True, True)):
             town.pictures.errors = {ASK.image: Unavailable("no", reason="PICTURE_READER_KILLED")} if killed else {}
             try:
-                await reception.answer(replace(ASK, request_id=f"r{number}", try_anew=True))
+                await runner.answer(replace(ASK, request_id=f"r{number}", try_anew=True))
                 outcomes.append("decided")
             except (BadPicture, Unavailable) as error:
                 outcomes.append(error.reason)
@@ -85,12 +85,12 @@ def test_successful_decode_clears_an_external_kill_of_the_picture_reader(town):
 
 
 def test_picture_is_withheld_from_the_text_reader_after_two_external_kills(town):
-    async def scene(reception):
+    async def scene(runner):
         town.reader.result = Unavailable("no", reason="TEXT_READER_KILLED")
         outcomes = []
         for number in range(3):
             with pytest.raises((BadPicture, TrialAborted)) as caught:
-                await reception.answer(replace(ASK, text=None, request_id=f"r{number}"))
+                await runner.answer(replace(ASK, text=None, request_id=f"r{number}"))
             outcomes.append(caught.value.reason)
         return outcomes
 
@@ -99,22 +99,22 @@ def test_picture_is_withheld_from_the_text_reader_after_two_external_kills(town)
 
 @pytest.mark.parametrize("how", ["by another trial", "by the resumed trial", "before a trial"])
 def test_successful_text_reading_clears_an_external_kill_of_the_text_reader(town, how):
-    async def scene(reception):
+    async def scene(runner):
         outcomes = []
         for number, killed in enumerate((True, False, True, True, True)):
             town.reader.result = Unavailable("no", reason="TEXT_READER_KILLED") if killed else "text on the picture"
             if how == "before a trial":  # a near-duplicate search reads the text before the trial
-                reception._near = None if killed else _Away()
+                runner._near = None if killed else _UnavailableSearch()
             name = "r0" if how == "by the resumed trial" and number == 1 else f"r{number}"
             ask = replace(ASK, text=None, request_id=name, try_anew=how != "before a trial")
-            outcomes += await outcomes_of(reception, ask, 1)
+            outcomes += await outcomes_of(runner, ask, 1)
         return outcomes
 
     second = "AWAY" if how == "before a trial" else "decided"
     assert play_on_server(town, scene) == ["TEXT_READER_KILLED", second, *["TEXT_READER_KILLED"] * 2, "QUARANTINED"]
 
 
-class _Away:
+class _UnavailableSearch:
     def __init__(self, reason="AWAY"):
         self.reason = reason
 
@@ -142,69 +142,69 @@ def test_picture_that_repeatedly_breaks_its_comparison_is_quarantined(town, monk
     async def find(**_):
         raise Unavailable("no", reason=reason)
 
-    async def scene(reception):
+    async def scene(runner):
         if before_a_trial:
-            reception._near = _Away(reason)
+            runner._near = _UnavailableSearch(reason)
         else:
-            monkeypatch.setattr(reception.house.court.finder, "find", find)
+            monkeypatch.setattr(runner.house.court.finder, "find", find)
         asks = [replace(ASK, request_id=f"r{number}", try_anew=not before_a_trial) for number in range(3)]
-        return [outcome for ask in asks for outcome in await outcomes_of(reception, ask, 1)]
+        return [outcome for ask in asks for outcome in await outcomes_of(runner, ask, 1)]
 
     assert play_on_server(town, scene) == expected
 
 
 def test_successful_comparison_clears_an_earlier_encoder_exit(town, monkeypatch):
-    async def scene(reception):
-        outcomes, well = [], reception.house.court.finder.find
+    async def scene(runner):
+        outcomes, original_find = [], runner.house.court.finder.find
         for number, ends in enumerate((True, False, True, True, True)):
 
-            async def find(*, ends=ends, **named):
+            async def find(*, ends=ends, **options):
                 if ends:
                     raise Unavailable("no", reason="ENCODER_ENDED")
-                return await well(**named)
+                return await original_find(**options)
 
-            monkeypatch.setattr(reception.house.court.finder, "find", find)
-            outcomes += await outcomes_of(reception, replace(ASK, request_id=f"r{number}", try_anew=True), 1)
+            monkeypatch.setattr(runner.house.court.finder, "find", find)
+            outcomes += await outcomes_of(runner, replace(ASK, request_id=f"r{number}", try_anew=True), 1)
         return outcomes
 
     assert play_on_server(town, scene) == ["ENCODER_ENDED", "decided", "ENCODER_ENDED", "ENCODER_ENDED", "QUARANTINED"]
 
 
 def test_quarantine_by_the_text_reader_outlasts_a_trial_begun_earlier(town):
-    async def scene(reception):
+    async def scene(runner):
         town.reader.wait = asyncio.Event()
-        earlier = asyncio.ensure_future(outcomes_of(reception, replace(ASK, text=None, try_anew=True), 1))
+        earlier = asyncio.ensure_future(outcomes_of(runner, replace(ASK, text=None, try_anew=True), 1))
         await town.reader.asked.wait()
         waiting, town.reader.wait = town.reader.wait, None
         text, town.reader.result = town.reader.result, Unavailable("no", reason="TEXT_READER_FAILED")
-        outcomes = await outcomes_of(reception, replace(ASK, text=None, request_id="r2", try_anew=True), 1)
+        outcomes = await outcomes_of(runner, replace(ASK, text=None, request_id="r2", try_anew=True), 1)
         town.reader.result = text
         waiting.set()
         outcomes += await earlier
-        return outcomes + await outcomes_of(reception, replace(ASK, text=None, request_id="r3", try_anew=True), 1)
+        return outcomes + await outcomes_of(runner, replace(ASK, text=None, request_id="r3", try_anew=True), 1)
 
     assert play_on_server(town, scene) == ["TEXT_READER_FAILED", "decided", "QUARANTINED"]
 
 
 def test_picture_that_is_merely_unreadable_is_decoded_on_every_request(town):
-    async def scene(reception):
+    async def scene(runner):
         town.pictures.errors[ASK.image] = BadPicture("no", reason="PICTURE_UNREADABLE")
-        return [(await refusal(reception, ASK)).reason for _ in range(3)]
+        return [(await refusal(runner, ASK)).reason for _ in range(3)]
 
     assert play_on_server(town, scene) == ["PICTURE_UNREADABLE"] * 3 and town.pictures.decoded == 3
 
 
 def test_picture_that_killed_the_text_reader_is_tried_only_with_its_text_sent(town):
-    async def scene(reception):
+    async def scene(runner):
         town.reader.result = Unavailable("no", reason="TEXT_READER_FAILED")
         with pytest.raises(TrialAborted):
-            await reception.answer(replace(ASK, text=None))
+            await runner.answer(replace(ASK, text=None))
         assert town.reader.calls == 1
         for ask in (replace(ASK, text=None), other(text=None)):
-            error = await refusal(reception, ask)
+            error = await refusal(runner, ask)
             assert error.reason == "QUARANTINED" and "Send the text" in error.message
         assert town.reader.calls == 1
-        return await reception.answer(other(request_id="r3"))
+        return await runner.answer(other(request_id="r3"))
 
     assert play_on_server(town, scene).record.state is TrialState.DECIDED
 
@@ -212,13 +212,13 @@ def test_picture_that_killed_the_text_reader_is_tried_only_with_its_text_sent(to
 def test_killing_the_text_reader_before_a_trial_quarantines_a_picture_too(town):
     """A near-duplicate search reads the text before the trial."""
 
-    async def scene(reception):
-        reception._near = object()
+    async def scene(runner):
+        runner._near = object()
         town.reader.result = Unavailable("no", reason="TEXT_READER_FAILED")
         outcomes = []
         for number in range(2):
             with pytest.raises((BadPicture, Unavailable)) as caught:
-                await reception.answer(replace(ASK, text=None, request_id=f"r{number}"))
+                await runner.answer(replace(ASK, text=None, request_id=f"r{number}"))
             outcomes.append(caught.value.reason)
         return outcomes
 
@@ -245,11 +245,11 @@ class CrashingServer:
         return broken_off()
 
 
-async def outcomes_of(reception, ask, times):
+async def outcomes_of(runner, ask, times):
     outcomes = []
     for _ in range(times):
         try:
-            await reception.answer(ask)
+            await runner.answer(ask)
             outcomes.append("decided")
         except (BadPicture, TrialAborted, Unavailable) as error:
             outcomes.append(error.reason)
@@ -266,27 +266,27 @@ def test_request_kills_the_model_server_at_most_twice_even_after_a_restart(town)
 
     async def scene():
         courts = {"chairs": Cast(rounds=2, describe=crash_by_number).chairs}
-        async with town.server(**courts) as reception:
-            assert [await outcomes_of(reception, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 20
-        async with town.server(**courts) as reception:
-            assert [await outcomes_of(reception, ask, 2) for ask in asks] == [["MODEL_GONE", "QUARANTINED"]] * 20
-        async with town.server(**courts) as reception:
+        async with town.server(**courts) as runner:
+            assert [await outcomes_of(runner, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 20
+        async with town.server(**courts) as runner:
+            assert [await outcomes_of(runner, ask, 2) for ask in asks] == [["MODEL_GONE", "QUARANTINED"]] * 20
+        async with town.server(**courts) as runner:
             others = [replace(ask, namespace="them", text="other text") for ask in asks]
-            assert [await outcomes_of(reception, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
-            assert await reception.trial_of(RequestName("them", "k0")) is None
+            assert [await outcomes_of(runner, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
+            assert await runner.trial_of(RequestName("them", "k0")) is None
             # A procedure without a model treats the picture like any other.
             summaries = [replace(ask, procedure=Procedure.SUMMARY, request_id="s" + ask.request_id) for ask in others]
-            assert [await outcomes_of(reception, ask, 1) for ask in summaries] == [["decided"]] * 20
+            assert [await outcomes_of(runner, ask, 1) for ask in summaries] == [["decided"]] * 20
             # A trial without a model is no evidence that the picture is safe for one.
-            assert [await outcomes_of(reception, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
+            assert [await outcomes_of(runner, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
         assert [server.kills for server in servers] == [2] * 20
 
     asyncio.run(scene())
 
 
 def test_one_trial_that_killed_two_servers_is_enough_for_quarantine(town):
-    async def scene(reception):
-        return await outcomes_of(reception, FULL, 2)
+    async def scene(runner):
+        return await outcomes_of(runner, FULL, 2)
 
     assert play_on_server(town, scene, chairs=Cast(rounds=2, describe=lambda request: broken_off(2)).chairs) == [
         "MODEL_GONE",
@@ -297,13 +297,13 @@ def test_one_trial_that_killed_two_servers_is_enough_for_quarantine(town):
 def test_unavailable_model_server_quarantines_nothing(town):
     away = Cast(rounds=2, describe=lambda request: Unavailable("away", reason="MODEL_GONE"))
 
-    async def scene(reception):
-        return await outcomes_of(reception, FULL, 5)
+    async def scene(runner):
+        return await outcomes_of(runner, FULL, 5)
 
     assert play_on_server(town, scene, chairs=away.chairs) == ["MODEL_GONE"] * 5
 
 
-class Crowded:
+class CrashingSharedServer:
     """A model server that crashes when the killer is shown to it, and breaks off every call in progress."""
 
     name = "crowded"
@@ -344,19 +344,19 @@ class Crowded:
 
 def test_bystanders_of_a_server_crash_are_cleared_one_at_a_time(town):
     cast = Cast(rounds=2)
-    server = Crowded(cast.models["proposer"], crowd=10)
+    server = CrashingSharedServer(cast.models["proposer"], crowd=10)
     chairs = replace(cast.chairs, proposer=RoleModel(server))
     asks = [replace(FULL, image=b"%d|file" % number, request_id=f"i{number}") for number in range(9)]
     asks.append(replace(FULL, image=b"killer|file", request_id="killer"))
 
-    async def scene(reception):
-        first = await asyncio.gather(*(outcomes_of(reception, ask, 1) for ask in asks))
+    async def scene(runner):
+        first = await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
         assert first == [["MODEL_GONE"]] * 10 and server.deaths == 1
-        again = await asyncio.gather(*(outcomes_of(reception, ask, 2) for ask in asks))
-        return again
+        retried = await asyncio.gather(*(outcomes_of(runner, ask, 2) for ask in asks))
+        return retried
 
-    again = play_on_server(town, scene, chairs=chairs)
-    assert again == [["decided"] * 2] * 9 + [["MODEL_GONE", "QUARANTINED"]]
+    retried = play_on_server(town, scene, chairs=chairs)
+    assert retried == [["decided"] * 2] * 9 + [["MODEL_GONE", "QUARANTINED"]]
     assert server.deaths == 2 and server.most_since == 1, "one suspect at a time"
 
 
@@ -384,15 +384,15 @@ def test_waiting_suspects_take_no_turns_and_leave_with_their_callers(town, monke
     cast = Cast(rounds=2)
     asks = [replace(FULL, image=b"suspect %d|file" % n, request_id=f"s{n}") for n in range(6)]
 
-    async def scene(reception):
-        assert [await outcomes_of(reception, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 6
+    async def scene(runner):
+        assert [await outcomes_of(runner, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 6
         turns = Turns(2)
-        suspects = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks]
+        suspects = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks]
         await alone.wait()
-        innocent = await asyncio.wait_for(through(turns, reception.answer(other(request_id="i"))), 60)
+        innocent = await asyncio.wait_for(through(turns, runner.answer(other(request_id="i"))), 60)
         hurried = await asyncio.gather(
             *(
-                through(turns, reception.answer(replace(asks[0], request_id=f"h{n}", text=f"{n}"), within_s=0.2))
+                through(turns, runner.answer(replace(asks[0], request_id=f"h{n}", text=f"{n}"), within_s=0.2))
                 for n in "ab"
             ),
             return_exceptions=True,
@@ -402,7 +402,7 @@ def test_waiting_suspects_take_no_turns_and_leave_with_their_callers(town, monke
         await asyncio.wait(suspects[:3])
         gate.set()
         decided = await asyncio.wait_for(asyncio.gather(*suspects[3:]), 60)
-        await quiet_soon(reception)
+        await wait_until_idle(runner)
         assert turns.all_free
         return innocent, hurried, decided
 
@@ -414,18 +414,18 @@ def test_waiting_suspects_take_no_turns_and_leave_with_their_callers(town, monke
     assert all(answer.record.state is TrialState.DECIDED for answer in decided)
 
 
-def test_a_verdict_clears_a_picture(town):
+def test_verdict_clears_a_picture_of_earlier_deaths(town):
     lines = iter([CrashingServer(), None, CrashingServer(), None])
 
     def crash_by_turns(request):
         line = next(lines)
         return line and line(request)
 
-    async def scene(reception):
+    async def scene(runner):
         outcomes = []
         for number in range(2):
             ask = replace(FULL, request_id=f"r{number}", try_anew=True)
-            outcomes += await outcomes_of(reception, ask, 2)
+            outcomes += await outcomes_of(runner, ask, 2)
         return outcomes
 
     chairs = Cast(rounds=2, describe=crash_by_turns).chairs
@@ -443,21 +443,19 @@ def test_server_death_counts_however_the_interrupted_trial_ends(town, end):
             cast = Cast(rounds=2)
             settings = TrialSettings(call_s=1.0 if end.startswith("a call") else 120.0)
             chairs = replace(cast.chairs, proposer=RoleModel(model))
-            async with town.server(chairs=chairs, settings=settings) as reception:
+            async with town.server(chairs=chairs, settings=settings) as runner:
                 for number in range(2):
                     ask = replace(FULL, request_id=f"r{number}")
                     within_s = 2.0 if end.startswith("the trial") else None
-                    request = asyncio.ensure_future(reception.answer(ask, within_s=within_s))
+                    request = asyncio.ensure_future(runner.answer(ask, within_s=within_s))
                     await seen(server, calls=2 * (number + 1), within_s=60)
                     if end == "the caller leaves":
                         request.cancel()
                     await asyncio.wait([request])
                     assert request.cancelled() or isinstance(request.exception(), TrialAborted | Unavailable)
-                    await quiet_soon(reception)
-                outcome = await outcomes_of(reception, replace(FULL, request_id="r2"), 1)
-                records = [
-                    await reception.house.docket.trials.record(one) for one in await trials_in(reception.house.docket)
-                ]
+                    await wait_until_idle(runner)
+                outcome = await outcomes_of(runner, replace(FULL, request_id="r2"), 1)
+                records = [await runner.house.docket.trials.record(one) for one in await trials_in(runner.house.docket)]
                 return outcome, [record.last(TrialFailed).broke_off for record in records], server.stats.calls
 
     assert asyncio.run(scene()) == (["QUARANTINED"], [1, 1], 4)
@@ -482,10 +480,10 @@ def test_one_server_death_during_several_trials_of_a_picture_counts_once(town):
         async def odds(self, request, options, *, within_s):
             return None
 
-    async def scene(reception):
+    async def scene(runner):
         asks = [replace(FULL, namespace=name) for name in ("forum", "blog", "shop")]
-        first = await asyncio.gather(*(outcomes_of(reception, ask, 1) for ask in asks))
-        return first, await asyncio.gather(*(outcomes_of(reception, ask, 1) for ask in asks))
+        first = await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
+        return first, await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
 
     first, second = play_on_server(town, scene, chairs=replace(cast.chairs, proposer=RoleModel(Proposer())))
     assert (first, second) == ([["MODEL_GONE"]] * 3, [["decided"]] * 3)
@@ -514,16 +512,16 @@ def test_one_server_death_during_calls_of_both_sides_counts_once(town):
                     return None
 
             chairs = replace(cast.chairs, accuser=RoleModel(Advocate()), defender=RoleModel(Advocate()))
-            async with town.server(chairs=chairs) as reception:
+            async with town.server(chairs=chairs) as runner:
                 server.faults.script(["cut", "cut"])
-                first = await outcomes_of(reception, FULL, 1)
-                (trial_id,) = await trials_in(reception.house.docket)
-                record = await reception.house.docket.trials.record(trial_id)
-                again = await outcomes_of(reception, replace(FULL, request_id="r2"), 1)
-                return first, record.last(TrialFailed).broke_off, again
+                first = await outcomes_of(runner, FULL, 1)
+                (trial_id,) = await trials_in(runner.house.docket)
+                record = await runner.house.docket.trials.record(trial_id)
+                next_outcomes = await outcomes_of(runner, replace(FULL, request_id="r2"), 1)
+                return first, record.last(TrialFailed).broke_off, next_outcomes
 
-    first, broke_off, again = asyncio.run(scene())
-    assert (first, broke_off) == (["MODEL_GONE"], 1) and again != ["QUARANTINED"]
+    first, broke_off, next_outcomes = asyncio.run(scene())
+    assert (first, broke_off) == (["MODEL_GONE"], 1) and next_outcomes != ["QUARANTINED"]
 
 
 def test_erasing_its_failed_trials_releases_a_picture_from_quarantine(town):
@@ -532,17 +530,17 @@ def test_erasing_its_failed_trials_releases_a_picture_from_quarantine(town):
     def crash_until_mended(request):
         return servers[-1](request) if servers else None
 
-    async def scene(reception):
-        assert await outcomes_of(reception, FULL, 3) == ["MODEL_GONE", "MODEL_GONE", "QUARANTINED"]
+    async def scene(runner):
+        assert await outcomes_of(runner, FULL, 3) == ["MODEL_GONE", "MODEL_GONE", "QUARANTINED"]
         servers.clear()  # the model server was fixed
         anew = replace(FULL, request_id="again")
-        assert await outcomes_of(reception, anew, 1) == ["QUARANTINED"]
-        docket = reception.house.docket
+        assert await outcomes_of(runner, anew, 1) == ["QUARANTINED"]
+        docket = runner.house.docket
         for trial_id in await trials_in(docket):
             await docket.eraser.erase(
-                trial_id, who="Ruth", why="the model server was mended", at=reception.house.court.now()
+                trial_id, who="Ruth", why="the model server was mended", at=runner.house.court.now()
             )
-        return await outcomes_of(reception, anew, 1)
+        return await outcomes_of(runner, anew, 1)
 
     assert play_on_server(town, scene, chairs=Cast(rounds=2, describe=crash_until_mended).chairs) == ["decided"]
 
@@ -600,10 +598,10 @@ def test_server_gone_after_a_500_has_died_but_an_absent_one_has_not():
 
 
 def test_record_of_a_failed_trial_counts_the_broken_connection(town):
-    async def scene(reception):
-        await outcomes_of(reception, FULL, 1)
-        (trial_id,) = await trials_in(reception.house.docket)
-        return await reception.house.docket.trials.record(trial_id)
+    async def scene(runner):
+        await outcomes_of(runner, FULL, 1)
+        (trial_id,) = await trials_in(runner.house.docket)
+        return await runner.house.docket.trials.record(trial_id)
 
     record = play_on_server(town, scene, chairs=Cast(rounds=2, describe=CrashingServer()).chairs)
     assert record.last(TrialFailed).broke_off == 1

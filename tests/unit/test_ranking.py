@@ -26,7 +26,7 @@ from eval.perf import ranking as benchmark
 from tests.support.sizes import FULL
 
 
-def drawn(n, rows, *, seed=0, spread=0.8, ties=0.2, memes=40, weights=False):
+def random_table(n, rows, *, seed=0, spread=0.8, ties=0.2, memes=40, weights=False):
     """A random table like those of arenas: every pair meets, on both sides and with every outcome."""
     rng = np.random.default_rng(seed)
     theta = rng.normal(0, spread, n)
@@ -46,7 +46,7 @@ def drawn(n, rows, *, seed=0, spread=0.8, ties=0.2, memes=40, weights=False):
     )
 
 
-def counted(models, won):
+def table_of_counts(models, won):
     """A table from counts: ``won[i][j]`` is how often model i beat model j."""
     rows = [(i, j) for i, j in itertools.permutations(range(len(models)), 2) if won[i][j]]
     weights = [won[i][j] for i, j in rows]
@@ -67,14 +67,14 @@ GAMES = [
     [4, 4, 5, 6, 6, 0, 6],
     [2, 4, 1, 3, 1, 7, 0],
 ]
-REAL = {"journals": counted(JOURNALS, CITED), "baseball": counted(TEAMS, GAMES)}
+REAL = {"journals": table_of_counts(JOURNALS, CITED), "baseball": table_of_counts(TEAMS, GAMES)}
 REAL_LIKE = {
-    "few": drawn(4, 30, seed=1),
-    "many models": drawn(15, 1500, seed=2),
-    "many battles": drawn(6, 20_000, seed=3),
-    "far apart": drawn(5, 3000, seed=4, spread=2.5),
-    "no ties": drawn(7, 400, seed=5, ties=0.0),
-    "weighted": drawn(6, 500, seed=6, weights=True),
+    "few": random_table(4, 30, seed=1),
+    "many models": random_table(15, 1500, seed=2),
+    "many battles": random_table(6, 20_000, seed=3),
+    "far apart": random_table(5, 3000, seed=4, spread=2.5),
+    "no ties": random_table(7, 400, seed=5, ties=0.0),
+    "weighted": random_table(6, 500, seed=6, weights=True),
 }
 DEGENERATE = {
     "all ties": battles("abc", [("a", "b", 0.5, "x"), ("b", "c", 0.5, "x"), ("c", "a", 0.5, "y")]),
@@ -165,8 +165,10 @@ def test_counts_elo_and_ratings_match_evalica_to_the_last_digits(name):
     winners = {1.0: evalica.Winner.X, 0.0: evalica.Winner.Y, 0.5: evalica.Winner.Draw}
     columns = (table.left.tolist(), table.right.tolist(), [winners[score] for score in table.score.tolist()])
     places = range(len(table.models))
-    counted = evalica.counting(*columns, weights=table.weight.tolist(), tie_weight=0.5).scores.loc[places].to_numpy()
-    assert (wins(table).sum(axis=1) == counted).all()
+    expected_counts = (
+        evalica.counting(*columns, weights=table.weight.tolist(), tie_weight=0.5).scores.loc[places].to_numpy()
+    )
+    assert (wins(table).sum(axis=1) == expected_counts).all()
     plain = Battles(table.models, table.left, table.right, table.score, table.meme, np.ones(len(table)))
     for k in (4.0, 32.0):
         theirs = evalica.elo(*columns, k=k).scores.loc[places].to_numpy()
@@ -176,7 +178,7 @@ def test_counts_elo_and_ratings_match_evalica_to_the_last_digits(name):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_styled_ratings_and_effects_agree_with_statsmodels(seed):
-    table = drawn(5, 800, seed=seed, weights=bool(seed % 2))
+    table = random_table(5, 800, seed=seed, weights=bool(seed % 2))
     rng = np.random.default_rng(seed + 100)
     covariates = rng.normal(size=(len(table), 3)) * [1, 50, 0.02]
     found = styled(table, covariates)
@@ -231,7 +233,7 @@ def test_tables_without_finite_ratings_raise_with_their_groups(rows, expected_gr
 
 
 def test_covariates_that_predict_every_winner_raise_an_error():
-    table = drawn(3, 200, ties=0.0)
+    table = random_table(3, 200, ties=0.0)
     with pytest.raises(NoMaximum):
         styled(table, (2 * table.score - 1)[:, None])
 
@@ -256,15 +258,15 @@ def test_four_hundred_points_mean_odds_of_ten_to_one_for_the_better():
 
 def test_elo_depends_on_the_order_of_battles():
     table = battles("ab", [("a", "b", 1, "x"), ("a", "b", 0, "y")])
-    back = battles("ab", [("a", "b", 0, "y"), ("a", "b", 1, "x")])
-    assert elo(table, k=32)[0] < 1000 < elo(back, k=32)[0]
+    reversed_table = battles("ab", [("a", "b", 0, "y"), ("a", "b", 1, "x")])
+    assert elo(table, k=32)[0] < 1000 < elo(reversed_table, k=32)[0]
     both = elo_of_orders(table, np.array([[0, 1], [1, 0], [0, -1]]), k=32)
-    assert both[0] == pytest.approx(elo(table, k=32)) and both[1] == pytest.approx(elo(back, k=32))
+    assert both[0] == pytest.approx(elo(table, k=32)) and both[1] == pytest.approx(elo(reversed_table, k=32))
     assert both[2].tolist() == [1016, 984]
 
 
 def test_fitting_many_tables_at_once_matches_fitting_each_alone():
-    tables = np.stack([wins(drawn(5, 200, seed=seed)) for seed in range(6)]).reshape(2, 3, 5, 5)
+    tables = np.stack([wins(random_table(5, 200, seed=seed)) for seed in range(6)]).reshape(2, 3, 5, 5)
     together = fit(tables)
     assert together.shape == (2, 3, 5)
     for place in np.ndindex(2, 3):
@@ -306,7 +308,7 @@ def test_battles_are_validated_on_construction():
 
 
 def test_resampling_over_rows_remains_available_for_comparison():
-    table = drawn(4, 300, memes=10)
+    table = random_table(4, 300, memes=10)
     assert spread_over_rows(table, resamples=100).draws.shape == (100, 4)
 
 

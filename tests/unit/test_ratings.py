@@ -52,12 +52,12 @@ def test_alpha_matches_krippendorffs_published_example():
     assert alpha([[2, 2], [2, 2]]) is None is alpha([[1], [2]])
 
 
-def scored(table):
+def ratings_from(table):
     """Ratings of items by raters, from rows of scores."""
     return [
-        Rating(item=f"i{item}", who=f"p{who}", criterion="c", score=score)
+        Rating(item=f"i{item}", who=f"p{rater}", criterion="c", score=score)
         for item, row in enumerate(table)
-        for who, score in enumerate(row)
+        for rater, score in enumerate(row)
     ]
 
 
@@ -65,7 +65,7 @@ def test_kappas_and_means_match_other_implementations():
     rng = np.random.default_rng(3)
     truth = rng.integers(1, 4, 40)
     table = np.clip(truth[:, None] + rng.integers(-1, 2, (40, 3)), 1, 3)
-    (found,) = summarise(scored(table.tolist()), {})
+    (found,) = summarise(ratings_from(table.tolist()), {})
     assert (found.items, found.raters, found.pairs) == (40, 3, 3)
     assert found.mean.value == pytest.approx(table.mean()) and found.mean.low < found.mean.value < found.mean.high
     assert found.fleiss.value == pytest.approx(fleiss_kappa(aggregate_raters(table)[0]))
@@ -87,8 +87,8 @@ def test_kappas_and_means_match_other_implementations():
 
 def test_repeated_items_count_only_towards_self_agreement():
     ratings = [
-        Rating(item=item, who=who, criterion="c", score=score)
-        for item, who, score in (
+        Rating(item=item, who=rater, criterion="c", score=score)
+        for item, rater, score in (
             *(("a", "p", 1), ("b", "p", 3), ("c", "p", 2), ("a2", "p", 1), ("b2", "p", 2)),
             *(("a", "q", 1), ("b", "q", 3), ("a2", "q", 1)),
             ("c", "p", 3),  # rated again: the last rating counts
@@ -112,10 +112,10 @@ def test_sheet_shows_every_item_once_and_some_twice_in_random_order():
     assert len(lines) == 55 and len({line.id for line in lines}) == 55
     numbers = [line.item.origin["number"] for line in lines]
     assert sorted(set(numbers)) == list(range(50)) and numbers != sorted(numbers)
-    twice = [line for line in lines if line.repeat_of]
-    assert len(twice) == 5
+    repeats = [line for line in lines if line.repeat_of]
+    assert len(repeats) == 5
     by_id = {line.id: line for line in lines}
-    for line in twice:
+    for line in repeats:
         first = by_id[line.repeat_of]
         assert first.item is line.item and lines.index(first) < lines.index(line) and not first.repeat_of
     assert lay_out(some_items(50), seed=1) == lines != lay_out(some_items(50), seed=2)
@@ -181,15 +181,15 @@ def test_planted_scores_are_recovered_and_the_plateau_is_found(finished_arena, t
     assert "44 items, 4 of them a second time" in report and "is not for the raters" in report
     key = read_key(tmp_path / "rate.key.json")
     rng = random.Random(0)
-    for who in ("p", "q", "r"):
-        with (tmp_path / f"{who}.jsonl").open("w") as file:
+    for rater in ("p", "q", "r"):
+        with (tmp_path / f"{rater}.jsonl").open("w") as file:
             for row in map(json.loads, sheet.read_text().splitlines()):
                 for criterion in row["criteria"]:
                     number = key.items[row["item"]].origin["round"]
                     score = min(3, 1 + number) if rng.random() < 0.9 else 2
-                    one = {"item": row["item"], "who": who, "criterion": criterion, "score": score}
+                    one = {"item": row["item"], "who": rater, "criterion": criterion, "score": score}
                     file.write(json.dumps(one) + "\n")
-    files = [part for who in "pqr" for part in ("--ratings", tmp_path / f"{who}.jsonl")]
+    files = [part for rater in "pqr" for part in ("--ratings", tmp_path / f"{rater}.jsonl")]
     arguments = ["arena", "rate", "--out", finished_arena.root, "--key", tmp_path / "rate.key.json", *files]
     figures = json.loads(rate(*arguments, "--json"))
     means = [one["mean"]["value"] for one in figures["by_round"]]
@@ -275,27 +275,27 @@ def a_probe(tmp_path_factory):
 
 def test_probe_sheets_show_pictures_and_reports_compare_people_with_agents(a_probe, tmp_path):
     reports = {}
-    for what, parts in (
+    for sheet_kind, parts in (
         ("mine", {"text", "kind of harm"}),
         ("references", {"text", "asked about", "explanation"}),
         ("scores", {"text", "asked about", "reference", "explanation"}),
         ("rewritten", {"text as it was", "misbelief", "rewritten text"}),
     ):
-        rate("probe", "rate", "--out", a_probe.root, "--what", what, "--sheet", tmp_path / what)
-        rows = [json.loads(line) for line in (tmp_path / f"{what}.jsonl").read_text().splitlines()]
+        rate("probe", "rate", "--out", a_probe.root, "--what", sheet_kind, "--sheet", tmp_path / sheet_kind)
+        rows = [json.loads(line) for line in (tmp_path / f"{sheet_kind}.jsonl").read_text().splitlines()]
         assert all(set(row["parts"]) == parts for row in rows)
-        assert all((row.get(NOT_FOR_LIBRARIES) == MARK) == (what == "rewritten") for row in rows)
-        assert "data:image/jpeg" in (tmp_path / f"{what}.html").read_text()
-        key = read_key(tmp_path / f"{what}.key.json")
-        with (tmp_path / f"{what}-rated.jsonl").open("w") as file:
+        assert all((row.get(NOT_FOR_LIBRARIES) == MARK) == (sheet_kind == "rewritten") for row in rows)
+        assert "data:image/jpeg" in (tmp_path / f"{sheet_kind}.html").read_text()
+        key = read_key(tmp_path / f"{sheet_kind}.key.json")
+        with (tmp_path / f"{sheet_kind}-rated.jsonl").open("w") as file:
             for row, (criterion, (low, high)) in itertools.product(rows, key.criteria.items()):
                 agent = key.items[row["item"]].origin.get("agent")
                 score = high if agent is None else agent
                 one = {"item": row["item"], "who": "p", "criterion": criterion, "score": max(low, score)}
                 file.write(json.dumps(one) + "\n")
-        reports[what] = rate(
-            *("probe", "rate", "--out", a_probe.root, "--ratings", tmp_path / f"{what}-rated.jsonl"),
-            *("--key", tmp_path / f"{what}.key.json", "--threshold", 6),
+        reports[sheet_kind] = rate(
+            *("probe", "rate", "--out", a_probe.root, "--ratings", tmp_path / f"{sheet_kind}-rated.jsonl"),
+            *("--key", tmp_path / f"{sheet_kind}.key.json", "--threshold", 6),
         )
     # People who rate as the agents did agree with them fully.
     assert re.search(r"Miners and people’s majority +16 +1.000 +1.000", reports["mine"])

@@ -117,9 +117,9 @@ def test_tasks_preserve_pictures_and_events_through_serialisation():
     task = JudgeTask(
         meme=meme("a", True), events=tuple(event.model_dump_json() for event in record.events), frames=(png, b"")
     )
-    again = JudgeTask.model_validate_json(task.model_dump_json())
-    assert again == task
-    assert tuple(map(parse_event, again.events)) == record.events
+    restored = JudgeTask.model_validate_json(task.model_dump_json())
+    assert restored == task
+    assert tuple(map(parse_event, restored.events)) == record.events
 
 
 def test_docket_of_one_trial_reports_the_added_events_and_frames():
@@ -144,11 +144,11 @@ def test_docket_of_one_trial_reports_the_added_events_and_frames():
             await docket.append(event)
         return before, docket.added(), await docket.record(record.trial_id)
 
-    before, (added, frames), whole = asyncio.run(judged(0))
-    assert before is None and added == list(record.events) and frames == [b"png"] and whole == record
-    before, (added, frames), whole = asyncio.run(judged(3))
+    before, (added, frames), record_after = asyncio.run(judged(0))
+    assert before is None and added == list(record.events) and frames == [b"png"] and record_after == record
+    before, (added, frames), record_after = asyncio.run(judged(3))
     assert before is not None and len(before.events) == 3
-    assert added == list(record.events[3:]) and not frames and whole == record
+    assert added == list(record.events[3:]) and not frames and record_after == record
 
 
 def test_packed_library_is_complete_but_without_lock_files(tmp_path):

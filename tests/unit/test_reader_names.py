@@ -48,13 +48,13 @@ def picture(*stills: Image.Image, scale: int = 1) -> Picture:
     return Picture(PictureFormat.PNG, "0" * 64, "0" * 64, 1, 1, len(frames), frames)
 
 
-def read(name: str, shown: Picture):
+def read(name: str, still: Picture):
     async def open_and_read():
         reader = open_reader(name)
         assert reader is not None
         try:
             await reader.warm()
-            return reader.identity, (await reader.read(shown)).lines
+            return reader.identity, (await reader.read(still)).lines
         finally:
             await reader.aclose()
 
@@ -70,7 +70,7 @@ def test_reader_setting_accepts_every_kind_of_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("", "a text reader is one of"),
         ("easyocr", "a text reader is one of"),
@@ -86,8 +86,8 @@ def test_reader_setting_accepts_every_kind_of_name(name: str) -> None:
         ("http://[::1/ocr", "address of a text reader"),
     ],
 )
-def test_unknown_reader_names_are_refused_with_an_explanation(name: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_unknown_reader_names_are_refused_with_an_explanation(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_reader_name(name)
     done = CliRunner().invoke(cli, ["judge", "--reader", name, str(Path(__file__))])
     assert done.exit_code == 1 and "reader: " in done.stderr and "Traceback" not in done.stderr
@@ -99,12 +99,12 @@ def test_unknown_reader_names_are_refused_with_an_explanation(name: str, says: s
 @pytest.mark.slow
 def test_without_a_reader_a_meme_needs_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-    shown = tmp_path / "meme.png"
-    shown.write_bytes(encode(captioned("HELLO"), "PNG"))
-    refused = CliRunner().invoke(cli, ["judge", "--reader", "none", "--json", str(shown)])
+    image_file = tmp_path / "meme.png"
+    image_file.write_bytes(encode(captioned("HELLO"), "PNG"))
+    refused = CliRunner().invoke(cli, ["judge", "--reader", "none", "--json", str(image_file)])
     assert refused.exit_code == 1
     assert json.loads(refused.stdout)["error"]["reason"] == "TEXT_READER_OFF"
-    judged = CliRunner().invoke(cli, ["judge", "--reader", "none", "--json", "--text", "hello", str(shown)])
+    judged = CliRunner().invoke(cli, ["judge", "--reader", "none", "--json", "--text", "hello", str(image_file)])
     assert json.loads(judged.stdout)["verdict"]["text"]["text"] == "hello"
     records = CliRunner().invoke(cli, ["records", "list", "--json"])
     assert len(records.stdout.splitlines()) == 1, "the refused request opened no trial"
@@ -151,9 +151,9 @@ def test_missing_tesseract_language_is_named_in_the_error() -> None:
 def test_judge_explains_how_to_install_a_missing_tesseract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-    shown = tmp_path / "meme.png"
-    shown.write_bytes(encode(captioned("HELLO"), "PNG"))
-    done = CliRunner().invoke(cli, ["judge", "--reader", "tesseract", str(shown)])
+    image_file = tmp_path / "meme.png"
+    image_file.write_bytes(encode(captioned("HELLO"), "PNG"))
+    done = CliRunner().invoke(cli, ["judge", "--reader", "tesseract", str(image_file)])
     assert done.exit_code == 1 and "apt-get install tesseract-ocr" in done.stderr
 
 
@@ -194,8 +194,8 @@ class OcrAnswer(BaseHTTPRequestHandler):
         assert isinstance(server, OcrServer)
         payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert payload["fileType"] == 1 and self.path == "/ocr"
-        with Image.open(BytesIO(base64.b64decode(payload["file"]))) as shown:
-            server.sizes.append(shown.size)
+        with Image.open(BytesIO(base64.b64decode(payload["file"]))) as image:
+            server.sizes.append(image.size)
         body = answer(["COURT"]) if server.body is None else server.body
         self.send_response(server.status)
         self.send_header("Content-Length", str(len(body)))
@@ -221,11 +221,11 @@ def server() -> Iterator[OcrServer]:
         listening.shutdown()
 
 
-def ask(url: str, shown: Picture):
+def ask(url: str, still: Picture):
     async def open_and_read():
         reader = ServedTextReader(url)
         try:
-            return (await reader.read(shown)).lines
+            return (await reader.read(still)).lines
         finally:
             await reader.aclose()
 

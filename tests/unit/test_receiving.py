@@ -16,7 +16,7 @@ NEW_AT_ONCE = 4  # a quarter of the budget is for new connections, which have se
 
 
 class Call:
-    """A call that sends its request after so many seconds, or never."""
+    """A call that sends its request after ``after_s`` seconds, or never."""
 
     def __init__(self, peer, after_s=None):
         self.of = peer
@@ -59,12 +59,12 @@ def answered_after(honest_at, silent):
         began = loop.time()
         honest = asyncio.create_task(memory.receive(Call("honest", 0.01)))
         await asyncio.sleep(0)
-        behind = await start_reading(memory, silent[honest_at:])
+        later_calls = await start_reading(memory, silent[honest_at:])
         data, lot = await honest
         assert data == b"a request"
         lot.release()
         took = loop.time() - began
-        await cancel(before + behind)
+        await cancel(before + later_calls)
         assert memory.bytes_in_use == 0
         return took
 
@@ -216,8 +216,8 @@ def test_closing_one_service_leaves_the_others_running():
     async def scene():
         memory = ReceiveBudget(BUDGET, 60.0)
         court, docket = (
-            [asyncio.create_task(memory.receive(Call(f"{number % 3}", 0.01), of=of)) for number in range(15)]
-            for of in ("court", "docket")
+            [asyncio.create_task(memory.receive(Call(f"{number % 3}", 0.01), of=service)) for number in range(15)]
+            for service in ("court", "docket")
         )
         await asyncio.sleep(0)
         memory.close("court")

@@ -120,14 +120,14 @@ class Town:
             now=lambda: next(clock),
             **changes,
         )
-        house = TrialExecutor(court, self.pictures, docket)
+        executor = TrialExecutor(court, self.pictures, docket)
         pulse = Heartbeat(docket.heartbeats, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
         try:
             async with TrialRunner(
-                house, self.settings, telemetry, pulse=pulse, admission=Gates(), memory=memory
-            ) as reception:
-                reception.house = house
-                yield reception
+                executor, self.settings, telemetry, pulse=pulse, admission=Gates(), memory=memory
+            ) as runner:
+                runner.house = executor
+                yield runner
         finally:
             if own:
                 await docket.close()
@@ -185,12 +185,12 @@ SOME = 50 if FULL else 8
 def test_a_hundred_identical_concurrent_requests_share_one_trial(town, request_id, reuse, times):
     town.settings = Settings(home=town.home, reuse=reuse)
 
-    async def rounds(reception):
-        docket = reception.house.docket
+    async def rounds(runner):
+        docket = runner.house.docket
         for number in range(times):
             name = f"{request_id}{number}" if request_id else ""
             ask = replace(ASK, image=b"%d|file" % number, request_id=name)
-            answers = await asyncio.gather(*(reception.answer(ask) for _ in range(100)))
+            answers = await asyncio.gather(*(runner.answer(ask) for _ in range(100)))
             assert len({answer.record.trial_id for answer in answers}) == 1
             assert len(await trials_in(docket)) == number + 1
             assert len({answer.name for answer in answers}) == (1 if request_id else 100)
@@ -201,11 +201,11 @@ def test_a_hundred_identical_concurrent_requests_share_one_trial(town, request_i
 
 
 def test_same_meme_under_another_request_id_joins_the_running_trial(town):
-    async def scene(reception):
+    async def scene(runner):
         town.finder.gate = asyncio.Event()
-        first = asyncio.ensure_future(reception.answer(ASK))
+        first = asyncio.ensure_future(runner.answer(ASK))
         await town.finder.searching.wait()
-        second = asyncio.ensure_future(reception.answer(other(image=b"pixels|another file")))
+        second = asyncio.ensure_future(runner.answer(other(image=b"pixels|another file")))
         await until(lambda: town.waiting == 2)
         assert not first.done() and not second.done()
         town.finder.gate.set()
@@ -222,18 +222,18 @@ def test_same_meme_under_another_request_id_joins_the_running_trial(town):
 
 def test_repeated_request_gets_the_same_verdict_even_after_a_restart(town):
     async def scene():
-        async with town.server() as reception:
-            first = await reception.answer(ASK)
-            again = await reception.answer(ASK)
-        async with town.server(name="restarted") as reception:
-            after = await reception.answer(ASK)
-            assert await reception.trial_of(RequestName("us", "r1")) == first.record.trial_id
-            assert await reception.trial_of(RequestName("us", "none")) is None
-        return first, again, after
+        async with town.server() as runner:
+            first = await runner.answer(ASK)
+            repeated = await runner.answer(ASK)
+        async with town.server(name="restarted") as runner:
+            after = await runner.answer(ASK)
+            assert await runner.trial_of(RequestName("us", "r1")) == first.record.trial_id
+            assert await runner.trial_of(RequestName("us", "none")) is None
+        return first, repeated, after
 
-    first, again, after = asyncio.run(scene())
-    assert first.record == again.record == after.record
-    assert not (first.reused or again.reused or after.reused)
+    first, repeated, after = asyncio.run(scene())
+    assert first.record == repeated.record == after.record
+    assert not (first.reused or repeated.reused or after.reused)
     assert len(town.finder.asked) == 1
 
 
@@ -241,14 +241,14 @@ def test_repeated_request_gets_its_verdict_without_reuse_and_after_an_upgrade(to
     town.settings = Settings(home=town.home, reuse="off")
 
     async def scene():
-        async with town.server() as reception:
-            first = await reception.answer(ASK)
+        async with town.server() as runner:
+            first = await runner.answer(ASK)
         town.software = "another"
-        async with town.server() as reception:
-            return first, await reception.answer(ASK)
+        async with town.server() as runner:
+            return first, await runner.answer(ASK)
 
-    first, again = asyncio.run(scene())
-    assert first.record == again.record and len(town.finder.asked) == 1
+    first, repeated = asyncio.run(scene())
+    assert first.record == repeated.record and len(town.finder.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -268,30 +268,30 @@ def test_repeated_request_gets_its_verdict_without_reuse_and_after_an_upgrade(to
     ids=lambda change: "-".join(change),
 )
 def test_different_request_under_a_used_id_is_refused(town, change):
-    async def scene(reception):
-        await reception.answer(ASK)
+    async def scene(runner):
+        await runner.answer(ASK)
         with pytest.raises(RequestConflict) as caught:
-            await reception.answer(replace(ASK, **change))
+            await runner.answer(replace(ASK, **change))
         assert caught.value.field == "request_id"
-        return await trials_in(reception.house.docket)
+        return await trials_in(runner.house.docket)
 
     assert len(on_one_server(town, scene)) == 1
 
 
 def test_conflicting_concurrent_requests_under_one_id_open_only_one_trial(town):
-    async def scene(reception):
+    async def scene(runner):
         asks = [ASK, replace(ASK, text="other text")] * 10
-        results = await asyncio.gather(*(reception.answer(ask) for ask in asks), return_exceptions=True)
+        results = await asyncio.gather(*(runner.answer(ask) for ask in asks), return_exceptions=True)
         refused = [result for result in results if isinstance(result, RequestConflict)]
         assert len(refused) == 10
-        return await trials_in(reception.house.docket)
+        return await trials_in(runner.house.docket)
 
     assert len(on_one_server(town, scene)) == 1
 
 
 def test_same_id_in_another_namespace_is_another_request(town):
-    async def scene(reception):
-        return [await reception.answer(replace(ASK, namespace=namespace)) for namespace in ("us", "them")]
+    async def scene(runner):
+        return [await runner.answer(replace(ASK, namespace=namespace)) for namespace in ("us", "them")]
 
     first, second = on_one_server(town, scene)
     assert first.record.trial_id != second.record.trial_id
@@ -373,14 +373,14 @@ def test_new_meme_of_a_dead_server_is_tried_once_by_the_other_servers(town, even
 
 
 @pytest.mark.parametrize("ask", [ASK, other()], ids=["the same request", "the same meme"])
-@pytest.mark.parametrize("gone", ["left", "refused"])
-def test_trial_abandoned_before_it_began_blocks_no_other_server(town, ask, gone):
+@pytest.mark.parametrize("departure", ["left", "refused"])
+def test_trial_abandoned_before_it_began_blocks_no_other_server(town, ask, departure):
     """Its caller leaves, or is refused, after the request was claimed and before the trial begins."""
 
     @asynccontextmanager
     async def no_turn():
         waiting.set()
-        if gone == "refused":
+        if departure == "refused":
             raise Unavailable("no room", reason="BUSY")
         await asyncio.Event().wait()
         yield
@@ -401,7 +401,7 @@ def test_trial_abandoned_before_it_began_blocks_no_other_server(town, ask, gone)
     assert answer.record.state is TrialState.DECIDED and not answer.reused
 
 
-class _Slow(Intercepted):
+class _SlowClaims(Intercepted):
     """A docket that completes a write of a claim only after the caller that caused it has left.
 
     Later writes wait for that one, as in the real docket.
@@ -422,11 +422,11 @@ class _Slow(Intercepted):
     async def take_over(self, claim, **arguments):
         return await self._write("taken over", self._docket.leases.take_over(claim, **arguments))
 
-    async def _write(self, what, pending_write):
+    async def _write(self, kind, pending_write):
         if self._written is not None:
             await asyncio.wait([self._written])
             return await pending_write
-        if what != self._slow:
+        if kind != self._slow:
             return await pending_write
 
         async def write_later():
@@ -447,7 +447,7 @@ def test_caller_leaving_during_a_claim_write_blocks_no_other_server(town, ask, s
         docket = town.docket()
         if events is not None:
             await a_cut_off_trial(town, docket, events=events)
-        late = _Slow(docket, slow)
+        late = _SlowClaims(docket, slow)
         async with town.server(name="a", docket=late) as a, town.server(name="b", docket=docket) as b:
             caller = asyncio.ensure_future(a.answer(ASK))
             await late.asked.wait()
@@ -485,21 +485,21 @@ def test_failed_or_overruled_trial_is_followed_by_one_new_trial_across_servers(t
 
 async def a_cut_off_trial(town, docket, ask=ASK, events=4):
     """A trial of a server that died: claimed and begun, with no end recorded."""
-    async with town.server(name="dead", docket=_Failing(docket, events)) as reception:
-        with pytest.raises(_Dead):
-            await reception.answer(ask)
+    async with town.server(name="dead", docket=_DyingServer(docket, events)) as runner:
+        with pytest.raises(_PowerFailure):
+            await runner.answer(ask)
         claim = await docket.leases.claim_of(RequestName(ask.namespace, ask.request_id))
     record = await docket.trials.record(claim.trial_id) if events else None
     assert record is None or record.state is TrialState.OPEN
     return claim
 
 
-class _Dead(BaseException):
+class _PowerFailure(BaseException):
     """A power failure."""
 
 
-class _Failing(Intercepted):
-    """A docket whose server dies after so many stored events, and does nothing from then on."""
+class _DyingServer(Intercepted):
+    """A docket whose server dies after this number of stored events and does nothing from then on."""
 
     def __init__(self, docket, events):
         super().__init__(docket)
@@ -516,7 +516,7 @@ class _Failing(Intercepted):
         for event in events:  # one by one, as earlier versions stored them: a record may end anywhere
             if not self._left:
                 self._dead = True
-                raise _Dead
+                raise _PowerFailure
             self._left -= 1
             await self._docket.writer.append(event)
 
@@ -539,10 +539,10 @@ def test_trial_of_a_dead_server_is_taken_over_exactly_once(town, events):
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket, events=events)
         counting = _Counting(docket)
-        begun = asyncio.get_running_loop().time()  # the first of the two watches heartbeats from its start
+        started_at = asyncio.get_running_loop().time()  # the first of the two watches heartbeats from its start
         async with town.server(name="b", docket=counting) as b, town.server(name="c", docket=counting) as c:
             answers = await asyncio.gather(*(server.answer(ASK) for server in (b, c) for _ in range(5)))
-            waited = asyncio.get_running_loop().time() - begun
+            waited = asyncio.get_running_loop().time() - started_at
         record = await docket.trials.record(claim.trial_id)
         trials = await trials_in(docket)
         await docket.close()
@@ -594,7 +594,7 @@ def test_servers_resume_trials_of_dead_servers_on_their_own(town):
     assert notes.kinds.count("VerdictGiven") == 3
 
 
-def test_resumed_trials_run_as_batch_work_unless_a_caller_waits(town, monkeypatch):
+def test_resumed_trials_are_batch_work_unless_an_impatient_caller_waits(town, monkeypatch):
     batch_flags, resume = [], TrialExecutor.resume
 
     async def recording_resume(*arguments, batch=False, **options):
@@ -664,12 +664,12 @@ def test_trials_of_a_live_server_are_left_to_it(town):
     assert not asyncio.run(scene()).record.all(TrialResumed)
 
 
-class _Faltering(Intercepted):
-    """A docket whose one method is unavailable for the first so many calls; counts these calls."""
+class _Flaky(Intercepted):
+    """A docket with one method that is unavailable for the first calls; counts these calls."""
 
-    def __init__(self, docket, what, times=10**9):
+    def __init__(self, docket, method, times=10**9):
         super().__init__(docket)
-        self._what, self._times = what, times
+        self._what, self._times = method, times
         self.asked = 0
         self.missed = asyncio.Event()
 
@@ -682,14 +682,14 @@ class _Faltering(Intercepted):
         raise Unavailable("Away for a moment.", reason="DOCKET_UNAVAILABLE")
 
 
-@pytest.mark.parametrize("what", ["open_claims", "record", "take_over", "frames", "append"])
-def test_cut_off_trials_are_resumed_once_an_outage_of_the_docket_is_over(town, what):
+@pytest.mark.parametrize("method", ["open_claims", "record", "take_over", "frames", "append"])
+def test_cut_off_trials_are_resumed_once_an_outage_of_the_docket_is_over(town, method):
     async def scene():
         docket = town.docket()
         claims = [
             await a_cut_off_trial(town, docket, replace(ASK, request_id=f"r{n}", try_anew=True)) for n in range(2)
         ]
-        away = _Faltering(docket, what, times=3)
+        away = _Flaky(docket, method, times=3)
         async with town.server(name="b", docket=away) as b:
             await asyncio.wait_for(b.resume_cut_off(), 60)
         records = [await docket.trials.record(claim.trial_id) for claim in claims]
@@ -706,7 +706,7 @@ def test_trial_that_one_server_cannot_resume_is_resumed_by_another_on_request(to
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket)
-        away = _Faltering(docket, "frames")
+        away = _Flaky(docket, "frames")
         async with town.server(name="b", docket=away) as b, town.server(name="c", docket=docket) as c:
             resuming = asyncio.create_task(b.resume_cut_off())
             await away.missed.wait()
@@ -720,13 +720,13 @@ def test_trial_that_one_server_cannot_resume_is_resumed_by_another_on_request(to
     assert len(answer.record.all(TrialResumed)) == 1 and not answer.record.all(TrialFailed)
 
 
-@pytest.mark.parametrize("what", ["open_claims", "record"])
+@pytest.mark.parametrize("method", ["open_claims", "record"])
 @pytest.mark.parametrize("end", ["close", "cancel"])
-def test_server_waiting_for_the_docket_to_resume_trials_stops_at_once(town, what, end):
+def test_server_waiting_for_the_docket_to_resume_trials_stops_at_once(town, method, end):
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket)
-        away = _Faltering(docket, what)
+        away = _Flaky(docket, method)
         async with town.server(name="b", docket=away, beat_s=3600) as b:
             resuming = asyncio.create_task(b.resume_cut_off())
             await away.missed.wait()
@@ -781,12 +781,12 @@ def test_trial_that_cannot_be_resumed_fails_and_its_request_gets_another(town):
 
 
 def test_trial_with_a_transient_failure_is_resumed_by_the_next_request(town):
-    async def scene(reception):
+    async def scene(runner):
         town.finder.result, good = Unavailable("away", reason="LIBRARY_AWAY"), town.finder.result
         with pytest.raises(TrialAborted) as caught:
-            await reception.answer(ASK)
+            await runner.answer(ASK)
         town.finder.result = good
-        answers = await asyncio.gather(*(reception.answer(ASK) for _ in range(5)))
+        answers = await asyncio.gather(*(runner.answer(ASK) for _ in range(5)))
         return caught.value.record, answers
 
     failed, answers = on_one_server(town, scene)
@@ -795,14 +795,14 @@ def test_trial_with_a_transient_failure_is_resumed_by_the_next_request(town):
 
 
 def test_trial_with_a_permanent_failure_is_replaced_by_the_next_request(town):
-    async def scene(reception):
+    async def scene(runner):
         town.finder.result, good = ValueError("a fault"), town.finder.result
         with pytest.raises(TrialAborted) as caught:
-            await reception.answer(ASK)
+            await runner.answer(ASK)
         town.finder.result = good
-        answers = await asyncio.gather(*(reception.answer(ASK) for _ in range(5)))
-        assert await reception.trial_of(RequestName("us", "r1")) == answers[0].record.trial_id
-        return caught.value.record, answers, await trials_in(reception.house.docket)
+        answers = await asyncio.gather(*(runner.answer(ASK) for _ in range(5)))
+        assert await runner.trial_of(RequestName("us", "r1")) == answers[0].record.trial_id
+        return caught.value.record, answers, await trials_in(runner.house.docket)
 
     failed, answers, trials = on_one_server(town, scene)
     (replacement,) = {answer.record.trial_id for answer in answers}
@@ -810,11 +810,11 @@ def test_trial_with_a_permanent_failure_is_replaced_by_the_next_request(town):
 
 
 def test_all_callers_of_a_failing_trial_get_its_error(town):
-    async def scene(reception):
+    async def scene(runner):
         town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
         asks = [ASK, ASK, other(), other(request_id="")]
-        results = await asyncio.gather(*(reception.answer(ask) for ask in asks), return_exceptions=True)
-        return results, await trials_in(reception.house.docket)
+        results = await asyncio.gather(*(runner.answer(ask) for ask in asks), return_exceptions=True)
+        return results, await trials_in(runner.house.docket)
 
     results, trials = on_one_server(town, scene)
     assert [result.reason for result in results] == ["LIBRARY_AWAY"] * 4 and len(trials) == 1
@@ -826,7 +826,7 @@ def test_request_data_is_freed_as_soon_as_it_is_answered(town, end):
     cycles.
     """
 
-    async def scene(reception):
+    async def scene(runner):
         if end == "failure":
             town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
         if end == "fault":
@@ -839,7 +839,7 @@ def test_request_data_is_freed_as_soon_as_it_is_answered(town, end):
 
         async def ended(ask):
             try:
-                await reception.answer(ask, within_s=1.0 if end == "deadline" else None)
+                await runner.answer(ask, within_s=1.0 if end == "deadline" else None)
             except BadPicture:
                 return "refusal"
             except Overrun:
@@ -858,10 +858,10 @@ def test_request_data_is_freed_as_soon_as_it_is_answered(town, end):
                     caller.cancel()
             return await asyncio.gather(*callers)
 
-        with uncollected(Call, TrialRecord, Picture) as left:
+        with uncollected(Call, TrialRecord, Picture) as leftovers:
             assert await all_ended() == [end] * len(asks)
             town.pictures.errors = {}  # an error's traceback refers to the callers
-            return await soon(left)
+            return await soon(leftovers)
 
     assert on_one_server(town, scene) == []
 
@@ -878,24 +878,24 @@ def test_shared_work_without_callers_is_freed():
         return tracked, clock
 
     async def scene():
-        with uncollected(Tracked) as left:
+        with uncollected(Tracked) as leftovers:
             shared = SingleFlight()
             with shared:
                 shared.begin(work())
                 await asyncio.sleep(0.01)
-                assert left() == ["Tracked"]
-            return await soon(left)
+                assert leftovers() == ["Tracked"]
+            return await soon(leftovers)
 
     assert asyncio.run(scene()) == []
 
 
 def test_request_that_cannot_be_tried_is_not_claimed(town):
-    async def scene(reception):
+    async def scene(runner):
         town.pictures.errors[ASK.image] = BadPicture("no", reason="PICTURE_UNREADABLE")
         with pytest.raises(BadPicture):
-            await reception.answer(ASK)
-        assert await reception.trial_of(RequestName("us", "r1")) is None
-        return await reception.answer(replace(ASK, image=b"pixels|mended"))
+            await runner.answer(ASK)
+        assert await runner.trial_of(RequestName("us", "r1")) is None
+        return await runner.answer(replace(ASK, image=b"pixels|mended"))
 
     assert on_one_server(town, scene).record.state is TrialState.DECIDED
 
@@ -905,22 +905,20 @@ def claims(town):
         return connection.execute("SELECT count(*) FROM requests").fetchone()[0]
 
 
-def full():
+def refuse_as_busy():
     raise Busy("as many wait as may", retry_after=1.0)
 
 
 def test_request_refused_by_admission_writes_nothing(town):
-    async def scene(reception):
-        await reception.answer(
-            replace(ASK, text="another text")
-        )  # its picture is known from here on, so it needs no turn
+    async def scene(runner):
+        await runner.answer(replace(ASK, text="another text"))  # its picture is known from here on, so it needs no turn
         before = claims(town)
         for request_id in ("r2", ""):
             with pytest.raises(Busy):
-                await checked(full, reception.answer(other(request_id=request_id)))
+                await checked(refuse_as_busy, runner.answer(other(request_id=request_id)))
         assert claims(town) == before
-        assert not reception._hearings.unstored
-        return await reception.answer(other())
+        assert not runner._hearings.unstored
+        return await runner.answer(other())
 
     assert on_one_server(town, scene).record.state is TrialState.DECIDED
 
@@ -932,12 +930,12 @@ def test_request_that_needs_no_turn_is_not_refused_for_lack_of_one(town):
         async with town.server(name="a") as a, town.server(name="b") as b:
             await a.answer(replace(ASK, text="another text"))
             await b.answer(replace(ASK, text="another text", request_id="r2"))
-            await checked(full, b.answer(replace(ASK, text="another text", request_id="r3")))
+            await checked(refuse_as_busy, b.answer(replace(ASK, text="another text", request_id="r3")))
             town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
             first = asyncio.ensure_future(a.answer(other(request_id="r4")))
             await town.finder.searching.wait()
             joining = [
-                asyncio.ensure_future(checked(full, at.answer(other(request_id=name))))
+                asyncio.ensure_future(checked(refuse_as_busy, at.answer(other(request_id=name))))
                 for at, name in ((a, "r5"), (b, "r6"))
             ]
             await asyncio.sleep(0.3)
@@ -949,7 +947,7 @@ def test_request_that_needs_no_turn_is_not_refused_for_lack_of_one(town):
     assert first.record == at_a.record == at_b.record and len(town.finder.asked) == 2
 
 
-class _Away(Intercepted):
+class _Interrupted(Intercepted):
     """A docket that can be made unavailable."""
 
     def __init__(self, docket):
@@ -971,7 +969,7 @@ def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(town, mon
 
     async def scene():
         docket = town.docket()
-        away = _Away(docket)
+        away = _Interrupted(docket)
         async with town.server(name="a", docket=away, dead_s=60) as a:
             (caller,) = await callers_of_running_trial(town, a, 1, None)
             away.away = True
@@ -991,17 +989,17 @@ def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(town, mon
         (ended,) = await asyncio.gather(caller, return_exceptions=True)
         assert isinstance(ended, asyncio.CancelledError if end == "is cancelled" else TrialAborted)
         (trial_id,) = await trials_in(docket)
-        left = await docket.trials.record(trial_id)
+        first_record = await docket.trials.record(trial_id)
         town.finder = Finder()
         async with town.server(name="b", docket=docket) as b:
             answer = await b.answer(ASK)
         await docket.close()
-        return left, answer
+        return first_record, answer
 
-    left, answer = asyncio.run(scene())
-    assert left.state is (TrialState.OPEN if end == "the server stops" else TrialState.FAILED)
-    assert [*left.all(TrialFailed)] == [] or left.last(TrialFailed).retryable
-    assert answer.record.trial_id == left.trial_id and answer.record.state is TrialState.DECIDED
+    first_record, answer = asyncio.run(scene())
+    assert first_record.state is (TrialState.OPEN if end == "the server stops" else TrialState.FAILED)
+    assert [*first_record.all(TrialFailed)] == [] or first_record.last(TrialFailed).retryable
+    assert answer.record.trial_id == first_record.trial_id and answer.record.state is TrialState.DECIDED
     assert len(answer.record.all(TrialResumed)) == 1
 
 
@@ -1009,12 +1007,12 @@ def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(tow
     monkeypatch.setattr("serving.runner.in_flight._MOST_NEVER_BEGUN", 5)
     monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
-    class Full(Intercepted):
+    class ReadOnly(Intercepted):
         """A docket that can be read but not written."""
 
         def __init__(self, docket):
             super().__init__(docket)
-            self.full = False
+            self.enabled = False
 
         async def claim(self, *arguments, **options):
             return await self._written(self._docket.leases.claim(*arguments, **options))
@@ -1023,21 +1021,21 @@ def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(tow
             return await self._written(self._docket.leases.take_over(*arguments, **options))
 
         async def _written(self, write):
-            if self.full:
+            if self.enabled:
                 write.close()
                 raise Unavailable("It is full.", reason="DOCKET_UNAVAILABLE")
             return await write
 
     async def scene():
         docket = town.docket()
-        full = Full(docket)
-        async with town.server(name="a", docket=full) as a:
-            full.full = True
+        read_only = ReadOnly(docket)
+        async with town.server(name="a", docket=read_only) as a:
+            read_only.enabled = True
             for number in range(20):
                 with pytest.raises(Unavailable):
                     await a.answer(other(request_id=f"{number}", image=b"%d|file" % number))
             assert len(a._hearings.unstored) == 5
-            full.full = False
+            read_only.enabled = False
             async with asyncio.timeout(60):
                 while len(a._hearings.unstored):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
@@ -1053,7 +1051,7 @@ def test_trial_with_a_late_recorded_end_is_counted_as_ended(town, monkeypatch):
 
     async def scene():
         docket = town.docket()
-        away = _Away(docket)
+        away = _Interrupted(docket)
         async with town.server(name="a", docket=away, telemetry=telemetry) as a:
             town.finder.gate = asyncio.Event()
             caller = asyncio.ensure_future(a.answer(ASK))
@@ -1099,7 +1097,7 @@ def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one(town,
 
     async def scene():
         docket = town.docket()
-        away = _Away(docket)
+        away = _Interrupted(docket)
         async with town.server(name="a", docket=away, beat_s=60) as a:
             (caller,) = await callers_of_running_trial(town, a, 1, None)
             away.away = True
@@ -1136,9 +1134,9 @@ def test_stopping_server_removes_its_heartbeat_and_counts_as_dead_at_once(town):
             assert {*await docket.heartbeats.heartbeats()} == {"b"}
             await b._pulse.refresh()
             assert b._pulse.dead("a")
-        left = await docket.heartbeats.heartbeats()
+        remaining = await docket.heartbeats.heartbeats()
         await docket.close()
-        return left
+        return remaining
 
     assert asyncio.run(scene()) == {}
 
@@ -1191,12 +1189,12 @@ def test_verdict_is_reused_only_for_the_same_meme(town, change, restarted):
     ask = other(**{**REUSED, **NOT_REUSED}[change])
 
     async def scene():
-        async with town.server() as reception:
-            first = await reception.answer(ASK)
+        async with town.server() as runner:
+            first = await runner.answer(ASK)
             if not restarted:
-                return first, await reception.answer(ask), await reception.answer(ask)
-        async with town.server() as reception:
-            return first, await reception.answer(ask), await reception.answer(ask)
+                return first, await runner.answer(ask), await runner.answer(ask)
+        async with town.server() as runner:
+            return first, await runner.answer(ask), await runner.answer(ask)
 
     first, second, third = asyncio.run(scene())
     assert second.reused is third.reused is (change in REUSED)
@@ -1229,11 +1227,11 @@ def switched_off(town):
 @pytest.mark.parametrize("change", [changed_software, changed_library, changed_encoder, changed_reader, switched_off])
 def test_changed_component_or_disabled_reuse_leads_to_a_new_trial(town, change):
     async def scene():
-        async with town.server() as reception:
-            first = await reception.answer(ASK)
+        async with town.server() as runner:
+            first = await runner.answer(ASK)
         change(town)
-        async with town.server() as reception:
-            return first, await reception.answer(other())
+        async with town.server() as runner:
+            return first, await runner.answer(other())
 
     first, second = asyncio.run(scene())
     assert not second.reused and second.record.trial_id != first.record.trial_id
@@ -1246,23 +1244,23 @@ def test_changed_policy_settings_or_models_lead_to_a_new_trial(town):
 
     policy = DEFAULT_POLICY.model_copy(update={"version": "another"})
     assert policy.digest != DEFAULT_POLICY.digest
-    cast, named = Cast(rounds=2), Cast(rounds=2)
-    for role, model in named.models.items():
+    cast, renamed = Cast(rounds=2), Cast(rounds=2)
+    for role, model in renamed.models.items():
         model._name = f"another {role}"
     courts = [
         {"chairs": cast.chairs},
         {"chairs": cast.chairs, "policy": policy},
         {"chairs": cast.chairs, "settings": TrialSettings(epsilon=0.5)},
-        {"chairs": named.chairs},
+        {"chairs": renamed.chairs},
     ]
 
     async def scene():
         answers = []
         for _ in range(2):
             for number, court in enumerate(courts):
-                async with town.server(**court) as reception:
+                async with town.server(**court) as runner:
                     ask = replace(ASK, request_id=f"{number}-{len(answers)}", procedure=Procedure.FULL)
-                    answers.append(await reception.answer(ask))
+                    answers.append(await runner.answer(ask))
         return answers
 
     answers = asyncio.run(scene())
@@ -1275,8 +1273,8 @@ def test_tampered_verdict_cache_gives_no_meme_the_verdict_of_another(town):
     asks = [ASK, replace(ASK, image=b"other|file", request_id="r2")]
 
     async def answers():
-        async with town.server() as reception:
-            return [await reception.answer(replace(ask, request_id="")) for ask in asks]
+        async with town.server() as runner:
+            return [await runner.answer(replace(ask, request_id="")) for ask in asks]
 
     first = asyncio.run(answers())
     with sqlite3.connect(town.path) as connection:
@@ -1291,8 +1289,8 @@ def test_tampered_verdict_cache_gives_no_meme_the_verdict_of_another(town):
 def test_reuse_everywhere_crosses_namespaces(town):
     town.settings = Settings(home=town.home, reuse="everywhere")
 
-    async def scene(reception):
-        return await reception.answer(ASK), await reception.answer(replace(ASK, namespace="them"))
+    async def scene(runner):
+        return await runner.answer(ASK), await runner.answer(replace(ASK, namespace="them"))
 
     first, second = on_one_server(town, scene)
     assert second.reused and second.record == first.record
@@ -1306,15 +1304,15 @@ def test_known_meme_sent_as_the_same_file_needs_no_decoding_and_no_turn(town):
 
     turns = []
 
-    async def scene(reception):
-        await through(turn, reception.answer(ASK))
+    async def scene(runner):
+        await through(turn, runner.answer(ASK))
         assert turns == ["taken"] and town.pictures.decoded == 1
         for number in range(5):
-            again = await through(turn, reception.answer(other(request_id=f"again {number}")))
-            assert again.reused and again.picture_seconds == 0
+            repeated = await through(turn, runner.answer(other(request_id=f"again {number}")))
+            assert repeated.reused and repeated.picture_seconds == 0
         assert turns == ["taken"] and town.pictures.decoded == 1
-        claims = [await reception.trial_of(RequestName("us", f"again {number}")) for number in range(5)]
-        assert set(claims) == {again.record.trial_id}
+        claims = [await runner.trial_of(RequestName("us", f"again {number}")) for number in range(5)]
+        assert set(claims) == {repeated.record.trial_id}
 
     on_one_server(town, scene)
 
@@ -1332,32 +1330,32 @@ async def overrule(docket, trial_id, clock=ticking()):  # noqa: B008
 
 
 def test_overruled_verdict_is_returned_to_its_own_requests_only(town):
-    async def scene(reception):
-        first = await reception.answer(ASK)
-        reused = await reception.answer(other())
-        await overrule(reception.house.docket, first.record.trial_id)
-        reception.forget(first.record.trial_id)
-        again, its_own, anew = [await reception.answer(ask) for ask in (other(), ASK, other(request_id="r3"))]
-        after = await reception.answer(other(request_id="r4"))
-        return first, reused, again, its_own, anew, after
+    async def scene(runner):
+        first = await runner.answer(ASK)
+        reused = await runner.answer(other())
+        await overrule(runner.house.docket, first.record.trial_id)
+        runner.forget(first.record.trial_id)
+        repeated, its_own, retried = [await runner.answer(ask) for ask in (other(), ASK, other(request_id="r3"))]
+        after = await runner.answer(other(request_id="r4"))
+        return first, reused, repeated, its_own, retried, after
 
-    first, reused, again, its_own, anew, after = on_one_server(town, scene)
-    assert {answer.record.trial_id for answer in (reused, again, its_own)} == {first.record.trial_id}
-    assert not anew.reused and anew.record.trial_id != first.record.trial_id
-    assert after.reused and after.record.trial_id == anew.record.trial_id
+    first, reused, repeated, its_own, retried, after = on_one_server(town, scene)
+    assert {answer.record.trial_id for answer in (reused, repeated, its_own)} == {first.record.trial_id}
+    assert not retried.reused and retried.record.trial_id != first.record.trial_id
+    assert after.reused and after.record.trial_id == retried.record.trial_id
 
 
 @pytest.mark.parametrize("cached_before", [True, False])
 def test_verdict_overruled_elsewhere_is_reused_only_until_the_cache_expires(town, monkeypatch, cached_before):
     monkeypatch.setattr("serving.runner.verdict_cache.FRESH_S", 0.2)
 
-    async def scene(reception):
-        first = await reception.answer(ASK)
+    async def scene(runner):
+        first = await runner.answer(ASK)
         if cached_before:
-            assert (await reception.answer(other())).reused  # cached as fresh from here on
-        await overrule(reception.house.docket, first.record.trial_id)
+            assert (await runner.answer(other())).reused  # cached as fresh from here on
+        await overrule(runner.house.docket, first.record.trial_id)
         await asyncio.sleep(0.25)
-        answers = await asyncio.gather(*(reception.answer(ask) for ask in own_ids(5)))
+        answers = await asyncio.gather(*(runner.answer(ask) for ask in own_ids(5)))
         assert first.record.trial_id not in {answer.record.trial_id for answer in answers}
         return answers
 
@@ -1368,7 +1366,7 @@ def test_verdict_overruled_elsewhere_is_reused_only_until_the_cache_expires(town
 
 
 class Turns:
-    """Admission with so many turns; counts the turns taken."""
+    """Admission with a fixed number of turns; counts the turns taken."""
 
     def __init__(self, most=1):
         self.free = asyncio.Semaphore(most)
@@ -1392,19 +1390,19 @@ class Turns:
         return self.free._value == self.most
 
 
-async def callers_of_running_trial(town, reception, count, turns, *asks):
+async def callers_of_running_trial(town, runner, count, turns, *asks):
     """Callers that all wait for the same running trial."""
     town.finder.gate = asyncio.Event()
-    callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks or [ASK] * count]
+    callers = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks or [ASK] * count]
     await town.finder.searching.wait()
     await until(lambda: town.waiting == len(callers))
     return callers
 
 
-async def quiet_soon(reception):
+async def wait_until_idle(runner):
     """Waits until no trial or picture is in progress; abandoned trials still record their end."""
-    hearings = reception._hearings
-    decoding = reception.decoders._decoding
+    hearings = runner._hearings
+    decoding = runner.decoders._decoding
     for shared in [*hearings._flights.values(), *decoding.values()]:
         await asyncio.wait_for(shared.over(), 60)
     await asyncio.sleep(0)
@@ -1412,16 +1410,16 @@ async def quiet_soon(reception):
 
 
 def test_trial_continues_while_any_caller_waits_for_it(town):
-    async def scene(reception):
+    async def scene(runner):
         turns = Turns(2)
-        callers = await callers_of_running_trial(town, reception, 3, turns)
+        callers = await callers_of_running_trial(town, runner, 3, turns)
         assert not turns.all_free
         for leaver in callers[:2]:  # including the one that began it
             leaver.cancel()
         await asyncio.wait(callers[:2])
         town.finder.gate.set()
         answer = await callers[2]
-        await quiet_soon(reception)
+        await wait_until_idle(runner)
         assert turns.all_free
         return answer
 
@@ -1430,52 +1428,52 @@ def test_trial_continues_while_any_caller_waits_for_it(town):
 
 
 def test_turn_is_released_when_no_trial_is_needed_or_another_is_awaited(town):
-    async def scene(reception):
+    async def scene(runner):
         turns = Turns(2)
-        callers = await callers_of_running_trial(town, reception, 1, turns)
-        callers.append(asyncio.ensure_future(through(turns, reception.answer(other(image=b"pixels|joins")))))
+        callers = await callers_of_running_trial(town, runner, 1, turns)
+        callers.append(asyncio.ensure_future(through(turns, runner.answer(other(image=b"pixels|joins")))))
         await turns.second.wait()
         async with asyncio.timeout(60), turns():  # the trial has one turn; the caller waiting for it returned the other
             assert not callers[1].done()
         town.finder.gate.set()
         await asyncio.gather(*callers)
-        await through(turns, reception.answer(other(request_id="r3", image=b"pixels|is known")))
+        await through(turns, runner.answer(other(request_id="r3", image=b"pixels|is known")))
         assert turns.taken == 4 and town.pictures.decoded == 3
-        await quiet_soon(reception)
+        await wait_until_idle(runner)
         return turns.all_free
 
     assert on_one_server(town, scene)
 
 
 def test_trial_is_cancelled_with_its_last_caller_and_leaves_nothing_behind(town):
-    async def scene(reception):
+    async def scene(runner):
         turns = Turns(2)
         tasks = asyncio.all_tasks()
-        callers = await callers_of_running_trial(town, reception, 3, turns)
+        callers = await callers_of_running_trial(town, runner, 3, turns)
         for caller in callers:
             caller.cancel()
         await asyncio.wait(callers)
-        await quiet_soon(reception)
+        await wait_until_idle(runner)
         assert turns.all_free and town.finder.ended == 1
         assert asyncio.all_tasks() == tasks
-        (trial_id,) = await trials_in(reception.house.docket)
-        left = await reception.house.docket.trials.record(trial_id)
+        (trial_id,) = await trials_in(runner.house.docket)
+        first_record = await runner.house.docket.trials.record(trial_id)
         town.finder.gate.set()
-        return left, await reception.answer(ASK)
+        return first_record, await runner.answer(ASK)
 
-    left, answer = on_one_server(town, scene)
-    assert left.state is TrialState.FAILED and left.last(TrialFailed).reason == "CANCELLED"
-    assert answer.record.trial_id == left.trial_id and len(answer.record.all(TrialResumed)) == 1
+    first_record, answer = on_one_server(town, scene)
+    assert first_record.state is TrialState.FAILED and first_record.last(TrialFailed).reason == "CANCELLED"
+    assert answer.record.trial_id == first_record.trial_id and len(answer.record.all(TrialResumed)) == 1
 
 
 def test_request_arriving_while_an_abandoned_trial_ends_gets_its_verdict(town):
-    async def scene(reception):
-        (caller,) = await callers_of_running_trial(town, reception, 1, None)
+    async def scene(runner):
+        (caller,) = await callers_of_running_trial(town, runner, 1, None)
         caller.cancel()
         await asyncio.sleep(0)
         town.finder.gate.set()
-        answers = await asyncio.gather(reception.answer(ASK), reception.answer(other(request_id="r9")))
-        return answers, await trials_in(reception.house.docket)
+        answers = await asyncio.gather(runner.answer(ASK), runner.answer(other(request_id="r9")))
+        return answers, await trials_in(runner.house.docket)
 
     answers, trials = on_one_server(town, scene)
     assert all(answer.record.state is TrialState.DECIDED for answer in answers)
@@ -1484,21 +1482,21 @@ def test_request_arriving_while_an_abandoned_trial_ends_gets_its_verdict(town):
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.003, 0.01, 0.03])
 def test_callers_leaving_at_any_moment_leave_nothing_behind(town, after_s):
-    async def scene(reception):
+    async def scene(runner):
         turns = Turns(2)
         tasks = asyncio.all_tasks()
         asks = [other(request_id=f"v{number % 5}", image=b"%d|file" % (number % 7 % 3)) for number in range(30)]
-        callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks]
+        callers = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks]
         for number, caller in enumerate(callers):
             if number % 3 == 0:
                 await asyncio.sleep(after_s)
             if number % 2:
                 caller.cancel()
         results = await asyncio.gather(*callers, return_exceptions=True)
-        await quiet_soon(reception)
+        await wait_until_idle(runner)
         assert turns.all_free
         assert asyncio.all_tasks() == tasks
-        return results, await open_trials(reception.house.docket)
+        return results, await open_trials(runner.house.docket)
 
     results, still_open = on_one_server(town, scene)
     assert not still_open
@@ -1508,12 +1506,12 @@ def test_callers_leaving_at_any_moment_leave_nothing_behind(town, after_s):
 
 @pytest.mark.slow
 def test_deadline_ends_the_wait_of_its_own_caller_only(town):
-    async def scene(reception):
+    async def scene(runner):
         town.finder.gate = asyncio.Event()
-        short = asyncio.ensure_future(reception.answer(ASK, within_s=5))  # begins the trial
+        short = asyncio.ensure_future(runner.answer(ASK, within_s=5))  # begins the trial
         await town.finder.searching.wait()
-        shorter = asyncio.ensure_future(reception.answer(other(), within_s=0.1))
-        long = asyncio.ensure_future(reception.answer(other(request_id="r3"), within_s=30))
+        shorter = asyncio.ensure_future(runner.answer(other(), within_s=0.1))
+        long = asyncio.ensure_future(runner.answer(other(request_id="r3"), within_s=30))
         results = await asyncio.gather(shorter, short, return_exceptions=True)
         assert not long.done()
         town.finder.gate.set()
@@ -1560,18 +1558,18 @@ def test_verdict_cut_short_for_one_caller_is_not_reused_for_others(town):
 
     async def scene():
         options = {"chairs": slow.chairs, "settings": TrialSettings(rounds_max=9), "telemetry": Counting()}
-        async with town.server(**options) as reception:
-            hurried = asyncio.ensure_future(reception.answer(ask, within_s=5))
+        async with town.server(**options) as runner:
+            hurried = asyncio.ensure_future(runner.answer(ask, within_s=5))
             await asyncio.sleep(0.3)
-            patient = asyncio.ensure_future(reception.answer(replace(ask, request_id="r2")))
+            patient = asyncio.ensure_future(runner.answer(replace(ask, request_id="r2")))
             first = await hurried
             for role, chair in quick.models.items():
                 slow.models[role]._delay_s = chair._delay_s
             return (
                 first,
                 await patient,
-                await reception.answer(ask),
-                await reception.answer(replace(ask, request_id="r3")),
+                await runner.answer(ask),
+                await runner.answer(replace(ask, request_id="r3")),
             )
 
     first, patient, again, later = asyncio.run(scene())
@@ -1593,17 +1591,17 @@ def test_caller_returning_after_a_trial_cut_short_for_another_gets_a_full_one(to
     patient = replace(ask, request_id="r2")
 
     async def scene():
-        async with town.server(chairs=cast.chairs, settings=TrialSettings(rounds_max=9)) as reception:
-            hurried = asyncio.ensure_future(reception.answer(ask, within_s=5))
+        async with town.server(chairs=cast.chairs, settings=TrialSettings(rounds_max=9)) as runner:
+            hurried = asyncio.ensure_future(runner.answer(ask, within_s=5))
             await asyncio.sleep(0.3)
-            leaving = asyncio.ensure_future(reception.answer(patient))
-            while await reception.trial_of(RequestName("us", "r2")) is None:  # noqa: ASYNC110
+            leaving = asyncio.ensure_future(runner.answer(patient))
+            while await runner.trial_of(RequestName("us", "r2")) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             leaving.cancel()
             first = await hurried
             for model in cast.models.values():
                 model._delay_s = 0
-            return first, [await reception.answer(patient) for _ in range(2)]
+            return first, [await runner.answer(patient) for _ in range(2)]
 
     first, (back, again) = asyncio.run(scene())
     assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
@@ -1690,14 +1688,14 @@ def test_slow_pictures_do_not_delay_other_namespaces(town):
     """Namespaces take turns decoding, however many pictures of one wait in the queue."""
     town.settings = Settings(home=town.home, picture_workers=2)
 
-    async def scene(reception):
+    async def scene(runner):
         town.pictures.gate = asyncio.Event()
         asks = [other(namespace="flood", request_id=f"f{n}", image=b"%d|slow" % n) for n in range(20)]
-        flood = [asyncio.ensure_future(reception.answer(ask)) for ask in asks]
+        flood = [asyncio.ensure_future(runner.answer(ask)) for ask in asks]
         while town.pictures.decoded < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        late = asyncio.ensure_future(reception.answer(other(namespace="late", image=b"late|file")))
-        while not reception.decoders.at(hashlib.sha256(b"late|file").digest()):  # noqa: ASYNC110
+        late = asyncio.ensure_future(runner.answer(other(namespace="late", image=b"late|file")))
+        while not runner.decoders.at(hashlib.sha256(b"late|file").digest()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         assert town.pictures.decoded == 2, "more pictures decoded at once than there are workers"
@@ -1717,11 +1715,11 @@ def test_decoded_pictures_exist_only_during_a_turn_and_their_bytes_are_counted(t
         total_bytes += by
         peak_bytes = max(peak_bytes, total_bytes)
 
-    async def scene(reception):
+    async def scene(runner):
         turns = Turns(2)
         town.finder.gate = asyncio.Event()
         asks = [other(request_id=f"{n} {text}", image=b"%d|file" % n, text=text) for n in range(6) for text in "abc"]
-        callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks]
+        callers = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks]
         await town.finder.searching.wait()
         while total_bytes < 2 * size:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -1730,7 +1728,7 @@ def test_decoded_pictures_exist_only_during_a_turn_and_their_bytes_are_counted(t
         callers[0].cancel()
         town.finder.gate.set()
         await asyncio.wait(callers)
-        await quiet_soon(reception)
+        await wait_until_idle(runner)
         assert turns.all_free
 
     size = len(PNG + b"0|file")
@@ -1746,22 +1744,22 @@ def test_pin_accepts_only_the_loaded_version(town, field):
     from tests.support.cast import Cast
 
     async def scene():
-        async with town.server(chairs=Cast(rounds=2).chairs) as reception:
+        async with town.server(chairs=Cast(rounds=2).chairs) as runner:
             ask = replace(ASK, procedure=Procedure.FULL)
-            loaded = (await reception.answer(ask)).record.opened.versions
+            loaded = (await runner.answer(ask)).record.opened.versions
             if field == "models":
                 right, wrong = {"judge": loaded.models["JUDGE"]}, {"judge": "another"}
             else:
                 right, wrong = getattr(loaded, field), "another"
-            good = await reception.answer(replace(ask, request_id="r2", pins=RequiredVersions(**{field: right})))
+            good = await runner.answer(replace(ask, request_id="r2", pins=RequiredVersions(**{field: right})))
             assert good.reused
-            before = await trials_in(reception.house.docket)
+            before = await trials_in(runner.house.docket)
             with pytest.raises(NotLoaded) as caught:
-                await reception.answer(
+                await runner.answer(
                     replace(ask, request_id="r3", image=b"new|file", pins=RequiredVersions(**{field: wrong}))
                 )
-            assert await trials_in(reception.house.docket) == before
-            assert await reception.trial_of(RequestName("us", "r3")) is None
+            assert await trials_in(runner.house.docket) == before
+            assert await runner.trial_of(RequestName("us", "r3")) is None
             assert town.pictures.decoded == 1
             return caught.value
 
@@ -1771,10 +1769,10 @@ def test_pin_accepts_only_the_loaded_version(town, field):
 
 
 def test_pin_on_an_unused_model_or_an_unknown_role_is_refused(town):
-    async def scene(reception):
+    async def scene(runner):
         for role in ("judge", "bailiff"):
             with pytest.raises(NotLoaded) as caught:
-                await reception.answer(replace(ASK, pins=RequiredVersions(models={role: "a model"})))
+                await runner.answer(replace(ASK, pins=RequiredVersions(models={role: "a model"})))
             assert caught.value.field == f"pins.models.{role}"
 
     on_one_server(town, scene)
@@ -1793,24 +1791,24 @@ def test_repeated_pinned_request_gets_its_verdict_after_versions_changed(town, r
     ask = replace(PINNED, policy=RequiredPolicy(digest=DEFAULT_POLICY.digest))
 
     async def scene():
-        async with town.server() as reception:
-            first = [await reception.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
+        async with town.server() as runner:
+            first = [await runner.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
         changed_library(town)
-        async with town.server(policy=policy) as reception:
-            await reception.answer(replace(ASK, request_id="r9"))  # the newly loaded versions have a verdict as well
-            again = [await reception.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
+        async with town.server(policy=policy) as runner:
+            await runner.answer(replace(ASK, request_id="r9"))  # the newly loaded versions have a verdict as well
+            repeated = [await runner.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
             for pinned in (replace(PINNED, request_id="r3"), replace(ask, request_id="r4", pins=RequiredVersions())):
                 with pytest.raises(NotLoaded):
-                    await reception.answer(pinned)
-                assert await reception.trial_of(RequestName("us", pinned.request_id)) is None
-        return first, again
+                    await runner.answer(pinned)
+                assert await runner.trial_of(RequestName("us", pinned.request_id)) is None
+        return first, repeated
 
-    first, again = asyncio.run(scene())
-    assert [each.record for each in again] == [each.record for each in first]
+    first, repeated = asyncio.run(scene())
+    assert [each.record for each in repeated] == [each.record for each in first]
     assert [each.reused for each in first] == [False, reuse != "off"]
 
 
-class _Holding(Intercepted):
+class _SlowPictures(Intercepted):
     """A docket that stores a picture only once ``go_on`` is set."""
 
     def __init__(self, docket):
@@ -1829,18 +1827,18 @@ def test_pin_is_checked_against_the_versions_that_the_trial_uses(town, moment):
 
     async def scene():
         docket = town.docket()
-        holding = _Holding(docket)
-        async with town.server(docket=holding) as reception:
+        holding = _SlowPictures(docket)
+        async with town.server(docket=holding) as runner:
             if moment == "while it is decoded":
                 town.pictures.gate = asyncio.Event()
                 holding.go_on.set()
-            pinned = asyncio.ensure_future(reception.answer(PINNED))
+            pinned = asyncio.ensure_future(runner.answer(PINNED))
             if town.pictures.gate is None:
                 await holding.asked.wait()
             else:
                 while not town.pictures.decoded:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            free = asyncio.ensure_future(reception.answer(other()))
+            free = asyncio.ensure_future(runner.answer(other()))
             await asyncio.sleep(0.1)
             town.finder.library = OTHER_LIBRARY
             town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
@@ -1860,16 +1858,16 @@ def test_pin_is_checked_against_the_versions_that_the_trial_uses(town, moment):
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_library_change_during_a_search_fails_the_trial_pinned_to_it(town, resumed):
-    async def scene(reception):
+    async def scene(runner):
         town.finder.gate = asyncio.Event()
-        pinned = asyncio.ensure_future(reception.answer(PINNED))
+        pinned = asyncio.ensure_future(runner.answer(PINNED))
         await town.finder.searching.wait()
         if resumed:
             pinned.cancel()
             await asyncio.wait([pinned])
-            await quiet_soon(reception)
+            await wait_until_idle(runner)
             town.finder.searching.clear()
-            pinned = asyncio.ensure_future(reception.answer(PINNED))
+            pinned = asyncio.ensure_future(runner.answer(PINNED))
             await town.finder.searching.wait()
         town.finder.library = OTHER_LIBRARY
         town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
@@ -1885,11 +1883,11 @@ def test_library_change_during_a_search_fails_the_trial_pinned_to_it(town, resum
 
 
 def test_trial_with_mixed_library_versions_is_not_reused_for_a_pinned_request(town):
-    async def scene(reception):
+    async def scene(runner):
         town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
-        mixed = await reception.answer(ASK)
+        mixed = await runner.answer(ASK)
         town.finder.result = findings([H] * 5)
-        return mixed, await reception.answer(other(pins=PINNED.pins))
+        return mixed, await runner.answer(other(pins=PINNED.pins))
 
     mixed, pinned = on_one_server(town, scene)
     assert not pinned.reused and pinned.record.trial_id != mixed.record.trial_id
@@ -1900,13 +1898,13 @@ def test_trial_with_mixed_library_versions_is_not_reused_for_a_pinned_request(to
 def test_policy_can_be_pinned_by_id_version_or_digest(town, field):
     from court.policy import DEFAULT_POLICY
 
-    async def scene(reception):
+    async def scene(runner):
         right, wrong = RequiredPolicy(**{field: getattr(DEFAULT_POLICY, field)}), RequiredPolicy(**{field: "another"})
-        assert (await reception.answer(replace(ASK, policy=right))).record.state is TrialState.DECIDED
-        assert (await reception.answer(other(policy=right))).reused
+        assert (await runner.answer(replace(ASK, policy=right))).record.state is TrialState.DECIDED
+        assert (await runner.answer(other(policy=right))).reused
         with pytest.raises(NotLoaded) as caught:
-            await reception.answer(other(request_id="r3", policy=wrong))
-        assert await reception.trial_of(RequestName("us", "r3")) is None
+            await runner.answer(other(request_id="r3", policy=wrong))
+        assert await runner.trial_of(RequestName("us", "r3")) is None
         return caught.value
 
     error = on_one_server(town, scene)

@@ -30,16 +30,16 @@ from tests.support.replayed_trials import FOLDER, TRIALS
 FIRST_EDITION = FOLDER.parent / "first_edition"
 
 
-def recorded(name):
+def load_record(name):
     return read_document((FOLDER / f"{name}.json").read_bytes())
 
 
-def replayed(record):
+def run_replay(record):
     return asyncio.run(replay(record))
 
 
 def differing_fields(record):
-    return {difference.what: (difference.recorded, difference.found) for difference in replayed(record).differences}
+    return {difference.what: (difference.recorded, difference.found) for difference in run_replay(record).differences}
 
 
 def run(*arguments, status=0):
@@ -62,7 +62,7 @@ def test_recorded_trials_replay_without_differences():
 
 
 def test_recorded_trials_cover_every_end_and_every_fate_of_a_reply():
-    records = [recorded(name) for name in TRIALS]
+    records = [load_record(name) for name in TRIALS]
     assert {record.state for record in records} == {TrialState.DECIDED, TrialState.FAILED}
     verdicts = [record.verdict for record in records if record.verdict]
     assert {verdict.label for verdict in verdicts} == set(Label)
@@ -113,7 +113,7 @@ def test_first_edition_trial_that_failed_with_its_server_is_not_replayable(first
 
 
 def test_changed_rule_shows_in_the_label_and_its_consequences(monkeypatch):
-    record = recorded("full-not-harmful")
+    record = load_record("full-not-harmful")
 
     def strict(harmful, benign):
         return Label.NOT_HARMFUL if benign is Strength.STRONG and harmful is Strength.MODERATE else Label.HARMFUL
@@ -131,37 +131,37 @@ def test_parser_that_rejects_an_accepted_reply_shows_as_a_difference(monkeypatch
         raise UnusableReply("REPLY_MALFORMED", "the reply was refused")
 
     monkeypatch.setattr(replies, "parse_description", refuse)
-    found = differing_fields(recorded("full-harmful"))
+    found = differing_fields(load_record("full-harmful"))
     assert "The description can't be used by today's code, and was not asked for again." in found["end"][1]
 
 
 def test_parser_that_reads_another_value_shows_in_that_field_only(monkeypatch):
     parse = replies.parse_description
     monkeypatch.setattr(replies, "parse_description", lambda text: parse(text).upper())
-    assert set(differing_fields(recorded("full-harmful"))) == {"description"}
+    assert set(differing_fields(load_record("full-harmful"))) == {"description"}
 
 
 def test_parser_that_accepts_a_rejected_reply_shows_in_the_value(monkeypatch):
     parse = replies.parse_description
     monkeypatch.setattr(replies, "parse_description", lambda text: text if text.startswith("It shows") else parse(text))
     # Both replies say the same; only raw replies could show that the second request is no longer needed.
-    assert differing_fields(recorded("full-asked-again")) == {}
+    assert differing_fields(load_record("full-asked-again")) == {}
     monkeypatch.setattr(replies, "parse_description", lambda text: "!" if text.startswith("It shows") else parse(text))
-    assert differing_fields(recorded("full-asked-again")) == {"description": ("It shows a flag.", "!")}
+    assert differing_fields(load_record("full-asked-again")) == {"description": ("It shows a flag.", "!")}
 
 
 def test_failed_trial_that_would_no_longer_fail_shows_as_a_difference(monkeypatch):
     parse = replies.parse_argument
     argument = replies.Argument(summary="s", justification="j")
     monkeypatch.setattr(replies, "parse_argument", lambda text: argument if text == "no JSON at all" else parse(text))
-    found = differing_fields(recorded("full-failed"))
+    found = differing_fields(load_record("full-failed"))
     recorded_end, found_end = found["end"]
     assert "could not be used" in recorded_end and "the record has none" in found_end
 
 
 def test_changed_end_of_the_examination_shows_in_the_rounds(monkeypatch):
     monkeypatch.setattr("court.examination.entropy", lambda text: 1.0)
-    found = differing_fields(recorded("full-harmful"))
+    found = differing_fields(load_record("full-harmful"))
     assert found["Accuser's rounds"] == ("4, converged", "2, converged")
     assert found["Accuser's summary, round 4"][1] == "none"
 
@@ -169,24 +169,24 @@ def test_changed_end_of_the_examination_shows_in_the_rounds(monkeypatch):
 def test_round_beyond_the_recorded_ones_is_a_difference_and_never_guessed(monkeypatch):
     lengths = iter(range(1, 1000))
     monkeypatch.setattr("court.examination.entropy", lambda text: float(next(lengths)))
-    found = differing_fields(recorded("full-harmful"))
+    found = differing_fields(load_record("full-harmful"))
     assert "Today's code asks for a " in found["end"][1] and "in round 5, and the record has none" in found["end"][1]
 
 
 def test_changed_floor_of_the_score_shows_in_score_and_signals(monkeypatch):
     monkeypatch.setattr("court.judgment.score_of", lambda odds, least: None)
-    found = differing_fields(recorded("full-harmful"))
+    found = differing_fields(load_record("full-harmful"))
     assert found["score"][1] == "none" and "SCORE_UNKNOWN" in found["signals"][1]
 
 
 def test_changed_review_reasons_show_in_the_signals(monkeypatch):
     monkeypatch.setattr("court.judgment._cut_short", lambda sides: [])
     monkeypatch.setattr("court.judgment.no_similar_precedent", lambda findings: ())
-    assert differing_fields(recorded("full-far-precedents")) == {"signals": ("NO_SIMILAR_PRECEDENT", "none")}
+    assert differing_fields(load_record("full-far-precedents")) == {"signals": ("NO_SIMILAR_PRECEDENT", "none")}
 
 
 def test_changed_reading_of_a_guard_reply_shows_in_its_opinion(monkeypatch):
-    record = recorded("full-guard-heard")
+    record = load_record("full-guard-heard")
     assert record.last(GuardHeard).call.replies[0].text.startswith("<think>")
     monkeypatch.setattr("court.guard.parse_opinion", lambda adapter, reply, policy: GuardOpinion(harmful=False))
     found = differing_fields(record)
@@ -196,7 +196,7 @@ def test_changed_reading_of_a_guard_reply_shows_in_its_opinion(monkeypatch):
 
 
 def test_label_that_contradicts_its_replies_shows_as_a_difference():
-    record = recorded("full-harmful")
+    record = load_record("full-harmful")
     strengths = Strengths(harmful=Strength.WEAK, benign=Strength.STRONG)
     verdict = record.verdict.model_copy(update={"label": Label.NOT_HARMFUL, "strengths": strengths, "finding": None})
     found = differing_fields(with_altered_event(record, "VerdictGiven", verdict=verdict))
@@ -204,7 +204,7 @@ def test_label_that_contradicts_its_replies_shows_as_a_difference():
 
 
 def test_summary_score_is_computed_again():
-    record = recorded("summary-harmful")
+    record = load_record("summary-harmful")
     verdict = record.verdict.model_copy(update={"harm_score": 0.1})
     assert set(differing_fields(with_altered_event(record, "VerdictGiven", verdict=verdict))) == {"score"}
 
@@ -219,7 +219,7 @@ def test_replies_are_matched_by_side_when_both_sides_ask_the_same():
     record = try_meme(cast)
     by_side = {side: [e.answer for e in record.events if getattr(e, "answer", "") and e.side is side] for side in Side}
     assert by_side[Side.ACCUSER] != by_side[Side.DEFENDER]
-    assert replayed(record).differences == ()
+    assert run_replay(record).differences == ()
 
 
 def test_interrupted_and_resumed_trial_replays():
@@ -233,7 +233,7 @@ def test_interrupted_and_resumed_trial_replays():
 
     record = asyncio.run(work())
     assert record.last(TrialResumed) and outcome(record)["label"][1] == "HARMFUL"
-    found = replayed(record)
+    found = run_replay(record)
     assert (found.differences, found.obstacle) == ((), "")
 
 
@@ -244,7 +244,7 @@ def test_looping_thought_replays_as_the_same_failure():
         try_meme(Cast(describe=circling))
     record = aborted.value.record
     assert aborted.value.reason == "REPLY_LOOPS" and thought not in record.events[-1].model_dump_json()
-    found = replayed(record)
+    found = run_replay(record)
     assert (found.differences, found.obstacle) == ((), "")
 
 
@@ -257,43 +257,43 @@ def test_reworded_prompt_is_no_difference_but_not_replayable(monkeypatch):
     changed = dataclasses.replace(packaged(), judge=other)
     monkeypatch.setattr("court.prompts.sets._OPENED", {})
     monkeypatch.setattr("court.prompts.sets.packaged", lambda version="1": changed)
-    found = replayed(recorded("full-harmful"))
+    found = run_replay(load_record("full-harmful"))
     assert found.differences == () and "worded otherwise" in found.obstacle
     assert "not replayable" in run("--folder", FOLDER, status=2)
     # Without the digests of messages, as in the earliest records, the prompt of each call still shows it.
-    record = recorded("full-harmful")
+    record = load_record("full-harmful")
     bare = TrialRecord.of(
         event.model_copy(update={"call": event.call.model_copy(update={"messages_digest": ""}), "odds": None})
         if getattr(event, "call", None)
         else event
         for event in record.events
     )
-    assert "asked for in other words" in replayed(bare).obstacle
+    assert "asked for in other words" in run_replay(bare).obstacle
 
 
 def test_changed_messages_of_the_same_prompt_are_not_replayable(monkeypatch):
     monkeypatch.setattr(
         "court.messages.apart", lambda parts: tuple(f"{part}\n" if isinstance(part, str) else part for part in parts)
     )
-    assert "not what was sent" in replayed(recorded("full-harmful")).obstacle
+    assert "not what was sent" in run_replay(load_record("full-harmful")).obstacle
 
 
 def test_open_trial_has_no_outcome_to_compare():
-    record = recorded("full-harmful")
-    found = replayed(TrialRecord.of(record.events[:-1]))
+    record = load_record("full-harmful")
+    found = run_replay(TrialRecord.of(record.events[:-1]))
     assert found.without_outcome and "has not ended" in found.obstacle
 
 
 def test_trial_cut_short_by_its_deadline_is_not_replayable():
-    record = recorded("full-harmful")
-    found = replayed(with_altered_event(record, "SideRested", reason=QuestioningEnd.TIME))
+    record = load_record("full-harmful")
+    found = run_replay(with_altered_event(record, "SideRested", reason=QuestioningEnd.TIME))
     assert "deadline" in found.obstacle and not found.differences
 
 
 def test_removed_settings_are_named():
-    record = recorded("full-harmful")
+    record = load_record("full-harmful")
     opened = record.opened.model_copy(update={"settings": {**record.opened.settings, "query": "stars"}})
-    found = replayed(TrialRecord.of([opened, *record.events[1:]]))
+    found = run_replay(TrialRecord.of([opened, *record.events[1:]]))
     assert "settings that there are no more: query" in found.obstacle
 
 
@@ -314,7 +314,7 @@ def test_command_needs_exactly_one_source_and_fails_without_a_trial(tmp_path):
 
 
 def test_folder_of_json_lines_is_read_and_differences_exit_with_1(tmp_path):
-    record = recorded("summary-harmful")
+    record = load_record("summary-harmful")
     document = json.loads((FOLDER / "summary-harmful.json").read_text())
     document["events"][-1]["verdict"]["harm_score"] = 0.125
     (tmp_path / "trials.jsonl").write_text(json.dumps(document) + "\n" + json.dumps(document) + "\n")
@@ -327,7 +327,7 @@ def test_folder_of_json_lines_is_read_and_differences_exit_with_1(tmp_path):
 
 
 def test_raw_replies_are_recorded_unchanged():
-    record = recorded("full-asked-again")
+    record = load_record("full-asked-again")
     described = next(event for event in record.events if event.kind == "Described")
     assert described.call.replies == (
         RawReply(text="It shows a flag."),
@@ -338,7 +338,7 @@ def test_raw_replies_are_recorded_unchanged():
 
 
 def test_lone_surrogate_is_recorded_as_its_escape():
-    described = next(event for event in recorded("full-half-a-character").events if event.kind == "Described")
+    described = next(event for event in load_record("full-half-a-character").events if event.kind == "Described")
     assert described.call.replies[0].text == '{"description": "a flag \\ud83d"}'
     assert described.call.fault
 
@@ -355,4 +355,4 @@ def test_reply_that_leaks_its_instructions_is_not_recorded():
 def test_replay_uses_the_settings_of_the_record():
     """A setting added later has its default value, and asking ahead is off: it changes nothing but time."""
     record = try_meme(Cast(rounds=9), settings=TrialSettings(rounds_max=3, epsilon=0.0))
-    assert replayed(record).differences == ()
+    assert run_replay(record).differences == ()

@@ -1,4 +1,6 @@
-"""Tests of several servers of one model, over real sockets: a trial stays at one and fails over when that goes away."""
+"""Tests of several servers of one model, over real sockets: a trial uses one server and fails over when that is
+gone.
+"""
 
 import asyncio
 import hashlib
@@ -33,7 +35,7 @@ def pixels(number):
     return hashlib.sha256(f"picture {number}".encode()).hexdigest()
 
 
-def replicated(*urls, **options):
+def replicated_model(*urls, **options):
     """A model at servers that no test connects to."""
     return ChatCompletions.joined([ChatCompletions(base_url=url, model="m", **options) for url in urls])
 
@@ -42,7 +44,7 @@ def replicated(*urls, **options):
 
 
 def test_each_key_has_a_fixed_server_and_keys_are_spread_evenly():
-    model = replicated(*(f"http://s{n}:1/v1" for n in range(4)))
+    model = replicated_model(*(f"http://s{n}:1/v1" for n in range(4)))
     first = [model.pinned(pixels(n)).urls[0] for n in range(4000)]
     assert first == [model.pinned(pixels(n)).urls[0] for n in range(4000)]
     counts = Counter(first)
@@ -52,7 +54,7 @@ def test_each_key_has_a_fixed_server_and_keys_are_spread_evenly():
 
 def test_removing_a_server_moves_only_its_keys_to_the_next_in_order():
     urls = [f"http://s{n}:1/v1" for n in range(4)]
-    all_servers, remaining = replicated(*urls), replicated(*urls[1:])
+    all_servers, remaining = replicated_model(*urls), replicated_model(*urls[1:])
     for n in range(500):
         before, after = all_servers.pinned(pixels(n)).urls, remaining.pinned(pixels(n)).urls
         assert after == tuple(url for url in before if url != urls[0])
@@ -60,7 +62,7 @@ def test_removing_a_server_moves_only_its_keys_to_the_next_in_order():
 
 def test_order_of_the_server_urls_does_not_matter():
     urls = [f"http://s{n}:1/v1" for n in range(3)]
-    one, other = replicated(*urls), replicated(*reversed(urls))
+    one, other = replicated_model(*urls), replicated_model(*reversed(urls))
     assert all(one.pinned(pixels(n)).urls == other.pinned(pixels(n)).urls for n in range(50))
 
 
@@ -74,9 +76,11 @@ def test_common_capabilities_are_those_of_the_weakest_server():
 
 
 def test_roles_that_share_servers_share_the_choice_of_a_trial():
-    shared, own = replicated("http://a:1/v1", "http://b:1/v1"), replicated("http://c:1/v1")
+    shared, separate = replicated_model("http://a:1/v1", "http://b:1/v1"), replicated_model("http://c:1/v1")
     chairs = RoleModels(
-        RoleModel(shared, servers=shared), *[RoleModel(shared, servers=shared)] * 2, RoleModel(own, servers=own)
+        RoleModel(shared, servers=shared),
+        *[RoleModel(shared, servers=shared)] * 2,
+        RoleModel(separate, servers=separate),
     )
     pinned = chairs.pinned(pixels(1))
     assert pinned.proposer.model is pinned.accuser.model is pinned.defender.model
@@ -84,8 +88,8 @@ def test_roles_that_share_servers_share_the_choice_of_a_trial():
     assert pinned.judge.model.urls == ("http://c:1/v1",)
     assert set(pinned.servers["PROPOSER"]) == set(shared.urls)
     # Another trial of the same picture starts at the same server, but fails over independently.
-    again = chairs.pinned(pixels(1))
-    assert again.servers == pinned.servers and again.proposer.model is not pinned.proposer.model
+    second_trial = chairs.pinned(pixels(1))
+    assert second_trial.servers == pinned.servers and second_trial.proposer.model is not pinned.proposer.model
 
 
 def test_room_is_counted_per_server():
@@ -321,7 +325,7 @@ def test_recovered_server_gets_its_share_gradually(quick_rechecks, monkeypatch):
         monkeypatch.setattr("court.backends.chat.server.SLOW_START_S", 1000.0)
 
         def shares(count):
-            """Calls in flight at each server when so many trials have begun and none has ended."""
+            """Calls in flight at each server after this number of trials has begun and none has ended."""
             start_trial = [model.pinned(pixels(n))._replicas for n in range(count)]
             calls = []
             for replicas in start_trial:
@@ -405,8 +409,8 @@ def test_trial_stays_at_one_server_and_trials_are_spread_over_both():
     async def steps(model, servers, end):
         court = court_at(model)
         records = await asyncio.gather(*(trial_of(court, number) for number in range(16)))
-        again = await trial_of(court, 3)
-        return [*records, again], servers
+        repeated = await trial_of(court, 3)
+        return [*records, repeated], servers
 
     records, servers = with_two_servers(steps)
     for record in records:
@@ -508,15 +512,15 @@ def test_one_of_two_servers_suffices_and_the_other_is_named():
         messages = []
         async with AsyncExitStack() as stack:
             port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
-            reachable, gone = f"http://127.0.0.1:{port}/v1", "http://127.0.0.1:1/v1"
-            settings = Settings(llm={"url": [gone, reachable], "model": "stand-in"})
+            reachable, unreachable = f"http://127.0.0.1:{port}/v1", "http://127.0.0.1:1/v1"
+            settings = Settings(llm={"url": [unreachable, reachable], "model": "stand-in"})
             chairs = await connect_models(settings, stack, messages.append)
             reply = await chairs.judge.model.reply(HELLO, within_s=60)
-            return chairs.judge.servers.urls, reply.server, messages, (gone, reachable)
+            return chairs.judge.servers.urls, reply.server, messages, (unreachable, reachable)
 
-    urls, answered, messages, (gone, reachable) = asyncio.run(work())
-    assert urls == (gone, reachable), "cached replies are stored under these addresses"
-    assert answered == reachable and any(gone in message for message in messages)
+    urls, answered, messages, (unreachable, reachable) = asyncio.run(work())
+    assert urls == (unreachable, reachable), "cached replies are stored under these addresses"
+    assert answered == reachable and any(unreachable in message for message in messages)
     assert any("1 of 2 servers answer" in message for message in messages)
 
 

@@ -152,13 +152,13 @@ class Reader:
         if self.peek() == "-":
             self.at += 1
         self.digits(leading=True)
-        whole = True
+        is_integer = True
         if self.peek() == ".":
-            whole = False
+            is_integer = False
             self.at += 1
             self.digits()
         if self.peek() and self.peek() in "eE":
-            whole = False
+            is_integer = False
             self.at += 1
             if self.peek() and self.peek() in "+-":
                 self.at += 1
@@ -166,7 +166,7 @@ class Reader:
         words = self.text[began : self.at]
         if len(words) > 4000:
             raise NoJson
-        return int(words) if whole else float(words)
+        return int(words) if is_integer else float(words)
 
     def digits(self, leading=False):
         began = self.at
@@ -181,9 +181,7 @@ def has_letters_or_digits(words):
 
 
 def unwrapped(text):
-    """The text without what servers add around a reply: a byte order mark, closed thoughts, one fence around the
-    whole.
-    """
+    """The text without what servers add around a reply: byte order mark, closed thoughts, one enclosing fence."""
     text = text.lstrip("\ufeff").strip()
     if text[:1] not in ("{", "`", "~"):
         marks = list(re.finditer(r"</?think(ing)?>", text, re.IGNORECASE | re.ASCII))
@@ -473,8 +471,8 @@ def test_pi_5_holds_when_the_judge_gets_a_second_attempt():
             replies, label = await rule_once()
             outcomes[label] += 1
             used = replies[-1]
-            whole = used.finish is FinishReason.STOP and acquits_validly(used.text)
-            assert (label is Label.NOT_HARMFUL) == whole, (replies, label)
+            valid = used.finish is FinishReason.STOP and acquits_validly(used.text)
+            assert (label is Label.NOT_HARMFUL) == valid, (replies, label)
 
     asyncio.run(run())
     assert min(outcomes.values()) > 100
@@ -492,8 +490,8 @@ def brief(**values):
 def test_truncated_or_refused_ruling_is_unusable_even_if_it_parses():
     """The finish reason is checked before the text."""
     for finish in (FinishReason.LENGTH, FinishReason.REFUSAL):
-        says = ChatReply(json.dumps({**ACQUITTAL, "precedents": {}}), finish, "m", 1, 1, 0, 0.0)
-        judge = Judge(speaker(ScriptedModel(lambda _, says=says: says)))
+        ruling_reply = ChatReply(json.dumps({**ACQUITTAL, "precedents": {}}), finish, "m", 1, 1, 0, 0.0)
+        judge = Judge(speaker(ScriptedModel(lambda _, ruling_reply=ruling_reply: ruling_reply)))
         with pytest.raises(ReplyUnusable):
             asyncio.run(judge.rule(brief()))
 
@@ -534,7 +532,7 @@ def test_fault_descriptions_never_quote_the_reply():
             parse_ruling(text, DEFAULT_POLICY, 3)
         except UnusableReply as fault:
             faults.add(fault.what)
-    assert len(faults) > 5 and not [what for what in faults if word in what]
+    assert len(faults) > 5 and not [description for description in faults if word in description]
 
 
 def test_invalid_odds_count_as_no_odds():

@@ -140,7 +140,7 @@ def test_differences_within_noise_are_described_in_words(tmp_path):
     slightly = [*predictions[:-1], dataclasses.replace(predictions[-1], says="harmless")]
     mixed = [*wrong[:4], *predictions[4:]]
     names = {"all": predictions, "most": slightly, "mixed": mixed, "none": wrong}
-    roots = [a_run(tmp_path / name, of, name=name) for name, of in names.items()]
+    roots = [a_run(tmp_path / name, predictions_of_run, name=name) for name, predictions_of_run in names.items()]
     (group,) = report_on(*roots, records=False).groups
     table = group.tables[0]
     judged = {(one.label, one.against): one.judgment for one in table.contrasts}
@@ -277,8 +277,8 @@ def test_page_allows_only_its_own_script_and_style(page):
     (policy,) = [a["content"] for a in Elements(page).of("meta") if a.get("http-equiv") == "Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
     for tag in ("style", "script"):
-        (own,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
-        digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
     elements = Elements(page)
     assert not [a for _, a in elements.all if "style" in a], "the policy would drop it"
@@ -350,10 +350,10 @@ def test_published_figures_and_caveats_of_a_card_are_in_every_form_of_the_report
         {**entry, "system": "Elsewhere", "split": "val", "figures": figures_},
         {**entry, "system": "Otherwise", "figures": figures_},
     ]
-    own = {**card, "id": "mine", "caveats": ["two <i> of them"], "published": published}
+    own_card = {**card, "id": "mine", "caveats": ["two <i> of them"], "published": published}
     root = a_run(tmp_path / "run", dataset="mine")
     manifest = RunFolder(root).manifest()
-    RunFolder(root).write_manifest(manifest.model_copy(update={"card": own}))
+    RunFolder(root).write_manifest(manifest.model_copy(update={"card": own_card}))
     report = report_on(root, records=False)
     (row,) = report.groups[0].published
     assert (row.name, row.protocol) == ("Nobody <b>, by hand (2024)", Protocol.MERGED)

@@ -150,15 +150,15 @@ def test_trial_cut_off_with_rounds_ahead_repeats_no_call(place):
 
 def test_record_cut_twice_is_resumed_twice():
     once, _ = resume(TrialRecord.of(EVENTS[:5]))
-    again, _ = resume(TrialRecord.of(once.events[:9]))
-    assert again.verdict == TrialRecord.of(EVENTS).verdict
-    assert len(again.all(TrialResumed)) == 2
+    twice, _ = resume(TrialRecord.of(once.events[:9]))
+    assert twice.verdict == TrialRecord.of(EVENTS).verdict
+    assert len(twice.all(TrialResumed)) == 2
 
 
 def test_trial_that_failed_with_its_server_resumes_when_it_is_back():
-    gone = Cast(rounds=3, judge=lambda request: Unavailable("gone", reason="MODEL_GONE"))
+    failing_cast = Cast(rounds=3, judge=lambda request: Unavailable("gone", reason="MODEL_GONE"))
     with pytest.raises(TrialAborted) as caught:
-        try_meme(gone, settings=SETTINGS)
+        try_meme(failing_cast, settings=SETTINGS)
     failed = caught.value.record
     assert failed.state is TrialState.FAILED
     cast = Cast(rounds=3)
@@ -184,14 +184,14 @@ def test_resume_without_the_recorded_text_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "message"),
     [
         ({"settings": TrialSettings(overlap=False, rounds_max=4)}, "settings"),
         ({"policy": DEFAULT_POLICY.model_copy(update={"version": "2"})}, "policy"),
     ],
 )
-def test_resume_with_other_settings_or_policy_is_refused(changes, named):
-    with pytest.raises(CantResume, match=named):
+def test_resume_with_other_settings_or_policy_is_refused(changes, message):
+    with pytest.raises(CantResume, match=message):
         resume(TrialRecord.of(EVENTS[:6]), **changes)
 
 

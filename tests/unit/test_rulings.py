@@ -94,7 +94,7 @@ def test_overruling_becomes_a_precedent_that_names_its_origin(court):
 
 
 @pytest.mark.parametrize(
-    ("overrulings", "chosen", "made"),
+    ("overrulings", "chosen", "expected"),
     [
         (Overrulings.NEVER, True, False),
         (Overrulings.CHOSEN, False, False),
@@ -102,10 +102,10 @@ def test_overruling_becomes_a_precedent_that_names_its_origin(court):
         (Overrulings.ALWAYS, False, True),
     ],
 )
-def test_overrulings_become_precedents_as_the_setting_says(tmp_path, overrulings, chosen, made):
+def test_overrulings_become_precedents_as_the_setting_says(tmp_path, overrulings, chosen, expected):
     court = Court(tmp_path / "library", overrulings)
-    assert (court.follow(chosen=chosen) is not None) is made
-    assert (court.meme() is not None) is made
+    assert (court.follow(chosen=chosen) is not None) is expected
+    assert (court.meme() is not None) is expected
 
 
 def test_upholding_removes_the_precedent_and_overruling_again_restores_it(court):

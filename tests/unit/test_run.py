@@ -108,7 +108,7 @@ def test_sample_depends_only_on_the_seed_and_a_larger_one_extends_it():
 # -- From a record to a prediction -------------------------------------------------------------------------------------
 
 
-def opened(**settings):
+def trial_opened(**settings):
     record = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes()))
     return record.opened.model_copy(update={"settings": {"overlap": True, **settings}})
 
@@ -131,7 +131,7 @@ def verdict(harmful=Strength.STRONG, benign=Strength.WEAK, label=Label.HARMFUL):
     return Verdict(label=label, strengths=Strengths(harmful=harmful, benign=benign), rationale="Because.")
 
 
-def examined(side, rounds, *, faults=(), ahead=()):
+def side_rounds(side, rounds, *, faults=(), ahead=()):
     """Events of a side's rounds; rounds in ``ahead`` are summarised early, and those beyond ``rounds`` do not count."""
     for number in range(1, rounds + 1 + sum(r > rounds for r in ahead)):
         yield QuestionAsked, {"side": side, "round": number, "question": "?", "call": a_call()}
@@ -146,7 +146,7 @@ def examined(side, rounds, *, faults=(), ahead=()):
 
 
 def a_record(*steps, first=None):
-    first = first or opened()
+    first = first or trial_opened()
     events = [first]
     for seq, (kind, values) in enumerate(steps, 1):
         events.append(kind(trial_id="t", seq=seq, at=first.at + timedelta(seconds=seq), **values))
@@ -157,24 +157,24 @@ ODDS = OddsGiven(harmful=(0.5, 0.4), not_harmful=(0.1, 0.2), call=a_call())
 
 
 def test_longest_chain_is_that_of_the_longer_side_with_one_final_summary():
-    accuser, defender = tuple(examined(Side.ACCUSER, 3)), tuple(examined(Side.DEFENDER, 2))
+    accuser, defender = tuple(side_rounds(Side.ACCUSER, 3)), tuple(side_rounds(Side.DEFENDER, 2))
     end = (VerdictGiven, {"verdict": verdict(), "call": a_call()})
     assert chain_of(a_record(*accuser, *defender, end)) == 3 * 2 + 1 + 1
     # Without overlap, each summary is waited for.
-    assert chain_of(a_record(*accuser, *defender, end, first=opened(overlap=False))) == 3 * 3 + 1
+    assert chain_of(a_record(*accuser, *defender, end, first=trial_opened(overlap=False))) == 3 * 3 + 1
     # A repeated request counts twice; on the shorter side it can make up for the missing round.
-    twice = tuple(examined(Side.DEFENDER, 2, faults={(Side.DEFENDER, 1), (Side.DEFENDER, 2)}))
-    assert chain_of(a_record(*accuser, *twice, end)) == 3 * 2 + 1 + 1
-    thrice = tuple(examined(Side.DEFENDER, 3, faults={(Side.DEFENDER, 1)}))
-    assert chain_of(a_record(*accuser, *thrice, end)) == 3 * 2 + 2 + 1
+    with_two_repeats = tuple(side_rounds(Side.DEFENDER, 2, faults={(Side.DEFENDER, 1), (Side.DEFENDER, 2)}))
+    assert chain_of(a_record(*accuser, *with_two_repeats, end)) == 3 * 2 + 1 + 1
+    with_one_repeat = tuple(side_rounds(Side.DEFENDER, 3, faults={(Side.DEFENDER, 1)}))
+    assert chain_of(a_record(*accuser, *with_one_repeat, end)) == 3 * 2 + 2 + 1
     # Two calls for odds, beside the ruling, take longer than the one ruling.
     assert chain_of(a_record((VerdictGiven, {"verdict": verdict(), "call": a_call(), "odds": ODDS}))) == 2
 
 
 def test_every_call_is_counted_once_including_unused_ones():
     steps = [
-        *examined(Side.ACCUSER, 2, faults={(Side.ACCUSER, 1)}, ahead=(2, 3)),
-        *examined(Side.DEFENDER, 1),
+        *side_rounds(Side.ACCUSER, 2, faults={(Side.ACCUSER, 1)}, ahead=(2, 3)),
+        *side_rounds(Side.DEFENDER, 1),
         (VerdictGiven, {"verdict": verdict(), "call": a_call(), "odds": ODDS, "unused": Unused(calls=4, tokens_in=7)}),
     ]
     cost = cost_of(a_record(*steps), stored=5)
@@ -190,12 +190,12 @@ def test_time_between_failure_and_resumption_does_not_count():
     resumed = (TrialResumed, {"software": "1"})
     end = (VerdictGiven, {"verdict": verdict()})
     record = a_record(failed, resumed, end)
-    late = [e.model_copy(update={"at": e.at + timedelta(days=1)}) if e.seq > 1 else e for e in record.events]
-    assert cost_of(TrialRecord.of(late)).seconds == 2.0  # one second before, one after
+    delayed = [e.model_copy(update={"at": e.at + timedelta(days=1)}) if e.seq > 1 else e for e in record.events]
+    assert cost_of(TrialRecord.of(delayed)).seconds == 2.0  # one second before, one after
 
 
 def test_rounds_ahead_of_the_last_one_are_not_in_the_entropies():
-    record = a_record(*examined(Side.ACCUSER, 2, ahead=(3,)), (VerdictGiven, {"verdict": verdict()}))
+    record = a_record(*side_rounds(Side.ACCUSER, 2, ahead=(3,)), (VerdictGiven, {"verdict": verdict()}))
     side = prediction_of(SPLIT[0], record).sides["ACCUSER"]
     assert (side.rounds, side.rested, side.entropies) == (2, "CONVERGED", (1.0, 2.0))
 
@@ -228,13 +228,13 @@ def test_failed_and_undecided_predictions_have_a_reason_and_no_class():
 def test_vote_is_computed_however_far_the_precedents_are():
     close = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes()))
     cited = close.precedents
-    far = cited.model_copy(
+    distant = cited.model_copy(
         update={
             "vote": None,
             "findings": cited.findings.model_copy(update={"vote_settings": VoteSettings(k=5, tau=0.1, prior=0.5)}),
         }
     )
-    record = TrialRecord.of(far if event is cited else event for event in close.events)
+    record = TrialRecord.of(distant if event is cited else event for event in close.events)
     prediction = prediction_of(SPLIT[0], record)
     assert prediction.vote is not None
     assert prediction.vote_harmful is (prediction.vote >= 0.5)
@@ -242,7 +242,7 @@ def test_vote_is_computed_however_far_the_precedents_are():
 
 def test_open_trial_gives_no_prediction():
     with pytest.raises(ValueError, match="not over"):
-        prediction_of(SPLIT[0], TrialRecord.of([opened()]))
+        prediction_of(SPLIT[0], TrialRecord.of([trial_opened()]))
 
 
 # -- Progress ----------------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def lose_lines(folder):
 
 
 @pytest.mark.parametrize(
-    "change,named",
+    "change,differences",
     [
         ({"seed": 3, "limit": 4}, ["limit (was nothing, is 4)", "seed (was 0, is 3)"]),
         ({"procedure": Procedure.FULL}, ["procedure (was SUMMARY, is FULL)"]),
@@ -439,7 +439,7 @@ def lose_lines(folder):
     ],
     ids=["sample", "procedure", "control", "settings"],
 )
-def test_run_is_not_resumed_with_changed_options(run_copy, home, data, change, named):
+def test_run_is_not_resumed_with_changed_options(run_copy, home, data, change, differences):
     lose_lines(run_copy)
     change = dict(change)
     trial = TrialSettings(**change.pop("trial", {}))
@@ -447,7 +447,7 @@ def test_run_is_not_resumed_with_changed_options(run_copy, home, data, change, n
     with pytest.raises(BadRequest) as caught:
         run_plan(plan)
     assert caught.value.reason == RUN_DIFFERS
-    for difference in named:
+    for difference in differences:
         assert difference in caught.value.message
     assert len(run_copy.predictions()) == 2
 
@@ -496,14 +496,14 @@ def without_a_picture(data, place):
 
 
 def test_missing_pictures_block_a_run_or_fail_until_they_are_there(home, data, tmp_path):
-    place, gone, image = without_a_picture(data, tmp_path / "data")
+    place, missing_id, image = without_a_picture(data, tmp_path / "data")
     plan = a_plan(home, place, tmp_path / "run")
     with pytest.raises(BadRequest, match=r"1 of 8 pictures are missing .*--allow-missing") as caught:
         run_plan(plan)
     assert caught.value.reason == PICTURE_MISSING
     folder = run_plan(dataclasses.replace(plan, allow_missing=True))
     failed = [p for p in folder.predictions() if p.outcome is Outcome.FAILED]
-    assert [(p.meme, p.reason, p.trial) for p in failed] == [(gone, PICTURE_MISSING, "")]
+    assert [(p.meme, p.reason, p.trial) for p in failed] == [(missing_id, PICTURE_MISSING, "")]
     assert len(folder.predictions()) == 8 and folder.manifest().finished
     shutil.copy(data / "images" / image, place / "images" / image)
     run_plan(dataclasses.replace(plan, retry_failed=True))
@@ -552,18 +552,18 @@ def test_arms_sharing_a_call_store_make_their_shared_calls_once(home, data, tmp_
         full_plan = a_plan(home, data, tmp_path / "whole", calls=store, **full(home, url))
         await run(full_plan, Progress())
         before = {
-            what: calls_requesting(server, what) for what in ("description", "question", "answer", "harmful_strength")
+            name: calls_requesting(server, name) for name in ("description", "question", "answer", "harmful_strength")
         }
         arm = {**full(home, url, precedents=False), "library": tmp_path / "whole" / "library"}
         await run(a_plan(home, data, tmp_path / "arm", calls=store, **arm), Progress())
-        after = {what: calls_requesting(server, what) for what in before}
+        after = {name: calls_requesting(server, name) for name in before}
         return before, after
 
     before, after = with_server(work, keep=True)
     # Description and examination are the same in both arms, so none of their calls was repeated …
-    for what in ("description", "question", "answer"):
-        assert before[what] and after[what][: len(before[what])] == before[what]
-        assert len(set(after[what])) == len(after[what])
+    for name in ("description", "question", "answer"):
+        assert before[name] and after[name][: len(before[name])] == before[name]
+        assert len(set(after[name])) == len(after[name])
     assert after["description"] == before["description"]
     # … but the Judge was called, because it saw no precedents.
     assert len(after["harmful_strength"]) == 2 * len(before["harmful_strength"]) == 16
@@ -614,8 +614,8 @@ async def docket_trials(folder):
         await docket.close()
 
 
-def busy(times, reason="MODEL_BUSY"):
-    """A ``hear`` that rejects every meme so many times before it is tried."""
+def hear_when_busy(times, reason="MODEL_BUSY"):
+    """A ``hear`` that rejects every meme ``times`` times before trying it."""
     attempts, hear = Counter(), TrialExecutor.hear
 
     async def turned_away(self, ask, *args, **kwargs):
@@ -628,7 +628,7 @@ def busy(times, reason="MODEL_BUSY"):
 
 
 def test_busy_server_costs_no_meme_within_the_patience(home, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrialExecutor, "hear", busy(1))
+    monkeypatch.setattr(TrialExecutor, "hear", hear_when_busy(1))
     folder = run_plan(a_plan(home, data, tmp_path / "run", limit=4, patience_s=60.0))
     assert [p.outcome is not Outcome.FAILED for p in folder.predictions()] == [True] * 4
     assert folder.manifest().finished is not None
@@ -636,7 +636,7 @@ def test_busy_server_costs_no_meme_within_the_patience(home, data, tmp_path, mon
 
 def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    monkeypatch.setattr(TrialExecutor, "hear", busy(2))
+    monkeypatch.setattr(TrialExecutor, "hear", hear_when_busy(2))
     arguments = (
         "--dataset",
         "synthetic-harmeme",
@@ -662,7 +662,7 @@ def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, t
 
 
 def test_meme_that_times_out_twice_is_recorded_as_failed(home, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrialExecutor, "hear", busy(9, "MODEL_TOO_SLOW"))
+    monkeypatch.setattr(TrialExecutor, "hear", hear_when_busy(9, "MODEL_TOO_SLOW"))
     folder = run_plan(a_plan(home, data, tmp_path / "run", limit=2, patience_s=60.0))
     assert [p.reason for p in folder.predictions()] == ["MODEL_TOO_SLOW"] * 2
 
@@ -712,9 +712,9 @@ def test_run_command_prints_figures_and_the_run_folder(home, data, tmp_path):
     assert "merged: 4 memes, 2 harmful; coverage 1.000" in first.stdout
     assert "majority" in first.stdout and f"{out} holds the run" in first.stdout
     assert RunFolder(out).manifest().settings["alpha"] == 0.5
-    again = command(home, "--resume", out, "--json")
-    assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout)["cards"]["merged"]["n"] == 4
+    resumed = command(home, "--resume", out, "--json")
+    assert resumed.exit_code == 0, resumed.output
+    assert json.loads(resumed.stdout)["cards"]["merged"]["n"] == 4
     assert "holds a run already" in command(home, *arguments).output
 
 
@@ -743,12 +743,14 @@ def test_questions_of_a_run_become_arena_tasks(home, data, tmp_path):
         await run(full_plan, Progress())
         return await tasks_of_run(tmp_path / "whole", list(Side))
 
-    made = with_server(work)
+    tasks_found = with_server(work)
     folder = RunFolder(tmp_path / "whole")
-    assert {task.meme for task in made.tasks} == {p.meme for p in folder.predictions()} and made.silent == 0
-    assert len(made.tasks) == 16 and {task.tags["side"] for task in made.tasks} == {"accuser", "defender"}
+    assert {task.meme for task in tasks_found.tasks} == {
+        p.meme for p in folder.predictions()
+    } and tasks_found.silent == 0
+    assert len(tasks_found.tasks) == 16 and {task.tags["side"] for task in tasks_found.tasks} == {"accuser", "defender"}
     by_trial = {p.meme: p.trial for p in folder.predictions()}
-    task = made.tasks[0]
+    task = tasks_found.tasks[0]
     record = docket_of(folder, lambda docket: docket.trials.record(by_trial[task.meme]))
     questions = [e.question for e in record.events if e.kind == "QuestionAsked" and e.side is Side.ACCUSER]
     answers = [e.answer for e in record.events if e.kind == "AnswerGiven"]
@@ -759,8 +761,8 @@ def test_questions_of_a_run_become_arena_tasks(home, data, tmp_path):
     assert CliRunner().invoke(cli, command).exit_code == 0
     tasks = read_lines(file, FixedTask)
     assert len(tasks) == 8 and all(one.meme.startswith("synthetic-harmeme/") for one in tasks)
-    again = CliRunner().invoke(cli, command)
-    assert again.exit_code == 2 and "is there already" in again.output
+    second = CliRunner().invoke(cli, command)
+    assert second.exit_code == 2 and "is there already" in second.output
 
 
 def test_run_without_questions_gives_no_tasks(finished):

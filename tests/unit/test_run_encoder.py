@@ -80,17 +80,17 @@ def test_leaks_are_found_by_one_encoder_and_precedents_searched_by_another(tmp_p
 
 
 def test_leaks_are_compared_by_the_built_in_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[WordEncoder] = []
+    encoders: list[WordEncoder] = []
 
     def builtin() -> WordEncoder:
-        made.append(WordEncoder(choose.name_of("builtin")))
-        return made[-1]
+        encoders.append(WordEncoder(choose.name_of("builtin")))
+        return encoders[-1]
 
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", builtin)
     comparing_encoder = comparing(SEARCHING)
-    assert made == [comparing_encoder]
+    assert encoders == [comparing_encoder]
     assert comparing(comparing_encoder) is comparing_encoder
-    assert len(made) == 1
+    assert len(encoders) == 1
 
 
 def test_run_uses_the_encoder_named_in_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,15 +103,15 @@ def test_run_uses_the_encoder_named_in_the_settings(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(choose, "load_encoder_for", load)
     monkeypatch.setattr("serving.wiring.choose_encoder", lambda *requests: lambda: load(*requests))
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
-    made = make(tmp_path / "data", Layout.HARMEME, train=12, val=0, test=4, seed=1)
+    data = make(tmp_path / "data", Layout.HARMEME, train=12, val=0, test=4, seed=1)
     plan = Plan(
         out=tmp_path / "run",
         name="run",
-        dataset=DATASETS[made.dataset],
-        data=made.root,
+        dataset=DATASETS[data.dataset],
+        data=data.root,
         split="test",
         procedure=Procedure.SUMMARY,
-        protocols=DATASETS[made.dataset].protocols,
+        protocols=DATASETS[data.dataset].protocols,
         settings=Settings(home=tmp_path / "home", picture_workers=1, encoder="open_clip:ViT-B-32/openai"),
     )
     progress = RecordingProgress()
@@ -127,8 +127,8 @@ def test_run_uses_the_encoder_named_in_the_settings(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("command", ["run", "ablate"])
 def test_unknown_encoder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-    made = make(tmp_path / "data", Layout.HARMEME, train=8, val=0, test=4, seed=1)
-    options = ["--dataset", made.dataset, "--data", str(made.root), "--out", str(tmp_path / "out"), "--split", "test"]
+    data = make(tmp_path / "data", Layout.HARMEME, train=8, val=0, test=4, seed=1)
+    options = ["--dataset", data.dataset, "--data", str(data.root), "--out", str(tmp_path / "out"), "--split", "test"]
     arguments = [command, *options, "--procedure", "summary", "--encoder", "nonsense"]
     done = CliRunner().invoke(cli, arguments)
     assert (done.exit_code, "There is no encoder 'nonsense'" in done.output) == (1, True), done.output

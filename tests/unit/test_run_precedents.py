@@ -36,7 +36,7 @@ def rows(*memes: tuple[str, str, str], label: str = "1") -> str:
     )
 
 
-def judged(*memes: tuple[str, str, str]) -> list[JudgedMeme]:
+def judged_memes(*memes: tuple[str, str, str]) -> list[JudgedMeme]:
     return [
         JudgedMeme(id=id_, split="test", line=line, image=image, text=text, harmful=False, source_label="0")
         for line, (id_, image, text) in enumerate(memes, 1)
@@ -72,17 +72,17 @@ def reasons(prepared: Prepared) -> dict[str, tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", Layout)
 def test_exactly_the_planted_leaks_are_found(tmp_path: Path, layout: Layout) -> None:
-    made = make(tmp_path / "data", layout, train=60, val=0, test=12, seed=3, plant=[Plant.LEAKAGE])
-    dataset = DATASETS[made.dataset]
+    data = make(tmp_path / "data", layout, train=60, val=0, test=12, seed=3, plant=[Plant.LEAKAGE])
+    dataset = DATASETS[data.dataset]
     test = next(split.name for split in dataset.splits.values() if split.role == "test")
-    read = read_split(dataset, made.root, test)
+    read = read_split(dataset, data.root, test)
 
     async def prepared() -> Prepared:
         reader = GuardedPictureReader(workers=1)
         try:
             return await prepare_precedents(
                 tmp_path / "library",
-                train=[source_of(dataset, made.root, "train")],
+                train=[source_of(dataset, data.root, "train")],
                 judged=read.memes,
                 pictures=read.pictures,
                 encoder=BuiltinEncoder(),
@@ -95,7 +95,7 @@ def test_exactly_the_planted_leaks_are_found(tmp_path: Path, layout: Layout) -> 
     # The measured library votes with the same safeguards as a served one.
     safeguards = found.library.manifest.tuning.safeguards
     assert safeguards == USUAL.model_copy(update={"sources": safeguards.sources})
-    planted = {meme.id: (meme.of, meme.planted) for meme in made.memes if meme.planted}
+    planted = {meme.id: (meme.of, meme.planted) for meme in data.memes if meme.planted}
     assert reasons(found) == planted
     assert Counter(kind for _, kind in planted.values()) == found.counts
     assert {meme.id for meme in found.library.memes}.isdisjoint(planted)
@@ -106,7 +106,7 @@ def test_exactly_the_planted_leaks_are_found(tmp_path: Path, layout: Layout) -> 
 def test_first_reason_is_recorded_with_the_similarities(tmp_path: Path) -> None:
     same, other = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
     train = rows(("j1", same, "one two"), ("t2", same, "three four"), ("t3", other, "one two"), ("t4", other, "x y z"))
-    found = prepare(tmp_path, train, judged(("j0", "", "other words"), ("j1", same, "One  two")))
+    found = prepare(tmp_path, train, judged_memes(("j0", "", "other words"), ("j1", same, "One  two")))
     assert reasons(found) == {"j1": ("j1", "same id"), "t2": ("j1", "same file"), "t3": ("j1", "same text")}
     first, second, third = found.excluded
     assert (first.text_similarity, first.picture_similarity) == (1, 1)
@@ -118,7 +118,7 @@ def test_another_file_of_the_same_pixels_is_a_leak(tmp_path: Path) -> None:
     still = Image.new("RGB", (9, 9), RED)
     one = picture(tmp_path, "a.png", encode(still, "PNG", compress_level=0))
     two = picture(tmp_path, "b.png", encode(still, "PNG", compress_level=9))
-    found = prepare(tmp_path, rows(("t1", one, "a b"), ("t2", "", "c d")), judged(("j1", two, "e f")))
+    found = prepare(tmp_path, rows(("t1", one, "a b"), ("t2", "", "c d")), judged_memes(("j1", two, "e f")))
     assert reasons(found) == {"t1": ("j1", "same picture")}
 
 
@@ -132,11 +132,11 @@ def test_near_duplicate_must_match_in_picture_and_text(tmp_path: Path) -> None:
     train = rows(
         ("both", close, f"{long} eleven"), ("text", far, f"{long} twelve"), ("look", close, "quite other words")
     )
-    found = prepare(tmp_path, train, judged(("j1", retouched, long)))
+    found = prepare(tmp_path, train, judged_memes(("j1", retouched, long)))
     assert reasons(found) == {"both": ("j1", "near-duplicate")}
     assert found.excluded[0].text_similarity > 0.8 and found.excluded[0].picture_similarity > 0.7
     stricter = prepare(
-        tmp_path, train, judged(("j1", retouched, long)), place="stricter", nearness=LeakThresholds(text=0.999)
+        tmp_path, train, judged_memes(("j1", retouched, long)), place="stricter", nearness=LeakThresholds(text=0.999)
     )
     assert not stricter.excluded and stricter.checked["text"] == 0.999
 
@@ -151,7 +151,7 @@ def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path: Path) 
     train = rows(
         ("copy", close, f"{long} eleven"), ("look", close, "quite other words"), ("far", far, "x y"), ("mute", "", "z")
     )
-    memes = judged(("j1", retouched, long))
+    memes = judged_memes(("j1", retouched, long))
     apart = prepare(tmp_path, train, memes, place="apart", nearness=LeakThresholds(template=TEMPLATE))
     assert reasons(apart) == {"copy": ("j1", "near-duplicate"), "look": ("j1", "same template")}
     assert {meme.id for meme in apart.library.memes} == {"far", "mute"}
@@ -162,7 +162,7 @@ def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path: Path) 
 
 def test_unused_thresholds_are_not_recorded(tmp_path: Path) -> None:
     """Libraries and manifests of earlier versions have exactly these three keys."""
-    found = prepare(tmp_path, rows(("t1", "", "one"), ("t2", "", "two")), judged(("j1", "", "one")))
+    found = prepare(tmp_path, rows(("t1", "", "one"), ("t2", "", "two")), judged_memes(("j1", "", "one")))
     assert found.checked == {"picture": 0.7, "text": 0.8, "same_text": True}
 
 
@@ -172,13 +172,13 @@ def test_pictures_without_text_are_compared_alone(tmp_path: Path) -> None:
     touched.putpixel((0, 0), WHITE)
     close, retouched = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "c.png", encode(touched, "PNG"))
     train = rows(("mute", close, ""), ("speaks", close, "some words"))
-    assert reasons(prepare(tmp_path, train, judged(("j1", retouched, "")))) == {"mute": ("j1", "near-duplicate")}
+    assert reasons(prepare(tmp_path, train, judged_memes(("j1", retouched, "")))) == {"mute": ("j1", "near-duplicate")}
 
 
 def test_similar_texts_without_pictures_are_reported_but_not_excluded(tmp_path: Path) -> None:
     long = "one two three four five six seven eight nine ten"
     train = rows(("near", "", f"{long} eleven"), ("same", "", long), ("blank", "", "  "), ("far", "", "quite others"))
-    found = prepare(tmp_path, train, judged(("j1", "", long), ("j2", "", "")))
+    found = prepare(tmp_path, train, judged_memes(("j1", "", long), ("j2", "", "")))
     assert reasons(found) == {"same": ("j1", "same text")}
     assert {meme.id for meme in found.library.memes} == {"near", "far"}
     notes = " ".join(found.notes)
@@ -189,18 +189,18 @@ def test_similar_texts_without_pictures_are_reported_but_not_excluded(tmp_path: 
 
 def test_equal_texts_can_be_allowed(tmp_path: Path) -> None:
     train = rows(("t1", "", "one two"), ("t2", "", "three"))
-    found = prepare(tmp_path, train, judged(("j1", "", "one two")), nearness=LeakThresholds(same_text=False))
+    found = prepare(tmp_path, train, judged_memes(("j1", "", "one two")), nearness=LeakThresholds(same_text=False))
     assert not found.excluded and found.checked["same_text"] is False
 
 
 def test_prepared_library_is_reused_and_refused_for_other_memes(tmp_path: Path) -> None:
-    train, memes = rows(("t1", "", "one"), ("t2", "", "two")), judged(("j1", "", "one"))
+    train, memes = rows(("t1", "", "one"), ("t2", "", "two")), judged_memes(("j1", "", "one"))
     first = prepare(tmp_path, train, memes)
-    again = prepare(tmp_path, train, memes)
-    assert again.library.digest == first.library.digest and again.excluded == first.excluded
+    second = prepare(tmp_path, train, memes)
+    assert second.library.digest == first.library.digest and second.excluded == first.excluded
     assert read_prepared(tmp_path / "library", ENCODER).excluded == first.excluded
     with pytest.raises(BadRequest) as refused:
-        prepare(tmp_path, train, judged(("j1", "", "two")))
+        prepare(tmp_path, train, judged_memes(("j1", "", "two")))
     assert refused.value.reason == "LIBRARY_FOR_OTHERS"
     (tmp_path / "library.json").unlink()
     with pytest.raises(BadRequest) as unknown:
@@ -212,14 +212,14 @@ def test_prepared_library_is_reused_and_refused_for_other_memes(tmp_path: Path) 
 
 def test_train_split_is_embedded_once_through_the_cache(tmp_path: Path) -> None:
     train = rows(("t1", "", "one"), ("t2", "", "two"), ("t3", "", "three"))
-    prepare(tmp_path, train, judged(("j1", "", "one")), cache=tmp_path / "cache")
+    prepare(tmp_path, train, judged_memes(("j1", "", "one")), cache=tmp_path / "cache")
     (cached,) = (tmp_path / "cache").iterdir()
     before = Library.open(cached, ENCODER.identity).digest
     steps: list[str] = []
     prepare(
         tmp_path,
         train,
-        judged(("j2", "", "two")),
+        judged_memes(("j2", "", "two")),
         place="second",
         cache=tmp_path / "cache",
         progress=lambda step, done, total: steps.append(step),
@@ -227,14 +227,18 @@ def test_train_split_is_embedded_once_through_the_cache(tmp_path: Path) -> None:
     assert Library.open(cached, ENCODER.identity).digest == before
     assert "judged texts" in steps and "texts" not in steps
     prepare(
-        tmp_path, train + rows(("t4", "", "four")), judged(("j1", "", "one")), place="third", cache=tmp_path / "cache"
+        tmp_path,
+        train + rows(("t4", "", "four")),
+        judged_memes(("j1", "", "one")),
+        place="third",
+        cache=tmp_path / "cache",
     )
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_excluding_every_precedent_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadRequest) as refused:
-        prepare(tmp_path, rows(("t1", "", "one")), judged(("j1", "", "one")))
+        prepare(tmp_path, rows(("t1", "", "one")), judged_memes(("j1", "", "one")))
     assert refused.value.reason == "NOTHING_TO_CITE"
 
 
@@ -249,8 +253,8 @@ def test_shuffled_labels_preserve_their_counts_and_take_categories_along(tmp_pat
         for n in range(60)
     ]
     train = "".join(json.dumps(line) + "\n" for line in lines)
-    plain = prepare(tmp_path, train, judged(("j1", "", "other")))
-    mixed = prepare(tmp_path, train, judged(("j1", "", "other")), place="mixed", shuffled_labels=5)
+    plain = prepare(tmp_path, train, judged_memes(("j1", "", "other")))
+    mixed = prepare(tmp_path, train, judged_memes(("j1", "", "other")), place="mixed", shuffled_labels=5)
     labels = [[meme.label for meme in one.library.memes] for one in (plain, mixed)]
     assert labels[0] != labels[1] and Counter(labels[0]) == Counter(labels[1])
     assert [meme.text for meme in plain.library.memes] == [meme.text for meme in mixed.library.memes]
@@ -262,7 +266,7 @@ def test_shuffled_labels_preserve_their_counts_and_take_categories_along(tmp_pat
 
 def test_leaks_stay_in_when_requested_and_the_library_says_so(tmp_path: Path) -> None:
     train = rows(("t1", "", "one two"), ("t2", "", "three four"))
-    memes = judged(("j1", "", "One  two"))
+    memes = judged_memes(("j1", "", "One  two"))
     with_leaks = prepare(tmp_path, train, memes, keep_leaks=True)
     assert [meme.id for meme in with_leaks.library.memes] == ["t1", "t2"] and not with_leaks.excluded
     assert with_leaks.library.manifest.name.endswith(", with leaks")

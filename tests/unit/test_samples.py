@@ -34,29 +34,29 @@ def read_samples_of(samples, **options):
     return asyncio.run(read_memes(samples, seed=0, **options))
 
 
-def two(places, **changes):
+def two_sets(places, **changes):
     harm = Sample(DATASETS["harm-c"], places / "harm", "test", limit=4)
     fhm = Sample(DATASETS["fhm"], places / "fhm", "dev_seen")
     return Samples((harm, fhm), mixed=True, **changes)
 
 
 def test_memes_of_two_sets_have_unique_ids_and_the_manifest_has_all_digests(places):
-    shown, sets = read_samples_of(two(places))
-    names = [meme.id.split("/")[0] for meme in shown.memes]
-    assert names == ["harm-c"] * 4 + ["fhm"] * 10 and len({meme.id for meme in shown.memes}) == 14
-    assert [meme.dataset for meme in shown.memes] == names
+    memes, sets = read_samples_of(two_sets(places))
+    names = [meme.id.split("/")[0] for meme in memes.memes]
+    assert names == ["harm-c"] * 4 + ["fhm"] * 10 and len({meme.id for meme in memes.memes}) == 14
+    assert [meme.dataset for meme in memes.memes] == names
     assert [(one.dataset, one.split, one.limit, one.memes, one.protocol) for one in sets] == [
         ("harm-c", "test", 4, 4, Protocol.MERGED),
         ("fhm", "dev_seen", None, 10, Protocol.PLAIN),
     ]
-    assert set(shown.files) == {f"{one.dataset}/{name}" for one in sets for name in one.files}
+    assert set(memes.files) == {f"{one.dataset}/{name}" for one in sets for name in one.files}
     assert all(len(digest) == 64 for one in sets for digest in one.files.values())
-    assert two(places).dataset == "harm-c + fhm" and two(places).split == "test + dev_seen"
+    assert two_sets(places).dataset == "harm-c + fhm" and two_sets(places).split == "test + dev_seen"
 
 
 def test_only_harmful_memes_are_selected_by_the_named_protocol(places):
-    shown, sets = read_samples_of(two(places, only="harmful"))
-    assert all(meme.harmful for meme in shown.memes) and [one.memes for one in sets] == [4, 8]
+    memes, sets = read_samples_of(two_sets(places, only="harmful"))
+    assert all(meme.harmful for meme in memes.memes) and [one.memes for one in sets] == [4, 8]
     harm = DATASETS["harm-c"]
     every = {}
     for protocol in (Protocol.MERGED, Protocol.EXTREME):
@@ -70,16 +70,16 @@ def test_only_harmful_memes_are_selected_by_the_named_protocol(places):
 
 
 def test_single_set_is_read_as_in_the_first_edition(places):
-    shown, sets = read_samples_of(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=None))
-    assert sets == () and [meme.id for meme in shown.memes] == [str(number) for number in range(1, 11)]
-    assert list(shown.files) == ["dev_seen.jsonl"]
+    memes, sets = read_samples_of(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=None))
+    assert sets == () and [meme.id for meme in memes.memes] == [str(number) for number in range(1, 11)]
+    assert list(memes.files) == ["dev_seen.jsonl"]
     _, sets = read_samples_of(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=3, only="harmful"))
     assert [(one.only, one.memes) for one in sets] == [("harmful", 3)]
 
 
 def test_filter_receives_ids_as_they_are_shown(places):
-    shown, _ = read_samples_of(two(places), keep=lambda meme: meme == "fhm/3")
-    assert [meme.id for meme in shown.memes] == ["fhm/3"]
+    memes, _ = read_samples_of(two_sets(places), keep=lambda meme: meme == "fhm/3")
+    assert [meme.id for meme in memes.memes] == ["fhm/3"]
 
 
 def test_sample_table_is_read_and_its_faults_are_named():

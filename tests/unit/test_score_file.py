@@ -106,7 +106,7 @@ def test_levels_are_read_only_for_data_sets_that_have_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "fault"),
     [
         ("a,harmless?,,", "the label is none that is known"),
         ("a,2,,", "the label is none that is known"),
@@ -127,13 +127,13 @@ def test_levels_are_read_only_for_data_sets_that_have_them(tmp_path):
         ('a,"harmful"x,,', "the line is no CSV"),
     ],
 )
-def test_faulty_csv_line_is_named(tmp_path, line, why):
+def test_faulty_csv_line_is_named(tmp_path, line, fault):
     message = refusal(tmp_path, f"id,label,score,level\nb,not harmful,0.5,0\n{line}\n")
-    assert message.startswith("theirs.csv can't be scored as it is:\nline 3: ") and why in message
+    assert message.startswith("theirs.csv can't be scored as it is:\nline 3: ") and fault in message
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "fault"),
     [
         ('{"id": "a", "label": "harmful"', "the line is no JSON object"),
         ("[1]", "the line is no JSON object"),
@@ -147,9 +147,9 @@ def test_faulty_csv_line_is_named(tmp_path, line, why):
         ('{"id": "a", "label": 1, "score": [1]}', "the score is no number from 0 to 1"),
     ],
 )
-def test_faulty_json_line_is_named(tmp_path, line, why):
+def test_faulty_json_line_is_named(tmp_path, line, fault):
     message = refusal(tmp_path, '{"id": "b", "label": 1}\n' + line + "\n")
-    assert "\nline 2: " in message and why in message
+    assert "\nline 2: " in message and fault in message
 
 
 def test_faults_are_listed_by_line_up_to_ten(tmp_path):
@@ -164,7 +164,7 @@ def test_very_long_id_is_shortened_in_the_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "message"),
     [
         ("", "it holds no predictions"),
         ("id,label\n", "it holds no predictions"),
@@ -173,8 +173,8 @@ def test_very_long_id_is_shortened_in_the_error(tmp_path):
         (b"id,label\na,\xff\n", "is not UTF-8 text"),
     ],
 )
-def test_files_without_predictions_are_refused(tmp_path, content, why):
-    assert why in refusal(tmp_path, content)
+def test_files_without_predictions_are_refused(tmp_path, content, message):
+    assert message in refusal(tmp_path, content)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def test_protocol_that_drops_all_memes_is_skipped_unless_named(data, theirs):
     assert code == 0 and cells(output, "protocol") == ["merged"]
     assert "Under the protocol extreme no meme of theirs is left to be scored" in output
     # A named protocol must have figures, and at least one protocol must have some.
-    for named in ("extreme", "merged,extreme"):
-        code, output = run_score(data, theirs, "--protocol", named)
+    for protocols in ("extreme", "merged,extreme"):
+        code, output = run_score(data, theirs, "--protocol", protocols)
         assert code == 1 and "no meme of theirs is left" in output
 
 

@@ -57,8 +57,8 @@ RULED_FRAMES = {
 NONE_FITS = pairs(crowd=("weak", "weak"), colour=("weak", "weak"), weather=("weak", "strong"))
 
 
-def tried(cast, *, meme=None, procedure=Procedure.FULL, settings=None, **options):
-    """A court, and the record of a trial held in it."""
+def hold_trial(cast, *, meme=None, procedure=Procedure.FULL, settings=None, **options):
+    """A court, and the record of a trial in it."""
     court = full_court(cast, settings=settings, **options)
     return court, asyncio.run(court.hear(TrialCase("t", meme or a_meme("go home"), procedure), Notes()))
 
@@ -68,17 +68,17 @@ def with_ruling(court, record, question, *, picture="picture", **brief):
     notes = Notes()
     picture = a_picture() if picture == "picture" else picture
     asyncio.run(rule_on_question(court, record, picture, QuestionBrief(question, **brief), keep=notes))
-    return stored((*record.events, *notes.events))
+    return reload((*record.events, *notes.events))
 
 
-def stored(events):
+def reload(events):
     """The record as it is read back from a docket."""
     return TrialRecord.of(parse_event(event.model_dump_json()) for event in events)
 
 
-def ruled_by(reply, question, **options):
+def rule_with(reply, question, **options):
     cast = Cast(judge_question=reply)
-    court, record = tried(cast)
+    court, record = hold_trial(cast)
     return cast, record, with_ruling(court, record, question, **options)
 
 
@@ -94,19 +94,19 @@ def ruled_by(reply, question, **options):
     ],
 )
 def test_answer_follows_from_the_ruling(question, reply, chosen):
-    _, before, after = ruled_by(reply, question)
+    _, before, after = rule_with(reply, question)
     ruled = after.ruling_on(question.id)
     assert (ruled.chosen, ruled.failure, ruled.rationale) == (chosen, "", reply["rationale"])
     assert bool(ruled.strengths) == bool(ruled.rule) == bool(question.weighed)
     assert ruled.unused.calls == 0 and ruled.call.prompt_id == "question/1/question"
     # The rest of the record stays the same: the verdict, its reasons and its time.
-    assert after.events[:-1] == stored(before.events).events
+    assert after.events[:-1] == reload(before.events).events
     assert (after.state, after.verdict, after.seconds) == (TrialState.DECIDED, before.verdict, before.seconds)
     assert differences(after) == ()
 
 
 def test_question_reaches_only_the_judge_with_the_same_material_as_before():
-    cast, _, after = ruled_by(RULED_TARGET, TARGET)
+    cast, _, after = rule_with(RULED_TARGET, TARGET)
     (request,) = [one for one in cast.requests("judge") if task_of(one) == "question"]
     (ruling,) = [one for one in cast.requests("judge") if task_of(one) == "judge"]
     # The same beginning, word for word: picture, precedents, description and arguments.
@@ -127,14 +127,14 @@ def test_question_reaches_only_the_judge_with_the_same_material_as_before():
     assert not any("go home" in shown(each) for each in cast.requests("proposer"))
     assert not any(frames_of(each) for each in cast.requests("accuser", "defender"))
     # The sent messages can be rebuilt from the record.
-    (made,) = messages_of(after, after.ruling_on("target"))
-    assert made.exact, made.why
+    (rebuilt,) = messages_of(after, after.ruling_on("target"))
+    assert rebuilt.exact, rebuilt.why
 
 
 def test_human_labels_of_precedents_and_their_vote_are_shown_and_recorded():
     known = {"p0": ("blueland",), "p1": (), "elsewhere": ("redland",)}
     vote = {"blueland": 0.71, "redland": 0.2, "nobody": 0.125}
-    cast, _, after = ruled_by(RULED_TARGET, TARGET, precedent_labels=known, vote=vote)
+    cast, _, after = rule_with(RULED_TARGET, TARGET, precedent_labels=known, vote=vote)
     ruled = after.ruling_on("target")
     # Labels of precedents that the Judge was not shown are left out.
     assert ruled.precedent_labels == {"p0": ("blueland",), "p1": ()} and ruled.vote == vote
@@ -142,11 +142,11 @@ def test_human_labels_of_precedents_and_their_vote_are_shown_and_recorded():
     assert "people labelled precedent 1: blueland" in words and "people labelled precedent 2: none" in words
     assert "precedent 3:" not in words.partition("further question below")[2]
     assert "- blueland: 0.71" in words
-    (made,) = messages_of(after, ruled)
-    assert made.exact, made.why
+    (rebuilt,) = messages_of(after, ruled)
+    assert rebuilt.exact, rebuilt.why
     # If the Judge is shown no count on harm, it is shown none here.
     cast = Cast(judge_judge={**RULING, "precedents": {}}, judge_question=RULED_TARGET)
-    court, record = tried(cast, settings=TrialSettings(tally_shown=False, exhibits_shown=False))
+    court, record = hold_trial(cast, settings=TrialSettings(tally_shown=False, exhibits_shown=False))
     ruled = with_ruling(court, record, TARGET, precedent_labels=known, vote=vote).ruling_on("target")
     assert (ruled.precedent_labels, ruled.vote) == ({}, {})
 
@@ -162,7 +162,7 @@ def test_human_labels_of_precedents_and_their_vote_are_shown_and_recorded():
     ],
 )
 def test_unusable_reply_fails_only_the_question(reply):
-    cast, before, after = ruled_by(reply, TARGET)
+    cast, before, after = rule_with(reply, TARGET)
     ruled = after.ruling_on("target")
     assert (ruled.chosen, ruled.failure, ruled.retryable) == (None, "REPLY_MALFORMED", False)
     # Both replies and their cost are recorded.
@@ -180,7 +180,7 @@ def test_question_can_be_repeated_after_its_server_was_unavailable():
         raise Unavailable("away", reason="MODEL_UNAVAILABLE")
 
     cast = Cast(judge_question=gone)
-    court, record = tried(cast)
+    court, record = hold_trial(cast)
     first = with_ruling(court, record, FRAMES)
     assert (first.ruling_on("frames").failure, first.ruling_on("frames").retryable) == ("MODEL_UNAVAILABLE", True)
     assert first.ruling_on("frames").unused.unanswered == 1
@@ -216,7 +216,7 @@ def test_replies_to_a_question_are_parsed_strictly():
 
 def test_question_needs_a_decided_trial_with_its_own_versions_and_pictures():
     cast = Cast(judge_question=RULED_TARGET)
-    court, record = tried(cast)
+    court, record = hold_trial(cast)
     with pytest.raises(BadRequest, match="no verdict"):
         with_ruling(court, TrialRecord.of(record.events[:-1]), TARGET)
     with pytest.raises(CantResume, match="settings"):
@@ -234,8 +234,8 @@ def test_question_needs_a_decided_trial_with_its_own_versions_and_pictures():
     with pytest.raises(CantResume, match="precedent"):
         with_ruling(dataclasses.replace(court, finder=other), record, TARGET)
     with pytest.raises(BadRequest, match="No model was asked in this trial"):
-        with_ruling(*tried(Cast(), procedure=Procedure.SUMMARY), TARGET)
-    # The trial had models; the ones missing are the loaded ones, and the error says so.
+        with_ruling(*hold_trial(Cast(), procedure=Procedure.SUMMARY), TARGET)
+    # The trial had models; it is this process that has none loaded, and the error says so.
     with pytest.raises(BadRequest, match=r"No chat models are loaded: .* Load its models and its library"):
         with_ruling(dataclasses.replace(court, chairs=None), record, TARGET)
     assert "question" not in map(task_of, cast.requests("judge"))
@@ -249,7 +249,7 @@ def test_failed_trial_takes_no_further_questions():
         with_ruling(court, aborted.value.record, TARGET)
     assert "question" not in map(task_of, cast.requests("judge"))
     # A ruling cannot be put into its record either.
-    _, record, ruled = ruled_by(RULED_TARGET, TARGET)
+    _, record, ruled = rule_with(RULED_TARGET, TARGET)
     failed = aborted.value.record
     late = ruled.ruling_on("target").model_copy(update={"seq": len(failed.events)})
     with pytest.raises(ValueError, match="before there is a verdict"):
@@ -261,7 +261,7 @@ def test_failed_trial_takes_no_further_questions():
 
 def test_text_only_trial_takes_a_question_without_a_picture():
     cast = Cast(judge_question=RULED_TARGET)
-    court, record = tried(cast, meme=Meme(None, text="go home"))
+    court, record = hold_trial(cast, meme=Meme(None, text="go home"))
     after = with_ruling(court, record, TARGET, picture=None)
     ruled = after.ruling_on("target")
     assert ruled.chosen == ("blueland",) and messages_of(after, ruled)[0].exact
@@ -269,13 +269,13 @@ def test_text_only_trial_takes_a_question_without_a_picture():
 
 def test_first_model_of_a_panel_answers():
     cast = Cast(judge_question=RULED_TARGET)
-    court, record = tried(cast, settings=TrialSettings(judges=3))
+    court, record = hold_trial(cast, settings=TrialSettings(judges=3))
     after = with_ruling(court, record, TARGET)
     assert after.ruling_on("target").chosen == ("blueland",) and messages_of(after, after.events[-1])[0].exact
 
 
 def test_event_without_an_answer_is_distinct_from_one_without_labels():
-    _, _, after = ruled_by(RULED_FRAMES, FRAMES)
+    _, _, after = rule_with(RULED_FRAMES, FRAMES)
     complete = after.ruling_on("frames").model_dump(mode="json")
     for changes in (
         {"chosen": None},
@@ -289,7 +289,7 @@ def test_event_without_an_answer_is_distinct_from_one_without_labels():
 
 
 def test_views_show_the_answer_and_replay_reveals_an_altered_one():
-    _, _, after = ruled_by(RULED_FRAMES, FRAMES)
+    _, _, after = rule_with(RULED_FRAMES, FRAMES)
     ruled = after.ruling_on("frames")
     view = view_of(after)
     assert view.questions == (ruled,) and "Judge answers: frames" in [step.name for step in view.steps]
@@ -303,7 +303,7 @@ def test_views_show_the_answer_and_replay_reveals_an_altered_one():
 
 
 def test_replay_parses_the_answer_again(monkeypatch):
-    _, _, after = ruled_by(RULED_FRAMES, FRAMES)
+    _, _, after = rule_with(RULED_FRAMES, FRAMES)
     assert asyncio.run(replay(after)).differences == ()
     monkeypatch.setattr("court.replies.options_that_fit", lambda question, strengths: question.options[:2])
     (difference,) = asyncio.run(replay(after)).differences
@@ -311,7 +311,7 @@ def test_replay_parses_the_answer_again(monkeypatch):
     monkeypatch.undo()
     # A failure replays as a failure, including one caused by an unavailable server.
     for reply in ("no JSON", lambda request: (_ for _ in ()).throw(Unavailable("away"))):
-        _, _, failed = ruled_by(reply, FRAMES)
+        _, _, failed = rule_with(reply, FRAMES)
         found = asyncio.run(replay(failed))
         assert (found.differences, found.obstacle) == ((), "")
     # Worded differently, it would have been another question.
@@ -356,5 +356,5 @@ def test_question_file_is_read_or_its_fault_is_named(tmp_path):
 
 
 def test_verdict_is_found_before_later_questions():
-    _, _, after = ruled_by(RULED_TARGET, TARGET)
+    _, _, after = rule_with(RULED_TARGET, TARGET)
     assert isinstance(after.events[-1], QuestionRuled) and after.last(VerdictGiven).verdict == after.verdict

@@ -161,9 +161,9 @@ def test_command_shows_effective_settings_without_keys(config):
 
 def test_shown_settings_form_a_valid_settings_file(config, tmp_path, monkeypatch):
     shown = CliRunner().invoke(cli, ["settings"]).output
-    again = tmp_path / "again.toml"
-    again.write_text(shown)
-    monkeypatch.setenv("MEMECOURT_CONFIG", str(again))
+    copy = tmp_path / "again.toml"
+    copy.write_text(shown)
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(copy))
     assert Settings().trial == TrialSettings(rounds_max=4, epsilon=0.1)
 
 
@@ -186,18 +186,18 @@ model = "third"
     config.write_text(FILE.replace('api_key = "file-secret"\n', "") + judges + hooks)
     settings = Settings()
     assert len(settings.llm.judges) == 2 and len(settings.webhooks) == 1
-    again = tmp_path / "again.toml"
-    again.write_text(CliRunner().invoke(cli, ["settings"]).output)
-    monkeypatch.setenv("MEMECOURT_CONFIG", str(again))
+    copy = tmp_path / "again.toml"
+    copy.write_text(CliRunner().invoke(cli, ["settings"]).output)
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(copy))
     assert Settings() == settings
 
 
 def test_non_ascii_settings_are_printed_as_valid_toml(config, tmp_path, monkeypatch):
     config.write_text('[namespaces."grün 🦊"]\nreview_share = 0.5\n[llm]\nmodel = "fox 🦊"\n')
     settings = Settings()
-    again = tmp_path / "again.toml"
-    again.write_text(CliRunner().invoke(cli, ["settings"]).output, encoding="utf-8")
-    monkeypatch.setenv("MEMECOURT_CONFIG", str(again))
+    copy = tmp_path / "again.toml"
+    copy.write_text(CliRunner().invoke(cli, ["settings"]).output, encoding="utf-8")
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(copy))
     assert Settings() == settings and settings.llm.model == "fox 🦊"
 
 
@@ -240,7 +240,7 @@ def test_policy_is_loaded_from_a_file_and_its_digest_follows_its_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "named"),
+    ("content", "message"),
     [
         ("not toml [", "no TOML"),
         ('id = "x"\nversion = "1"\npreamble = "p"\ntargets = ["a"]\nclauses = []\n', "clauses"),
@@ -252,10 +252,10 @@ def test_policy_is_loaded_from_a_file_and_its_digest_follows_its_text(tmp_path):
         ('id = "x"\n', "version"),
     ],
 )
-def test_faulty_policy_file_is_explained(tmp_path, content, named):
+def test_faulty_policy_file_is_explained(tmp_path, content, message):
     path = tmp_path / "policy.toml"
     path.write_text(content)
-    with pytest.raises(BadRequest, match=named):
+    with pytest.raises(BadRequest, match=message):
         Policy.load(path)
     with pytest.raises(BadRequest, match="can't be read"):
         Policy.load(tmp_path / "none.toml")
@@ -290,8 +290,8 @@ def test_namespace_settings_are_read_shown_and_explained(tmp_path, monkeypatch):
         "forum": 7,
     }
     shown = CliRunner().invoke(cli, ["settings"]).output
-    again = tomllib.loads(shown)["namespaces"]
-    assert again["a b"]["retention_days"] == "unlimited" and again["forum"]["retention_days"] == 7
+    namespaces = tomllib.loads(shown)["namespaces"]
+    assert namespaces["a b"]["retention_days"] == "unlimited" and namespaces["forum"]["retention_days"] == 7
     explained = CliRunner().invoke(cli, ["settings", "--example"]).output
     assert "# [namespaces.NAME]" in explained and tomllib.loads(explained).get("namespaces") is None
 

@@ -33,7 +33,7 @@ CASES = {
 }
 
 
-def built(folder: Path, name: str) -> Library:
+def build(folder: Path, name: str) -> Library:
     source = folder / "memes.jsonl"
     rows = [
         {"id": f"m{n}", "image": "", "labels": ["very harmful" if harmful else "not harmful"], "text": text}
@@ -58,7 +58,7 @@ def numbers(found: object) -> list[float]:
 @pytest.mark.parametrize("text", ["note 7 lies", "a", "", "words that nobody has used before"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_library_gives_a_verdict_with_finite_figures(tmp_path: Path, name: str, text: str) -> None:
-    library = built(tmp_path, name)
+    library = build(tmp_path, name)
     assert all(map(math.isfinite, numbers(library.manifest.model_dump(mode="json"))))
     assert (library.manifest.tuning.regression is not None) == (name in ("51 and 51", "all different"))
     finder = LibraryFinder(library, WordEncoder())
@@ -78,7 +78,7 @@ def test_every_library_gives_a_verdict_with_finite_figures(tmp_path: Path, name:
 
 @pytest.mark.parametrize("name", CASES)
 def test_info_shows_finite_figures(tmp_path: Path, name: str) -> None:
-    built(tmp_path, name)
+    build(tmp_path, name)
     shown = CliRunner().invoke(cli, ["precedents", "info", "--library", str(tmp_path / "library")])
     assert shown.exit_code == 0 and "nan" not in shown.stdout.replace("dominant", "")
 
@@ -91,4 +91,4 @@ def test_empty_library_is_refused(tmp_path: Path) -> None:
 
 
 def test_calibration_reports_the_share_of_copies(tmp_path: Path) -> None:
-    assert built(tmp_path / "", "all the same").manifest.tuning.calibration.repeated == 1
+    assert build(tmp_path / "", "all the same").manifest.tuning.calibration.repeated == 1

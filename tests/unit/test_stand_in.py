@@ -143,10 +143,10 @@ def test_replies_follow_a_json_schema():
     async def steps(server, ask, _):
         return json.loads((await ask({**with_schema, "max_tokens": 999}))[1]["choices"][0]["message"]["content"])
 
-    made = with_stand_in(steps)
-    assert (made["label"], made["maybe"], made["count"]) == ("HARMFUL", "x", 3)
-    assert list(made) == list(SCHEMA["properties"])
-    assert len(made["reason"]) <= 30 and len(made["points"]) == 2
+    reply = with_stand_in(steps)
+    assert (reply["label"], reply["maybe"], reply["count"]) == ("HARMFUL", "x", 3)
+    assert list(reply) == list(SCHEMA["properties"])
+    assert len(reply["reason"]) <= 30 and len(reply["points"]) == 2
     assert with_stand_in(steps, Settings(values={"label": "NOT_HARMFUL"}))["label"] == "NOT_HARMFUL"
     assert with_stand_in(steps, Settings(values={"label": "NONSENSE"}))["label"] == "HARMFUL"
 
@@ -236,7 +236,7 @@ def test_fault_rates_adding_up_to_more_than_one_are_refused():
         ("abcd" * 3, None),
     ],
 )
-def test_loop_ends_after_so_many_repetitions_of_its_pattern(tokens, end):
+def test_loop_ends_once_its_pattern_has_repeated_often_enough(tokens, end):
     assert loop_end(list(tokens), range(2, 5), 4) == end
 
 

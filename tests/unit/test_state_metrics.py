@@ -57,9 +57,9 @@ def test_certificate_expiry_is_that_of_the_certificate_in_use(metrics, tmp_path)
     ends = [datetime(2031, 1, 2, tzinfo=UTC), datetime(2032, 3, 4, tzinfo=UTC)]
 
     def issue(until):
-        made = authority.issue_cert("court.example", not_after=until)
-        names[0].write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
-        names[1].write_bytes(made.private_key_pem.bytes())
+        certificate = authority.issue_cert("court.example", not_after=until)
+        names[0].write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+        names[1].write_bytes(certificate.private_key_pem.bytes())
         return tuple(path.read_bytes() for path in names)
 
     issue(ends[0])
@@ -82,7 +82,7 @@ def test_docket_metrics_follow_the_docket(metrics, tmp_path):
 
     telemetry = NotifyingTelemetry(metrics)
 
-    async def measured(docket):
+    async def measure_once(docket):
         telemetry.updated = asyncio.Event()
         task = asyncio.create_task(measure_docket(telemetry, docket.reviews, docket.log, every_s=60))
         await telemetry.updated.wait()
@@ -93,13 +93,13 @@ def test_docket_metrics_follow_the_docket(metrics, tmp_path):
     async def scene():
         docket = Docket.open(tmp_path / "docket.sqlite")
         docket.transactions.written = telemetry.docket_written
-        measurements = [await measured(docket)]
+        measurements = [await measure_once(docket)]
         hour_ago = datetime.now(UTC) - timedelta(hours=1)
         for trial_id, needs_review in (("a", True), ("b", True), ("c", False)):
             events = [event.model_copy(update={"at": hour_ago}) for event in decided(trial_id, review=needs_review)]
             await append_all(docket, events)
         telemetry.anchored(0)
-        measurements.append(await measured(docket))
+        measurements.append(await measure_once(docket))
         assert value(metrics, "anchor_lag_entries") == await docket.log.size() > 0
         witness = FileWitness(tmp_path / "checkpoints")
         telemetry.updated = asyncio.Event()
@@ -107,7 +107,7 @@ def test_docket_metrics_follow_the_docket(metrics, tmp_path):
         await telemetry.updated.wait()
         await reviewing(docket, "a", ReviewOutcome.UPHELD, Label.HARMFUL)
         await docket.eraser.erase("b", who="Ruth", why="asked", at=datetime.now(UTC))
-        measurements.append(await measured(docket))
+        measurements.append(await measure_once(docket))
         lag = value(metrics, "anchor_lag_entries")
         anchoring.cancel()
         await asyncio.gather(anchoring, return_exceptions=True)
@@ -126,7 +126,7 @@ def test_docket_metrics_follow_the_docket(metrics, tmp_path):
 
 
 def test_measuring_continues_while_the_docket_is_unavailable(metrics):
-    class Away:
+    class UnavailableDocket:
         def __init__(self):
             self.calls = 0
             self.called_often = asyncio.Event()
@@ -139,7 +139,7 @@ def test_measuring_continues_while_the_docket_is_unavailable(metrics):
                 self.called_often.set()
             raise Unavailable("away", reason="DOCKET_UNAVAILABLE")
 
-    away = Away()
+    away = UnavailableDocket()
 
     async def scene():
         task = asyncio.create_task(measure_docket(Telemetry(metrics), away, away, every_s=0.01))

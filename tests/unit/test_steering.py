@@ -186,24 +186,24 @@ READINGS = (("strong", "weak"), ("moderate", "moderate"), ("weak", "moderate"))
 
 async def count_lenient_outcomes(kinds, injections, fence=None):
     """The number of comparisons, and the injections that acquitted where plain words in their place did not."""
-    number, freed, usual = 0, [], {}
-    for seed, (kind_of, injection) in enumerate(injections):
+    number, lenient, baselines = 0, [], {}
+    for seed, (injection_kind, injection) in enumerate(injections):
         for place, kind, strengths in itertools.product(PLACES, kinds, READINGS):
             key = (kind, strengths, place, seed if kind is Babbles else 0)
-            if key not in usual:
-                usual[key] = await outcome(kind, strengths, seed, place, "plain words", fence)
-            got = await outcome(kind, strengths, seed, place, orders(injection), fence)
+            if key not in baselines:
+                baselines[key] = await outcome(kind, strengths, seed, place, "plain words", fence)
+            label = await outcome(kind, strengths, seed, place, orders(injection), fence)
             number += 1
-            if got is Label.NOT_HARMFUL and usual[key] is not Label.NOT_HARMFUL:
-                freed.append((kind.__name__, strengths, place, kind_of, injection[:60]))
-    return number, freed
+            if label is Label.NOT_HARMFUL and baselines[key] is not Label.NOT_HARMFUL:
+                lenient.append((kind.__name__, strengths, place, injection_kind, injection[:60]))
+    return number, lenient
 
 
 @pytest.mark.slow
 def test_pi_4_no_injection_makes_an_outcome_more_lenient():
-    number, freed = asyncio.run(count_lenient_outcomes((Obeys, Ignores, Babbles), INJECTIONS))
+    number, lenient = asyncio.run(count_lenient_outcomes((Obeys, Ignores, Babbles), INJECTIONS))
     assert number >= 10_000
-    assert freed == []
+    assert lenient == []
 
 
 class NoFence(Fence):
@@ -218,9 +218,9 @@ def test_pi_4_without_a_fence_injections_succeed_from_every_place():
     place.
     """
     several = [each for each in INJECTIONS if each[0] in ("fences", "control")]
-    _, freed = asyncio.run(count_lenient_outcomes((Obeys,), several, NoFence(MARK)))
-    assert {place for _, _, place, *_ in freed} == set(PLACES)
-    assert {kind for *_, kind, _ in freed} == {"fences", "control"}
+    _, lenient = asyncio.run(count_lenient_outcomes((Obeys,), several, NoFence(MARK)))
+    assert {place for _, _, place, *_ in lenient} == set(PLACES)
+    assert {kind for *_, kind, _ in lenient} == {"fences", "control"}
 
 
 # PI-6
@@ -264,9 +264,7 @@ def label_of(cast, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("hijacked", list(HIJACKED))
 def test_pi_6_one_hijacked_role_cannot_acquit(hijacked):
-    """The role says what it likes, in one or both of its tasks, and knows the mark; the Judge believes the court's
-    voice.
-    """
+    """The role says what it likes, in one task or both, and knows the mark; the Judge believes the court's voice."""
     labels = {Label.HARMFUL: 0, Label.NOT_HARMFUL: 0, None: 0}
     tasks = HIJACKED[hijacked]
     short = TrialSettings(rounds_min=1, rounds_max=2)
@@ -292,8 +290,8 @@ def test_pi_6_hijacked_side_does_not_overturn_the_finding_of_the_judge(strengths
 def test_pi_6_hijacked_role_with_unusable_replies_gets_no_acquittal():
     for hijacked, tasks in HIJACKED.items():
         for task in tasks:
-            for says in ("", "not harmful" * 900, ChatReply("x", FinishReason.REFUSAL, "m", 1, 1, 0, 0.0)):
-                assert label_of(Cast(**{f"{hijacked}_{task}": lambda request, says=says: says})) in (
+            for reply in ("", "not harmful" * 900, ChatReply("x", FinishReason.REFUSAL, "m", 1, 1, 0, 0.0)):
+                assert label_of(Cast(**{f"{hijacked}_{task}": lambda request, reply=reply: reply})) in (
                     None,
                     Label.HARMFUL,
                 )
@@ -387,14 +385,14 @@ def test_pi_7_reply_that_leaks_the_instructions_ends_the_trial():
     short = TrialSettings(rounds_min=1, rounds_max=1, overlap=False)
     for (role, task), secret_role, spelling in itertools.product(SPEAKERS, prompts.ROLES, SPELLINGS):
         secret = prompts.load(secret_role).secret
-        for says in leaking_replies(task, spelling(secret).replace("\n", "\\n")):
-            cast = Cast(**{f"{role}_{task}": lambda request, says=says: says})
+        for reply in leaking_replies(task, spelling(secret).replace("\n", "\\n")):
+            cast = Cast(**{f"{role}_{task}": lambda request, reply=reply: reply})
             notes = Notes()
             with pytest.raises(TrialAborted) as caught:
                 hear(cast, notes=notes, settings=short)
             cases += 1
             record = caught.value.record
-            assert caught.value.reason == "SYSTEM_LEAKED", (role, task, says)
+            assert caught.value.reason == "SYSTEM_LEAKED", (role, task, reply)
             assert record.verdict is None and record.state is TrialState.FAILED
             assert isinstance(notes.events[-1], TrialFailed) and notes.events[-1].reason == "SYSTEM_LEAKED"
             assert not notes.events[-1].retryable

@@ -110,12 +110,12 @@ def test_candidates_are_ranked_and_scored_as_on_cards() -> None:
     swept = rank([*runs, halting], MERGED, (), resamples=2000, seed=1)
     assert [one.run for one in swept.candidates] == ["r1", "r2", "r0", "r3"]
     for one in swept.candidates:
-        own = card(next(run for run in [*runs, halting] if run.name == one.run), MERGED, resamples=2000)
-        assert one.macro_f1.value == pytest.approx(own.strict.macro_f1.value)
-        assert one.accuracy == pytest.approx(own.strict.accuracy.value)
-        assert one.coverage == pytest.approx(own.coverage.value)
-        assert one.macro_f1.low == pytest.approx(own.strict.macro_f1.low, abs=0.02)
-        assert one.macro_f1.high == pytest.approx(own.strict.macro_f1.high, abs=0.02)
+        own_figures = card(next(run for run in [*runs, halting] if run.name == one.run), MERGED, resamples=2000)
+        assert one.macro_f1.value == pytest.approx(own_figures.strict.macro_f1.value)
+        assert one.accuracy == pytest.approx(own_figures.strict.accuracy.value)
+        assert one.coverage == pytest.approx(own_figures.coverage.value)
+        assert one.macro_f1.low == pytest.approx(own_figures.strict.macro_f1.low, abs=0.02)
+        assert one.macro_f1.high == pytest.approx(own_figures.strict.macro_f1.high, abs=0.02)
     assert swept.best.behind.value == swept.best.behind.high == 0 and swept.best.within_noise
     assert not swept.candidates[-1].within_noise and swept.candidates[-1].behind.low > 0
 
@@ -140,7 +140,7 @@ def test_single_candidate_is_not_flattered() -> None:
 
 
 @pytest.mark.slow
-def test_estimated_flattery_of_the_best_of_many_equals_is_about_right() -> None:
+def test_best_of_many_equals_is_flattered_by_about_the_estimate() -> None:
     """Thirty systems that are right about 70 % of all memes: any lead of the best is luck."""
     gold = [bool(n % 2) for n in range(200)]
     estimated, true = [], []
@@ -180,16 +180,16 @@ def test_command_sweeps_without_a_model_and_extends_a_finished_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
-    made = make(tmp_path / "data", Layout.HARMEME, train=32, val=16, test=0, seed=2)
+    data = make(tmp_path / "data", Layout.HARMEME, train=32, val=16, test=0, seed=2)
     options = [
-        "sweep", "--dataset", made.dataset, "--data", str(made.root), "--out", str(tmp_path / "out"),
+        "sweep", "--dataset", data.dataset, "--data", str(data.root), "--out", str(tmp_path / "out"),
         "--protocol", "merged", "--thresholds", "0.4,0.6", "--concurrency", "2",
     ]  # fmt: skip
     environment = {"MEMECOURT_HOME": str(tmp_path / "home"), "MEMECOURT_PICTURE_WORKERS": "1"}
     first = CliRunner().invoke(cli, [*options, "--grid", "alpha=0,1"], env=environment)
     assert first.exit_code == 0, first.output
     lines = first.stdout.splitlines()
-    assert lines[0] == f"{made.dataset}, split val, protocol merged: 16 memes"
+    assert lines[0] == f"{data.dataset}, split val, protocol merged: 16 memes"
     assert any(line.startswith("Best of 6: alpha=") for line in lines)
     assert any(line.startswith("The best of many is flattered") for line in lines)
     finished = (tmp_path / "out" / "alpha=0" / "manifest.json").read_bytes()
@@ -211,10 +211,15 @@ def test_small_differences_are_noise_and_groups_are_drawn_whole() -> None:
         worse = [N if one is H else H for one in right[:wrong]] + right[wrong:]
         runs = [results("right", gold, right), results("worse", gold, worse)]
         if group:
-            named = [one.meme.model_copy(update={"group": f"g{n // group}"}) for n, one in enumerate(runs[0].judged)]
+            grouped_memes = [
+                one.meme.model_copy(update={"group": f"g{n // group}"}) for n, one in enumerate(runs[0].judged)
+            ]
             runs = [
                 replace(
-                    run, judged=tuple(Judged(meme, one.prediction) for meme, one in zip(named, run.judged, strict=True))
+                    run,
+                    judged=tuple(
+                        Judged(meme, one.prediction) for meme, one in zip(grouped_memes, run.judged, strict=True)
+                    ),
                 )
                 for run in runs
             ]

@@ -117,12 +117,12 @@ def test_unplanted_memes_do_not_leak_between_splits(memes):
 
 @pytest.mark.parametrize("layout", Layout)
 def test_both_layouts_are_recognised_and_read(layout, tmp_path):
-    made = make(tmp_path / "data", layout, train=8, val=4, test=4)
-    (dataset,) = recognised(made.root)
-    assert dataset is DATASETS[made.dataset]
+    data = make(tmp_path / "data", layout, train=8, val=4, test=4)
+    (dataset,) = recognised(data.root)
+    assert dataset is DATASETS[data.dataset]
     for split in dataset.splits:
-        read = read_split(dataset, made.root, split)
-        known = [meme for meme in read_key(made.root) if meme.split == split]
+        read = read_split(dataset, data.root, split)
+        known = [meme for meme in read_key(data.root) if meme.split == split]
         assert not read.problems
         assert [(m.id, m.text, m.harmful) for m in read.memes] == [(m.id, m.text, m.harmful) for m in known]
         if layout is Layout.HARMEME:
@@ -178,11 +178,11 @@ def test_planted_memes_have_the_described_faults(planted, pictures):
 def test_synthetic_command(tmp_path):
     run = CliRunner().invoke
     sizes = ["--train", "8", "--val", "0", "--test", "8", "--layout", "fhm"]
-    made = run(cli, ["synthetic", str(tmp_path / "out"), *sizes, "--plant", "leakage"])
-    assert made.exit_code == 0 and "21 memes" in made.output and "as data set synthetic-fhm" in made.output
-    assert "planted in train: near-duplicate, id 21, of 13" in made.output
-    again = run(cli, ["synthetic", str(tmp_path / "out")])
-    assert again.exit_code == 1 and "is not empty" in again.output
+    created = run(cli, ["synthetic", str(tmp_path / "out"), *sizes, "--plant", "leakage"])
+    assert created.exit_code == 0 and "21 memes" in created.output and "as data set synthetic-fhm" in created.output
+    assert "planted in train: near-duplicate, id 21, of 13" in created.output
+    second = run(cli, ["synthetic", str(tmp_path / "out")])
+    assert second.exit_code == 1 and "is not empty" in second.output
     assert run(cli, ["synthetic", str(tmp_path / "new"), "--plant", "weeds"]).exit_code == 2
     for wrong in ({"train": 0, "val": 0, "test": 0}, {"train": 13_000, "val": 0, "test": 0}):
         with pytest.raises(BadRequest, match="Between 1 and"):
@@ -268,7 +268,7 @@ SETTINGS = {
 }
 
 
-def tried(meme, picture, finder, settings, model):
+def try_with_oracle(meme, picture, finder, settings, model):
     chair = RoleModel(model)
     court = Court(
         finder=finder,
@@ -285,13 +285,13 @@ def tried(meme, picture, finder, settings, model):
 def test_full_trial_ends_exactly_as_expected(name, truthful, memes, pictures):
     settings, changed = SETTINGS[name]
     train = [meme for meme in memes if meme.split == "train"][:3]
-    shown = [(meme, meme.harmful == truthful) for meme in train]
-    finder = SyntheticFinder(shown, pictures)
-    precedents = [(meme.text, meme.badge, label) for meme, label in shown]
+    labelled = [(meme, meme.harmful == truthful) for meme in train]
+    finder = SyntheticFinder(labelled, pictures)
+    precedents = [(meme.text, meme.badge, label) for meme, label in labelled]
     precedents = precedents if settings.get("precedents", True) else []
     for meme in [meme for meme in memes if meme.split == "test"][:6]:
         model = oracle(ABLE)
-        record = tried(meme, pictures[meme.image], finder, settings, model)
+        record = try_with_oracle(meme, pictures[meme.image], finder, settings, model)
         expectation = expected(meme.text, meme.badge, ABLE, precedents=precedents, **changed)
         verdict = record.verdict
         assert (verdict.label is Label.HARMFUL, verdict.harm_score) == (
@@ -314,11 +314,13 @@ def test_wrong_picture_misleads_the_judge_and_swapped_sides_do_not_help(memes, p
         other = next(each for each in memes if each.badge != meme.badge)
         finder = SyntheticFinder([(meme, True)] * 3, pictures)
         settings = {"dull_judge": True}
-        assert tried(meme, pictures[meme.image], finder, settings, oracle(able)).verdict.label is Label.HARMFUL
-        mixed = tried(meme, pictures[other.image], finder, settings, oracle(able))
+        assert (
+            try_with_oracle(meme, pictures[meme.image], finder, settings, oracle(able)).verdict.label is Label.HARMFUL
+        )
+        mixed = try_with_oracle(meme, pictures[other.image], finder, settings, oracle(able))
         assert mixed.verdict.label is Label.NOT_HARMFUL
 
-    def ruled(accuser, defender, meme, ability):
+    def rationale_for(accuser, defender, meme, ability):
         frame = Frame(pictures[meme.image].frames[0].png, 640, 480)
         sides = "The side that says it is harmful:\n{}\n\nThe side that says it is not:\n{}"
         fenced = [f"[begin m]\n{text}\n[end m]" for text in (meme.text, accuser, defender)]
@@ -334,8 +336,8 @@ def test_wrong_picture_misleads_the_judge_and_swapped_sides_do_not_help(memes, p
     blind = Ability(eyes=0, answers=1)
     meme = memes[0]
     words = f"harm: as the witness answered there is the badge of {meme.badge}."
-    assert ruled(f"For {words}", f"Against {words}", meme, blind) == "The badge was made out."
-    assert ruled(f"Against {words}", f"For {words}", meme, blind) != "The badge was made out."
+    assert rationale_for(f"For {words}", f"Against {words}", meme, blind) == "The badge was made out."
+    assert rationale_for(f"Against {words}", f"For {words}", meme, blind) != "The badge was made out."
 
 
 def test_oracle_gives_the_same_answers_over_a_socket(memes, pictures):

@@ -74,7 +74,7 @@ def test_predictions_are_read_in_every_format(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "message"),
     [
         (table().encode("cp1252"), r"not UTF-8 text: line 3 has bytes of another encoding.*iconv -f WINDOWS-1252"),
         (table().encode("utf-16-le"), "UTF-16 without a mark"),
@@ -83,9 +83,9 @@ def test_predictions_are_read_in_every_format(tmp_path, content):
     ],
 )
 @pytest.mark.parametrize("read", [lambda path: read_source(Source(path)), lambda path: read_predictions(path, [])])
-def test_unsupported_encoding_is_named_and_refused(tmp_path, content, why, read):
+def test_unsupported_encoding_is_named_and_refused(tmp_path, content, message, read):
     (tmp_path / "table.csv").write_bytes(content)
-    with pytest.raises(BadRequest, match=why):
+    with pytest.raises(BadRequest, match=message):
         read(tmp_path / "table.csv")
 
 
@@ -225,5 +225,5 @@ def test_table_with_too_many_unusable_rows_makes_no_library(tmp_path):
     )
     assert not place.exists()
     assert CliRunner().invoke(cli, [*command, "--max-lost", "0.2"]).exit_code == 0
-    again = CliRunner().invoke(cli, ["precedents", "add", str(place), str(tmp_path / "table.csv")])
-    assert "3 of the 18 rows can't be used" in again.output, "memes that are there already do not count as lost"
+    added = CliRunner().invoke(cli, ["precedents", "add", str(place), str(tmp_path / "table.csv")])
+    assert "3 of the 18 rows can't be used" in added.output, "memes that are there already do not count as lost"

@@ -54,9 +54,9 @@ def read(place, card=None):
     return found
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("has_picture_member", [True, False])
 @pytest.mark.parametrize("name", ["train.tar/0/first.jpg", "../secret.jpg", "s3://memes/set/a.jpg", ["a"]])
-def test_text_in_a_sample_cannot_choose_its_picture(tmp_path, own, name):
+def test_text_in_a_sample_cannot_choose_its_picture(tmp_path, has_picture_member, name):
     """A sample's picture is its own member, whatever its texts name; a sample without such a member has no picture."""
     (tmp_path / "secret.jpg").write_bytes(b"secret")
     json_ = ("m.json", json.dumps({"label": 1, "@picture": name, "@key": "first"}).encode())
@@ -64,11 +64,13 @@ def test_text_in_a_sample_cannot_choose_its_picture(tmp_path, own, name):
     # In each order: a member read later must not override one read earlier.
     for place, members in enumerate(([json_, text, picture], [picture, json_, text])):
         data = tmp_path / f"data-{place}"
-        write_shard(data / "train.tar", [*sample_of("first"), *(one for one in members if own or one != picture)])
+        write_shard(
+            data / "train.tar", [*sample_of("first"), *(one for one in members if has_picture_member or one != picture)]
+        )
         found = read(data)
         assert found.problems == () and [meme.id for meme in found.memes] == ["first", "m"]
         path = found.picture_of(found.memes[1])
-        assert (read_picture(path) == b"own") if own else (path is None and found.memes[1].image == "")
+        assert (read_picture(path) == b"own") if has_picture_member else (path is None and found.memes[1].image == "")
 
 
 def test_reading_a_picture_parses_only_its_own_header(tmp_path, monkeypatch):
@@ -189,9 +191,11 @@ def test_hostile_member_costs_only_its_row_and_is_named(tmp_path, member, reason
 
 
 def test_duplicate_keys_and_members_are_refused(tmp_path):
-    twice = [("m1.jpg", b"one"), ("m1.jpg", b"two")]
-    two = [("m2.jpg", b"one"), ("m2.png", b"two")]
-    write_shard(tmp_path / "a.tar", [*sample_of("m0"), *twice, *two, *sample_of("m3"), *sample_of("m0", 1)])
+    same_name = [("m1.jpg", b"one"), ("m1.jpg", b"two")]
+    two_pictures = [("m2.jpg", b"one"), ("m2.png", b"two")]
+    write_shard(
+        tmp_path / "a.tar", [*sample_of("m0"), *same_name, *two_pictures, *sample_of("m3"), *sample_of("m0", 1)]
+    )
     write_shard(tmp_path / "b.tar", sample_of("m3"))
     found = read(tmp_path)
     assert [meme.id for meme in found.memes] == ["m0", "m3"]
@@ -216,7 +220,7 @@ def damage(path, at, content):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
         (lambda path: damage(path, 3 * 1024, b"\xff" * 100), r"m0\.txt: .*header is damaged"),
         (lambda path: path.write_bytes(path.read_bytes()[: 3 * 1024 + 600]), r"m1\.jpg: .*unexpected end"),
@@ -229,11 +233,13 @@ def damage(path, at, content):
         (lambda path: path.write_bytes(b""), "no whole tar file"),
     ],
 )
-def test_error_on_a_damaged_archive_names_file_and_member(tmp_path, spoil, says):
+def test_error_on_a_damaged_archive_names_file_and_member(tmp_path, spoil, message):
     path = tmp_path / "a.tar"
     write_shard(path, [*sample_of("m0"), *sample_of("m1")])
     spoil(path)
-    with pytest.raises(BadRequest, match=rf"a\.tar.*{says}" if not says.startswith("m") else rf"a\.tar.*member {says}"):
+    with pytest.raises(
+        BadRequest, match=rf"a\.tar.*{message}" if not message.startswith("m") else rf"a\.tar.*member {message}"
+    ):
         read(tmp_path)
 
 
@@ -342,14 +348,14 @@ def test_cluster_worker_gets_pictures_from_shards(tmp_path):
     assert asyncio.run(driver.picture("m1")) is None
 
 
-def in_shards(made, place, per_shard):
+def in_shards(source, place, per_shard):
     """The splits of a synthetic data set as shards, with a card; returns the card's path."""
     for split in ("train", "val", "test"):
-        rows = [json.loads(line) for line in (made / f"{split}.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (source / f"{split}.jsonl").read_text().splitlines()]
         for start in range(0, len(rows), per_shard):
             members = []
             for row in rows[start : start + per_shard]:
-                picture = next(made.rglob(row["image"]))
+                picture = next(source.rglob(row["image"]))
                 record = {"name": row["id"], "text": row["text"], "label": row["labels"][0]}
                 members += [(f"{row['id']}{picture.suffix}", picture.read_bytes())]
                 members += [(f"{row['id']}.json", json.dumps(record).encode())]

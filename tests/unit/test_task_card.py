@@ -46,12 +46,12 @@ def results(pairs, name="run", question=QUESTION, **fields):
     """Results of a run from pairs of gold label and answer (None for a failure)."""
     judged = []
     for number, (gold, answered) in enumerate(pairs):
-        own = {key: value[number] for key, value in fields.items()}
+        fields_of_meme = {key: value[number] for key, value in fields.items()}
         prediction = Prediction(meme=f"m{number}", outcome=Outcome.FAILED, reason="REPLY_CUT")
         if answered is not None:
             answer = TaskAnswer(labels=(answered,))
             prediction = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
-        judged.append(Judged(meme(number, gold, **own), prediction))
+        judged.append(Judged(meme(number, gold, **fields_of_meme), prediction))
     manifest = RunManifest.model_construct(question=question, finished=True, models={}, card={}, dataset="d")
     return Results(name, "d", "test", (), tuple(judged), manifest)
 
@@ -149,8 +149,8 @@ def test_metric_misspelled_in_a_card_is_an_error():
     wrong = QUESTION.model_copy(update={"metrics": ("f1:nobody",)})
     with pytest.raises(BadRequest, match="f1:nobody"):
         task_card(results(PAIRS, question=wrong), resamples=10)
-    named = QUESTION.model_copy(update={"metrics": ("f1:against",), "official": "f1:against"})
-    assert next(iter(task_card(results(PAIRS, question=named), resamples=10).figures)) == "f1:against"
+    with_metric = QUESTION.model_copy(update={"metrics": ("f1:against",), "official": "f1:against"})
+    assert next(iter(task_card(results(PAIRS, question=with_metric), resamples=10).figures)) == "f1:against"
 
 
 def test_comparison_is_per_meme_and_matches_the_figures():
@@ -298,19 +298,19 @@ def test_task_with_two_labels_has_only_one_subgroup_table():
         task_subgroup_tables(replace(run, manifest=None), {})
 
 
-def scored(rng, wrong):
+def noisy_results(rng, wrong):
     """Answers whose probabilities follow the true labels, with gold labels of which some are wrong."""
     labels = QUESTION.labels
     true = [labels[place % 3] for place in range(150)]
     gold = ["against" if number in wrong else label for number, label in enumerate(true)]
     judged = []
-    for number, (label, of) in enumerate(zip(true, gold, strict=True)):
+    for number, (label, gold_label) in enumerate(zip(true, gold, strict=True)):
         others = [label_ for label_ in labels if label_ != label]
         share = rng.uniform(0.0, 0.2, 2)
         scores = {label: float(1 - share.sum()), **dict(zip(others, map(float, share), strict=True))}
         answer = TaskAnswer(labels=(label,), scores=scores)
         prediction = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
-        judged.append(Judged(meme(number, of), prediction))
+        judged.append(Judged(meme(number, gold_label), prediction))
     return replace(results(PAIRS), judged=tuple(judged))
 
 
@@ -318,7 +318,7 @@ def test_planted_wrong_labels_of_a_task_are_found_per_label():
     pytest.importorskip("cleanlab")
     wrong = {0, 3, 9, 12, 21, 30}  # all of them are truly "for"
     rng = np.random.default_rng(4)
-    found = find_task_noise([scored(rng, wrong), scored(rng, wrong)])
+    found = find_task_noise([noisy_results(rng, wrong), noisy_results(rng, wrong)])
     against = found.by_label["against"]
     # Confident learning estimates the number of wrong labels, and lists no more than that.
     for noisy, has in ((against.noisy, True), (found.by_label["for"].noisy, False)):
@@ -331,8 +331,8 @@ def test_planted_wrong_labels_of_a_task_are_found_per_label():
     with pytest.raises(BadRequest, match="ask for them with --odds"):
         find_task_noise([results(PAIRS)])
     with pytest.raises(BadRequest, match="disagree on the gold label of m0"):
-        find_task_noise([scored(rng, wrong), scored(rng, set())])
-    few = replace(scored(rng, wrong), judged=scored(rng, wrong).judged[:30])
+        find_task_noise([noisy_results(rng, wrong), noisy_results(rng, set())])
+    few = replace(noisy_results(rng, wrong), judged=noisy_results(rng, wrong).judged[:30])
     with pytest.raises(BadRequest, match="No label of stance has enough memes"):
         find_task_noise([few])
 

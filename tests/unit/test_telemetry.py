@@ -119,14 +119,14 @@ def key(name, **labels):
 
 
 @pytest.fixture(scope="module")
-def tried():
+def all_trials():
     metrics = Metrics(Settings())
     telemetry = Telemetry(metrics)
     records = try_all(telemetry)
     return records, samples(metrics), telemetry
 
 
-def counted(values, name):
+def series_of(values, name):
     """The values of a metric by labels."""
     return {labels: value for (each, labels), value in values.items() if each == name}
 
@@ -146,9 +146,9 @@ def calls_of(record):
             yield event.odds.call, 2
 
 
-def test_recorded_trials_cover_every_kind(tried):
+def test_recorded_trials_cover_every_kind(all_trials):
     """Ensures that the following tests compare more than zeros."""
-    records, *_ = tried
+    records, *_ = all_trials
     states = Counter((record.opened.procedure, record.state) for record in records)
     assert states[Procedure.FULL, TrialState.DECIDED] == 6
     assert states[Procedure.FULL, TrialState.FAILED] == 2
@@ -159,8 +159,8 @@ def test_recorded_trials_cover_every_kind(tried):
     assert any(e.unused and e.unused.calls for r in records for e in r.events if isinstance(e, VerdictGiven))
 
 
-def test_trial_metrics_match_the_records(tried):
-    records, values, _ = tried
+def test_trial_metrics_match_the_records(all_trials):
+    records, values, _ = all_trials
     trials, opened, failed = Counter(), Counter(), Counter()
     for record in records:
         procedure = record.opened.procedure.value
@@ -169,9 +169,9 @@ def test_trial_metrics_match_the_records(tried):
         trials[("procedure", procedure), ("outcome", record.state.value), ("label", label)] += 1
         for event in record.all(TrialFailed):
             failed[("procedure", procedure), ("step", event.step), ("reason", event.reason)] += 1
-    assert counted(values, "memecourt_trials_total") == by_labels(trials)
-    assert counted(values, "memecourt_trials_opened_total") == by_labels(opened)
-    assert counted(values, "memecourt_trial_failures_total") == by_labels(failed)
+    assert series_of(values, "memecourt_trials_total") == by_labels(trials)
+    assert series_of(values, "memecourt_trials_opened_total") == by_labels(opened)
+    assert series_of(values, "memecourt_trial_failures_total") == by_labels(failed)
     for (procedure, state), number in Counter((r.opened.procedure, r.state) for r in records).items():
         labels = {"procedure": procedure, "outcome": state}
         assert values[key("memecourt_trial_duration_seconds_count", **labels)] == number
@@ -179,8 +179,8 @@ def test_trial_metrics_match_the_records(tried):
         assert values[key("memecourt_trial_duration_seconds_sum", **labels)] == pytest.approx(spent)
 
 
-def test_call_and_token_metrics_match_the_records(tried):
-    records, values, _ = tried
+def test_call_and_token_metrics_match_the_records(all_trials):
+    records, values, _ = all_trials
     expected = {name: Counter() for name in ("calls", "repairs", "in", "cached", "out", "seconds")}
     for record in records:
         for call, number in calls_of(record):
@@ -191,13 +191,15 @@ def test_call_and_token_metrics_match_the_records(tried):
             expected["cached"][labels] += call.tokens_cached
             expected["out"][labels] += call.tokens_out
             expected["seconds"][labels] += call.latency_s
-    assert counted(values, "memecourt_model_calls_total") == by_labels(expected["calls"])
-    assert counted(values, "memecourt_model_input_tokens_total") == by_labels(expected["in"])
-    assert counted(values, "memecourt_model_cached_input_tokens_total") == by_labels(expected["cached"])
-    assert counted(values, "memecourt_model_output_tokens_total") == by_labels(expected["out"])
-    assert counted(values, "memecourt_model_call_duration_seconds_sum") == pytest.approx(by_labels(expected["seconds"]))
+    assert series_of(values, "memecourt_model_calls_total") == by_labels(expected["calls"])
+    assert series_of(values, "memecourt_model_input_tokens_total") == by_labels(expected["in"])
+    assert series_of(values, "memecourt_model_cached_input_tokens_total") == by_labels(expected["cached"])
+    assert series_of(values, "memecourt_model_output_tokens_total") == by_labels(expected["out"])
+    assert series_of(values, "memecourt_model_call_duration_seconds_sum") == pytest.approx(
+        by_labels(expected["seconds"])
+    )
     repairs = {labels: number for labels, number in by_labels(expected["repairs"]).items() if number}
-    assert repairs and counted(values, "memecourt_model_repairs_total") == repairs
+    assert repairs and series_of(values, "memecourt_model_repairs_total") == repairs
     assert sum(expected["cached"].values()) == 300  # three descriptions with half of a prompt cached each
 
     last = [r.last(VerdictGiven) or r.last(TrialFailed) for r in records]
@@ -212,32 +214,34 @@ def test_call_and_token_metrics_match_the_records(tried):
     assert values[key("memecourt_model_unanswered_calls_total")] == sum(each.unanswered for each in unused)
 
 
-def test_metrics_of_rounds_texts_precedents_and_reviews_match_the_records(tried):
-    records, values, _ = tried
+def test_metrics_of_rounds_texts_precedents_and_reviews_match_the_records(all_trials):
+    records, values, _ = all_trials
     rested = [event for record in records for event in record.all(SideRested)]
-    assert counted(values, "memecourt_sides_rested_total") == by_labels(
+    assert series_of(values, "memecourt_sides_rested_total") == by_labels(
         Counter((("side", event.side.value), ("reason", event.reason.value)) for event in rested)
     )
     examined = [event for event in rested if event.reason is not QuestioningEnd.NO_EXAMINATION]
-    assert sum(counted(values, "memecourt_side_rounds_sum").values()) == sum(event.rounds for event in examined) > 0
-    assert sum(counted(values, "memecourt_side_rounds_count").values()) == len(examined)
+    assert sum(series_of(values, "memecourt_side_rounds_sum").values()) == sum(event.rounds for event in examined) > 0
+    assert sum(series_of(values, "memecourt_side_rounds_count").values()) == len(examined)
     texts = [event for record in records for event in record.all(TextRead)]
-    assert counted(values, "memecourt_texts_total") == by_labels(Counter((("source", e.source.value),) for e in texts))
+    assert series_of(values, "memecourt_texts_total") == by_labels(
+        Counter((("source", e.source.value),) for e in texts)
+    )
     assert values[key("memecourt_text_read_duration_seconds_count")] == sum(bool(e.reader) for e in texts) == 1
     found = sum(len(record.all(PrecedentsCited)) for record in records)
     assert values[key("memecourt_precedents_duration_seconds_count")] == found > 0
     verdicts = [record.verdict for record in records if record.verdict]
-    assert sum(counted(values, "memecourt_verdicts_for_review_total").values()) == sum(
+    assert sum(series_of(values, "memecourt_verdicts_for_review_total").values()) == sum(
         verdict.needs_human_review for verdict in verdicts
     )
     reasons = Counter(r for verdict in verdicts for r in {review.reason.value for review in verdict.review})
-    assert counted(values, "memecourt_review_reasons_total") == by_labels(
+    assert series_of(values, "memecourt_review_reasons_total") == by_labels(
         {(("reason", reason),): number for reason, number in reasons.items()}
     )
 
 
-def test_ended_trials_are_forgotten(tried):
-    *_, telemetry = tried
+def test_ended_trials_are_forgotten(all_trials):
+    *_, telemetry = all_trials
     assert not telemetry._trials
 
 
@@ -262,9 +266,9 @@ def test_resumed_trial_counts_each_call_once_under_its_procedure():
     values = samples(metrics)
     assert values[key("memecourt_trials_resumed_total", procedure="FULL")] == 1
     assert values[key("memecourt_trials_total", procedure="FULL", outcome="DECIDED", label="HARMFUL")] == 1
-    assert not counted(values, "memecourt_trials_opened_total")
+    assert not series_of(values, "memecourt_trials_opened_total")
     before = sum(number for _, number in calls_of(cut))
-    assert sum(counted(values, "memecourt_model_calls_total").values()) == (
+    assert sum(series_of(values, "memecourt_model_calls_total").values()) == (
         sum(number for _, number in calls_of(resumed)) - before
     )
     assert resumed.state is TrialState.DECIDED
@@ -300,7 +304,7 @@ def test_prefix_cache_metric_exists_only_where_its_state_is_known():
     models = {"PROPOSER": "seer", "ACCUSER": "talker", "DEFENDER": "talker", "JUDGE": "seer"}
     Telemetry(metrics).prefix_cache(models, {"PROPOSER": False, "ACCUSER": True})
     values = samples(metrics)
-    assert counted(values, "memecourt_model_prefix_cache_working") == {
+    assert series_of(values, "memecourt_model_prefix_cache_working") == {
         frozenset({("role", "PROPOSER"), ("model", "seer")}): 0,
         frozenset({("role", "ACCUSER"), ("model", "talker")}): 1,
     }
@@ -385,8 +389,8 @@ def test_metrics_are_served_only_at_their_path_and_start_at_zero():
         metrics.close()
 
 
-def test_metric_names_follow_conventions_and_labels_are_bounded(tried):
-    records, *_ = tried
+def test_metric_names_follow_conventions_and_labels_are_bounded(all_trials):
+    records, *_ = all_trials
     metrics = Metrics(Settings())
     for family in metrics.registry.collect():
         if not family.name.startswith("memecourt_"):

@@ -53,7 +53,7 @@ class CountingStage:
         return rows[order], rough[order]
 
 
-def same(found: Hits, exact: Hits) -> bool:
+def same_hits(found: Hits, exact: Hits) -> bool:
     return all(
         np.array_equal(getattr(found, name), getattr(exact, name)) for name in ("rows", "scores", "text", "picture")
     )
@@ -68,7 +68,7 @@ def test_two_stage_search_equals_a_scan_at_every_alpha(alpha, without):
     agreed = 0
     for query in queries:
         arguments = {"text": query[:HALF], "picture": query[HALF:], "alpha": alpha, "k": 3}
-        agreed += same(fast.search(**arguments), exact.search(**arguments))
+        agreed += same_hits(fast.search(**arguments), exact.search(**arguments))
     assert agreed == len(queries)
     assert len(stage.asked) >= len(queries), "the first stage was not used"
 
@@ -90,7 +90,7 @@ def test_less_accurate_first_stage_only_costs_more_candidates(noise):
     fast, exact = FusedIndex(rows, HALF, stage, SMALL), FusedIndex(rows, HALF)
     for query in clustered(40, 5):
         arguments = {"text": query[:HALF], "picture": query[HALF:], "alpha": 0.4, "k": 3}
-        assert same(fast.search(**arguments), exact.search(**arguments))
+        assert same_hits(fast.search(**arguments), exact.search(**arguments))
     assert len(stage.asked) > 40, "more candidates were requested"
 
 
@@ -106,7 +106,7 @@ def test_filtered_and_excluded_rows_give_the_same_hits_as_a_scan(share, left_out
         nearest = exact.search(query[:HALF], query[HALF:], alpha=0.5, k=max(left_out, 1)).rows[:left_out].tolist()
         arguments = {"text": query[:HALF], "picture": query[HALF:], "alpha": 0.5, "k": 25}
         found = fast.search(**arguments, exclude=nearest, among=among)
-        assert same(found, exact.search(**arguments, exclude=nearest, among=among))
+        assert same_hits(found, exact.search(**arguments, exclude=nearest, among=among))
         assert among[found.rows].all() and not set(nearest) & set(found.rows.tolist())
 
 
@@ -117,7 +117,7 @@ def test_filter_far_from_the_query_is_scanned():
     among = scores < np.quantile(scores, 0.3)
     arguments = {"text": query[:HALF], "picture": query[HALF:], "alpha": 0.5, "k": 3, "among": among}
     found = FusedIndex(rows, HALF, stage, SMALL).search(**arguments)
-    assert same(found, FusedIndex(rows, HALF).search(**arguments)) and found.rows.size == 3
+    assert same_hits(found, FusedIndex(rows, HALF).search(**arguments)) and found.rows.size == 3
 
 
 def test_clones_are_in_order_even_if_they_outnumber_the_candidates():
@@ -172,7 +172,7 @@ def test_merged_searches_of_parts_equal_the_search_of_all():
         parts = [
             (first, FusedIndex(rows[first:end], HALF).search(**arguments)) for first, end in ((0, 550), (550, 900))
         ]
-        assert same(merged(parts, 30), FusedIndex(rows, HALF).search(**arguments))
+        assert same_hits(merged(parts, 30), FusedIndex(rows, HALF).search(**arguments))
 
 
 def test_stage_of_other_rows_is_refused():

@@ -76,7 +76,7 @@ def log() -> MemoryLog:
     return log
 
 
-def checked(log: MemoryLog, rows: Rows | None = None, anchors: Sequence[Anchor] = ()) -> Report:
+def check(log: MemoryLog, rows: Rows | None = None, anchors: Sequence[Anchor] = ()) -> Report:
     return verify(rows or Rows(log), [log.key.verifier], FromEntries(), anchors=anchors)
 
 
@@ -93,7 +93,7 @@ def test_sound_docket_passes_the_check(log: MemoryLog) -> None:
     empty = MemoryLog()
     rows = Rows(empty)
     rows.all_checkpoints, rows.log_row = [], {**rows.log_row, "key": "", "checkpoint": "", "signed": 0}
-    assert not checked(empty, rows).violated  # an empty docket, before anything was signed
+    assert not check(empty, rows).violated  # an empty docket, before anything was signed
 
 
 def body(**values: Any) -> str:
@@ -105,7 +105,7 @@ def test_event_numbers_of_a_trial_must_be_without_gaps(log: MemoryLog, seqs: lis
     """Faults that the docket itself made and signed: a missing or repeated number."""
     for seq in seqs:
         log.add("Described", body(kind="Described", seq=seq), "b", seq)
-    report = checked(log)
+    report = check(log)
     assert set(report.counts) == {Fault.SEQUENCE}, report.findings
     assert all("b" in finding.text or "entry" in finding.text.lower() for finding in report.findings)
 
@@ -113,12 +113,12 @@ def test_event_numbers_of_a_trial_must_be_without_gaps(log: MemoryLog, seqs: lis
 def test_events_of_concurrent_sides_may_be_out_of_order(log: MemoryLog) -> None:
     for seq in (0, 2, 1, 3):
         log.add("Described", body(kind="Described", seq=seq), "b", seq)
-    assert not checked(log).violated
+    assert not check(log).violated
 
 
 def test_other_entries_do_not_count_as_events(log: MemoryLog) -> None:
     log.add("PictureShown", body(kind="PictureShown", trial_id="a", who="ada", what="frame 0"), "a", 99)
-    assert faults(checked(log)) == {"SEQUENCE": 1}
+    assert faults(check(log)) == {"SEQUENCE": 1}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_other_entries_do_not_count_as_events(log: MemoryLog) -> None:
 )
 def test_body_must_agree_with_its_header(log: MemoryLog, entry_body: str) -> None:
     log.add("Described", entry_body, "b", 0)
-    assert faults(checked(log)) == {"BODY_DISAGREES": 1}
+    assert faults(check(log)) == {"BODY_DISAGREES": 1}
 
 
 def test_events_behind_the_listing_must_be_readable(log: MemoryLog) -> None:
@@ -146,7 +146,7 @@ def test_events_behind_the_listing_must_be_readable(log: MemoryLog) -> None:
     log.add("VerdictGiven", body(kind="VerdictGiven", seq=1), "b", 1)
     log.add("Part", '{"kind":"Part","value":"of nothing"}')
     log.add("Erased", body(kind="Erased", trial_id="a"), "a")
-    report = checked(log)
+    report = check(log)
     assert faults(report) == {"BODY_DISAGREES": 5}  # an erasure is read for two purposes
 
 
@@ -161,13 +161,13 @@ def without(log: MemoryLog, *numbers: int) -> Rows:
 
 
 def test_missing_bodies_need_an_erasure_and_erased_bodies_must_be_missing(log: MemoryLog) -> None:
-    gone = without(log, 2, 3)
-    assert faults(checked(log, gone)) == {"BODY_MISSING": 2}
+    incomplete = without(log, 2, 3)
+    assert faults(check(log, incomplete)) == {"BODY_MISSING": 2}
     log.add("Erased", erased_by(2, 3))
-    report = checked(log)
+    report = check(log)
     assert not report.violated and report.erased == 2
     log.add("Erased", erased_by(4))
-    report = checked(log)
+    report = check(log)
     assert faults(report) == {"BODY_NOT_ERASED": 1} and report.findings[0].entry == 4
 
 
@@ -175,19 +175,19 @@ def test_erasure_covers_neither_itself_nor_later_entries(log: MemoryLog) -> None
     number = len(log.entries)
     log.add("Erased", erased_by(number, number + 1))
     log.add_look("a", "ada")
-    assert faults(checked(log, without(log, number + 1))) == {"BODY_MISSING": 1}
+    assert faults(check(log, without(log, number + 1))) == {"BODY_MISSING": 1}
     # If the erasure itself is gone too, no entry explains either loss.
-    assert faults(checked(log, without(log, number))) == {"BODY_MISSING": 2}
+    assert faults(check(log, without(log, number))) == {"BODY_MISSING": 2}
 
 
 def test_missing_entries_are_named(log: MemoryLog) -> None:
     rows = Rows(log)
     del rows.all_entries[2:4]
-    report = checked(log, rows)
+    report = check(log, rows)
     assert "entries 2 to 3 are missing" in next(f.text for f in report.findings if f.fault is Fault.ENTRY_MISSING)
     rows = Rows(log)
     rows.all_entries.insert(3, replace(rows.all_entries[1]))
-    assert Fault.ENTRY_MISPLACED in checked(log, rows).counts
+    assert Fault.ENTRY_MISPLACED in check(log, rows).counts
 
 
 def test_tail_must_be_signed_and_signed_entries_must_exist(log: MemoryLog) -> None:
@@ -196,32 +196,32 @@ def test_tail_must_be_signed_and_signed_entries_must_exist(log: MemoryLog) -> No
     rows = Rows(log)
     rows.all_checkpoints = before.all_checkpoints
     rows.log_row |= {"checkpoint": before.log_row["checkpoint"], "signed": before.log_row["signed"]}
-    report = checked(log, rows)
+    report = check(log, rows)
     assert faults(report) == {"TAIL_UNSIGNED": 1} and report.findings[0].text == "The last 1 entries are not signed."
     rows = before
     rows.all_checkpoints = Rows(log).all_checkpoints
-    assert Fault.TAIL_MISSING in checked(log, rows).counts
+    assert Fault.TAIL_MISSING in check(log, rows).counts
 
 
 def test_checkpoints_must_match_this_log_and_their_own_size(log: MemoryLog) -> None:
     size, key = len(log.entries), log.key
     rows = Rows(log)
     rows.all_checkpoints = [(size - 1, rows.all_checkpoints[0][1])]
-    assert faults(checked(log, rows)) == {"CHECKPOINT_DIFFERS": 1}
+    assert faults(check(log, rows)) == {"CHECKPOINT_DIFFERS": 1}
     rows = Rows(log)
     rows.all_checkpoints.append((size, sign_checkpoint(key, key.name, size, bytes(32))))
-    assert faults(checked(log, rows)) == {"CHECKPOINT_DIFFERS": 1}
+    assert faults(check(log, rows)) == {"CHECKPOINT_DIFFERS": 1}
     rows = Rows(log)
     rows.all_checkpoints.append((3, sign_checkpoint(key, "another.example", 3, bytes(32))))
-    assert faults(checked(log, rows)) == {"CHECKPOINT_UNSIGNED": 1}
+    assert faults(check(log, rows)) == {"CHECKPOINT_UNSIGNED": 1}
 
 
 def test_key_stored_in_the_docket_must_be_the_expected_one(log: MemoryLog) -> None:
     rows = Rows(log)
     rows.log_row["key"] = str(SigningKey.create(log.key.name).verifier)
-    assert faults(checked(log, rows)) == {"KEY_DIFFERS": 1}
+    assert faults(check(log, rows)) == {"KEY_DIFFERS": 1}
     rows.log_row = {}
-    assert faults(checked(log, rows)) == {"KEY_DIFFERS": 1, "STATE_DIFFERS": 3}
+    assert faults(check(log, rows)) == {"KEY_DIFFERS": 1, "STATE_DIFFERS": 3}
     # Two keys are expected after a deliberate rotation.
     both = [SigningKey.create("old.example").verifier, log.key.verifier]
     assert not verify(Rows(log), both, FromEntries()).violated
@@ -231,7 +231,7 @@ def test_anchors_vouch_for_the_entries_before_them(log: MemoryLog) -> None:
     early = log.checkpoint()
     log.add_events(events_of("b"))
     anchors = [Anchor("one", (early,)), Anchor("two", (early, "no note", log.checkpoint().replace("\n", "\n\n", 1)))]
-    report = checked(log, anchors=anchors)
+    report = check(log, anchors=anchors)
     assert not report.violated and (report.anchors, report.anchored) == (2, len(log.entries) - len(events_of("b")))
     assert report.tail == len(events_of("b"))
     assert len(report.unchecked) == 1 and "2 of 3 checkpoints in the anchor two" in report.unchecked[0]
@@ -239,7 +239,7 @@ def test_anchors_vouch_for_the_entries_before_them(log: MemoryLog) -> None:
     other = Anchor(
         "lies", (sign_checkpoint(key, key.name, 2, bytes(32)), sign_checkpoint(key, key.name, 999, bytes(32)))
     )
-    report = checked(log, anchors=[other])
+    report = check(log, anchors=[other])
     assert faults(report) == {"CHECKPOINT_DIFFERS": 1, "TAIL_MISSING": 1} and not report.unchecked
     assert all("anchor lies" in finding.text for finding in report.findings)
 
@@ -254,11 +254,11 @@ def test_anchor_reveals_a_removed_receipt_but_no_other_removed_checkpoint() -> N
     log.add_look("a", "ada")
     assert log.entries[size - 1].kind == "VerdictGiven"
     anchor = Anchor("outside", (receipt, between))
-    report = checked(log, anchors=[anchor])
+    report = check(log, anchors=[anchor])
     assert faults(report) == {"CHECKPOINT_MISSING": 1} and f"over {size} entries" in report.findings[0].text
     rows = Rows(log)
     rows.all_checkpoints.insert(0, (size, receipt))
-    assert not checked(log, rows, anchors=[anchor]).violated
+    assert not check(log, rows, anchors=[anchor]).violated
 
 
 def test_unreadable_rows_are_reported_and_do_not_end_the_check(log: MemoryLog) -> None:
@@ -271,7 +271,7 @@ def test_unreadable_rows_are_reported_and_do_not_end_the_check(log: MemoryLog) -
             yield from self.all_tiles
             raise ValueError("no number")
 
-    report = checked(log, Torn(log))
+    report = check(log, Torn(log))
     assert report.counts[Fault.TRIAL_DIFFERS] == 2 and report.counts[Fault.TILE_DIFFERS] == 1
     assert sum("can't be read at all" in finding.text for finding in report.findings) == 2
 
@@ -314,7 +314,7 @@ def test_pictures_erased_during_the_check_are_no_fault() -> None:
 
 def test_all_faults_are_counted_and_the_first_are_listed(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "MOST_FINDINGS", 3)
-    report = checked(log, without(log, 1, 2, 3, 4, 5))
+    report = check(log, without(log, 1, 2, 3, 4, 5))
     assert report.counts == {Fault.BODY_MISSING: 5} and len(report.findings) == 3
 
 

@@ -89,7 +89,7 @@ def logged_after(server, word):
     return next(line.removeprefix(f"{word} ") for line in server.log(1000) if line.startswith(f"{word} "))
 
 
-def started(settings, then=None, **options):
+def run_server(settings, then=None, **options):
     """Starts a server, runs ``then`` meanwhile, and stops it; returns the stopped server."""
 
     async def work():
@@ -112,13 +112,13 @@ def test_server_answers_under_its_address_name_and_key(settings):
                 await client.post("/chat/completions", json={"messages": [{"content": ""}], "max_tokens": 1})
             ).is_success
 
-    server = started(settings(name="judge"), ask)
+    server = run_server(settings(name="judge"), ask)
     assert server.model == "judge" and server.base_url.startswith("http://127.0.0.1:")
     assert logged_after(server, "request") == "2 1"  # a picture and a question, one token
 
 
 def test_server_starts_as_vllm_serve_even_from_another_distribution(settings):
-    server = started(settings())
+    server = run_server(settings())
     assert json.loads(logged_after(server, "arguments"))[:3] == ["serve", "some/model", "--served-model-name"]
     assert logged_after(server, "version") == "0.32.0+cpu"
 
@@ -126,7 +126,7 @@ def test_server_starts_as_vllm_serve_even_from_another_distribution(settings):
 def test_every_start_has_a_new_key_that_is_never_shown(settings, monkeypatch, tmp_path):
     monkeypatch.setenv("MEMECOURT_LLM__API_KEY", "hunter2")
     lines, log_file = [], tmp_path / "vllm.log"
-    server = started(settings(log_file=log_file), log=lines.append)
+    server = run_server(settings(log_file=log_file), log=lines.append)
     assert server.api_key not in logged_after(server, "arguments")
     assert logged_after(server, "its key is") == "[key]"
     assert tuple(lines) == server.log(1000) == tuple(log_file.read_text().splitlines())
@@ -136,21 +136,21 @@ def test_every_start_has_a_new_key_that_is_never_shown(settings, monkeypatch, tm
 
 
 def test_own_folder_does_not_hide_modules_of_vllm(settings):
-    server = started(settings())
+    server = run_server(settings())
     assert f'{Path(__file__).parents[2] / "serving"}"' not in logged_after(server, "search path")
 
 
 @pytest.mark.parametrize("mode", ["", "deaf"])
 def test_stopping_leaves_no_process_of_the_group(settings, mode):
     start = time.monotonic()
-    server = started(settings(mode, grace=1))
+    server = run_server(settings(mode, grace=1))
     assert not alive(server.pid) and not alive(logged_after(server, "worker"))
     assert (time.monotonic() - start > 1) or mode != "deaf"
 
 
 def test_stopping_twice_or_before_the_start_does_nothing(settings):
     asyncio.run(VllmServer(settings()).stop())
-    started(settings(), VllmServer.stop)
+    run_server(settings(), VllmServer.stop)
 
 
 def test_death_of_the_server_is_noticed_and_ends_its_workers(settings):
@@ -159,7 +159,7 @@ def test_death_of_the_server_is_noticed_and_ends_its_workers(settings):
         assert await server.ended() == -signal.SIGKILL
         assert not server.running and not alive(logged_after(server, "worker"))
 
-    started(settings(), kill)
+    run_server(settings(), kill)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_death_of_the_server_is_noticed_and_ends_its_workers(settings):
 )
 def test_failed_start_reports_the_end_of_the_log(settings, mode, reason, last):
     with pytest.raises(VllmFailed) as caught:
-        started(settings(mode, start_seconds=2 if mode == "never" else 90))
+        run_server(settings(mode, start_seconds=2 if mode == "never" else 90))
     assert caught.value.reason == reason
     # On a busy machine, a server that never answers may not have logged anything yet.
     assert (last is None or caught.value.log[-1:] == (last,)) and len(caught.value.log) <= 40
@@ -204,7 +204,7 @@ def test_server_ends_when_its_parent_process_exits(settings):
         assert await asyncio.wait_for(server.ended(), 60) == 0
         assert not alive(logged_after(server, "worker"))
 
-    started(settings(), leave)
+    run_server(settings(), leave)
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "true-but-without-vllm"])
@@ -214,13 +214,13 @@ def test_error_without_vllm_says_what_to_install(settings, tmp_path, python):
         python.write_text("#!/bin/sh\nexit 1\n")
         python.chmod(0o755)
     with pytest.raises(NotLoaded, match="pip install vllm, or name a Python") as caught:
-        started(settings(python=python))
+        run_server(settings(python=python))
     assert caught.value.reason == "VLLM_MISSING"
 
 
 def test_unwritable_log_file_is_an_error(settings, tmp_path):
     with pytest.raises(BadRequest):
-        started(settings(log_file=tmp_path / "no" / "such" / "folder.log"))
+        run_server(settings(log_file=tmp_path / "no" / "such" / "folder.log"))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1"])

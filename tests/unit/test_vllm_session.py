@@ -125,8 +125,12 @@ def test_sessions_run_one_model_at_a_time_and_reuse_it(stand_in):
 
 def test_served_model_takes_every_role_with_its_own_key_only():
     served = ServedModel("http://127.0.0.1:1/v1", "m", SecretStr("ours"))
-    own = RoleSettings(url=("http://elsewhere/v1",), model="other", api_key=SecretStr("theirs"), temperature=0.3)
-    llm = served.in_all_roles(ModelSettings(roles={"judge": own}, api_key=SecretStr("theirs"), max_tokens=2000))
+    judge_settings = RoleSettings(
+        url=("http://elsewhere/v1",), model="other", api_key=SecretStr("theirs"), temperature=0.3
+    )
+    llm = served.in_all_roles(
+        ModelSettings(roles={"judge": judge_settings}, api_key=SecretStr("theirs"), max_tokens=2000)
+    )
     judge = llm.of_role("judge")
     assert (judge.url, judge.model, judge.temperature) == (("http://127.0.0.1:1/v1",), "m", 0.3)
     assert judge.api_key.get_secret_value() == llm.of_role("proposer").api_key.get_secret_value() == "ours"
@@ -203,8 +207,8 @@ def test_run_reports_the_death_of_its_server_and_resumes_with_another(stand_in, 
     before = len(RunFolder(out).predictions())
     assert before < 3
     monkeypatch.delenv("DIES_AFTER")
-    again = evaluate("run", "--resume", out, "--vllm", "m")
-    assert again.exit_code == 0, again.output
+    resumed = evaluate("run", "--resume", out, "--vllm", "m")
+    assert resumed.exit_code == 0, resumed.output
     judged = RunFolder(out).predictions()
     assert len(judged) == 3 and not any(one.outcome == "FAILED" for one in judged)
     # The new server has another port, yet earlier calls are found in the store.

@@ -140,9 +140,9 @@ def test_arena_starts_its_models_in_turns(stand_in, data, tmp_path):
     journal = stand_in.journal()
     assert one_at_a_time(journal) and {name for _, name in journal} == {"ash-vl", "beech-vl", "cedar-vl"}
     # No call is repeated, so only probing each model takes a start.
-    again = evaluate("arena", *options, *VLLM, "--json")
-    assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout)["spent"] == results["spent"]
+    second = evaluate("arena", *options, *VLLM, "--json")
+    assert second.exit_code == 0, second.output
+    assert json.loads(second.stdout)["spent"] == results["spent"]
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_openssl_verifies_ed25519_signatures(tmp_path):
     )
     (tmp_path / "signature").write_bytes(base64.b64decode(signature))
 
-    def verified(body):
+    def verify_with_openssl(body):
         (tmp_path / "message").write_bytes(f"msg_1.{headers['webhook-timestamp']}.".encode() + body)
         return subprocess.run(
             [*_OPENSSL, "-inkey", "public.pem", "-in", "message", "-sigfile", "signature"],
@@ -71,9 +71,9 @@ def test_openssl_verifies_ed25519_signatures(tmp_path):
             capture_output=True,
         )
 
-    done = verified(BODY)
+    done = verify_with_openssl(BODY)
     assert done.returncode == 0, done.stderr
-    assert verified(BODY + b" ").returncode != 0
+    assert verify_with_openssl(BODY + b" ").returncode != 0
 
 
 def test_header_has_both_schemes_while_a_receiver_migrates(tmp_path):

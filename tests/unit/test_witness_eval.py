@@ -125,7 +125,7 @@ def test_drawn_world_has_the_declared_facts():
     texts = [one.text for one in documents_of(FACTS)]
     for fact in FACTS:
         if fact.place + fact.trait in stated:
-            assert not any(who == fact.place for text in texts for who, _, _ in PROPERTIES[fact.trait].read(text))
+            assert not any(place == fact.place for text in texts for place, _, _ in PROPERTIES[fact.trait].read(text))
 
 
 def run(tmp_path, *, model=None, **options):
@@ -315,8 +315,8 @@ def test_command_checks_the_drawn_world(tmp_path):
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["arms"][0]["arm"] == "one-shot" and figures["arms"][0]["n"] == 12
     assert (tmp_path / "run" / "witness.html").exists()
-    again = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    assert json.loads(again.stdout.splitlines()[-1])["arms"] == figures["arms"]
+    second = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert json.loads(second.stdout.splitlines()[-1])["arms"] == figures["arms"]
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ class Source:
         return await self.inner.read(document_id, within_s=within_s)
 
 
-def checked_with(plan, place, error=None):
+def run_with_source(plan, place, error=None):
     async def evaluate():
         async with AsyncExitStack() as stack:
             store = SqliteCallCache.open(place / "calls.sqlite")
@@ -372,32 +372,32 @@ def test_claims_without_their_source_stay_open_until_it_is_back(tmp_path, arm, r
     plan = WitnessPlan(out=tmp_path / "out", claims=claims, arms=(arm,), concurrency=2)
     away = Unavailable("The search endpoint can't be reached.", reason=reason)
     with pytest.raises(Unavailable, match=r"6 of 6 checks have no answer yet.*can't be reached.*goes on"):
-        checked_with(plan, tmp_path, away)
+        run_with_source(plan, tmp_path, away)
     assert not read_checked(plan.out) and read_manifest(plan.out).finished is None
-    checked = checked_with(plan, tmp_path)
+    checked = run_with_source(plan, tmp_path)
     assert [one.id for one in checked] == [claim.id for claim in claims] and not any(one.failure for one in checked)
     # Earlier versions recorded such a claim as failed: it is checked again.
     failed = checked[0].model_copy(update={"label": None, "evidence": (), "failure": reason})
     (plan.out / CHECKED).write_text(
         "".join(f"{one.model_dump_json(ensure_ascii=True)}\n" for one in [failed, *checked[1:]])
     )
-    assert checked_with(plan, tmp_path) == checked
+    assert run_with_source(plan, tmp_path) == checked
 
 
 def test_garbled_search_result_is_a_failure_and_not_an_abstention(tmp_path):
     plan = WitnessPlan(out=tmp_path / "out", claims=(FACTS[0].gold,), arms=(Arm.WITNESS,))
     garbled = Unavailable("What the search endpoint sends is no JSON.", reason="EVIDENCE_GARBLED")
-    (one,) = checked_with(plan, tmp_path, garbled)
+    (one,) = run_with_source(plan, tmp_path, garbled)
     assert one.label is None and one.failure == "EVIDENCE_GARBLED"
-    (card,) = score_arms([one, replace_id(one)])
+    (card,) = score_arms([one, with_other_id(one)])
     assert card.failed == 2 and card.abstained == 0 and card.coverage.value == 0
 
 
-def replace_id(one):
+def with_other_id(one):
     return one.model_copy(update={"id": "other"})
 
 
-class InAThread:
+class ThreadedServers:
     """A model server and a search endpoint on real sockets in a thread, for a command that runs its own event loop."""
 
     def __init__(self, model_server, corpus):
@@ -465,7 +465,7 @@ def test_command_uses_model_and_search_servers_over_http(tmp_path):
     write_corpus(tmp_path / "facts", documents_of(FACTS), name="drawn")
     server = FakeModelServer(answer=answers(WorldReader(FACTS)), keep=True)
     claims = claims_file(tmp_path, *({"id": f.gold.id, "claim": f.claim, "label": str(f.gold.gold)} for f in some))
-    with InAThread(server, open_corpus(tmp_path / "facts")) as servers:
+    with ThreadedServers(server, open_corpus(tmp_path / "facts")) as servers:
         models = tmp_path / "models.toml"
         models.write_text(
             f'[models.m]\nurl = "http://127.0.0.1:{servers.model_port}/v1"\nmodel = "{server.settings.model}"\n'

@@ -65,7 +65,7 @@ def test_reply_has_payloads_and_cost_of_its_job():
     run(scenario)
 
 
-def test_processes_are_reused_and_replaced_after_so_many_jobs():
+def test_processes_are_reused_and_replaced_after_their_number_of_jobs():
     async def scenario(workers):
         pids = [await pid_of(workers) for _ in range(5)]
         assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]

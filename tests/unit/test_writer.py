@@ -34,7 +34,7 @@ def writer(library: Library) -> LibraryWriter:
     return LibraryWriter(library)
 
 
-def reopened(writer: LibraryWriter) -> Library:
+def reopen(writer: LibraryWriter) -> Library:
     """The library as another process opens it, after checking that it equals the writer's."""
     again = Library.open(writer.library.root, ENCODER.identity)
     ours = writer.library
@@ -57,7 +57,7 @@ def test_added_precedent_is_stored_in_a_few_bytes_when_acknowledged(writer: Libr
         "ada",
         "a test",
     )
-    now = reopened(writer)
+    now = reopen(writer)
     assert ids_of(now) == ["a", "b", "c", "d"] and now.generation == "000001"
     assert now.memes[3].who == "ada" and now.memes[3].added == change.at
     assert pictures_of(now) == PICTURES | {"d": b"a picture of it"}
@@ -78,7 +78,7 @@ def test_open_library_is_unchanged_by_later_writes(library: Library, writer: Lib
     assert ids_of(library) == ["a", "b", "c"] and library.digest == digest
     assert [meme.label for meme in library.memes] == [Label.NOT_HARMFUL, Label.HARMFUL, Label.NOT_HARMFUL]
     assert ids_of(middle) == ["b", "c", "d"] and middle.overlay.rows.shape[0] == 1
-    assert ids_of(reopened(writer)) == ["b", "c", "d", "e"]
+    assert ids_of(reopen(writer)) == ["b", "c", "d", "e"]
 
 
 def test_two_copies_growing_from_one_library_do_not_overwrite_each_other(
@@ -103,7 +103,7 @@ def test_two_copies_growing_from_one_library_do_not_overwrite_each_other(
 def test_precedents_are_removed_and_relabelled(writer: LibraryWriter) -> None:
     writer.remove("a", **WHO)
     change = writer.relabel("c", Label.HARMFUL, **WHO)
-    now = reopened(writer)
+    now = reopen(writer)
     assert ids_of(now) == ["b", "c"]
     assert (now.memes[1].label, now.memes[1].verified, now.memes[1].who) == (Label.HARMFUL, True, "ada")
     assert change.before is not None and change.before.label is Label.NOT_HARMFUL
@@ -129,7 +129,7 @@ def test_invalid_changes_are_refused_and_change_nothing(writer: LibraryWriter) -
     with pytest.raises(ValueError, match="halves of length 1"):
         writer.add(one("d")[0], one("d")[1] * 2, None, **WHO)
     assert writer.library.digest == digest
-    assert writer.history() == [] and ids_of(reopened(writer)) == ["a", "b", "c"]
+    assert writer.history() == [] and ids_of(reopen(writer)) == ["a", "b", "c"]
 
 
 def test_last_precedent_cannot_be_removed(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_every_change_is_in_the_history_and_can_be_revoked(writer: LibraryWriter
     writer.relabel("b", Label.NOT_HARMFUL, who="bob", why="reviewed")
     for number in (1, 2, 3):
         assert writer.revoke(number, who="eve", why="a mistake").revokes == number
-    now = reopened(writer)
+    now = reopen(writer)
     assert list(now.memes) == before and pictures_of(now) == PICTURES
     history = now.history()
     assert [one.change.number for one in history] == [1, 2, 3, 4, 5, 6]
@@ -164,7 +164,7 @@ def test_only_the_last_change_of_a_precedent_can_be_revoked(writer: LibraryWrite
         writer.revoke(1, **WHO)
     writer.revoke(2, **WHO)
     writer.revoke(1, **WHO)
-    assert ids_of(reopened(writer)) == ["a", "b", "c"]
+    assert ids_of(reopen(writer)) == ["a", "b", "c"]
 
 
 def test_id_of_a_removed_meme_is_never_reused(writer: LibraryWriter) -> None:
@@ -190,7 +190,7 @@ def test_compacting_preserves_precedents_and_the_ability_to_revoke(writer: Libra
     rows, pictures, history = writer.library.rows, pictures_of(writer.library), writer.history()
     compact = writer.compact()
     assert compact.generation == "000002" and compact.overlay.changes == ()
-    now = reopened(writer)
+    now = reopen(writer)
     assert [meme.model_copy(update={"kept": None}) for meme in now.memes] == found
     assert np.array_equal(now.rows, rows) and pictures_of(now) == pictures and now.history() == history
     assert now.manifest.lineage == compact.manifest.lineage
@@ -198,7 +198,7 @@ def test_compacting_preserves_precedents_and_the_ability_to_revoke(writer: Libra
     assert writer.revoke(3, **WHO).effect is Effect.APPEND
     writer.revoke(4, **WHO)
     writer.revoke(5, **WHO)
-    again = reopened(writer)
+    again = reopen(writer)
     assert ids_of(again) == ["b", "c", "e", "d", "a"]
     assert pictures_of(again) == PICTURES | {"d": b"a third picture"}
     assert next(iter(again.memes)).label is Label.HARMFUL
@@ -206,7 +206,7 @@ def test_compacting_preserves_precedents_and_the_ability_to_revoke(writer: Libra
     # Also after a second compaction, and for precedents restored in between.
     writer.compact()
     writer.revoke(2, **WHO)
-    assert ids_of(reopened(writer)) == ["b", "c", "d", "a"]
+    assert ids_of(reopen(writer)) == ["b", "c", "d", "a"]
     assert [change.change.number for change in writer.history()] == list(range(1, 10))
 
 
@@ -219,7 +219,7 @@ def test_forgotten_precedents_are_gone_from_the_disk(writer: LibraryWriter) -> N
     writer.compact(forget=True)
     for path in root.rglob("*"):
         assert not path.is_file() or b"erasable" not in path.read_bytes()
-    history = reopened(writer).history()
+    history = reopen(writer).history()
     assert [(one.change.meme, one.change.why) for one in history][:2] == [("x", "a test"), ("x", "asked to")]
     with pytest.raises(BadRequest, match="forgotten on purpose"):
         writer.revoke(2, **WHO)
@@ -244,7 +244,7 @@ def test_flipped_bits_in_journal_or_pointer_are_detected(writer: LibraryWriter) 
             with pytest.raises(BadLibrary):
                 Library.open(writer.library.root, ENCODER.identity)
         path.write_bytes(good)
-    reopened(writer)
+    reopen(writer)
 
 
 def test_journal_with_valid_digests_but_invalid_changes_is_refused(library: Library) -> None:
@@ -279,9 +279,9 @@ def test_unacknowledged_journal_entries_are_cut_off(writer: LibraryWriter) -> No
     writer.add(*one("d"), None, **WHO)
     path = files_of(writer.library)["journal.bin"]
     path.write_bytes(path.read_bytes() + b"half an entry of somebody who was killed")
-    assert ids_of(reopened(writer)) == ["a", "b", "c", "d"]
+    assert ids_of(reopen(writer)) == ["a", "b", "c", "d"]
     writer.add(*one("e"), None, **WHO)
-    assert ids_of(reopened(writer)) == ["a", "b", "c", "d", "e"]
+    assert ids_of(reopen(writer)) == ["a", "b", "c", "d", "e"]
 
 
 def test_concurrent_changes_are_batched_and_each_gets_its_own_result(
@@ -308,7 +308,7 @@ def test_concurrent_changes_are_batched_and_each_gets_its_own_result(
     numbers = sorted(outcome for outcome in outcomes if isinstance(outcome, int))
     assert numbers == list(range(1, 91)) and outcomes.count("DUPLICATE_ID") == 10
     assert len(announced) < 90
-    assert len(reopened(writer).memes) == 93
+    assert len(reopen(writer).memes) == 93
 
 
 def test_two_writers_of_one_library_see_each_others_changes(writer: LibraryWriter) -> None:
@@ -324,7 +324,7 @@ def test_two_writers_of_one_library_see_each_others_changes(writer: LibraryWrite
         list(threads.map(work, (writer, other), ("x", "y")))
     with pytest.raises(BadRequest, match="already"):
         writer.add(*one("y3"), None, **WHO)
-    assert len(writer.history()) == 50 and len(reopened(writer).memes) == 53
+    assert len(writer.history()) == 50 and len(reopen(writer).memes) == 53
     other.compact()
     writer.remove("y3", **WHO)
     assert "y3" not in ids_of(Library.open(writer.library.root, None))
@@ -365,7 +365,7 @@ def test_error_at_any_step_leaves_the_old_or_the_new_library(tmp_path: Path) -> 
         assert now in (["a", "b", "c"], ["a", "b", "c", "d"])
         outcomes.add(len(now))
         writer.add(*one("e"), None, **WHO)
-        assert ids_of(reopened(writer)) == [*now, "e"]
+        assert ids_of(reopen(writer)) == [*now, "e"]
         if calls[0] < nth:
             break
     assert outcomes == {3, 4} and nth > 10
@@ -422,7 +422,7 @@ def test_random_changes_have_the_same_effect_as_on_a_plain_dict(tmp_path: Path) 
         elif act == "compact":
             writer.compact()
         assert {meme.id: meme.harmful for meme in writer.library.memes} == plain
-    reopened(writer)
+    reopen(writer)
 
 
 def test_digest_changes_with_every_change_and_covers_the_manifest(writer: LibraryWriter) -> None:
