@@ -455,7 +455,10 @@ def test_server_death_counts_however_the_interrupted_trial_ends(town, end):
                     assert request.cancelled() or isinstance(request.exception(), TrialAborted | Unavailable)
                     await wait_until_idle(runner)
                 outcome = await outcomes_of(runner, replace(FULL, request_id="r2"), 1)
-                records = [await runner.house.docket.trials.record(one) for one in await trials_in(runner.house.docket)]
+                records = [
+                    await runner.house.docket.trials.record(trial_id)
+                    for trial_id in await trials_in(runner.house.docket)
+                ]
                 return outcome, [record.last(TrialFailed).broke_off for record in records], server.stats.calls
 
     assert asyncio.run(scene()) == (["QUARANTINED"], [1, 1], 4)

@@ -192,10 +192,10 @@ def test_planted_scores_are_recovered_and_the_plateau_is_found(finished_arena, t
     files = [part for rater in "pqr" for part in ("--ratings", tmp_path / f"{rater}.jsonl")]
     arguments = ["arena", "rate", "--out", finished_arena.root, "--key", tmp_path / "rate.key.json", *files]
     figures = json.loads(rate(*arguments, "--json"))
-    means = [one["mean"]["value"] for one in figures["by_round"]]
+    means = [round_figures["mean"]["value"] for round_figures in figures["by_round"]]
     assert means == sorted(means[:3]) + means[3:] and means[0] < 1.2 < 1.9 < means[1] < 2.1 < 2.8 < means[2]
     assert figures["plateau"] == 2
-    soundness = next(one for one in figures["ratings"] if one["criterion"] == "soundness")
+    soundness = next(rating for rating in figures["ratings"] if rating["criterion"] == "soundness")
     assert soundness["items"] == 40 and soundness["raters"] == 3 and soundness["self_agreement"]["n"] == 12
     assert min(soundness["cohen"], soundness["alpha"], soundness["fleiss"]["value"]) > 0.6
     report = rate(*arguments, "--html", tmp_path / "page.html")
@@ -315,7 +315,10 @@ def test_ratings_by_round_ignore_repeated_items(tmp_path):
         Rating(item=line.id, who="p", criterion="c", score=1 if line.repeat_of else 2 + line.item.origin["round"])
         for line in lines
     ]
-    assert [(one.round, one.items, one.mean.value) for one in ratings_by_round(ratings, key)] == [(0, 2, 2), (1, 2, 3)]
+    assert [
+        (round_ratings.round, round_ratings.items, round_ratings.mean.value)
+        for round_ratings in ratings_by_round(ratings, key)
+    ] == [(0, 2, 2), (1, 2, 3)]
 
 
 def test_key_written_by_another_command_is_refused(finished_arena, a_probe, tmp_path):

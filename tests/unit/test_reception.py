@@ -939,7 +939,7 @@ def test_request_that_needs_no_turn_is_not_refused_for_lack_of_one(town):
                 for at, name in ((a, "r5"), (b, "r6"))
             ]
             await asyncio.sleep(0.3)
-            assert not any(each.done() for each in joining)
+            assert not any(caller.done() for caller in joining)
             town.finder.gate.set()
             return await asyncio.gather(first, *joining)
 
@@ -1501,7 +1501,7 @@ def test_callers_leaving_at_any_moment_leave_nothing_behind(town, after_s):
     results, still_open = on_one_server(town, scene)
     assert not still_open
     expected = (asyncio.CancelledError, RequestConflict)
-    assert all(isinstance(each, expected) or each.record.state is TrialState.DECIDED for each in results)
+    assert all(isinstance(result, expected) or result.record.state is TrialState.DECIDED for result in results)
 
 
 @pytest.mark.slow
@@ -1654,7 +1654,7 @@ def test_stopping_server_records_its_trials_for_another_to_resume(town):
         return results, answer
 
     results, answer = asyncio.run(scene())
-    assert [(type(each), each.reason, each.record.trial_id) for each in results] == [
+    assert [(type(error), error.reason, error.record.trial_id) for error in results] == [
         (TrialAborted, "SERVER_STOPPED", answer.record.trial_id)
     ] * 2
     assert (
@@ -1804,8 +1804,8 @@ def test_repeated_pinned_request_gets_its_verdict_after_versions_changed(town, r
         return first, repeated
 
     first, repeated = asyncio.run(scene())
-    assert [each.record for each in repeated] == [each.record for each in first]
-    assert [each.reused for each in first] == [False, reuse != "off"]
+    assert [answer.record for answer in repeated] == [answer.record for answer in first]
+    assert [answer.reused for answer in first] == [False, reuse != "off"]
 
 
 class _SlowPictures(Intercepted):

@@ -34,7 +34,7 @@ async def rejudge_trials(executor, settings, at_once=3):
     known = VerdictCache(executor.docket.verdict_keys, executor.docket.trials, executor.court_of, settings)
     selection = Selection(executor.docket.index, executor.docket.trials)
     rejudging = Rejudging(executor, known, within_s=60)
-    return [each async for each in rejudge_all(rejudging, selection, at_once=at_once)]
+    return [rejudged async for rejudged in rejudge_all(rejudging, selection, at_once=at_once)]
 
 
 def test_each_trial_is_rejudged_once_in_a_new_trial_that_names_the_old_one(town):
@@ -51,13 +51,15 @@ def test_each_trial_is_rejudged_once_in_a_new_trial_that_names_the_old_one(town)
 
     first, before, done, repeated, after, ids = on_one_server(town, scene)
     assert before == after and len(ids) == 4
-    assert [each.outcome for each in done] == [RejudgeOutcome.DIFFERENT] * 2 and all(each.is_new for each in done)
-    new = next(each.new for each in done if each.old.trial_id == first.trial_id)
+    assert [rejudged.outcome for rejudged in done] == [RejudgeOutcome.DIFFERENT] * 2 and all(
+        rejudged.is_new for rejudged in done
+    )
+    new = next(rejudged.new for rejudged in done if rejudged.old.trial_id == first.trial_id)
     assert new.opened.of_trial == first.trial_id and new.opened.policy.version == "2"
     assert new.verdict.label is Label.NOT_HARMFUL is not first.verdict.label
     assert new.opened.meme.model_dump(exclude={"frames"}) == first.opened.meme.model_dump(exclude={"frames"})
-    assert [each.new.trial_id for each in repeated] == [each.new.trial_id for each in done]
-    assert not any(each.is_new for each in repeated)
+    assert [rejudged.new.trial_id for rejudged in repeated] == [rejudged.new.trial_id for rejudged in done]
+    assert not any(rejudged.is_new for rejudged in repeated)
 
 
 def test_unchanged_configuration_rejudges_nothing(town):
@@ -67,7 +69,7 @@ def test_unchanged_configuration_rejudges_nothing(town):
         return done, await trials_in(runner.house.docket)
 
     done, ids = on_one_server(town, scene)
-    assert [each.outcome for each in done] == [RejudgeOutcome.UNCHANGED] and len(ids) == 1
+    assert [rejudged.outcome for rejudged in done] == [RejudgeOutcome.UNCHANGED] and len(ids) == 1
 
 
 def test_next_request_for_the_meme_gets_the_new_verdict(town):

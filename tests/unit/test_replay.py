@@ -105,7 +105,7 @@ def test_first_edition_full_trials_replay_and_summary_differences_are_explained(
 def test_first_edition_trial_that_failed_with_its_server_is_not_replayable(first_edition):
     docket = first_edition("home")
     listed = CliRunner().invoke(cli, ["records", "list", "--json", "--docket", str(docket)]).stdout
-    failed = next(one["trial_id"] for one in map(json.loads, listed.splitlines()) if one["state"] == "FAILED")
+    failed = next(trial["trial_id"] for trial in map(json.loads, listed.splitlines()) if trial["state"] == "FAILED")
     assert "MODEL_GONE" in run(failed, "--docket", docket, status=2)
 
 

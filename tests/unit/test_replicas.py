@@ -470,7 +470,7 @@ async def connect(behaviours, **llm):
     """The models for stand-ins with these behaviours, the messages printed, and the addresses."""
     messages = []
     async with AsyncExitStack() as stack:
-        ports = [await stack.enter_async_context(serving(FakeModelServer(each))) for each in behaviours]
+        ports = [await stack.enter_async_context(serving(FakeModelServer(behaviour))) for behaviour in behaviours]
         urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
         settings = Settings(llm={"url": urls, "model": "stand-in", **llm})
         return await connect_models(settings, stack, messages.append), messages, urls

@@ -211,7 +211,10 @@ def acquits_validly(text, precedents=3):
         and all(
             isinstance(ruling[name], list)
             and len(ruling[name]) <= 6
-            and all(isinstance(each, str) and len(each) <= 600 and has_letters_or_digits(each) for each in ruling[name])
+            and all(
+                isinstance(statement, str) and len(statement) <= 600 and has_letters_or_digits(statement)
+                for statement in ruling[name]
+            )
             for name in ("harmful_evidence", "harmless_evidence")
         )
         and isinstance(ruling["precedents"], dict)
@@ -458,7 +461,7 @@ def test_pi_5_holds_when_the_judge_gets_a_second_attempt():
 
     async def rule_once():
         replies = [reply(chance) for _ in range(2)]
-        model = ScriptedModel([(None, each) for each in replies])
+        model = ScriptedModel([(None, candidate) for candidate in replies])
         try:
             ruling = await Judge(speaker(model)).rule(brief(pictures=(Frame(b"", 1, 1),), exhibits=exhibits))
         except ReplyUnusable:

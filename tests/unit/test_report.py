@@ -136,14 +136,17 @@ def test_meme_misjudged_by_several_runs_is_listed_once(tmp_path):
 @pytest.mark.slow
 def test_differences_within_noise_are_described_in_words(tmp_path):
     predictions = [Told(f"m{i}", VERY if i % 2 else NOT, "harmful" if i % 2 else "harmless") for i in range(20)]
-    wrong = [dataclasses.replace(one, says="harmless" if one.says == "harmful" else "harmful") for one in predictions]
+    wrong = [
+        dataclasses.replace(prediction, says="harmless" if prediction.says == "harmful" else "harmful")
+        for prediction in predictions
+    ]
     slightly = [*predictions[:-1], dataclasses.replace(predictions[-1], says="harmless")]
     mixed = [*wrong[:4], *predictions[4:]]
     names = {"all": predictions, "most": slightly, "mixed": mixed, "none": wrong}
     roots = [a_run(tmp_path / name, predictions_of_run, name=name) for name, predictions_of_run in names.items()]
     (group,) = report_on(*roots, records=False).groups
     table = group.tables[0]
-    judged = {(one.label, one.against): one.judgment for one in table.contrasts}
+    judged = {(contrast.label, contrast.against): contrast.judgment for contrast in table.contrasts}
     assert judged["most", "all"] == "too few to say" and judged["none", "all"] == "worse"
     (sentence,) = [remark for remark in table.remarks if "In accuracy against all" in remark]
     assert (
@@ -198,21 +201,21 @@ def _tick_places(svg):
 
 def test_rounds_and_entropies_match_the_predictions(usual_run):
     results = read_results(usual_run)
-    rounds = {(one.side, one.harmful): one.counts for one in rounds_of(results)}
+    rounds = {(histogram.side, histogram.harmful): histogram.counts for histogram in rounds_of(results)}
     expected = {}
-    for one in judged_of(results):
-        for side, course in one.prediction.sides.items():
-            counts = expected.setdefault((Side(side), one.meme.harmful), {})
+    for judged in judged_of(results):
+        for side, course in judged.prediction.sides.items():
+            counts = expected.setdefault((Side(side), judged.meme.harmful), {})
             counts[course.rounds] = counts.get(course.rounds, 0) + 1
     assert rounds == expected and rounds
     course = entropies_of(results)[Side.ACCUSER]
     first = sorted(
-        one.prediction.sides["ACCUSER"].entropies[0]
-        for one in judged_of(results)
-        if one.prediction.sides.get("ACCUSER") and one.prediction.sides["ACCUSER"].rounds
+        judged.prediction.sides["ACCUSER"].entropies[0]
+        for judged in judged_of(results)
+        if judged.prediction.sides.get("ACCUSER") and judged.prediction.sides["ACCUSER"].rounds
     )
     assert course[0].n == len(first) and course[0].middle == first[len(first) // 2]
-    assert [one.n for one in course] == sorted((one.n for one in course), reverse=True)
+    assert [point.n for point in course] == sorted((point.n for point in course), reverse=True)
 
 
 def test_bars_show_the_figure_of_each_run_and_keep_dollar_signs():
@@ -307,7 +310,7 @@ def test_record_shows_every_statement_of_the_trial(usual_run):
     record = verdict.run.records.records[verdict.prediction.trial]
     shown_transcript = transcript(record)
     for side in Side:
-        turns = [one.turns[side] for one in shown_transcript.rounds if one.turns[side]]
+        turns = [examined.turns[side] for examined in shown_transcript.rounds if examined.turns[side]]
         counted = [turn for turn in turns if not turn.ahead]
         assert len(counted) == verdict.prediction.sides[side].rounds == 3
         assert all(turn.question and turn.answer and turn.summary and len(turn.calls) == 3 for turn in counted)
@@ -406,9 +409,9 @@ def test_report_names_a_protocol_left_without_memes(tmp_path):
 def test_costs_are_means_over_the_judged_memes(usual_run):
     results = read_results(usual_run)
     cost = cost_of(results)
-    costs = [one.prediction.cost for one in judged_of(results)]
-    assert cost.calls == pytest.approx(sum(one.calls for one in costs) / len(costs)) and cost.calls > 5
-    assert cost.tokens == pytest.approx(sum(one.tokens_in + one.tokens_out for one in costs) / len(costs))
+    costs = [judged.prediction.cost for judged in judged_of(results)]
+    assert cost.calls == pytest.approx(sum(spent.calls for spent in costs) / len(costs)) and cost.calls > 5
+    assert cost.tokens == pytest.approx(sum(spent.tokens_in + spent.tokens_out for spent in costs) / len(costs))
 
 
 def test_runs_of_the_same_name_are_labelled_by_folder(tmp_path):

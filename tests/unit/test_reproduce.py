@@ -248,7 +248,7 @@ def right_on(share, n=200):
 def claim(id_, arms, sizes=None):
     runs = {name: arm_results for name, arm_results in arms.items()}
     judged = JudgedArms(runs, sizes or {}, protocol=Protocol.PLAIN, resamples=400)
-    return next(one for one in claims_of(judged) if one.id == id_)
+    return next(tested for tested in claims_of(judged) if tested.id == id_)
 
 
 def test_c1_holds_if_the_court_beats_every_ablation_and_fails_if_one_beats_it():

@@ -53,7 +53,7 @@ def cut_after(record, *, predicate):
 
 @pytest.mark.parametrize("side", list(Side))
 def test_only_the_unfinished_side_continues_after_the_other_rested(side):
-    other = next(each for each in Side if each is not side)
+    other = next(candidate for candidate in Side if candidate is not side)
     # This side's summaries never change, so it rests after the minimum of two rounds.
     lines = {f"{side.lower()}_summarise": lambda request: {"summary": "all", "justification": "said"}}
     first = Cast(rounds=5, **lines)

@@ -354,7 +354,7 @@ def docket_of(folder, work):
 
 def test_finished_run_is_fully_described_by_its_files(finished, data):
     manifest, predictions = finished.manifest(), finished.predictions()
-    assert [one.meme.id for one in read_results(finished.root).judged] == [meme.id for meme in finished.memes()]
+    assert [judged.meme.id for judged in read_results(finished.root).judged] == [meme.id for meme in finished.memes()]
     assert {p.meme for p in predictions} == {meme.id for meme in finished.memes()} and len(predictions) == 8
     assert manifest.finished and manifest.interruptions == 0
     assert set(manifest.data) == {"train.jsonl", "test.jsonl"}
@@ -760,7 +760,7 @@ def test_questions_of_a_run_become_arena_tasks(home, data, tmp_path):
     command = ["arena", "tasks", str(folder.root), "--side", "defender", "--mixed", "--out", str(file)]
     assert CliRunner().invoke(cli, command).exit_code == 0
     tasks = read_lines(file, FixedTask)
-    assert len(tasks) == 8 and all(one.meme.startswith("synthetic-harmeme/") for one in tasks)
+    assert len(tasks) == 8 and all(task.meme.startswith("synthetic-harmeme/") for task in tasks)
     second = CliRunner().invoke(cli, command)
     assert second.exit_code == 2 and "is there already" in second.output
 

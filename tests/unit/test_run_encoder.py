@@ -64,7 +64,7 @@ def test_leaks_are_found_by_one_encoder_and_precedents_searched_by_another(tmp_p
         (tmp_path / name).mkdir()
     alone = prepare(tmp_path / "one", encoder=COMPARING, compared_by=COMPARING)
     both = prepare(tmp_path / "two", encoder=SEARCHING, compared_by=COMPARING)
-    assert [one.why for one in alone.excluded] == ["near-duplicate"]
+    assert [excluded.why for excluded in alone.excluded] == ["near-duplicate"]
     assert both.excluded == alone.excluded
     assert [meme.id for meme in both.library.memes] == ["far", "further"]
     assert both.library.manifest.encoder == SEARCHING.identity

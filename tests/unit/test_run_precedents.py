@@ -66,7 +66,7 @@ def picture(root: Path, name: str, data: bytes) -> str:
 
 
 def reasons(prepared: Prepared) -> dict[str, tuple[str, str]]:
-    return {one.precedent: (one.meme, one.why) for one in prepared.excluded}
+    return {excluded.precedent: (excluded.meme, excluded.why) for excluded in prepared.excluded}
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_shuffled_labels_preserve_their_counts_and_take_categories_along(tmp_pat
     train = "".join(json.dumps(line) + "\n" for line in lines)
     plain = prepare(tmp_path, train, judged_memes(("j1", "", "other")))
     mixed = prepare(tmp_path, train, judged_memes(("j1", "", "other")), place="mixed", shuffled_labels=5)
-    labels = [[meme.label for meme in one.library.memes] for one in (plain, mixed)]
+    labels = [[meme.label for meme in prepared.library.memes] for prepared in (plain, mixed)]
     assert labels[0] != labels[1] and Counter(labels[0]) == Counter(labels[1])
     assert [meme.text for meme in plain.library.memes] == [meme.text for meme in mixed.library.memes]
     assert all(bool(meme.categories) == meme.harmful for meme in mixed.library.memes)

@@ -45,18 +45,18 @@ def test_memes_of_two_sets_have_unique_ids_and_the_manifest_has_all_digests(plac
     names = [meme.id.split("/")[0] for meme in memes.memes]
     assert names == ["harm-c"] * 4 + ["fhm"] * 10 and len({meme.id for meme in memes.memes}) == 14
     assert [meme.dataset for meme in memes.memes] == names
-    assert [(one.dataset, one.split, one.limit, one.memes, one.protocol) for one in sets] == [
+    assert [(drawn.dataset, drawn.split, drawn.limit, drawn.memes, drawn.protocol) for drawn in sets] == [
         ("harm-c", "test", 4, 4, Protocol.MERGED),
         ("fhm", "dev_seen", None, 10, Protocol.PLAIN),
     ]
-    assert set(memes.files) == {f"{one.dataset}/{name}" for one in sets for name in one.files}
-    assert all(len(digest) == 64 for one in sets for digest in one.files.values())
+    assert set(memes.files) == {f"{drawn.dataset}/{name}" for drawn in sets for name in drawn.files}
+    assert all(len(digest) == 64 for drawn in sets for digest in drawn.files.values())
     assert two_sets(places).dataset == "harm-c + fhm" and two_sets(places).split == "test + dev_seen"
 
 
 def test_only_harmful_memes_are_selected_by_the_named_protocol(places):
     memes, sets = read_samples_of(two_sets(places, only="harmful"))
-    assert all(meme.harmful for meme in memes.memes) and [one.memes for one in sets] == [4, 8]
+    assert all(meme.harmful for meme in memes.memes) and [drawn.memes for drawn in sets] == [4, 8]
     harm = DATASETS["harm-c"]
     every = {}
     for protocol in (Protocol.MERGED, Protocol.EXTREME):
@@ -74,7 +74,7 @@ def test_single_set_is_read_as_in_the_first_edition(places):
     assert sets == () and [meme.id for meme in memes.memes] == [str(number) for number in range(1, 11)]
     assert list(memes.files) == ["dev_seen.jsonl"]
     _, sets = read_samples_of(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=3, only="harmful"))
-    assert [(one.only, one.memes) for one in sets] == [("harmful", 3)]
+    assert [(drawn.only, drawn.memes) for drawn in sets] == [("harmful", 3)]
 
 
 def test_filter_receives_ids_as_they_are_shown(places):
@@ -86,7 +86,7 @@ def test_sample_table_is_read_and_its_faults_are_named():
     table = {"sample": [{"dataset": "harm-c", "data": "c", "memes": 5}, {"dataset": "mami", "data": "/m"}], "x": 1}
     read = read_samples({**table, "only": "harmful"}, "[arena]", Path("base"))
     assert read.only == "harmful" and read.mixed and read.limit is None and not read.plain
-    assert [(one.dataset.id, str(one.data), one.split, one.limit) for one in read.sets] == [
+    assert [(sample.dataset.id, str(sample.data), sample.split, sample.limit) for sample in read.sets] == [
         ("harm-c", "base/c", "test", 5),
         ("mami", "/m", "test", None),
     ]

@@ -107,8 +107,8 @@ def test_answer_follows_from_the_ruling(question, reply, chosen):
 
 def test_question_reaches_only_the_judge_with_the_same_material_as_before():
     cast, _, after = rule_with(RULED_TARGET, TARGET)
-    (request,) = [one for one in cast.requests("judge") if task_of(one) == "question"]
-    (ruling,) = [one for one in cast.requests("judge") if task_of(one) == "judge"]
+    (request,) = [sent for sent in cast.requests("judge") if task_of(sent) == "question"]
+    (ruling,) = [sent for sent in cast.requests("judge") if task_of(sent) == "judge"]
     # The same beginning, word for word: picture, precedents, description and arguments.
     assert request.system == ruling.system and request.parts[: len(ruling.parts) - 1] == ruling.parts[:-1]
     words = shown(request)
@@ -123,9 +123,9 @@ def test_question_reaches_only_the_judge_with_the_same_material_as_before():
     # The verdict and its reasons are not shown, so that they can't speak for an option.
     assert RULING["rationale"] not in words
     others = cast.requests("proposer", "accuser", "defender")
-    assert others and not any(TARGET.text in shown(each) or "blueland" in shown(each) for each in others)
-    assert not any("go home" in shown(each) for each in cast.requests("proposer"))
-    assert not any(frames_of(each) for each in cast.requests("accuser", "defender"))
+    assert others and not any(TARGET.text in shown(sent) or "blueland" in shown(sent) for sent in others)
+    assert not any("go home" in shown(sent) for sent in cast.requests("proposer"))
+    assert not any(frames_of(sent) for sent in cast.requests("accuser", "defender"))
     # The sent messages can be rebuilt from the record.
     (rebuilt,) = messages_of(after, after.ruling_on("target"))
     assert rebuilt.exact, rebuilt.why
@@ -187,7 +187,7 @@ def test_question_can_be_repeated_after_its_server_was_unavailable():
     cast.lines["judge_question"] = RULED_FRAMES
     second = with_ruling(court, first, FRAMES)
     # Appended: the failure stays on record, and the last ruling counts.
-    assert [one.chosen for one in second.all(QuestionRuled)] == [None, ("crowd",)]
+    assert [ruled.chosen for ruled in second.all(QuestionRuled)] == [None, ("crowd",)]
     assert second.ruling_on("frames").chosen == ("crowd",) and second.ruling_on("other") is None
 
 

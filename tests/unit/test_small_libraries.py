@@ -67,7 +67,7 @@ def test_every_library_gives_a_verdict_with_finite_figures(tmp_path: Path, name:
     read = TextRead(trial_id="t", seq=1, at=library.manifest.created, text=text, source=TextSource.CALLER)
     verdict = weigh(findings, vote_of(findings), read, TrialSettings())
     assert all(map(math.isfinite, numbers(verdict.model_dump(mode="json"))))
-    reasons = {one.reason for one in verdict.review}
+    reasons = {review.reason for review in verdict.review}
     if not text:
         assert verdict.label is Label.UNDECIDED
     if verdict.label is Label.UNDECIDED or library.manifest.tuning.risk is None:

@@ -209,7 +209,7 @@ def test_scripted_broken_connection_affects_one_call(fault):
 
 def test_faults_by_rate_are_reproducible():
     faults = [Faults(["503@0.2", "hang@0.1"], seed=3) for _ in range(2)]
-    drawn = [[each.next().kind for _ in range(2000)] for each in faults]
+    drawn = [[schedule.next().kind for _ in range(2000)] for schedule in faults]
     assert drawn[0] == drawn[1]
     assert 300 < drawn[0].count(Kind.STATUS) < 500 and 120 < drawn[0].count(Kind.HANG) < 280
 

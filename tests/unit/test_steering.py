@@ -153,7 +153,7 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
     texts = {name: words if name == place else "plain words" for name in ("text", "precedent", "categories")}
     first = findings([H, H, H]).exhibits[0]
     first = first.model_copy(update={"text": texts["precedent"], "categories": (texts["categories"], "race")})
-    exhibits = tuple(Exhibit(each, FRAME) for each in (first, *findings([H, H, H]).exhibits[1:]))
+    exhibits = tuple(Exhibit(precedent, FRAME) for precedent in (first, *findings([H, H, H]).exhibits[1:]))
     try:
         proposer = Proposer(chair("proposer"), (FRAME,))
         description = (await proposer.describe()).value
@@ -217,7 +217,7 @@ def test_pi_4_without_a_fence_injections_succeed_from_every_place():
     """Shows that the test above would notice: without the fence's safeguards, the same model is led astray from every
     place.
     """
-    several = [each for each in INJECTIONS if each[0] in ("fences", "control")]
+    several = [injection for injection in INJECTIONS if injection[0] in ("fences", "control")]
     _, lenient = asyncio.run(count_lenient_outcomes((Obeys,), several, NoFence(MARK)))
     assert {place for _, _, place, *_ in lenient} == set(PLACES)
     assert {kind for *_, kind, _ in lenient} == {"fences", "control"}

@@ -66,7 +66,7 @@ def test_test_and_train_splits_are_refused(dataset) -> None:
             with pytest.raises(BadRequest) as refused:
                 require_not_test(dataset, split.name)
             assert refused.value.reason == "NOT_A_VALIDATION_SPLIT"
-            assert all(one.name in refused.value.message for one in dataset.of_role(SplitRole.VALIDATION))
+            assert all(validation.name in refused.value.message for validation in dataset.of_role(SplitRole.VALIDATION))
     with pytest.raises(BadRequest, match="no split 'other'"):
         require_not_test(dataset, "other")
 
@@ -108,14 +108,14 @@ def test_candidates_are_ranked_and_scored_as_on_cards() -> None:
     runs = [results(f"r{n}", gold, guessing(rng, gold, right)) for n, right in enumerate((0.6, 0.9, 0.75))]
     halting = results("r3", gold, [U if n % 7 == 0 else F if n % 11 == 0 else H for n in range(90)])
     swept = rank([*runs, halting], MERGED, (), resamples=2000, seed=1)
-    assert [one.run for one in swept.candidates] == ["r1", "r2", "r0", "r3"]
-    for one in swept.candidates:
-        own_figures = card(next(run for run in [*runs, halting] if run.name == one.run), MERGED, resamples=2000)
-        assert one.macro_f1.value == pytest.approx(own_figures.strict.macro_f1.value)
-        assert one.accuracy == pytest.approx(own_figures.strict.accuracy.value)
-        assert one.coverage == pytest.approx(own_figures.coverage.value)
-        assert one.macro_f1.low == pytest.approx(own_figures.strict.macro_f1.low, abs=0.02)
-        assert one.macro_f1.high == pytest.approx(own_figures.strict.macro_f1.high, abs=0.02)
+    assert [candidate.run for candidate in swept.candidates] == ["r1", "r2", "r0", "r3"]
+    for candidate in swept.candidates:
+        own_figures = card(next(run for run in [*runs, halting] if run.name == candidate.run), MERGED, resamples=2000)
+        assert candidate.macro_f1.value == pytest.approx(own_figures.strict.macro_f1.value)
+        assert candidate.accuracy == pytest.approx(own_figures.strict.accuracy.value)
+        assert candidate.coverage == pytest.approx(own_figures.coverage.value)
+        assert candidate.macro_f1.low == pytest.approx(own_figures.strict.macro_f1.low, abs=0.02)
+        assert candidate.macro_f1.high == pytest.approx(own_figures.strict.macro_f1.high, abs=0.02)
     assert swept.best.behind.value == swept.best.behind.high == 0 and swept.best.within_noise
     assert not swept.candidates[-1].within_noise and swept.candidates[-1].behind.low > 0
 
@@ -124,12 +124,12 @@ def test_thresholds_relabel_scored_memes_and_leave_the_others() -> None:
     gold = [True] * 5 + [False] * 5
     scores = [0.4, 0.4, 0.4, 0.4, None, 0.1, 0.1, 0.3, 0.3, None]
     swept = rank([results("r", gold, [N, N, N, N, H, N, N, N, N, U], scores)], MERGED, (0.2, 0.35), resamples=100)
-    by = {one.threshold: one for one in swept.candidates}
+    by = {candidate.threshold: candidate for candidate in swept.candidates}
     assert by[0.35].accuracy == 0.9 and by[0.2].accuracy == 0.7 and by[None].accuracy == 0.5
-    assert {one.coverage for one in swept.candidates} == {0.9}
+    assert {candidate.coverage for candidate in swept.candidates} == {0.9}
     assert swept.best.threshold == 0.35
     bare = rank([results("r", gold, [H, N] * 5)], MERGED, (0.2,), resamples=100)
-    assert [one.threshold for one in bare.candidates] == [None]
+    assert [candidate.threshold for candidate in bare.candidates] == [None]
 
 
 def test_single_candidate_is_not_flattered() -> None:
@@ -150,7 +150,7 @@ def test_best_of_many_equals_is_flattered_by_about_the_estimate() -> None:
         swept = rank(runs, MERGED, (), resamples=300, seed=seed)
         estimated.append(swept.flattered_by)
         true.append(swept.best.macro_f1.value - 0.7)
-        assert sum(one.within_noise for one in swept.candidates) > 5
+        assert sum(candidate.within_noise for candidate in swept.candidates) > 5
     # The true flattery is two standard errors of 200 memes, .065; the estimate is known to be a little cautious.
     assert np.mean(true) == pytest.approx(0.065, abs=0.015)
     assert 0.75 < np.mean(estimated) / np.mean(true) < 1.25
@@ -162,7 +162,7 @@ def test_clearly_best_candidate_owes_little_to_luck() -> None:
     runs = [results(f"r{n}", gold, guessing(rng, gold, 0.9 if n == 4 else 0.6)) for n in range(10)]
     swept = rank(runs, MERGED, (), resamples=300)
     assert swept.best.run == "r4" and swept.flattered_by < 0.005
-    assert sum(one.within_noise for one in swept.candidates) == 1
+    assert sum(candidate.within_noise for candidate in swept.candidates) == 1
 
 
 def test_too_few_or_different_memes_are_refused() -> None:
@@ -196,7 +196,7 @@ def test_command_sweeps_without_a_model_and_extends_a_finished_sweep(
     more = CliRunner().invoke(cli, [*options, "--grid", "alpha=0,1,0.5", "--json"], env=environment)
     assert more.exit_code == 0, more.output
     found = json.loads(more.stdout)["merged"]
-    assert {one["run"] for one in found["candidates"]} == {"alpha=0", "alpha=1", "alpha=0.5"}
+    assert {candidate["run"] for candidate in found["candidates"]} == {"alpha=0", "alpha=1", "alpha=0.5"}
     assert len(found["candidates"]) == 9 and found["n"] == 16
     assert (tmp_path / "out" / "alpha=0" / "manifest.json").read_bytes() == finished
     nothing = CliRunner().invoke(cli, ["sweep", *options[1:7], "--out", str(tmp_path / "x")], env=environment)
@@ -208,7 +208,7 @@ def test_small_differences_are_noise_and_groups_are_drawn_whole() -> None:
     right = [H if harmful else N for harmful in gold]
 
     def swept(wrong: int, group: int = 0) -> Sweep:
-        worse = [N if one is H else H for one in right[:wrong]] + right[wrong:]
+        worse = [N if outcome is H else H for outcome in right[:wrong]] + right[wrong:]
         runs = [results("right", gold, right), results("worse", gold, worse)]
         if group:
             grouped_memes = [

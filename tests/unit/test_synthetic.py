@@ -170,7 +170,7 @@ def test_planted_memes_have_the_described_faults(planted, pictures):
     assert pictures[leaked.image].pixels_sha256 != pictures[original.image].pixels_sha256
     assert not (images / by_kind["missing picture", "train"].image).exists()
     document = json.loads((planted.root / SYNTHETIC_KEY).read_text())
-    assert [one["kind"] for one in document["planted"]] == [meme.planted for meme in planted.memes if meme.planted]
+    assert [plant["kind"] for plant in document["planted"]] == [meme.planted for meme in planted.memes if meme.planted]
     assert Counter(meme.split for meme in planted.memes if not meme.planted) == {"train": 40, "val": 8, "test": 24}
     assert all(meme.level == level_of(meme.text, meme.badge) for meme in planted.memes)
 
@@ -311,7 +311,7 @@ def test_wrong_picture_misleads_the_judge_and_swapped_sides_do_not_help(memes, p
     harmful = [meme for meme in memes if meme.harmful]
     able = Ability(harmful=1, benign=1, eyes=1)
     for meme in harmful[:4]:
-        other = next(each for each in memes if each.badge != meme.badge)
+        other = next(candidate for candidate in memes if candidate.badge != meme.badge)
         finder = SyntheticFinder([(meme, True)] * 3, pictures)
         settings = {"dull_judge": True}
         assert (

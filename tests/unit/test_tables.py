@@ -70,7 +70,7 @@ def test_table_is_read_in_every_format(tmp_path, content):
 def test_predictions_are_read_in_every_format(tmp_path, content):
     (tmp_path / "table.csv").write_bytes(content)
     read = read_predictions(tmp_path / "table.csv", [meme(id_, label == "1") for id_, _, label, _ in ROWS])
-    assert [one.outcome.harmful for one in read.predictions] == [True, False, True, False]
+    assert [prediction.outcome.harmful for prediction in read.predictions] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(

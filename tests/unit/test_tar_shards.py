@@ -65,7 +65,8 @@ def test_text_in_a_sample_cannot_choose_its_picture(tmp_path, has_picture_member
     for place, members in enumerate(([json_, text, picture], [picture, json_, text])):
         data = tmp_path / f"data-{place}"
         write_shard(
-            data / "train.tar", [*sample_of("first"), *(one for one in members if has_picture_member or one != picture)]
+            data / "train.tar",
+            [*sample_of("first"), *(member for member in members if has_picture_member or member != picture)],
         )
         found = read(data)
         assert found.problems == () and [meme.id for meme in found.memes] == ["first", "m"]
@@ -97,7 +98,7 @@ def test_reading_a_picture_parses_only_its_own_header(tmp_path, monkeypatch):
 def test_each_key_is_a_row_and_its_picture_is_read_in_place(tmp_path):
     for shard in range(2):
         keys = range(shard * 3, shard * 3 + 3)
-        members = [one for n in keys for one in sample_of(f"./m{n}", n % 2, f"pond {n}", b"picture %d" % n)]
+        members = [member for n in keys for member in sample_of(f"./m{n}", n % 2, f"pond {n}", b"picture %d" % n)]
         write_shard(tmp_path / f"train-{shard}.tar", members)
     found = read(tmp_path)
     assert [meme.id for meme in found.memes] == [f"m{n}" for n in range(6)]
@@ -146,14 +147,16 @@ def test_pictures_of_a_table_are_found_in_shards_by_name(tmp_path):
 
 
 def test_run_names_each_picture_by_its_place_in_a_shard(tmp_path):
-    write_shard(tmp_path / "a.tar", [one for n in range(3) for one in sample_of(f"m{n}", n % 2, picture=png_of(n))])
+    write_shard(
+        tmp_path / "a.tar", [member for n in range(3) for member in sample_of(f"m{n}", n % 2, picture=png_of(n))]
+    )
     split = read_split(dataset_of_card(card_of_shards()), tmp_path, "all")
     assert split.pictures == tmp_path
     assert [read_picture(split.pictures / meme.image) for meme in split.memes] == [png_of(n) for n in range(3)]
 
 
 def test_moved_picture_is_missing_and_never_replaced_by_another(tmp_path):
-    write_shard(tmp_path / "a.tar", [one for n in range(2) for one in sample_of(f"m{n}")])
+    write_shard(tmp_path / "a.tar", [member for n in range(2) for member in sample_of(f"m{n}")])
     found = read(tmp_path)
     first, second = (found.picture_of(meme) for meme in found.memes)
     write_shard(tmp_path / "a.tar", sample_of("m1"))
@@ -392,14 +395,18 @@ def test_run_on_shards_gives_the_same_predictions_as_on_files(tmp_path, monkeypa
         outcome = CliRunner().invoke(cli, [*map(str, words), "--procedure", "summary", "--limit", "6"])
         assert outcome.exit_code == 0, outcome.output
         found = RunFolder(tmp_path / f"run-{name}").predictions()
-        predictions[name] = {one.meme: one.model_copy(update={"trial": "", "cost": None}) for one in found}
+        predictions[name] = {
+            prediction.meme: prediction.model_copy(update={"trial": "", "cost": None}) for prediction in found
+        }
     assert len(predictions["files"]) == 6
     assert predictions["files"] == predictions["shards"]
     assert all(".tar/" in meme.image for meme in RunFolder(tmp_path / "run-shards").memes())
 
 
 def test_drafted_card_for_shards_can_be_read(tmp_path):
-    write_shard(tmp_path / "train-0.tar", [one for n in range(8) for one in sample_of(f"m{n}", n % 2, f"a pond {n}")])
+    write_shard(
+        tmp_path / "train-0.tar", [member for n in range(8) for member in sample_of(f"m{n}", n % 2, f"a pond {n}")]
+    )
     (tmp_path / "card.toml").write_text(draft_card(tmp_path, "mine"))
     found = read_by_card(read_card(tmp_path / "card.toml"), tmp_path, "train")
     assert [meme.gold["label"] for meme in found.memes] == [("0",), ("1",)] * 4
@@ -407,7 +414,7 @@ def test_drafted_card_for_shards_can_be_read(tmp_path):
 
 
 def test_commands_report_a_faulty_shard_in_one_line(tmp_path):
-    samples = [one for n in range(2) for one in sample_of(f"m{n}", n, f"a pond {n}")]
+    samples = [member for n in range(2) for member in sample_of(f"m{n}", n, f"a pond {n}")]
     write_shard(tmp_path / "data" / "train-0.tar", [*samples, ("../m2.jpg", b"x")])
     (tmp_path / "card.toml").write_text(draft_card(tmp_path / "data", "mine"))
     words = ["datasets", "check", str(tmp_path / "data"), "--dataset", str(tmp_path / "card.toml")]

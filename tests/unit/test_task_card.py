@@ -166,7 +166,9 @@ def test_comparison_is_per_meme_and_matches_the_figures():
     assert not same.sure and same.changed == () and "within noise" in " ".join(task_comparison_in_words(same))
     # Memes that only one of the runs was asked about, whichever it is.
     for pair in ((PAIRS, PAIRS[:20]), (PAIRS[:20], PAIRS)):
-        fewer = compare_tasks(*(results(each, name) for each, name in zip(pair, "ab", strict=True)), resamples=100)
+        fewer = compare_tasks(
+            *(results(run_pairs, name) for run_pairs, name in zip(pair, "ab", strict=True)), resamples=100
+        )
         assert (fewer.n, fewer.only_one) == (20, 2)
     other = QUESTION.model_copy(update={"task": "mood"})
     with pytest.raises(BadRequest, match="can't be compared"):
@@ -239,7 +241,7 @@ def test_published_figures_appear_beside_runs_on_the_same_task_and_split():
     run = results(PAIRS)
     run = replace(run, manifest=run.manifest.model_copy(update={"card": CARD}))
     groups = gather_tasks([run])
-    (section,) = (one for one in sections_of(groups) if one.key == "task-1-published")
+    (section,) = (candidate for candidate in sections_of(groups) if candidate.key == "task-1-published")
     head, ours, *theirs = section.rows
     assert head == ("system", "asked with", "memes", "accuracy", "macro-f1", "kappa", "source")
     assert ours[:3] == ("run", "text, 0-shot", "22") and ours[3].startswith("0.727 [") and ours[5] == "–"
@@ -254,11 +256,11 @@ def test_published_figures_appear_beside_runs_on_the_same_task_and_split():
         "B: odd.",
     )
     (document,) = as_json(groups)
-    assert [one["system"] for one in document["published"]] == ["A", "B", "C"]
+    assert [row["system"] for row in document["published"]] == ["A", "B", "C"]
     (figures, *_) = sections_of(groups)
     assert "On this data set: they are few." in figures.notes
     assert "Without an answer, run: 2 REPLY_CUT." in figures.notes
-    assert not any("published" in one.key for one in sections_of(gather_tasks([results(PAIRS)])))
+    assert not any("published" in section.key for section in sections_of(gather_tasks([results(PAIRS)])))
 
 
 def test_subgroup_tables_show_accuracy_and_each_label():
@@ -322,8 +324,8 @@ def test_planted_wrong_labels_of_a_task_are_found_per_label():
     against = found.by_label["against"]
     # Confident learning estimates the number of wrong labels, and lists no more than that.
     for noisy, has in ((against.noisy, True), (found.by_label["for"].noisy, False)):
-        assert len(noisy) >= 4 and {one.id for one in noisy} <= {f"m{number}" for number in wrong}
-        assert {one.harmful for one in noisy} == {has}
+        assert len(noisy) >= 4 and {wrong_label.id for wrong_label in noisy} <= {f"m{number}" for number in wrong}
+        assert {wrong_label.harmful for wrong_label in noisy} == {has}
     assert found.by_label["neither"].noisy == () and found.too_few == ()
     section = noise_section(against, "d, test", 3, label="against")
     assert section.title == "Labels to look at, against: d, test" and section.rows[0][2] == "probability of against"
@@ -344,9 +346,12 @@ def test_report_compares_runs_on_the_memes_they_share():
     )
     apart = replace(results(PAIRS, name="apart", question=QUESTION.model_copy(update={"shots": 4})))
     others = tuple(
-        Judged(one.meme.model_copy(update={"id": f"x{one.meme.id}"}), one.prediction) for one in apart.judged
+        Judged(judged.meme.model_copy(update={"id": f"x{judged.meme.id}"}), judged.prediction)
+        for judged in apart.judged
     )
-    sections = {one.key: one for one in sections_of(gather_tasks([first, part, replace(apart, judged=others)]))}
+    sections = {
+        section.key: section for section in sections_of(gather_tasks([first, part, replace(apart, judged=others)]))
+    }
     assert sections["task-1-choice"].notes == ("The runs did not ask about the same memes.",)
     compared = sections["task-1-compared"]
     assert [row[0] for row in compared.rows[1:]] == ["part", "apart"] and compared.rows[2][-1] == "of other memes"

@@ -43,7 +43,10 @@ def memes(*ids):
 
 def answers_in(path, task, *ids, **options):
     read = read_answers(path, memes(*ids), task, **options)
-    answers = [one.said[task.id].labels if one.outcome is Outcome.ANSWERED else one.reason for one in read.predictions]
+    answers = [
+        prediction.said[task.id].labels if prediction.outcome is Outcome.ANSWERED else prediction.reason
+        for prediction in read.predictions
+    ]
     return answers, read
 
 
@@ -175,6 +178,6 @@ def test_exported_answers_are_read_back_unchanged(tmp_path):
         },
         "d.toml",
     ).tasks[0]
-    read = read_answers(tmp_path / "run.parquet", [one.meme for one in ours.judged], task)
+    read = read_answers(tmp_path / "run.parquet", [judged.meme for judged in ours.judged], task)
     for theirs, one in zip(read.predictions, ours.judged, strict=True):
         assert theirs.said == one.prediction.said and theirs.outcome is one.prediction.outcome

@@ -210,8 +210,12 @@ def test_call_and_token_metrics_match_the_records(all_trials):
         "cached_input_tokens": "tokens_cached",
         "output_tokens": "tokens_out",
     }.items():
-        assert values[key(f"memecourt_model_unused_{name}_total")] == sum(getattr(each, field) for each in unused)
-    assert values[key("memecourt_model_unanswered_calls_total")] == sum(each.unanswered for each in unused)
+        assert values[key(f"memecourt_model_unused_{name}_total")] == sum(
+            getattr(event_unused, field) for event_unused in unused
+        )
+    assert values[key("memecourt_model_unanswered_calls_total")] == sum(
+        event_unused.unanswered for event_unused in unused
+    )
 
 
 def test_metrics_of_rounds_texts_precedents_and_reviews_match_the_records(all_trials):

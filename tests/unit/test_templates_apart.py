@@ -43,12 +43,12 @@ def test_template_split_judges_the_test_split_without_its_templates(world):
     output = invoke(world, "run", *data, "--split", "template", "--out", world / "apart")
     folder = RunFolder(world / "apart")
     manifest = folder.manifest()
-    left_out = [one for one in folder.excluded() if one.why == "same template"]
+    left_out = [excluded for excluded in folder.excluded() if excluded.why == "same template"]
     assert manifest.split == "test" and manifest.checked["template"] == TEMPLATE
-    assert left_out and all(one.picture_similarity >= TEMPLATE for one in left_out)
+    assert left_out and all(excluded.picture_similarity >= TEMPLATE for excluded in left_out)
     assert f"{len(left_out)} same template" in output
     in_library = {meme.id for meme in Library.open(world / "apart" / "library", None).memes}
-    assert not in_library & {one.precedent for one in left_out}
+    assert not in_library & {excluded.precedent for excluded in left_out}
     # Judged memes on one template are drawn together for the intervals. Three memes on two scenes:
     memes = folder.memes()
     descriptors = np.array([describe(Image.open(world / "data" / "images" / meme.image)) for meme in memes])
@@ -76,7 +76,7 @@ def test_classify_supports_the_template_split(world):
     output = invoke(world, "classify", *data, "--task", "target", "--split", "template", "--out", world / "classified")
     folder = RunFolder(world / "classified")
     assert folder.manifest().split == "test" and folder.manifest().checked["template"] == TEMPLATE
-    assert any(one.why == "same template" for one in folder.excluded())
+    assert any(excluded.why == "same template" for excluded in folder.excluded())
     assert any(meme.template for meme in folder.memes()) and "groups of memes" in output
 
 

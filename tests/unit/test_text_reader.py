@@ -289,5 +289,5 @@ def running_up(one):
     ],
 )
 def test_lines_are_put_in_reading_order(lines, order):
-    assert "".join(one.text for one in in_reading_order(lines)) == order
-    assert "".join(one.text for one in in_reading_order(lines[::-1])) == order
+    assert "".join(ordered.text for ordered in in_reading_order(lines)) == order
+    assert "".join(ordered.text for ordered in in_reading_order(lines[::-1])) == order

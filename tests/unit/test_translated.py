@@ -86,14 +86,14 @@ def test_translated_text_is_judged_by_its_translation(tmp_path, data, translator
         read_results(folder.root) for folder in asyncio.run(run_study(study(tmp_path, data, arms=arms), Progress()))
     )
     # In an unknown language, the model gives every meme the same answer; with translations, it is right about all.
-    assert len({one.prediction.outcome for one in full.judged}) == 1
-    assert all(one.prediction.outcome.harmful is one.meme.harmful for one in translate.judged)
-    texts = {one.meme.id: one.meme.text for one in translate.judged}
+    assert len({judged.prediction.outcome for judged in full.judged}) == 1
+    assert all(judged.prediction.outcome.harmful is judged.meme.harmful for judged in translate.judged)
+    texts = {judged.meme.id: judged.meme.text for judged in translate.judged}
     assert sorted(translator.translated) == sorted(texts.values())
     assert translate.manifest.control == Control.TRANSLATED
 
     async def records(docket):
-        return [(one.meme.id, await docket.trials.record(one.prediction.trial)) for one in translate.judged]
+        return [(judged.meme.id, await docket.trials.record(judged.prediction.trial)) for judged in translate.judged]
 
     class Folder:
         root = translate.root
@@ -101,8 +101,8 @@ def test_translated_text_is_judged_by_its_translation(tmp_path, data, translator
     for id_, record in docket_of(Folder, records):
         assert record.text.text == rot13(texts[id_])
     # One call and one link of the chain more than the trial itself, whose calls are equal in both arms.
-    for one in translate.judged:
-        assert one.prediction.cost.calls > 1 and one.prediction.cost.chain > 1
+    for judged in translate.judged:
+        assert judged.prediction.cost.calls > 1 and judged.prediction.cost.chain > 1
     # A resumed study translates nothing again.
     asyncio.run(run_study(study(tmp_path, data, arms=arms), Progress()))
     assert len(translator.translated) == len(texts)
@@ -125,8 +125,8 @@ def test_unusable_translation_fails_the_meme(tmp_path, data, monkeypatch):
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
     arms = arms_named(["translate"], (), Procedure.FULL)[1:]
     (folder,) = asyncio.run(run_study(study(tmp_path, data, arms=arms, limit=2), Progress()))
-    assert {one.outcome for one in folder.predictions()} == {Outcome.FAILED}
-    assert all(one.reason for one in folder.predictions())
+    assert {prediction.outcome for prediction in folder.predictions()} == {Outcome.FAILED}
+    assert all(prediction.reason for prediction in folder.predictions())
 
 
 def test_translate_arm_runs_only_when_named_and_needs_models(tmp_path):

@@ -54,7 +54,7 @@ def test_largest_preset_that_fits_one_gpu_is_chosen(gib, name):
     assert chosen.preset.name == name
     assert chosen.preset.memory_gib() <= gib
     larger = list(PRESETS.values())[list(PRESETS).index(name) + 1 :]
-    assert all(one.memory_gib() > gib for one in larger)
+    assert all(preset.memory_gib() > gib for preset in larger)
     assert not larger or f"{larger[0].name} would need {larger[0].memory_gib():.1f} GiB" in chosen.why
 
 
@@ -69,7 +69,7 @@ def test_gpus_share_a_model_that_is_too_large_for_one_gpu():
 
 def test_gpu_in_use_by_something_else_is_skipped():
     chosen = largest_that_fits([gpu(79.6, free=40, index=0), gpu(24.0, index=1)])
-    assert chosen.preset.name == "qwen2.5-vl-7b" and [one.index for one in chosen.gpus] == [1]
+    assert chosen.preset.name == "qwen2.5-vl-7b" and [used.index for used in chosen.gpus] == [1]
     assert chosen.settings()["environment"]["CUDA_VISIBLE_DEVICES"] == "1"
     with pytest.raises(NotLoaded, match=r"40\.0 GiB of it free") as caught:
         largest_that_fits([gpu(79.6, free=40)])
@@ -78,10 +78,10 @@ def test_gpu_in_use_by_something_else_is_skipped():
 
 def test_gpus_are_listed_as_visible_to_this_process(gpus, monkeypatch):
     gpus(("NVIDIA A", 81559, 81000), ("NVIDIA B", 24564, 24000))
-    assert [str(one) for one in list_gpus()] == ["GPU 0 (NVIDIA A, 79.6 GiB)", "GPU 1 (NVIDIA B, 24.0 GiB)"]
+    assert [str(listed) for listed in list_gpus()] == ["GPU 0 (NVIDIA A, 79.6 GiB)", "GPU 1 (NVIDIA B, 24.0 GiB)"]
     for visible, expected in (("1", [1]), ("GPU-0aaa", [0]), ("1,0", [0, 1])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert [one.index for one in list_gpus()] == expected
+        assert [listed.index for listed in list_gpus()] == expected
     for visible in ("", "7"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         with pytest.raises(NotLoaded, match="CUDA_VISIBLE_DEVICES names none"):

@@ -210,9 +210,9 @@ def test_run_reports_the_death_of_its_server_and_resumes_with_another(stand_in, 
     resumed = evaluate("run", "--resume", out, "--vllm", "m")
     assert resumed.exit_code == 0, resumed.output
     judged = RunFolder(out).predictions()
-    assert len(judged) == 3 and not any(one.outcome == "FAILED" for one in judged)
+    assert len(judged) == 3 and not any(prediction.outcome == "FAILED" for prediction in judged)
     # The new server has another port, yet earlier calls are found in the store.
-    assert sum(one.cost.stored for one in judged) > 0
+    assert sum(prediction.cost.stored for prediction in judged) > 0
     assert evaluate("run", "--resume", out, "--vllm", "m").exit_code == 0
     assert len(stand_in.pids()) == 2  # no call was left to make
 

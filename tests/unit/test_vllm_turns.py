@@ -65,7 +65,7 @@ def test_server_runs_until_no_call_waits_for_it(stand_in):
         return await asyncio.gather(*map(chain, chains))
 
     replies = with_turns(work, quiet_s=0.5)
-    assert [len(one) for one in replies] == [5] * 8
+    assert [len(chain_replies) for chain_replies in replies] == [5] * 8
     journal = stand_in.journal()
     assert one_at_a_time(journal) and len(journal) // 2 <= 8, journal
 
@@ -87,7 +87,7 @@ def test_waiting_for_a_turn_can_be_cancelled(stand_in):
 def test_failed_start_reaches_all_waiting_calls(stand_in):
     async def work(turns, say):
         outcomes = await asyncio.gather(say("missing/model"), say("missing/model"), return_exceptions=True)
-        assert [type(one) for one in outcomes] == [VllmFailed, VllmFailed]
+        assert [type(outcome) for outcome in outcomes] == [VllmFailed, VllmFailed]
         with pytest.raises(VllmFailed):
             await say("a")
 

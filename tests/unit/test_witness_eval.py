@@ -87,7 +87,7 @@ def claims_file(tmp_path, *lines):
     ],
 )
 def test_claims_are_read_in_every_layout(tmp_path, lines, expected_claims):
-    assert [(one.id, str(one.gold)) for one in read_claims(claims_file(tmp_path, *lines))] == expected_claims
+    assert [(claim.id, str(claim.gold)) for claim in read_claims(claims_file(tmp_path, *lines))] == expected_claims
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_drawn_world_has_the_declared_facts():
     for fact in FACTS:
         assert claim_in(fact.claim) == (fact.trait, fact.place, fact.value if fact.true else fact.other)
     stated = {fact.place + fact.trait for fact in FACTS if fact.situation is Situation.ABSENT}
-    texts = [one.text for one in documents_of(FACTS)]
+    texts = [document.text for document in documents_of(FACTS)]
     for fact in FACTS:
         if fact.place + fact.trait in stated:
             assert not any(place == fact.place for text in texts for place, _, _ in PROPERTIES[fact.trait].read(text))
@@ -152,9 +152,9 @@ def run(tmp_path, *, model=None, **options):
 def test_findings_in_the_drawn_world_are_as_expected_in_every_arm(tmp_path, steps, request):
     manifest, checked = run(tmp_path, steps=steps)
     reader = WorldReader(FACTS)
-    assert [one.id for one in checked] == [fact.gold.id for _ in Arm for fact in FACTS]
+    assert [check.id for check in checked] == [fact.gold.id for _ in Arm for fact in FACTS]
     for arm in Arm:
-        lines = {one.id: one for one in checked if one.arm is arm}
+        lines = {check.id: check for check in checked if check.arm is arm}
         for fact in FACTS:
             expected_label = expected(fact, arm, remembers=reader.remembers(fact))
             assert lines[fact.gold.id].label is expected_label, (arm, fact)
@@ -170,8 +170,8 @@ def test_findings_in_the_drawn_world_are_as_expected_in_every_arm(tmp_path, step
     assert cards[Arm.NO_SECOND_LOOK].against.value == pytest.approx(-COUNTS[Situation.LINKED] / 200)
     # A passage that names the place by a nickname does not support a finding by itself.
     assert witness.citations.bearing.value == (right + outdated - COUNTS[Situation.LINKED]) / (right + outdated)
-    assert sum(one.second_looks for one in checked if one.arm is Arm.WITNESS) == COUNTS[Situation.LINKED]
-    assert not any(one.second_looks and one.calls == 0 for one in checked)
+    assert sum(check.second_looks for check in checked if check.arm is Arm.WITNESS) == COUNTS[Situation.LINKED]
+    assert not any(check.second_looks and check.calls == 0 for check in checked)
     if steps == "merged":
         text = as_text(witness_lead(manifest, list(cards.values())), witness_sections(manifest, list(cards.values())))
         text = sub(r"sha256:\w+", "sha256:…", text)  # digests of files, which other releases of bm25s write differently
@@ -184,11 +184,11 @@ def test_a_few_claims_are_checked_as_expected(tmp_path):
     some = [next(fact for fact in FACTS if fact.situation is situation) for situation in Situation]
     _, checked = run(tmp_path, claims=tuple(fact.gold for fact in some), arms=(Arm.WITNESS, Arm.ONE_SHOT))
     reader = WorldReader(FACTS)
-    for one, (arm, fact) in zip(
+    for check, (arm, fact) in zip(
         checked, [(arm, fact) for arm in (Arm.WITNESS, Arm.ONE_SHOT) for fact in some], strict=True
     ):
-        assert one.label is expected(fact, arm, remembers=reader.remembers(fact))
-    linked = next(one for one, fact in zip(checked, some, strict=False) if fact.situation is Situation.LINKED)
+        assert check.label is expected(fact, arm, remembers=reader.remembers(fact))
+    linked = next(check for check, fact in zip(checked, some, strict=False) if fact.situation is Situation.LINKED)
     assert linked.because is ClaimBasis.ENOUGH and linked.second_looks == 1 and len(linked.evidence) == 2
 
 
@@ -198,9 +198,9 @@ def test_forced_mode_answers_every_claim_as_published(tmp_path):
         tmp_path, claims=tuple(fact.gold for fact in some), arms=(Arm.WITNESS,), forced=True, steps="apart"
     )
     reader = WorldReader(FACTS)
-    for one, fact in zip(checked, some, strict=True):
-        assert one.label is ClaimLabel.NOT_ENOUGH
-        assert one.answer is one.forced is (fact.true if reader.remembers(fact) else True)
+    for check, fact in zip(checked, some, strict=True):
+        assert check.label is ClaimLabel.NOT_ENOUGH
+        assert check.answer is check.forced is (fact.true if reader.remembers(fact) else True)
     (card,) = score_arms(checked)
     assert card.coverage.value == 1.0 and card.abstained == 0
 
@@ -226,12 +226,12 @@ def test_unavailable_server_ends_the_run_and_is_never_an_abstention(tmp_path):
         run(tmp_path, model=Flaky(20), claims=claims, arms=(Arm.WITNESS,), concurrency=2)
     before = read_checked(tmp_path / "out")
     assert 0 < len(before) < 12
-    assert all(one.label in (ClaimLabel.SUPPORTED, ClaimLabel.REFUTED) for one in before)
+    assert all(check.label in (ClaimLabel.SUPPORTED, ClaimLabel.REFUTED) for check in before)
     with (tmp_path / "out" / CHECKED).open("a") as file:
         file.write('{"id": "cut off in the')
     manifest, checked = run(tmp_path, claims=claims, arms=(Arm.WITNESS,), concurrency=2)
-    assert [one.id for one in checked] == [claim.id for claim in claims] and manifest.finished
-    assert {one.id: one for one in before}.items() <= {one.id: one for one in checked}.items()
+    assert [check.id for check in checked] == [claim.id for claim in claims] and manifest.finished
+    assert {check.id: check for check in before}.items() <= {check.id: check for check in checked}.items()
     assert read_manifest(tmp_path / "out") == manifest
 
 
@@ -284,7 +284,7 @@ def test_figures_match_scikit_learn_and_calculations_by_hand():
     (card,) = score_arms(lines, resamples=200)
     assert (card.n, card.true, card.unknown, card.abstained, card.failed) == (15, 10, 2, 2, 1)
     assert card.accuracy.value == 9 / 15 and card.coverage.value == 12 / 15 and card.decided_accuracy.value == 9 / 12
-    truth = [int(one is Gold.TRUE) for one in gold]
+    truth = [int(label_of_claim is Gold.TRUE) for label_of_claim in gold]
     answers = [{yes: 1, no: 0}.get(label, 2) for label in labels]
     for average, found in (("macro", card.macro_f1), ("weighted", card.weighted_f1)):
         assert found.value == pytest.approx(f1_score(truth, answers, labels=[0, 1], average=average))
@@ -375,11 +375,13 @@ def test_claims_without_their_source_stay_open_until_it_is_back(tmp_path, arm, r
         run_with_source(plan, tmp_path, away)
     assert not read_checked(plan.out) and read_manifest(plan.out).finished is None
     checked = run_with_source(plan, tmp_path)
-    assert [one.id for one in checked] == [claim.id for claim in claims] and not any(one.failure for one in checked)
+    assert [check.id for check in checked] == [claim.id for claim in claims] and not any(
+        check.failure for check in checked
+    )
     # Earlier versions recorded such a claim as failed: it is checked again.
     failed = checked[0].model_copy(update={"label": None, "evidence": (), "failure": reason})
     (plan.out / CHECKED).write_text(
-        "".join(f"{one.model_dump_json(ensure_ascii=True)}\n" for one in [failed, *checked[1:]])
+        "".join(f"{check.model_dump_json(ensure_ascii=True)}\n" for check in [failed, *checked[1:]])
     )
     assert run_with_source(plan, tmp_path) == checked
 

@@ -148,9 +148,12 @@ def test_every_change_is_in_the_history_and_can_be_revoked(writer: LibraryWriter
     now = reopen(writer)
     assert list(now.memes) == before and pictures_of(now) == PICTURES
     history = now.history()
-    assert [one.change.number for one in history] == [1, 2, 3, 4, 5, 6]
-    assert [one.revoked_by for one in history] == [4, 5, 6, None, None, None]
-    assert [(one.change.who, one.change.why) for one in now.history("b")] == [("bob", "reviewed"), ("eve", "a mistake")]
+    assert [entry.change.number for entry in history] == [1, 2, 3, 4, 5, 6]
+    assert [entry.revoked_by for entry in history] == [4, 5, 6, None, None, None]
+    assert [(entry.change.who, entry.change.why) for entry in now.history("b")] == [
+        ("bob", "reviewed"),
+        ("eve", "a mistake"),
+    ]
     with pytest.raises(BadRequest, match="revoked already, by change 4"):
         writer.revoke(1, **WHO)
     with pytest.raises(BadRequest, match="a revocation itself"):
@@ -220,7 +223,7 @@ def test_forgotten_precedents_are_gone_from_the_disk(writer: LibraryWriter) -> N
     for path in root.rglob("*"):
         assert not path.is_file() or b"erasable" not in path.read_bytes()
     history = reopen(writer).history()
-    assert [(one.change.meme, one.change.why) for one in history][:2] == [("x", "a test"), ("x", "asked to")]
+    assert [(entry.change.meme, entry.change.why) for entry in history][:2] == [("x", "a test"), ("x", "asked to")]
     with pytest.raises(BadRequest, match="forgotten on purpose"):
         writer.revoke(2, **WHO)
     writer.revoke(3, **WHO)
