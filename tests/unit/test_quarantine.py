@@ -1,4 +1,4 @@
-"""What killed something is not tried again: pictures that kill their reader, trials that kill the model server."""
+"""Tests of quarantine: inputs that killed a picture reader, text reader or model server are not tried again."""
 
 import asyncio
 from collections import Counter
@@ -17,66 +17,66 @@ from tests.support.cast import Cast, frames_of
 from tests.support.gates import through
 from tests.support.playing import play_in
 from tests.unit.test_chat_completions import HELLO, court_and_server, failing, seen
-from tests.unit.test_reception import ASK, Turns, other, quiet_soon, trials_in
+from tests.unit.test_reception import ASK, Turns, other, trials_in, wait_until_idle
 from tests.unit.test_reception import town as town
 
 FULL = replace(ASK, procedure=Procedure.FULL)
 
 
-def on(town, work, **options):
+def play_on_server(town, work, **options):
     return play_in(town.server(**options), work)
 
 
-async def refused(reception, ask):
+async def refusal(runner, ask):
     with pytest.raises(BadPicture) as caught:
-        await reception.answer(ask)
+        await runner.answer(ask)
     return caught.value
 
 
-# Files that kill a worker.
+# Files that kill a worker process.
 
 
 @pytest.mark.parametrize("reason", ["PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"])
 def test_a_picture_that_killed_its_reader_is_not_decoded_again(town, reason):
-    async def scene(reception):
+    async def scene(runner):
         town.pictures.errors[ASK.image] = BadPicture("no", reason=reason)
-        reasons = [(await refused(reception, ask)).reason for ask in (ASK, ASK, other(), other(text=None))]
+        reasons = [(await refusal(runner, ask)).reason for ask in (ASK, ASK, other(), other(text=None))]
         assert reasons == [reason] + ["QUARANTINED"] * 3
         assert town.pictures.decoded == 1
-        assert (await reception.answer(other(image=b"fine|file"))).record.state is TrialState.DECIDED
-        return await trials_in(reception.house.docket)
+        assert (await runner.answer(other(image=b"fine|file"))).record.state is TrialState.DECIDED
+        return await trials_in(runner.house.docket)
 
-    assert len(on(town, scene)) == 1
+    assert len(play_on_server(town, scene)) == 1
 
 
-def test_a_picture_whose_reader_was_killed_from_outside_is_refused_after_the_second_time(town):
-    async def scene(reception):
+def test_picture_is_refused_after_its_reader_was_killed_externally_twice(town):
+    async def scene(runner):
         town.pictures.errors[ASK.image] = Unavailable("no", reason="PICTURE_READER_KILLED")
         town.pictures.errors[b"other|file"] = Unavailable("no", reason="WORKER_UNAVAILABLE")
         reasons = []
         for ask in (ASK, other(image=b"other|file")):
             for _ in range(3):
                 with pytest.raises((BadPicture, Unavailable)) as caught:
-                    await reception.answer(ask)
+                    await runner.answer(ask)
                 reasons.append(caught.value.reason)
         return reasons
 
-    assert on(town, scene) == ["PICTURE_READER_KILLED"] * 2 + ["QUARANTINED"] + ["WORKER_UNAVAILABLE"] * 3
+    assert play_on_server(town, scene) == ["PICTURE_READER_KILLED"] * 2 + ["QUARANTINED"] + ["WORKER_UNAVAILABLE"] * 3
 
 
-def test_a_picture_that_was_read_since_its_reader_was_killed_from_outside_is_clear_of_that(town):
-    async def scene(reception):
+def test_successful_decode_clears_an_external_kill_of_the_picture_reader(town):
+    async def scene(runner):
         outcomes = []
         for number, killed in enumerate((True, False, True, True, True)):
             town.pictures.errors = {ASK.image: Unavailable("no", reason="PICTURE_READER_KILLED")} if killed else {}
             try:
-                await reception.answer(replace(ASK, request_id=f"r{number}", try_anew=True))
+                await runner.answer(replace(ASK, request_id=f"r{number}", try_anew=True))
                 outcomes.append("decided")
             except (BadPicture, Unavailable) as error:
                 outcomes.append(error.reason)
         return outcomes
 
-    assert on(town, scene) == [
+    assert play_on_server(town, scene) == [
         "PICTURE_READER_KILLED",
         "decided",
         *["PICTURE_READER_KILLED"] * 2,
@@ -84,37 +84,37 @@ def test_a_picture_that_was_read_since_its_reader_was_killed_from_outside_is_cle
     ]
 
 
-def test_a_picture_whose_text_reader_was_killed_from_outside_is_not_shown_to_it_after_the_second_time(town):
-    async def scene(reception):
+def test_picture_is_withheld_from_the_text_reader_after_two_external_kills(town):
+    async def scene(runner):
         town.reader.result = Unavailable("no", reason="TEXT_READER_KILLED")
         outcomes = []
         for number in range(3):
             with pytest.raises((BadPicture, TrialAborted)) as caught:
-                await reception.answer(replace(ASK, text=None, request_id=f"r{number}"))
+                await runner.answer(replace(ASK, text=None, request_id=f"r{number}"))
             outcomes.append(caught.value.reason)
         return outcomes
 
-    assert on(town, scene) == ["TEXT_READER_KILLED"] * 2 + ["QUARANTINED"] and town.reader.calls == 2
+    assert play_on_server(town, scene) == ["TEXT_READER_KILLED"] * 2 + ["QUARANTINED"] and town.reader.calls == 2
 
 
-@pytest.mark.parametrize("how", ["by another trial", "by the trial, taken up", "before a trial"])
-def test_a_picture_whose_text_was_read_since_is_clear_of_a_kill_from_outside(town, how):
-    async def scene(reception):
+@pytest.mark.parametrize("how", ["by another trial", "by the resumed trial", "before a trial"])
+def test_successful_text_reading_clears_an_external_kill_of_the_text_reader(town, how):
+    async def scene(runner):
         outcomes = []
         for number, killed in enumerate((True, False, True, True, True)):
             town.reader.result = Unavailable("no", reason="TEXT_READER_KILLED") if killed else "text on the picture"
-            if how == "before a trial":  # where memes that are nearly known are looked for, the text is read first
-                reception._near = None if killed else _Away()
-            name = "r0" if how == "by the trial, taken up" and number == 1 else f"r{number}"
+            if how == "before a trial":  # a near-duplicate search reads the text before the trial
+                runner._near = None if killed else _UnavailableSearch()
+            name = "r0" if how == "by the resumed trial" and number == 1 else f"r{number}"
             ask = replace(ASK, text=None, request_id=name, try_anew=how != "before a trial")
-            outcomes += await asked(reception, ask, 1)
+            outcomes += await outcomes_of(runner, ask, 1)
         return outcomes
 
     second = "AWAY" if how == "before a trial" else "decided"
-    assert on(town, scene) == ["TEXT_READER_KILLED", second, *["TEXT_READER_KILLED"] * 2, "QUARANTINED"]
+    assert play_on_server(town, scene) == ["TEXT_READER_KILLED", second, *["TEXT_READER_KILLED"] * 2, "QUARANTINED"]
 
 
-class _Away:
+class _UnavailableSearch:
     def __init__(self, reason="AWAY"):
         self.reason = reason
 
@@ -135,94 +135,94 @@ ONCE = ["COMPARER_FAILED", "QUARANTINED", "QUARANTINED"]
     ],
     ids=lambda expected: expected[0],
 )
-def test_a_picture_that_no_process_compares_to_the_end_is_refused(town, monkeypatch, expected, before_a_trial):
-    """After the first time where the process did nothing else, after the second where another may be to blame."""
+def test_picture_that_repeatedly_breaks_its_comparison_is_quarantined(town, monkeypatch, expected, before_a_trial):
+    """Quarantined after one failure of a dedicated process, after two where another picture may be to blame."""
     reason = expected[0]
 
     async def find(**_):
         raise Unavailable("no", reason=reason)
 
-    async def scene(reception):
+    async def scene(runner):
         if before_a_trial:
-            reception._near = _Away(reason)
+            runner._near = _UnavailableSearch(reason)
         else:
-            monkeypatch.setattr(reception.house.court.finder, "find", find)
+            monkeypatch.setattr(runner.house.court.finder, "find", find)
         asks = [replace(ASK, request_id=f"r{number}", try_anew=not before_a_trial) for number in range(3)]
-        return [outcome for ask in asks for outcome in await asked(reception, ask, 1)]
+        return [outcome for ask in asks for outcome in await outcomes_of(runner, ask, 1)]
 
-    assert on(town, scene) == expected
+    assert play_on_server(town, scene) == expected
 
 
-def test_a_picture_that_was_compared_since_is_clear_of_having_been_there_when_the_encoder_ended(town, monkeypatch):
-    async def scene(reception):
-        outcomes, well = [], reception.house.court.finder.find
+def test_successful_comparison_clears_an_earlier_encoder_exit(town, monkeypatch):
+    async def scene(runner):
+        outcomes, original_find = [], runner.house.court.finder.find
         for number, ends in enumerate((True, False, True, True, True)):
 
-            async def find(*, ends=ends, **named):
+            async def find(*, ends=ends, **options):
                 if ends:
                     raise Unavailable("no", reason="ENCODER_ENDED")
-                return await well(**named)
+                return await original_find(**options)
 
-            monkeypatch.setattr(reception.house.court.finder, "find", find)
-            outcomes += await asked(reception, replace(ASK, request_id=f"r{number}", try_anew=True), 1)
+            monkeypatch.setattr(runner.house.court.finder, "find", find)
+            outcomes += await outcomes_of(runner, replace(ASK, request_id=f"r{number}", try_anew=True), 1)
         return outcomes
 
-    assert on(town, scene) == ["ENCODER_ENDED", "decided", "ENCODER_ENDED", "ENCODER_ENDED", "QUARANTINED"]
+    assert play_on_server(town, scene) == ["ENCODER_ENDED", "decided", "ENCODER_ENDED", "ENCODER_ENDED", "QUARANTINED"]
 
 
-def test_a_picture_that_killed_the_text_reader_stays_refused_whatever_was_begun_before(town):
-    async def scene(reception):
+def test_quarantine_by_the_text_reader_outlasts_a_trial_begun_earlier(town):
+    async def scene(runner):
         town.reader.wait = asyncio.Event()
-        earlier = asyncio.ensure_future(asked(reception, replace(ASK, text=None, try_anew=True), 1))
+        earlier = asyncio.ensure_future(outcomes_of(runner, replace(ASK, text=None, try_anew=True), 1))
         await town.reader.asked.wait()
         waiting, town.reader.wait = town.reader.wait, None
         text, town.reader.result = town.reader.result, Unavailable("no", reason="TEXT_READER_FAILED")
-        outcomes = await asked(reception, replace(ASK, text=None, request_id="r2", try_anew=True), 1)
+        outcomes = await outcomes_of(runner, replace(ASK, text=None, request_id="r2", try_anew=True), 1)
         town.reader.result = text
         waiting.set()
         outcomes += await earlier
-        return outcomes + await asked(reception, replace(ASK, text=None, request_id="r3", try_anew=True), 1)
+        return outcomes + await outcomes_of(runner, replace(ASK, text=None, request_id="r3", try_anew=True), 1)
 
-    assert on(town, scene) == ["TEXT_READER_FAILED", "decided", "QUARANTINED"]
+    assert play_on_server(town, scene) == ["TEXT_READER_FAILED", "decided", "QUARANTINED"]
 
 
-def test_a_picture_that_is_just_refused_is_looked_at_each_time(town):
-    async def scene(reception):
+def test_picture_that_is_merely_unreadable_is_decoded_on_every_request(town):
+    async def scene(runner):
         town.pictures.errors[ASK.image] = BadPicture("no", reason="PICTURE_UNREADABLE")
-        return [(await refused(reception, ASK)).reason for _ in range(3)]
+        return [(await refusal(runner, ASK)).reason for _ in range(3)]
 
-    assert on(town, scene) == ["PICTURE_UNREADABLE"] * 3 and town.pictures.decoded == 3
+    assert play_on_server(town, scene) == ["PICTURE_UNREADABLE"] * 3 and town.pictures.decoded == 3
 
 
-def test_a_picture_that_killed_the_text_reader_is_not_shown_to_it_again_but_tried_with_its_text(town):
-    async def scene(reception):
+def test_picture_that_killed_the_text_reader_is_tried_only_with_its_text_sent(town):
+    async def scene(runner):
         town.reader.result = Unavailable("no", reason="TEXT_READER_FAILED")
         with pytest.raises(TrialAborted):
-            await reception.answer(replace(ASK, text=None))
+            await runner.answer(replace(ASK, text=None))
         assert town.reader.calls == 1
         for ask in (replace(ASK, text=None), other(text=None)):
-            error = await refused(reception, ask)
+            error = await refusal(runner, ask)
             assert error.reason == "QUARANTINED" and "Send the text" in error.message
         assert town.reader.calls == 1
-        return await reception.answer(other(request_id="r3"))
+        return await runner.answer(other(request_id="r3"))
 
-    assert on(town, scene).record.state is TrialState.DECIDED
+    assert play_on_server(town, scene).record.state is TrialState.DECIDED
 
 
-def test_a_picture_that_killed_the_text_reader_before_its_trial_is_not_shown_to_it_again_either(town):
-    """Where memes that are nearly known are looked for, the text is read first."""
+def test_killing_the_text_reader_before_a_trial_quarantines_a_picture_too(town):
+    """A near-duplicate search reads the text before the trial."""
 
-    async def scene(reception):
-        reception._near = object()
+    async def scene(runner):
+        runner._near = object()
         town.reader.result = Unavailable("no", reason="TEXT_READER_FAILED")
         outcomes = []
         for number in range(2):
             with pytest.raises((BadPicture, Unavailable)) as caught:
-                await reception.answer(replace(ASK, text=None, request_id=f"r{number}"))
+                await runner.answer(replace(ASK, text=None, request_id=f"r{number}"))
             outcomes.append(caught.value.reason)
         return outcomes
 
-    assert on(town, scene) == ["TEXT_READER_FAILED", "QUARANTINED"] and town.reader.calls == 1
+    assert play_on_server(town, scene) == ["TEXT_READER_FAILED", "QUARANTINED"] and town.reader.calls == 1
 
 
 # Trials that kill the model server (RE-6).
@@ -234,8 +234,8 @@ def broken_off(times=1):
     return error
 
 
-class Killing:
-    """A model server that dies of what it is shown, and is started again each time."""
+class CrashingServer:
+    """A model server that crashes on every request and is restarted each time."""
 
     def __init__(self):
         self.kills = 0
@@ -245,66 +245,66 @@ class Killing:
         return broken_off()
 
 
-async def asked(reception, ask, times):
+async def outcomes_of(runner, ask, times):
     outcomes = []
     for _ in range(times):
         try:
-            await reception.answer(ask)
+            await runner.answer(ask)
             outcomes.append("decided")
         except (BadPicture, TrialAborted, Unavailable) as error:
             outcomes.append(error.reason)
     return outcomes
 
 
-def test_a_request_that_kills_the_model_server_does_so_twice_at_most_also_after_a_restart(town):
-    servers = [Killing() for _ in range(20)]
+def test_request_kills_the_model_server_at_most_twice_even_after_a_restart(town):
+    servers = [CrashingServer() for _ in range(20)]
     asks = [replace(FULL, image=b"killer %d|file" % number, request_id=f"k{number}") for number in range(20)]
 
-    def speak(request):
+    def crash_by_number(request):
         number = int(frames_of(request)[0].png.partition(b"killer ")[2].partition(b"|")[0])
         return servers[number](request)
 
     async def scene():
-        courts = {"chairs": Cast(rounds=2, describe=speak).chairs}
-        async with town.server(**courts) as reception:
-            assert [await asked(reception, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 20
-        async with town.server(**courts) as reception:
-            assert [await asked(reception, ask, 2) for ask in asks] == [["MODEL_GONE", "QUARANTINED"]] * 20
-        async with town.server(**courts) as reception:
+        courts = {"chairs": Cast(rounds=2, describe=crash_by_number).chairs}
+        async with town.server(**courts) as runner:
+            assert [await outcomes_of(runner, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 20
+        async with town.server(**courts) as runner:
+            assert [await outcomes_of(runner, ask, 2) for ask in asks] == [["MODEL_GONE", "QUARANTINED"]] * 20
+        async with town.server(**courts) as runner:
             others = [replace(ask, namespace="them", text="other text") for ask in asks]
-            assert [await asked(reception, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
-            assert await reception.trial_of(RequestName("them", "k0")) is None
-            # Without a model it is as good as any other.
+            assert [await outcomes_of(runner, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
+            assert await runner.trial_of(RequestName("them", "k0")) is None
+            # A procedure without a model treats the picture like any other.
             summaries = [replace(ask, procedure=Procedure.SUMMARY, request_id="s" + ask.request_id) for ask in others]
-            assert [await asked(reception, ask, 1) for ask in summaries] == [["decided"]] * 20
-            # What no model was shown says nothing of what it does to one.
-            assert [await asked(reception, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
+            assert [await outcomes_of(runner, ask, 1) for ask in summaries] == [["decided"]] * 20
+            # A trial without a model is no evidence that the picture is safe for one.
+            assert [await outcomes_of(runner, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
         assert [server.kills for server in servers] == [2] * 20
 
     asyncio.run(scene())
 
 
-def test_one_trial_that_killed_two_servers_is_enough(town):
-    async def scene(reception):
-        return await asked(reception, FULL, 2)
+def test_one_trial_that_killed_two_servers_is_enough_for_quarantine(town):
+    async def scene(runner):
+        return await outcomes_of(runner, FULL, 2)
 
-    assert on(town, scene, chairs=Cast(rounds=2, describe=lambda request: broken_off(2)).chairs) == [
+    assert play_on_server(town, scene, chairs=Cast(rounds=2, describe=lambda request: broken_off(2)).chairs) == [
         "MODEL_GONE",
         "QUARANTINED",
     ]
 
 
-def test_a_model_server_that_is_just_away_puts_nothing_into_quarantine(town):
+def test_unavailable_model_server_quarantines_nothing(town):
     away = Cast(rounds=2, describe=lambda request: Unavailable("away", reason="MODEL_GONE"))
 
-    async def scene(reception):
-        return await asked(reception, FULL, 5)
+    async def scene(runner):
+        return await outcomes_of(runner, FULL, 5)
 
-    assert on(town, scene, chairs=away.chairs) == ["MODEL_GONE"] * 5
+    assert play_on_server(town, scene, chairs=away.chairs) == ["MODEL_GONE"] * 5
 
 
-class Crowded:
-    """A model server that dies when the killer is shown to it, and takes along all that it was working on."""
+class CrashingSharedServer:
+    """A model server that crashes when the killer is shown to it, and breaks off every call in progress."""
 
     name = "crowded"
 
@@ -313,55 +313,55 @@ class Crowded:
         self.crowd = crowd
         self.full = asyncio.Event()
         self.died = asyncio.Event()
-        self.here = Counter()
+        self.in_progress = Counter()
         self.deaths = 0
         self.most_since = 0
 
     async def reply(self, request, *, within_s):
-        shown = frames_of(request)[0].png
-        self.here[shown] += 1
-        if len(self.here) == self.crowd:
+        picture = frames_of(request)[0].png
+        self.in_progress[picture] += 1
+        if len(self.in_progress) == self.crowd:
             self.full.set()
         try:
-            if not self.died.is_set():  # the first time: all are there when it dies
+            if not self.died.is_set():  # the first crash waits until all calls are in progress
                 await self.full.wait()
                 await asyncio.sleep(0)
-                self.deaths += b"killer" in shown
+                self.deaths += b"killer" in picture
                 self.died.set()
                 raise broken_off()
-            self.most_since = max(self.most_since, len(self.here))
-            if b"killer" in shown:
+            self.most_since = max(self.most_since, len(self.in_progress))
+            if b"killer" in picture:
                 self.deaths += 1
                 raise broken_off()
             return await self.model.reply(request, within_s=within_s)
         finally:
-            self.here[shown] -= 1
-            self.here += Counter()
+            self.in_progress[picture] -= 1
+            self.in_progress += Counter()
 
     async def odds(self, request, options, *, within_s):
         return None
 
 
-def test_the_innocent_that_were_on_trial_when_a_server_died_are_cleared_one_at_a_time(town):
+def test_bystanders_of_a_server_crash_are_cleared_one_at_a_time(town):
     cast = Cast(rounds=2)
-    server = Crowded(cast.models["proposer"], crowd=10)
+    server = CrashingSharedServer(cast.models["proposer"], crowd=10)
     chairs = replace(cast.chairs, proposer=RoleModel(server))
     asks = [replace(FULL, image=b"%d|file" % number, request_id=f"i{number}") for number in range(9)]
     asks.append(replace(FULL, image=b"killer|file", request_id="killer"))
 
-    async def scene(reception):
-        first = await asyncio.gather(*(asked(reception, ask, 1) for ask in asks))
+    async def scene(runner):
+        first = await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
         assert first == [["MODEL_GONE"]] * 10 and server.deaths == 1
-        again = await asyncio.gather(*(asked(reception, ask, 2) for ask in asks))
-        return again
+        retried = await asyncio.gather(*(outcomes_of(runner, ask, 2) for ask in asks))
+        return retried
 
-    again = on(town, scene, chairs=chairs)
-    assert again == [["decided"] * 2] * 9 + [["MODEL_GONE", "QUARANTINED"]]
+    retried = play_on_server(town, scene, chairs=chairs)
+    assert retried == [["decided"] * 2] * 9 + [["MODEL_GONE", "QUARANTINED"]]
     assert server.deaths == 2 and server.most_since == 1, "one suspect at a time"
 
 
-def test_suspects_that_wait_for_each_other_take_nobody_s_turn_and_leave_when_their_callers_do(town, monkeypatch):
-    monkeypatch.setattr("serving.runner.request._TO_END_S", 0.25)  # those that wait have no end to write down
+def test_waiting_suspects_take_no_turns_and_leave_with_their_callers(town, monkeypatch):
+    monkeypatch.setattr("serving.runner.request._TO_END_S", 0.25)  # waiting suspects have no end to record
     gate, alone = asyncio.Event(), asyncio.Event()
     died = set()
 
@@ -369,10 +369,10 @@ def test_suspects_that_wait_for_each_other_take_nobody_s_turn_and_leave_when_the
         name = "proposer"
 
         async def reply(self, request, *, within_s):
-            shown = frames_of(request)[0].png
-            if b"suspect" in shown:
-                if shown not in died:
-                    died.add(shown)
+            picture = frames_of(request)[0].png
+            if b"suspect" in picture:
+                if picture not in died:
+                    died.add(picture)
                     raise broken_off()
                 alone.set()
                 await gate.wait()
@@ -384,15 +384,15 @@ def test_suspects_that_wait_for_each_other_take_nobody_s_turn_and_leave_when_the
     cast = Cast(rounds=2)
     asks = [replace(FULL, image=b"suspect %d|file" % n, request_id=f"s{n}") for n in range(6)]
 
-    async def scene(reception):
-        assert [await asked(reception, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 6
+    async def scene(runner):
+        assert [await outcomes_of(runner, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 6
         turns = Turns(2)
-        suspects = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks]
+        suspects = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks]
         await alone.wait()
-        innocent = await asyncio.wait_for(through(turns, reception.answer(other(request_id="i"))), 60)
+        innocent = await asyncio.wait_for(through(turns, runner.answer(other(request_id="i"))), 60)
         hurried = await asyncio.gather(
             *(
-                through(turns, reception.answer(replace(asks[0], request_id=f"h{n}", text=f"{n}"), within_s=0.2))
+                through(turns, runner.answer(replace(asks[0], request_id=f"h{n}", text=f"{n}"), within_s=0.2))
                 for n in "ab"
             ),
             return_exceptions=True,
@@ -402,38 +402,40 @@ def test_suspects_that_wait_for_each_other_take_nobody_s_turn_and_leave_when_the
         await asyncio.wait(suspects[:3])
         gate.set()
         decided = await asyncio.wait_for(asyncio.gather(*suspects[3:]), 60)
-        await quiet_soon(reception)
+        await wait_until_idle(runner)
         assert turns.all_free
         return innocent, hurried, decided
 
-    innocent, hurried, decided = on(town, scene, chairs=replace(cast.chairs, proposer=RoleModel(Proposer())))
+    innocent, hurried, decided = play_on_server(
+        town, scene, chairs=replace(cast.chairs, proposer=RoleModel(Proposer()))
+    )
     assert innocent.record.state is TrialState.DECIDED
     assert [error.reason for error in hurried] == ["DEADLINE"] * 2
     assert all(answer.record.state is TrialState.DECIDED for answer in decided)
 
 
-def test_a_verdict_clears_a_picture(town):
-    lines = iter([Killing(), None, Killing(), None])
+def test_verdict_clears_a_picture_of_earlier_deaths(town):
+    lines = iter([CrashingServer(), None, CrashingServer(), None])
 
-    def speak(request):
+    def crash_by_turns(request):
         line = next(lines)
         return line and line(request)
 
-    async def scene(reception):
+    async def scene(runner):
         outcomes = []
         for number in range(2):
             ask = replace(FULL, request_id=f"r{number}", try_anew=True)
-            outcomes += await asked(reception, ask, 2)
+            outcomes += await outcomes_of(runner, ask, 2)
         return outcomes
 
-    chairs = Cast(rounds=2, describe=speak).chairs
-    assert on(town, scene, chairs=chairs) == ["MODEL_GONE", "decided"] * 2
+    chairs = Cast(rounds=2, describe=crash_by_turns).chairs
+    assert play_on_server(town, scene, chairs=chairs) == ["MODEL_GONE", "decided"] * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["the caller leaves", "a call has no time left", "the trial has no time left"])
-def test_a_death_counts_however_the_trial_ends_that_it_came_upon(town, end):
-    """The server dies, and whoever takes over hangs: nobody is left to tell the death to."""
+def test_server_death_counts_however_the_interrupted_trial_ends(town, end):
+    """The server dies and its replacement hangs, so no later call reports the death."""
 
     async def scene():
         async with court_and_server() as (model, server):
@@ -441,37 +443,38 @@ def test_a_death_counts_however_the_trial_ends_that_it_came_upon(town, end):
             cast = Cast(rounds=2)
             settings = TrialSettings(call_s=1.0 if end.startswith("a call") else 120.0)
             chairs = replace(cast.chairs, proposer=RoleModel(model))
-            async with town.server(chairs=chairs, settings=settings) as reception:
+            async with town.server(chairs=chairs, settings=settings) as runner:
                 for number in range(2):
                     ask = replace(FULL, request_id=f"r{number}")
                     within_s = 2.0 if end.startswith("the trial") else None
-                    asking = asyncio.ensure_future(reception.answer(ask, within_s=within_s))
+                    request = asyncio.ensure_future(runner.answer(ask, within_s=within_s))
                     await seen(server, calls=2 * (number + 1), within_s=60)
                     if end == "the caller leaves":
-                        asking.cancel()
-                    await asyncio.wait([asking])
-                    assert asking.cancelled() or isinstance(asking.exception(), TrialAborted | Unavailable)
-                    await quiet_soon(reception)
-                outcome = await asked(reception, replace(FULL, request_id="r2"), 1)
+                        request.cancel()
+                    await asyncio.wait([request])
+                    assert request.cancelled() or isinstance(request.exception(), TrialAborted | Unavailable)
+                    await wait_until_idle(runner)
+                outcome = await outcomes_of(runner, replace(FULL, request_id="r2"), 1)
                 records = [
-                    await reception.house.docket.trials.record(one) for one in await trials_in(reception.house.docket)
+                    await runner.house.docket.trials.record(trial_id)
+                    for trial_id in await trials_in(runner.house.docket)
                 ]
                 return outcome, [record.last(TrialFailed).broke_off for record in records], server.stats.calls
 
     assert asyncio.run(scene()) == (["QUARANTINED"], [1, 1], 4)
 
 
-def test_a_death_that_came_upon_several_trials_of_a_picture_counts_once(town):
-    """Or one death would be enough for the picture that everybody asks about."""
-    cast, here, died = Cast(rounds=2), [], asyncio.Event()
+def test_one_server_death_during_several_trials_of_a_picture_counts_once(town):
+    """Otherwise one death would quarantine a picture that many callers send at once."""
+    cast, requests, died = Cast(rounds=2), [], asyncio.Event()
 
     class Proposer:
         name = "proposer"
 
         async def reply(self, request, *, within_s):
             if not died.is_set():
-                here.append(request)
-                if len(here) == 3:
+                requests.append(request)
+                if len(requests) == 3:
                     died.set()
                 await died.wait()
                 raise broken_off()
@@ -480,17 +483,17 @@ def test_a_death_that_came_upon_several_trials_of_a_picture_counts_once(town):
         async def odds(self, request, options, *, within_s):
             return None
 
-    async def scene(reception):
+    async def scene(runner):
         asks = [replace(FULL, namespace=name) for name in ("forum", "blog", "shop")]
-        first = await asyncio.gather(*(asked(reception, ask, 1) for ask in asks))
-        return first, await asyncio.gather(*(asked(reception, ask, 1) for ask in asks))
+        first = await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
+        return first, await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
 
-    first, then = on(town, scene, chairs=replace(cast.chairs, proposer=RoleModel(Proposer())))
-    assert (first, then) == ([["MODEL_GONE"]] * 3, [["decided"]] * 3)
+    first, second = play_on_server(town, scene, chairs=replace(cast.chairs, proposer=RoleModel(Proposer())))
+    assert (first, second) == ([["MODEL_GONE"]] * 3, [["decided"]] * 3)
 
 
-def test_a_death_that_came_upon_both_sides_of_a_trial_counts_once(town):
-    """They speak at the same time."""
+def test_one_server_death_during_calls_of_both_sides_counts_once(town):
+    """Both sides have a call in progress when the server dies."""
 
     async def scene():
         async with court_and_server() as (model, server):
@@ -502,7 +505,7 @@ def test_a_death_that_came_upon_both_sides_of_a_trial_counts_once(town):
                 first = True
 
                 async def reply(self, request, *, within_s):
-                    if self.first:  # later each side speaks when it will
+                    if self.first:  # later calls of the sides need not be simultaneous
                         self.first = False
                         async with asyncio.timeout(60):
                             await speaking.wait()
@@ -512,40 +515,40 @@ def test_a_death_that_came_upon_both_sides_of_a_trial_counts_once(town):
                     return None
 
             chairs = replace(cast.chairs, accuser=RoleModel(Advocate()), defender=RoleModel(Advocate()))
-            async with town.server(chairs=chairs) as reception:
+            async with town.server(chairs=chairs) as runner:
                 server.faults.script(["cut", "cut"])
-                first = await asked(reception, FULL, 1)
-                (trial_id,) = await trials_in(reception.house.docket)
-                record = await reception.house.docket.trials.record(trial_id)
-                again = await asked(reception, replace(FULL, request_id="r2"), 1)
-                return first, record.last(TrialFailed).broke_off, again
+                first = await outcomes_of(runner, FULL, 1)
+                (trial_id,) = await trials_in(runner.house.docket)
+                record = await runner.house.docket.trials.record(trial_id)
+                next_outcomes = await outcomes_of(runner, replace(FULL, request_id="r2"), 1)
+                return first, record.last(TrialFailed).broke_off, next_outcomes
 
-    first, broke_off, again = asyncio.run(scene())
-    assert (first, broke_off) == (["MODEL_GONE"], 1) and again != ["QUARANTINED"]
+    first, broke_off, next_outcomes = asyncio.run(scene())
+    assert (first, broke_off) == (["MODEL_GONE"], 1) and next_outcomes != ["QUARANTINED"]
 
 
-def test_erasing_its_failed_trials_lets_a_picture_out(town):
-    servers = [Killing()]
+def test_erasing_its_failed_trials_releases_a_picture_from_quarantine(town):
+    servers = [CrashingServer()]
 
-    def speak(request):
+    def crash_until_mended(request):
         return servers[-1](request) if servers else None
 
-    async def scene(reception):
-        assert await asked(reception, FULL, 3) == ["MODEL_GONE", "MODEL_GONE", "QUARANTINED"]
-        servers.clear()  # it was mended
+    async def scene(runner):
+        assert await outcomes_of(runner, FULL, 3) == ["MODEL_GONE", "MODEL_GONE", "QUARANTINED"]
+        servers.clear()  # the model server was fixed
         anew = replace(FULL, request_id="again")
-        assert await asked(reception, anew, 1) == ["QUARANTINED"]
-        docket = reception.house.docket
+        assert await outcomes_of(runner, anew, 1) == ["QUARANTINED"]
+        docket = runner.house.docket
         for trial_id in await trials_in(docket):
             await docket.eraser.erase(
-                trial_id, who="Ruth", why="the model server was mended", at=reception.house.court.now()
+                trial_id, who="Ruth", why="the model server was mended", at=runner.house.court.now()
             )
-        return await asked(reception, anew, 1)
+        return await outcomes_of(runner, anew, 1)
 
-    assert on(town, scene, chairs=Cast(rounds=2, describe=speak).chairs) == ["decided"]
+    assert play_on_server(town, scene, chairs=Cast(rounds=2, describe=crash_until_mended).chairs) == ["decided"]
 
 
-# What counts as dying.
+# Which failures count as a server death.
 
 
 @pytest.mark.parametrize(
@@ -561,12 +564,12 @@ def test_erasing_its_failed_trials_lets_a_picture_out(town):
         (["wrong_shape"], 0),
     ],
 )
-def test_a_connection_that_broke_when_the_request_had_been_sent_may_be_a_death(script, deaths):
+def test_connections_broken_after_the_request_was_sent_count_as_deaths(script, deaths):
     error, _ = failing(script)
     assert getattr(error, "broke_off", 0) == deaths
 
 
-async def call(port):
+async def failed_call(port):
     model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m", pause_s=0.01, pause_max_s=0.02)
     try:
         await model.reply(HELLO, within_s=60)
@@ -574,10 +577,10 @@ async def call(port):
         return error
     finally:
         await model.aclose()
-    raise AssertionError("it was answered")
+    raise AssertionError("the call was answered")
 
 
-def test_a_server_that_says_500_and_is_gone_has_died_and_one_that_never_was_there_has_not():
+def test_server_gone_after_a_500_has_died_but_an_absent_one_has_not():
     async def scene():
         async def dying(reader, writer):
             await reader.readuntil(b"\r\n\r\n")
@@ -588,8 +591,8 @@ def test_a_server_that_says_500_and_is_gone_has_died_and_one_that_never_was_ther
 
         server = await asyncio.start_server(dying, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        died = await call(port)
-        never = await call(port)
+        died = await failed_call(port)
+        never = await failed_call(port)
         return died, never
 
     died, never = asyncio.run(scene())
@@ -597,11 +600,11 @@ def test_a_server_that_says_500_and_is_gone_has_died_and_one_that_never_was_ther
     assert (never.reason, never.broke_off) == ("MODEL_GONE", 0)
 
 
-def test_a_failed_trial_s_record_says_that_the_server_broke_off(town):
-    async def scene(reception):
-        await asked(reception, FULL, 1)
-        (trial_id,) = await trials_in(reception.house.docket)
-        return await reception.house.docket.trials.record(trial_id)
+def test_record_of_a_failed_trial_counts_the_broken_connection(town):
+    async def scene(runner):
+        await outcomes_of(runner, FULL, 1)
+        (trial_id,) = await trials_in(runner.house.docket)
+        return await runner.house.docket.trials.record(trial_id)
 
-    record = on(town, scene, chairs=Cast(rounds=2, describe=Killing()).chairs)
+    record = play_on_server(town, scene, chairs=Cast(rounds=2, describe=CrashingServer()).chairs)
     assert record.last(TrialFailed).broke_off == 1

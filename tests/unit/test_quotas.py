@@ -1,4 +1,4 @@
-"""Quotas: a namespace has no more trials begun in a minute and a day than it may, and is told when to come again."""
+"""Tests of quotas: limits on the trials that a namespace starts per minute and per day, and the advised retry delay."""
 
 import asyncio
 import random
@@ -14,39 +14,39 @@ from serving.settings import Settings
 from tests.unit.test_admission import Clock
 
 
-def refused(quota):
+def retry_after_of(quota):
     with pytest.raises(QuotaExceeded) as caught:
         quota.take()
     return caught.value.retry_after
 
 
 @pytest.mark.parametrize(("per_minute", "per_day", "seconds"), [(3, None, 60), (None, 3, 86_400), (3, 1000, 60)])
-def test_no_window_ever_holds_more_and_whoever_waits_as_told_is_let_in(per_minute, per_day, seconds):
+def test_every_window_stays_within_its_quota_and_retry_after_suffices(per_minute, per_day, seconds):
     clock, chance = Clock(), random.Random(3)
     quota = Quota(per_minute=per_minute, per_day=per_day, clock=clock)
-    begun = []
+    starts = []
     for _ in range(400):
         clock.now += chance.random() * seconds / 6
         try:
             quota.take()
         except QuotaExceeded as error:
-            # Never longer than the window and its last slice.
+            # At most the window plus its last slice.
             assert 0 < error.retry_after <= seconds * (1 + 1 / 60)
             if chance.random() < 0.5:
                 clock.now += error.retry_after
                 quota.take()
-                begun.append(clock.now)
+                starts.append(clock.now)
         else:
-            begun.append(clock.now)
-        assert len([at for at in begun if at > clock.now - seconds]) <= 3
-    assert len(begun) > 100
+            starts.append(clock.now)
+        assert len([at for at in starts if at > clock.now - seconds]) <= 3
+    assert len(starts) > 100
 
 
-def test_what_was_not_begun_is_given_back_even_after_its_slice():
+def test_returned_quota_is_available_again_even_after_its_time_slice():
     clock = Clock()
     quota = Quota(per_minute=1, per_day=2, clock=clock)
     taken = quota.take()
-    refused(quota)
+    retry_after_of(quota)
     quota.give_back(taken)
     quota.give_back(quota.take())
     taken = quota.take()
@@ -55,18 +55,18 @@ def test_what_was_not_begun_is_given_back_even_after_its_slice():
     quota.take()
 
 
-def test_trials_of_before_the_start_count_for_the_day():
+def test_trials_before_the_server_start_count_towards_the_daily_quota():
     clock = Clock()
     quota = Quota(per_minute=None, per_day=5, clock=clock)
     now = datetime.now(UTC)
-    # Two that are out of the day, three that are not, and one whose server's clock is ahead.
+    # Two older than a day, three within it, and one opened by a server whose clock is ahead.
     opened = {now - timedelta(hours=25): 2, now - timedelta(hours=20): 3, now + timedelta(minutes=3): 1}
     quota.count_before(opened)
     quota.take()
-    assert 3.9 * 3600 < refused(quota) < 4.1 * 3600
+    assert 3.9 * 3600 < retry_after_of(quota) < 4.1 * 3600
 
 
-def test_admission_refuses_a_namespace_that_has_had_its_trials_and_no_other():
+def test_admission_refuses_only_the_namespace_that_used_up_its_quota():
     async def scene():
         clock = Clock()
         quota = Quota(per_minute=2, per_day=None, clock=clock)
@@ -91,7 +91,7 @@ def test_admission_refuses_a_namespace_that_has_had_its_trials_and_no_other():
     asyncio.run(scene())
 
 
-def test_a_caller_that_leaves_the_queue_has_used_nothing():
+def test_caller_leaving_the_queue_uses_no_quota():
     async def scene():
         admission = Admission(1, 8, quotas={"shop": Quota(per_minute=1, per_day=None)})
         async with admission.acquire("forum"):
@@ -105,7 +105,7 @@ def test_a_caller_that_leaves_the_queue_has_used_nothing():
     asyncio.run(scene())
 
 
-def test_the_refusal_is_resource_exhausted_with_a_reason_and_a_delay():
+def test_quota_refusal_is_resource_exhausted_with_reason_and_retry_delay():
     quota = Quota(per_minute=1, per_day=None, clock=Clock())
     quota.take()
     with pytest.raises(QuotaExceeded) as caught:
@@ -117,6 +117,6 @@ def test_the_refusal_is_resource_exhausted_with_a_reason_and_a_delay():
     assert status.details[1].Unpack(retry) and 59 <= retry.retry_delay.seconds <= 61
 
 
-def test_only_namespaces_with_a_quota_have_one():
+def test_only_namespaces_with_quota_settings_get_a_quota():
     settings = Settings(namespaces={"shop": {"trials_per_day": 3}, "forum": {"retention_days": 3}})
     assert set(quotas_of(settings)) == {"shop"}

@@ -1,4 +1,4 @@
-"""The ranking core against other people's, against known truths, and on tables that have no ranking."""
+"""Tests of the ranking core against other implementations, known truths, and tables that have no ranking."""
 
 import itertools
 import warnings
@@ -26,8 +26,8 @@ from eval.perf import ranking as benchmark
 from tests.support.sizes import FULL
 
 
-def drawn(n, rows, *, seed=0, spread=0.8, ties=0.2, memes=40, weights=False):
-    """A table like those of arenas: every pair has met, both ways and with every outcome."""
+def random_table(n, rows, *, seed=0, spread=0.8, ties=0.2, memes=40, weights=False):
+    """A random table like those of arenas: every pair meets, on both sides and with every outcome."""
     rng = np.random.default_rng(seed)
     theta = rng.normal(0, spread, n)
     pairs = list(itertools.permutations(range(n), 2))
@@ -46,8 +46,8 @@ def drawn(n, rows, *, seed=0, spread=0.8, ties=0.2, memes=40, weights=False):
     )
 
 
-def counted(models, won):
-    """A table from counts: how often the row beat the column."""
+def table_of_counts(models, won):
+    """A table from counts: ``won[i][j]`` is how often model i beat model j."""
     rows = [(i, j) for i, j in itertools.permutations(range(len(models)), 2) if won[i][j]]
     weights = [won[i][j] for i, j in rows]
     return battles(models, [(models[i], models[j], 1, f"{i} {j}") for i, j in rows], weights)
@@ -67,14 +67,14 @@ GAMES = [
     [4, 4, 5, 6, 6, 0, 6],
     [2, 4, 1, 3, 1, 7, 0],
 ]
-REAL = {"journals": counted(JOURNALS, CITED), "baseball": counted(TEAMS, GAMES)}
+REAL = {"journals": table_of_counts(JOURNALS, CITED), "baseball": table_of_counts(TEAMS, GAMES)}
 REAL_LIKE = {
-    "few": drawn(4, 30, seed=1),
-    "many models": drawn(15, 1500, seed=2),
-    "many battles": drawn(6, 20_000, seed=3),
-    "far apart": drawn(5, 3000, seed=4, spread=2.5),
-    "no ties": drawn(7, 400, seed=5, ties=0.0),
-    "weighted": drawn(6, 500, seed=6, weights=True),
+    "few": random_table(4, 30, seed=1),
+    "many models": random_table(15, 1500, seed=2),
+    "many battles": random_table(6, 20_000, seed=3),
+    "far apart": random_table(5, 3000, seed=4, spread=2.5),
+    "no ties": random_table(7, 400, seed=5, ties=0.0),
+    "weighted": random_table(6, 500, seed=6, weights=True),
 }
 DEGENERATE = {
     "all ties": battles("abc", [("a", "b", 0.5, "x"), ("b", "c", 0.5, "x"), ("c", "a", 0.5, "y")]),
@@ -91,7 +91,7 @@ def by_evalica(table, limit=200_000):
     import evalica
 
     winners = {1.0: evalica.Winner.X, 0.0: evalica.Winner.Y, 0.5: evalica.Winner.Draw}
-    said = evalica.bradley_terry(
+    result = evalica.bradley_terry(
         table.left.tolist(),
         table.right.tolist(),
         [winners[score] for score in table.score.tolist()],
@@ -99,7 +99,7 @@ def by_evalica(table, limit=200_000):
         tolerance=1e-14,
         limit=limit,
     )
-    strengths = said.scores.loc[range(len(table.models))].to_numpy()
+    strengths = result.scores.loc[range(len(table.models))].to_numpy()
     return rated(np.log(strengths), None)
 
 
@@ -112,7 +112,7 @@ def by_statsmodels(table, covariates=None):
     design[rows, table.left], design[rows, table.right] = 1, -1
     design = design[:, 1:] if covariates is None else np.hstack([design[:, 1:], covariates])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # half wins are no counts, and it says so
+        warnings.simplefilter("ignore")  # statsmodels warns that half wins are not counts
         model = sm.GLM(table.score, design, family=sm.families.Binomial(), freq_weights=table.weight)
         found = model.fit(maxiter=500, tol=1e-15, tol_criterion="params").params
     n = len(table.models) - 1
@@ -122,13 +122,13 @@ def by_statsmodels(table, covariates=None):
 @pytest.mark.parametrize(
     "table", [*REAL.values(), *REAL_LIKE.values(), *DEGENERATE.values()], ids=[*REAL, *REAL_LIKE, *DEGENERATE]
 )
-def test_bradley_terry_is_that_of_evalica_and_of_statsmodels(table):
+def test_bradley_terry_agrees_with_evalica_and_statsmodels(table):
     ours = ratings(table)
     assert np.abs(ours - by_statsmodels(table)[0]).max() < 1e-6
-    assert np.abs(ours - by_evalica(table)).max() < 1e-6  # its own iteration ends at 1e-14 of its strengths
+    assert np.abs(ours - by_evalica(table)).max() < 1e-6  # evalica's iteration ends at 1e-14 of its strengths
 
 
-def test_published_estimates_come_out():
+def test_fit_reproduces_published_estimates():
     journals = fit(np.array(CITED, dtype=float))
     assert journals - journals[0] == pytest.approx([0, -2.94907, -0.47957, 0.26895], abs=5e-6)
     teams = fit(np.array(GAMES, dtype=float))
@@ -136,7 +136,7 @@ def test_published_estimates_come_out():
 
 
 @pytest.mark.parametrize("table", [*REAL.values(), REAL_LIKE["weighted"]], ids=[*REAL, "weighted"])
-def test_names_sides_and_order_of_battles_make_no_difference(table):
+def test_ratings_do_not_depend_on_names_sides_or_order_of_battles(table):
     rng = np.random.default_rng(0)
     n, rows = len(table.models), rng.permutation(len(table))
     turned = rng.random(len(table)) < 0.5
@@ -155,16 +155,20 @@ def test_names_sides_and_order_of_battles_make_no_difference(table):
 
 
 @pytest.mark.parametrize("name", ["few", "many battles", "no ties", "weighted"])
-def test_where_the_same_is_computed_it_is_the_same_to_the_last_digits(name):
-    """Counts are sums of halves, exact in both; Elo is one formula; so is a rating, up to how its logarithm is had."""
+def test_counts_elo_and_ratings_match_evalica_to_the_last_digits(name):
+    """Counts are sums of halves, exact in both; Elo is one formula; ratings differ only in how the logarithm is
+    computed.
+    """
     import evalica
 
     table = REAL_LIKE[name]
     winners = {1.0: evalica.Winner.X, 0.0: evalica.Winner.Y, 0.5: evalica.Winner.Draw}
     columns = (table.left.tolist(), table.right.tolist(), [winners[score] for score in table.score.tolist()])
     places = range(len(table.models))
-    counted = evalica.counting(*columns, weights=table.weight.tolist(), tie_weight=0.5).scores.loc[places].to_numpy()
-    assert (wins(table).sum(axis=1) == counted).all()
+    expected_counts = (
+        evalica.counting(*columns, weights=table.weight.tolist(), tie_weight=0.5).scores.loc[places].to_numpy()
+    )
+    assert (wins(table).sum(axis=1) == expected_counts).all()
     plain = Battles(table.models, table.left, table.right, table.score, table.meme, np.ones(len(table)))
     for k in (4.0, 32.0):
         theirs = evalica.elo(*columns, k=k).scores.loc[places].to_numpy()
@@ -173,21 +177,21 @@ def test_where_the_same_is_computed_it_is_the_same_to_the_last_digits(name):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_covariates_are_those_of_statsmodels(seed):
-    table = drawn(5, 800, seed=seed, weights=bool(seed % 2))
+def test_styled_ratings_and_effects_agree_with_statsmodels(seed):
+    table = random_table(5, 800, seed=seed, weights=bool(seed % 2))
     rng = np.random.default_rng(seed + 100)
     covariates = rng.normal(size=(len(table), 3)) * [1, 50, 0.02]
     found = styled(table, covariates)
     theirs, effects = by_statsmodels(table, covariates)
     assert np.abs(found.ratings - theirs).max() < 1e-6
     assert np.abs((found.effects - effects) * covariates.std(axis=0)).max() < 1e-6
-    # Without any, or with none that varies, it is Bradley-Terry's.
+    # Without covariates, or with constant ones, the ratings are those of Bradley-Terry.
     assert np.allclose(styled(table, np.zeros((len(table), 2))).ratings, ratings(table), rtol=0, atol=1e-8)
     assert styled(table, np.zeros((len(table), 2))).effects.tolist() == [0, 0]
     assert np.allclose(styled(table, np.zeros((len(table), 0))).ratings, ratings(table), rtol=0, atol=1e-8)
 
 
-def test_a_style_that_wins_is_told_from_strength():
+def test_style_control_separates_style_from_strength():
     rng = np.random.default_rng(7)
     n, rows = 4, 6000
     theta, style = np.array([0.6, 0.2, -0.2, -0.6]), np.array([-1.0, 0.5, 0.5, 0.0])
@@ -196,7 +200,7 @@ def test_a_style_that_wins_is_told_from_strength():
     covariate = style[left] - style[right] + rng.normal(0, 0.5, rows)
     score = (rng.random(rows) < 1 / (1 + np.exp(-(theta[left] - theta[right] + 0.9 * covariate)))).astype(float)
     table = Battles(tuple("abcd"), left, right, score, rng.integers(0, 300, rows), np.ones(rows))
-    assert ratings(table).argmax() == 1  # who writes at length seems best
+    assert ratings(table).argmax() == 1  # the model with the winning style seems best
     found = styled(table, covariate[:, None])
     assert found.ratings.argsort().tolist() == [3, 2, 1, 0]
     ratings_, effects = spread_styled(table, covariate[:, None], resamples=100)
@@ -204,37 +208,37 @@ def test_a_style_that_wins_is_told_from_strength():
         (effects, found.effects, [0.9 * SCALE]),
         (ratings_, found.ratings, rated(theta, None)),
     ):
-        # One table's 95 % may miss; by four deviations they do not.
+        # A 95 % interval of one table may miss the truth; four standard deviations do not.
         assert (np.abs(point - truth) < 4 * spread_.draws.std(axis=0)).all()
         assert (spread_.low < point).all() and (point < spread_.high).all()
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "expected_groups"),
     [
         ([("a", "b", 1, "x"), ("b", "c", 1, "x"), ("b", "c", 0, "y")], (("a",), ("b", "c"))),  # undefeated
         ([("a", "b", 0, "x"), ("a", "c", 0, "x"), ("b", "c", 0.5, "y")], (("b", "c"), ("a",))),  # never won
         ([("a", "b", 0.5, "x")], (("a", "b"), ("c",))),  # never fought
     ],
 )
-def test_a_table_without_finite_ratings_is_told_apart_and_by_name(rows, said):
+def test_tables_without_finite_ratings_raise_with_their_groups(rows, expected_groups):
     table = battles("abc", rows)
-    for ask in (ratings, spread, lambda t: styled(t, np.zeros((len(t), 1)))):
+    for compute in (ratings, spread, lambda t: styled(t, np.zeros((len(t), 1)))):
         with pytest.raises(NotRanked) as caught:
-            ask(table)
-        assert set(caught.value.groups) == set(said)
+            compute(table)
+        assert set(caught.value.groups) == set(expected_groups)
     if rows[0][2] == 1:
-        assert groups(wins(table), table.models) == said  # the best first
+        assert groups(wins(table), table.models) == expected_groups  # the best group first
     assert not np.isnan(elo(table)).any()
 
 
-def test_covariates_that_tell_every_winner_are_an_error_and_no_figure():
-    table = drawn(3, 200, ties=0.0)
+def test_covariates_that_predict_every_winner_raise_an_error():
+    table = random_table(3, 200, ties=0.0)
     with pytest.raises(NoMaximum):
         styled(table, (2 * table.score - 1)[:, None])
 
 
-def test_ties_are_half_a_win_each_and_rates_are_counted():
+def test_ties_count_as_half_wins_in_wins_and_win_rates():
     table = battles("abc", [("a", "b", 1, "x"), ("b", "a", 0.5, "x"), ("c", "a", 0, "y"), ("a", "b", 0, "y")])
     assert wins(table).tolist() == [[0, 1.5, 1], [1.5, 0, 0], [0, 0, 0]]
     assert (wins_by_meme(table).sum(axis=0) == wins(table)).all()
@@ -243,7 +247,7 @@ def test_ties_are_half_a_win_each_and_rates_are_counted():
     assert against[0, 1] == 0.5 and against[2, 0] == 0 and np.isnan(against[1, 2])
 
 
-def test_four_hundred_points_are_ten_to_one_and_the_better_one_is_the_favourite():
+def test_four_hundred_points_mean_odds_of_ten_to_one_for_the_better():
     assert expected(1400, 1000) == pytest.approx(10 / 11)
     assert expected(1000, 1400) == pytest.approx(1 / 11)
     table = battles("ab", [("a", "b", 1, "x")] * 10 + [("a", "b", 0, "y")])
@@ -252,39 +256,40 @@ def test_four_hundred_points_are_ten_to_one_and_the_better_one_is_the_favourite(
     assert ratings(table, anchor=1).tolist() == pytest.approx([1400, 1000])
 
 
-def test_elo_depends_on_the_order_which_is_why_it_is_told():
+def test_elo_depends_on_the_order_of_battles():
     table = battles("ab", [("a", "b", 1, "x"), ("a", "b", 0, "y")])
-    back = battles("ab", [("a", "b", 0, "y"), ("a", "b", 1, "x")])
-    assert elo(table, k=32)[0] < 1000 < elo(back, k=32)[0]
+    reversed_table = battles("ab", [("a", "b", 0, "y"), ("a", "b", 1, "x")])
+    assert elo(table, k=32)[0] < 1000 < elo(reversed_table, k=32)[0]
     both = elo_of_orders(table, np.array([[0, 1], [1, 0], [0, -1]]), k=32)
-    assert both[0] == pytest.approx(elo(table, k=32)) and both[1] == pytest.approx(elo(back, k=32))
+    assert both[0] == pytest.approx(elo(table, k=32)) and both[1] == pytest.approx(elo(reversed_table, k=32))
     assert both[2].tolist() == [1016, 984]
 
 
-def test_many_tables_at_once_are_fitted_as_each_by_itself():
-    tables = np.stack([wins(drawn(5, 200, seed=seed)) for seed in range(6)]).reshape(2, 3, 5, 5)
+def test_fitting_many_tables_at_once_matches_fitting_each_alone():
+    tables = np.stack([wins(random_table(5, 200, seed=seed)) for seed in range(6)]).reshape(2, 3, 5, 5)
     together = fit(tables)
     assert together.shape == (2, 3, 5)
     for place in np.ndindex(2, 3):
         assert np.abs(together[place] - fit(tables[place])).max() < 1e-12
 
 
-def test_memes_are_drawn_whole_and_resamples_without_ratings_are_counted():
+def test_resampling_draws_whole_memes_and_counts_those_without_ratings():
     assert (draw_memes(7, 50, 0).sum(axis=1) == 7).all()
     low, high = tails(10)
     assert low < 2.5 < 97.5 < high and low + high == pytest.approx(100)
-    # Whoever lost over one meme of six only is undefeated in a third of the resamples: nobody knows how good it is.
+    # A model that lost only over one meme of six is undefeated in a third of the resamples, so it has no finite
+    # interval.
     rows = [("a", "b", 1, f"m{number}") for number in range(5)] + [("a", "b", 0, "m5")]
     found = spread(battles("ab", rows), resamples=400)
     assert found.low is None and found.high is None
     assert 0.25 < found.without / 400 < 0.45 and len(found.draws) == 400 - found.without
-    # All battles over one meme: there is nothing to draw.
+    # With all battles over one meme there is nothing to resample.
     assert spread(battles("ab", [("a", "b", 1, "x"), ("a", "b", 0, "x")])).low is None
     assert spread_of_elo(battles("ab", rows), resamples=100).low is not None
 
 
-def test_intervals_over_memes_cover_what_they_say_and_those_over_battles_do_not():
-    """200 tables at night; here 15, whose share may be off by more."""
+def test_intervals_over_memes_reach_their_coverage_but_not_those_over_battles():
+    """The nightly run draws 200 tables, others 15, whose coverage may be off by more."""
     tables = 200 if FULL else 15
     found = coverage(World(meme_effect=2.0, memes=60, tasks=8), tables, resamples=500 if FULL else 200)
     assert found.tables == tables
@@ -292,7 +297,7 @@ def test_intervals_over_memes_cover_what_they_say_and_those_over_battles_do_not(
     assert found.rows < (0.78 if FULL else 0.8)
 
 
-def test_a_table_is_checked_when_it_is_made():
+def test_battles_are_validated_on_construction():
     with pytest.raises(KeyError):
         battles("ab", [("a", "z", 1, "x")])
     for rows in ([("a", "a", 1, "x")], [("a", "b", 1.5, "x")]):
@@ -302,12 +307,12 @@ def test_a_table_is_checked_when_it_is_made():
         battles("ab", [("a", "b", 1, "x")], [0.0])
 
 
-def test_drawing_rows_is_kept_only_to_be_compared():
-    table = drawn(4, 300, memes=10)
+def test_resampling_over_rows_remains_available_for_comparison():
+    table = random_table(4, 300, memes=10)
     assert spread_over_rows(table, resamples=100).draws.shape == (100, 4)
 
 
-def test_the_benchmark_measures_what_it_says():
+def test_ranking_benchmark_reports_its_figures_and_goals():
     result = benchmark.ranking(battles=20_000, tables=1)
     assert result.figures["points_apart"] < 1e-6 and result.figures["cpu_s"] > 0
     assert result.goals["cpu_s"] == "<= 0.1" and set(result.goals) < set(result.figures)

@@ -1,4 +1,6 @@
-"""Rating sheets: blind, complete, read back; agreement as others compute it; planted scores come out."""
+"""Tests of rating sheets: blind, complete and read back; agreement matches other implementations; planted scores are
+recovered.
+"""
 
 import itertools
 import json
@@ -35,7 +37,7 @@ from tests.unit.test_probe_run import a_plan, probed
 # Formulas
 
 
-def test_alpha_is_that_of_krippendorff_s_own_example():
+def test_alpha_matches_krippendorffs_published_example():
     """Four observers, twelve units, with gaps: 0.815 for ordered scores (Krippendorff 2011, section D)."""
     gap = None
     observers = (
@@ -50,20 +52,20 @@ def test_alpha_is_that_of_krippendorff_s_own_example():
     assert alpha([[2, 2], [2, 2]]) is None is alpha([[1], [2]])
 
 
-def scored(table):
+def ratings_from(table):
     """Ratings of items by raters, from rows of scores."""
     return [
-        Rating(item=f"i{item}", who=f"p{who}", criterion="c", score=score)
+        Rating(item=f"i{item}", who=f"p{rater}", criterion="c", score=score)
         for item, row in enumerate(table)
-        for who, score in enumerate(row)
+        for rater, score in enumerate(row)
     ]
 
 
-def test_kappas_and_means_are_those_of_other_implementations():
+def test_kappas_and_means_match_other_implementations():
     rng = np.random.default_rng(3)
     truth = rng.integers(1, 4, 40)
     table = np.clip(truth[:, None] + rng.integers(-1, 2, (40, 3)), 1, 3)
-    (found,) = summarise(scored(table.tolist()), {})
+    (found,) = summarise(ratings_from(table.tolist()), {})
     assert (found.items, found.raters, found.pairs) == (40, 3, 3)
     assert found.mean.value == pytest.approx(table.mean()) and found.mean.low < found.mean.value < found.mean.high
     assert found.fleiss.value == pytest.approx(fleiss_kappa(aggregate_raters(table)[0]))
@@ -79,17 +81,17 @@ def test_kappas_and_means_are_those_of_other_implementations():
     both = list(zip(table[:, 0].tolist(), table[:, 1].tolist(), strict=True))
     assert weighted_kappa(both) == pytest.approx(cohen_kappa_score(*zip(*both, strict=True), weights="quadratic"))
     assert weighted_kappa([(1, 1), (1, 1)]) is None is weighted_kappa([])
-    # One less the mean squared difference over that of all pairs, by hand: 1/2 over 14/4. Nobody gave a 2.
+    # One minus the mean squared difference over that of all pairs, by hand: 1/2 over 14/4. The score 2 does not occur.
     assert weighted_kappa([(1, 1), (4, 3)]) == pytest.approx(1 - (1 / 2) / (14 / 4))
 
 
-def test_repeats_are_for_agreement_with_oneself_alone():
+def test_repeated_items_count_only_towards_self_agreement():
     ratings = [
-        Rating(item=item, who=who, criterion="c", score=score)
-        for item, who, score in (
+        Rating(item=item, who=rater, criterion="c", score=score)
+        for item, rater, score in (
             *(("a", "p", 1), ("b", "p", 3), ("c", "p", 2), ("a2", "p", 1), ("b2", "p", 2)),
             *(("a", "q", 1), ("b", "q", 3), ("a2", "q", 1)),
-            ("c", "p", 3),  # another time: the last counts
+            ("c", "p", 3),  # rated again: the last rating counts
         )
     ]
     (found,) = summarise(ratings, {"a2": "a", "b2": "b"})
@@ -105,22 +107,22 @@ def some_items(count):
     return [RatedItem((("text", f"text {number}"),), {"number": number}) for number in range(count)]
 
 
-def test_a_sheet_has_all_items_once_and_some_twice_in_no_order_that_tells():
+def test_sheet_shows_every_item_once_and_some_twice_in_random_order():
     lines = lay_out(some_items(50), seed=1)
     assert len(lines) == 55 and len({line.id for line in lines}) == 55
     numbers = [line.item.origin["number"] for line in lines]
     assert sorted(set(numbers)) == list(range(50)) and numbers != sorted(numbers)
-    twice = [line for line in lines if line.repeat_of]
-    assert len(twice) == 5
+    repeats = [line for line in lines if line.repeat_of]
+    assert len(repeats) == 5
     by_id = {line.id: line for line in lines}
-    for line in twice:
+    for line in repeats:
         first = by_id[line.repeat_of]
         assert first.item is line.item and lines.index(first) < lines.index(line) and not first.repeat_of
     assert lay_out(some_items(50), seed=1) == lines != lay_out(some_items(50), seed=2)
     assert len(lay_out(some_items(1), seed=0)) == 1 and len(lay_out(some_items(3), seed=0, repeats=1.0)) == 5
 
 
-def test_the_files_say_nothing_of_what_an_item_is(tmp_path):
+def test_rating_files_hide_the_origin_of_each_item(tmp_path):
     criteria = (Criterion("soundness", "Is it right? <b>"), Criterion("score", "How good?", 1, 10))
     items = [RatedItem((("text", "<script>evil()</script>"),), {"meme": "secret-1"}, pictures=(b"jpeg",))] * 3
     rows, page, key = write_sheet(tmp_path / "deep" / "s", "guidelines", lay_out(items, seed=0), criteria, seed=0)
@@ -141,7 +143,7 @@ def test_the_files_say_nothing_of_what_an_item_is(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory):
+def finished_arena(tmp_path_factory):
     arena = Arena(tmp_path_factory.mktemp("rated"), memes=8)
     arena.hold()
     return arena
@@ -153,8 +155,8 @@ def rate(*arguments, code=0):
     return ran.output
 
 
-def test_guidelines_of_every_round_are_there_and_drawn_of_different_memes(held):
-    texts = guideline_texts(held.folder.events())
+def test_guidelines_of_every_round_are_drawn_from_different_memes(finished_arena):
+    texts = guideline_texts(finished_arena.folder.events())
     assert len(texts) == 8 * 3 * 5 and {text.round for text in texts} == {0, 1, 2, 3, 4}
     assert [text.round for text in texts if text.last] == [4] * 24
     starts = {text.reasoning for text in texts if text.round == 0}
@@ -170,46 +172,48 @@ def test_guidelines_of_every_round_are_there_and_drawn_of_different_memes(held):
         guideline_items(texts, rounds=[9], per_round=1, seed=0)
 
 
-def test_planted_scores_round_trip_and_the_plateau_is_found(held, tmp_path):
-    """Raters who find each round better until the second: the sheet tells so, though nobody was told of rounds."""
+def test_planted_scores_are_recovered_and_the_plateau_is_found(finished_arena, tmp_path):
+    """Raters prefer each round to the one before until the second; the report shows it although the sheet hides the
+    rounds.
+    """
     sheet = tmp_path / "rate.jsonl"
-    told = rate("arena", "rate", "--out", held.root, "--rounds", "0-4", "--per-round", 8, "--sheet", sheet)
-    assert "44 items, 4 of them a second time" in told and "is not for the raters" in told
+    report = rate("arena", "rate", "--out", finished_arena.root, "--rounds", "0-4", "--per-round", 8, "--sheet", sheet)
+    assert "44 items, 4 of them a second time" in report and "is not for the raters" in report
     key = read_key(tmp_path / "rate.key.json")
     rng = random.Random(0)
-    for who in ("p", "q", "r"):
-        with (tmp_path / f"{who}.jsonl").open("w") as file:
+    for rater in ("p", "q", "r"):
+        with (tmp_path / f"{rater}.jsonl").open("w") as file:
             for row in map(json.loads, sheet.read_text().splitlines()):
                 for criterion in row["criteria"]:
                     number = key.items[row["item"]].origin["round"]
                     score = min(3, 1 + number) if rng.random() < 0.9 else 2
-                    one = {"item": row["item"], "who": who, "criterion": criterion, "score": score}
+                    one = {"item": row["item"], "who": rater, "criterion": criterion, "score": score}
                     file.write(json.dumps(one) + "\n")
-    files = [part for who in "pqr" for part in ("--ratings", tmp_path / f"{who}.jsonl")]
-    asked = ["arena", "rate", "--out", held.root, "--key", tmp_path / "rate.key.json", *files]
-    figures = json.loads(rate(*asked, "--json"))
-    means = [one["mean"]["value"] for one in figures["by_round"]]
+    files = [part for rater in "pqr" for part in ("--ratings", tmp_path / f"{rater}.jsonl")]
+    arguments = ["arena", "rate", "--out", finished_arena.root, "--key", tmp_path / "rate.key.json", *files]
+    figures = json.loads(rate(*arguments, "--json"))
+    means = [round_figures["mean"]["value"] for round_figures in figures["by_round"]]
     assert means == sorted(means[:3]) + means[3:] and means[0] < 1.2 < 1.9 < means[1] < 2.1 < 2.8 < means[2]
     assert figures["plateau"] == 2
-    soundness = next(one for one in figures["ratings"] if one["criterion"] == "soundness")
+    soundness = next(rating for rating in figures["ratings"] if rating["criterion"] == "soundness")
     assert soundness["items"] == 40 and soundness["raters"] == 3 and soundness["self_agreement"]["n"] == 12
     assert min(soundness["cohen"], soundness["alpha"], soundness["fleiss"]["value"]) > 0.6
-    told = rate(*asked, "--html", tmp_path / "page.html")
-    assert "fusion_rounds = 2" in told and "2.50" in told and "style=" not in (tmp_path / "page.html").read_text()
+    report = rate(*arguments, "--html", tmp_path / "page.html")
+    assert "fusion_rounds = 2" in report and "2.50" in report and "style=" not in (tmp_path / "page.html").read_text()
 
 
-def test_a_plateau_is_no_plateau_where_the_last_round_still_gains():
+def test_no_plateau_is_found_while_the_last_round_still_gains():
     def rounds(*means):
         return [RoundRatings(n, 10, Figure(mean, mean - 0.1, mean + 0.1)) for n, mean in enumerate(means)]
 
     assert plateau(rounds(1, 2, 2.5, 2.55, 2.5)) == 2
     assert plateau(rounds(1, 2, 3)) is None and plateau(rounds(2)) is None and plateau([]) is None
     assert plateau(rounds(2, 2, 2)) == 0 and plateau(rounds(2, 2, 3, 3)) == 2
-    # Small steps add up: no single one of them is worth its calls, but all together are.
+    # Small steps add up: no single one is worth its calls, but all of them together are.
     assert plateau(rounds(2, 2.06, 2.12, 2.18, 2.18)) == 2 and plateau(rounds(3, 2, 2)) == 0
 
 
-def test_measures_that_nobody_has_to_rate():
+def test_measures_by_round_need_no_ratings():
     texts = [
         GuidelineText("m", 0, 0, background="Tea is hot.", reasoning="People drink it"),
         GuidelineText("m", 0, 1, background="Tea is cold.", reasoning="people drink it", last=True),
@@ -219,38 +223,40 @@ def test_measures_that_nobody_has_to_rate():
     assert end.kept == pytest.approx(5 / 7)  # of tea, is, hot, cold, people, drink, it: all but hot and cold
 
 
-def test_contexts_are_shown_in_an_order_that_does_not_tell(held, tmp_path):
-    rate("arena", "rate", "--out", held.root, "--what", "contexts", "--count", 8, "--sheet", tmp_path / "c")
+def test_contexts_are_shown_in_random_order(finished_arena, tmp_path):
+    rate("arena", "rate", "--out", finished_arena.root, "--what", "contexts", "--count", 8, "--sheet", tmp_path / "c")
     rows = [json.loads(line) for line in (tmp_path / "c.jsonl").read_text().splitlines()]
     assert all(len(row["parts"]) == 6 and "context_diversity" in row["criteria"] for row in rows)
     kinds = {re.search("of (high|moderate|unrelated)", row["parts"]["person 1"])[1] for row in rows}
     assert len(kinds) > 1
-    for row in rows:  # each question beside the person that asks it
+    for row in rows:  # each question stands beside the person that asks it
         for number in "123":
             kind = re.search("of (high|moderate|unrelated)", row["parts"][f"person {number}"])[1]
             assert f"asks one of {kind} background" in row["parts"][f"question {number}"]
 
 
-def test_free_measures_are_shown_without_ratings_and_wrong_files_are_named(held, tmp_path):
-    told = rate("arena", "rate", "--out", held.root)
-    assert "By round of the fusion" in told and "quality=" not in told
-    assert "takes a range" in rate("arena", "rate", "--out", held.root, "--rounds", "4-1", "--sheet", "x", code=2)
-    rate("arena", "rate", "--out", held.root, "--sheet", tmp_path / "s")
+def test_free_measures_are_shown_without_ratings_and_bad_files_are_named(finished_arena, tmp_path):
+    report = rate("arena", "rate", "--out", finished_arena.root)
+    assert "By round of the fusion" in report and "quality=" not in report
+    assert "takes a range" in rate(
+        "arena", "rate", "--out", finished_arena.root, "--rounds", "4-1", "--sheet", "x", code=2
+    )
+    rate("arena", "rate", "--out", finished_arena.root, "--sheet", tmp_path / "s")
     ratings = tmp_path / "r.jsonl"
-    asked = ("arena", "rate", "--out", held.root, "--ratings", ratings)
-    assert "needs --key" in rate(*asked, code=2)
-    for line, said in (
+    arguments = ("arena", "rate", "--out", finished_arena.root, "--ratings", ratings)
+    assert "needs --key" in rate(*arguments, code=2)
+    for line, message in (
         ('{"item": "r01"}', "line 1: who: Field required"),
         ('{"item": "zz", "who": "p", "criterion": "soundness", "score": 1}', "no item zz"),
         ('{"item": "r01", "who": "p", "criterion": "soundness", "score": 4}', "a score of 4"),
         ("", "no rating in these files"),
     ):
         ratings.write_text(line + "\n")
-        assert said in " ".join(rate(*asked, "--key", tmp_path / "s.key.json", code=1).split())
+        assert message in " ".join(rate(*arguments, "--key", tmp_path / "s.key.json", code=1).split())
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_fewer_answers_are_merged_where_the_setting_says_so(tmp_path, rounds):
+def test_number_of_merged_answers_follows_the_fusion_rounds_setting(tmp_path, rounds):
     arena = Arena(tmp_path, memes=2, fusion_rounds=rounds)
     arena.hold()
     texts = guideline_texts(arena.folder.events())
@@ -267,40 +273,40 @@ def a_probe(tmp_path_factory):
     return probed(a_plan(tmp_path_factory.mktemp("probe"), data), World())[0]
 
 
-def test_what_agents_did_is_drawn_with_pictures_and_people_stand_beside_them(a_probe, tmp_path):
-    told = {}
-    for what, parts in (
+def test_probe_sheets_show_pictures_and_reports_compare_people_with_agents(a_probe, tmp_path):
+    reports = {}
+    for sheet_kind, parts in (
         ("mine", {"text", "kind of harm"}),
         ("references", {"text", "asked about", "explanation"}),
         ("scores", {"text", "asked about", "reference", "explanation"}),
         ("rewritten", {"text as it was", "misbelief", "rewritten text"}),
     ):
-        rate("probe", "rate", "--out", a_probe.root, "--what", what, "--sheet", tmp_path / what)
-        rows = [json.loads(line) for line in (tmp_path / f"{what}.jsonl").read_text().splitlines()]
+        rate("probe", "rate", "--out", a_probe.root, "--what", sheet_kind, "--sheet", tmp_path / sheet_kind)
+        rows = [json.loads(line) for line in (tmp_path / f"{sheet_kind}.jsonl").read_text().splitlines()]
         assert all(set(row["parts"]) == parts for row in rows)
-        assert all((row.get(NOT_FOR_LIBRARIES) == MARK) == (what == "rewritten") for row in rows)
-        assert "data:image/jpeg" in (tmp_path / f"{what}.html").read_text()
-        key = read_key(tmp_path / f"{what}.key.json")
-        with (tmp_path / f"{what}-rated.jsonl").open("w") as file:
+        assert all((row.get(NOT_FOR_LIBRARIES) == MARK) == (sheet_kind == "rewritten") for row in rows)
+        assert "data:image/jpeg" in (tmp_path / f"{sheet_kind}.html").read_text()
+        key = read_key(tmp_path / f"{sheet_kind}.key.json")
+        with (tmp_path / f"{sheet_kind}-rated.jsonl").open("w") as file:
             for row, (criterion, (low, high)) in itertools.product(rows, key.criteria.items()):
                 agent = key.items[row["item"]].origin.get("agent")
                 score = high if agent is None else agent
                 one = {"item": row["item"], "who": "p", "criterion": criterion, "score": max(low, score)}
                 file.write(json.dumps(one) + "\n")
-        told[what] = rate(
-            *("probe", "rate", "--out", a_probe.root, "--ratings", tmp_path / f"{what}-rated.jsonl"),
-            *("--key", tmp_path / f"{what}.key.json", "--threshold", 6),
+        reports[sheet_kind] = rate(
+            *("probe", "rate", "--out", a_probe.root, "--ratings", tmp_path / f"{sheet_kind}-rated.jsonl"),
+            *("--key", tmp_path / f"{sheet_kind}.key.json", "--threshold", 6),
         )
-    # People who judge as the agents did agree with them fully.
-    assert re.search(r"Miners and people’s majority +16 +1.000 +1.000", told["mine"])
-    assert re.search(r"Scorer +7.88 +37.50", told["scores"]) and re.search(r"people +7.88 +37.50", told["scores"])
-    assert "agree in 1.000 of 8 cases, κ 1.000" in told["scores"]
-    assert "Beside people" not in told["references"] + told["rewritten"] and "2.92" in told["references"]
-    assert not any(text in "".join(told.values()) for text, _ in TEXTS)
+    # People who rate as the agents did agree with them fully.
+    assert re.search(r"Miners and people’s majority +16 +1.000 +1.000", reports["mine"])
+    assert re.search(r"Scorer +7.88 +37.50", reports["scores"]) and re.search(r"people +7.88 +37.50", reports["scores"])
+    assert "agree in 1.000 of 8 cases, κ 1.000" in reports["scores"]
+    assert "Beside people" not in reports["references"] + reports["rewritten"] and "2.92" in reports["references"]
+    assert not any(text in "".join(reports.values()) for text, _ in TEXTS)
     assert "Draw a sheet" in rate("probe", "rate", "--out", a_probe.root, code=2)
 
 
-def test_ratings_by_round_are_of_first_places_alone(tmp_path):
+def test_ratings_by_round_ignore_repeated_items(tmp_path):
     items = [RatedItem((("t", str(n)),), {"meme": f"m{n}", "round": n % 2}) for n in range(4)]
     lines = lay_out(items, seed=0, repeats=0.5)
     _, _, path = write_sheet(tmp_path / "s", "guidelines", lines, (Criterion("c", "?"),), seed=0)
@@ -309,10 +315,22 @@ def test_ratings_by_round_are_of_first_places_alone(tmp_path):
         Rating(item=line.id, who="p", criterion="c", score=1 if line.repeat_of else 2 + line.item.origin["round"])
         for line in lines
     ]
-    assert [(one.round, one.items, one.mean.value) for one in ratings_by_round(ratings, key)] == [(0, 2, 2), (1, 2, 3)]
+    assert [
+        (round_ratings.round, round_ratings.items, round_ratings.mean.value)
+        for round_ratings in ratings_by_round(ratings, key)
+    ] == [(0, 2, 2), (1, 2, 3)]
 
 
-def test_a_key_of_another_command_is_refused(held, a_probe, tmp_path):
+def test_key_written_by_another_command_is_refused(finished_arena, a_probe, tmp_path):
     rate("probe", "rate", "--out", a_probe.root, "--what", "mine", "--sheet", tmp_path / "mine")
-    asked = ("arena", "rate", "--out", held.root, "--ratings", tmp_path / "r", "--key", tmp_path / "mine.key.json")
-    assert "another command's" in rate(*asked, code=1)
+    arguments = (
+        "arena",
+        "rate",
+        "--out",
+        finished_arena.root,
+        "--ratings",
+        tmp_path / "r",
+        "--key",
+        tmp_path / "mine.key.json",
+    )
+    assert "another command's" in rate(*arguments, code=1)

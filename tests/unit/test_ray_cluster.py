@@ -1,4 +1,4 @@
-"""What of a run on a Ray cluster needs no cluster: finding none, and taking in what workers tell."""
+"""Tests of the Ray code that needs no cluster: connection errors and results received from workers."""
 
 import asyncio
 import importlib.util
@@ -28,8 +28,8 @@ async def connect(address):
 
 
 @pytest.fixture
-def listening():
-    """A port that takes connections and never says a word."""
+def silent_listener():
+    """A port that accepts connections and never sends a byte."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -37,90 +37,92 @@ def listening():
 
 
 @pytest.mark.parametrize("address", ["auto", "somewhere", "ray://somewhere:10001", "somewhere:", "a b:1"])
-def test_what_is_no_address_is_said_to_be_none(address):
+def test_malformed_addresses_are_rejected(address):
     with pytest.raises(BadRequest, match="HOST:PORT"):
         asyncio.run(connect(address))
 
 
-def test_where_nobody_listens_there_is_no_cluster():
+def test_connecting_to_a_port_without_a_listener_fails():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(Unavailable, match="No Ray cluster can be reached") as error:
             asyncio.run(connect(address))
     assert error.value.reason == "RAY_UNREACHABLE"
 
 
-def test_who_takes_the_connection_and_says_nothing_is_given_up(listening, monkeypatch):
+def test_connecting_to_a_silent_listener_times_out(silent_listener, monkeypatch):
     monkeypatch.setattr(ray_cluster, "_ANSWERS_S", 0.3)
     with pytest.raises(Unavailable, match="No Ray cluster can be reached"):
-        asyncio.run(connect(listening))
+        asyncio.run(connect(silent_listener))
 
 
-def test_without_ray_it_is_said_what_to_install(monkeypatch):
+def test_missing_ray_error_names_the_package_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NotLoaded, match=r"pip install 'memecourt\[ray\]'"):
         asyncio.run(connect("127.0.0.1:6379"))
 
 
-def test_a_meme_that_is_answered_twice_counts_once(tmp_path):
+def test_second_answer_for_a_meme_is_ignored(tmp_path):
     first, second = try_meme(Cast()), try_meme(Cast())
 
-    def told(record):
+    def answer_of(record):
         return TaskResult(
             meme="a",
             prediction=Prediction(meme="a", outcome=Outcome.HARMFUL, trial=record.trial_id),
             events=tuple(event.model_dump_json() for event in record.events),
         ).model_dump_json()
 
-    async def taken_in():
+    async def receive():
         async def answers():
-            yield told(first)
-            yield told(second)
-            # Nor does it end the run that the second try of what has been answered went wrong.
+            yield answer_of(first)
+            yield answer_of(second)
+            # A failed second attempt at an answered meme does not end the run either.
             yield TaskResult(meme="a", fault="It died.", reason="X").model_dump_json()
 
         docket = Docket.open(tmp_path / "docket.sqlite")
         try:
             waiting = {"a": meme("a", True)}
-            got = [prediction.trial async for _, prediction, _ in received(answers(), waiting, docket.writer)]
-            return got, waiting, await docket.trials.record(first.trial_id), await docket.index.list(limit=9)
+            trials = [prediction.trial async for _, prediction, _ in received(answers(), waiting, docket.writer)]
+            return trials, waiting, await docket.trials.record(first.trial_id), await docket.index.list(limit=9)
         finally:
             await docket.close()
 
-    got, waiting, kept, lines = asyncio.run(taken_in())
-    assert got == [first.trial_id] == [line.trial_id for line in lines]
-    assert kept == first and not waiting
+    trials, waiting, stored, lines = asyncio.run(receive())
+    assert trials == [first.trial_id] == [line.trial_id for line in lines]
+    assert stored == first and not waiting
 
 
-def test_a_worker_that_cannot_judge_ends_the_run_with_what_it_said(tmp_path):
-    async def taken_in():
+def test_worker_fault_ends_the_run_with_its_message_and_reason(tmp_path):
+    async def receive():
         async def answers():
             yield TaskResult(meme="a", fault="The library is damaged.", reason="LIBRARY_DAMAGED").model_dump_json()
 
         docket = Docket.open(tmp_path / "docket.sqlite")
         try:
-            return [one async for one in received(answers(), {"a": meme("a", True)}, docket.writer)]
+            return [
+                received_result async for received_result in received(answers(), {"a": meme("a", True)}, docket.writer)
+            ]
         finally:
             await docket.close()
 
     with pytest.raises(Unavailable, match="The library is damaged") as error:
-        asyncio.run(taken_in())
+        asyncio.run(receive())
     assert error.value.reason == "LIBRARY_DAMAGED"
 
 
-def test_pictures_and_events_come_through_as_they_were():
+def test_tasks_preserve_pictures_and_events_through_serialisation():
     record = try_meme(Cast())
     png = bytes(range(256)) * 3 + b"\0"
-    order = JudgeTask(
+    task = JudgeTask(
         meme=meme("a", True), events=tuple(event.model_dump_json() for event in record.events), frames=(png, b"")
     )
-    again = JudgeTask.model_validate_json(order.model_dump_json())
-    assert again == order
-    assert tuple(map(parse_event, again.events)) == record.events
+    restored = JudgeTask.model_validate_json(task.model_dump_json())
+    assert restored == task
+    assert tuple(map(parse_event, restored.events)) == record.events
 
 
-def test_the_docket_of_one_meme_tells_what_was_added():
+def test_docket_of_one_trial_reports_the_added_events_and_frames():
     record = try_meme(Cast())
     events = [event.model_dump_json() for event in record.events]
     picture = Picture(
@@ -142,14 +144,14 @@ def test_the_docket_of_one_meme_tells_what_was_added():
             await docket.append(event)
         return before, docket.added(), await docket.record(record.trial_id)
 
-    before, (added, frames), whole = asyncio.run(judged(0))
-    assert before is None and added == list(record.events) and frames == [b"png"] and whole == record
-    before, (added, frames), whole = asyncio.run(judged(3))
+    before, (added, frames), record_after = asyncio.run(judged(0))
+    assert before is None and added == list(record.events) and frames == [b"png"] and record_after == record
+    before, (added, frames), record_after = asyncio.run(judged(3))
     assert before is not None and len(before.events) == 3
-    assert added == list(record.events[3:]) and not frames and whole == record
+    assert added == list(record.events[3:]) and not frames and record_after == record
 
 
-def test_a_library_is_packed_whole_and_without_locks(tmp_path):
+def test_packed_library_is_complete_but_without_lock_files(tmp_path):
     library = tmp_path / "library"
     (library / "parts").mkdir(parents=True)
     (library / "parts" / "rows").write_bytes(b"\1\2")
@@ -159,11 +161,11 @@ def test_a_library_is_packed_whole_and_without_locks(tmp_path):
         assert sorted(tar.getnames()) == ["CURRENT", "parts/rows"]
 
 
-def test_what_a_dead_worker_left_is_cleared_away_and_what_a_living_one_has_is_not(tmp_path, monkeypatch):
+def test_files_of_dead_workers_are_removed_but_not_those_of_living_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left = Path(tempfile.mkdtemp(prefix="memecourt-ray-"))
-    (left / ".lock").touch()
-    (left / "texts").write_text("tame")
+    leftover = Path(tempfile.mkdtemp(prefix="memecourt-ray-"))
+    (leftover / ".lock").touch()
+    (leftover / "texts").write_text("tame")
     living = ray_worker._Place("run")
     try:
         assert list(tmp_path.iterdir()) == [living.root]

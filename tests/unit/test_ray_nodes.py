@@ -1,4 +1,6 @@
-"""The cluster of the benchmark and of the slow tests: a node that does not come up is started anew, elsewhere."""
+"""Tests of the Ray cluster used by the benchmark and the slow tests: a head that does not start is retried
+elsewhere.
+"""
 
 import sys
 from pathlib import Path
@@ -7,7 +9,7 @@ import pytest
 
 from eval.perf import ray_nodes
 
-# In place of Ray: it says that it is up, or ends, as its turn has it, and writes down where it was to listen.
+# A stand-in for Ray: logs where it was to listen, then reports that it is up or exits, as configured for this start.
 NODE = """
 import os, pathlib, sys, time
 log = pathlib.Path(os.environ["NODE_LOG"])
@@ -23,7 +25,7 @@ time.sleep(600)
 
 @pytest.fixture
 def starts(tmp_path, monkeypatch):
-    """Sets how the starts end, `-` for one that fails, and tells the lines that they have written."""
+    """Sets how each start ends (`-` for a failure) and returns a function that reads the lines logged so far."""
     log = tmp_path / "starts"
     monkeypatch.setenv("NODE_LOG", str(log))
     monkeypatch.setattr(ray_nodes, "_RAY", (sys.executable, "-c", NODE))
@@ -35,7 +37,7 @@ def starts(tmp_path, monkeypatch):
     return with_turns
 
 
-def test_a_cluster_whose_head_did_not_come_up_is_started_anew_elsewhere(starts):
+def test_cluster_is_restarted_elsewhere_when_its_head_fails_to_start(starts):
     lines = starts("-++")
     with ray_nodes.ray_nodes(2) as cluster:
         first, second, third = lines()
@@ -47,7 +49,7 @@ def test_a_cluster_whose_head_did_not_come_up_is_started_anew_elsewhere(starts):
     assert all(node.returncode is not None for node in cluster.nodes)
 
 
-def test_a_cluster_that_never_comes_up_says_what_its_node_wrote_and_leaves_nothing(starts):
+def test_cluster_that_never_starts_reports_node_output_and_leaves_no_files(starts):
     lines = starts("---")
     with pytest.raises(ray_nodes.NodeDown, match="the store of state gave no answer"), ray_nodes.ray_nodes(1):
         pytest.fail("no node came up")

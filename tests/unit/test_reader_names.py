@@ -1,4 +1,4 @@
-"""Text readers by name: Tesseract, a server that plays PaddleX, models of RapidOCR that are fetched, and none."""
+"""Tests of text readers by name: Tesseract, a stand-in for a PaddleX server, downloaded RapidOCR models, and none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TESSERACT = pytest.mark.skipif(shutil.which("tesseract") is None, reason="Tesser
 
 
 def picture(*stills: Image.Image, scale: int = 1) -> Picture:
-    """Frames of stills; with a scale, each is to be read off a picture that is so much larger."""
+    """A picture with these frames; with a scale, each also has a legible version that is so much larger."""
     frames = tuple(
         Frame(
             png=encode(still, "PNG"),
@@ -48,29 +48,29 @@ def picture(*stills: Image.Image, scale: int = 1) -> Picture:
     return Picture(PictureFormat.PNG, "0" * 64, "0" * 64, 1, 1, len(frames), frames)
 
 
-def read(name: str, shown: Picture):
-    async def whole():
+def read(name: str, still: Picture):
+    async def open_and_read():
         reader = open_reader(name)
         assert reader is not None
         try:
             await reader.warm()
-            return reader.identity, (await reader.read(shown)).lines
+            return reader.identity, (await reader.read(still)).lines
         finally:
             await reader.aclose()
 
-    return asyncio.run(whole())
+    return asyncio.run(open_and_read())
 
 
 @pytest.mark.parametrize(
     "name",
     ["rapidocr", "rapidocr:cyrillic", "tesseract", "tesseract:eng+chi_sim", "http://127.0.0.1:8080/ocr", "none"],
 )
-def test_a_setting_takes_each_name(name: str) -> None:
+def test_reader_setting_accepts_every_kind_of_name(name: str) -> None:
     assert check_reader_name(name) == name == Settings(reader=name).reader
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("", "a text reader is one of"),
         ("easyocr", "a text reader is one of"),
@@ -86,35 +86,35 @@ def test_a_setting_takes_each_name(name: str) -> None:
         ("http://[::1/ocr", "address of a text reader"),
     ],
 )
-def test_what_is_no_reader_is_refused_and_says_what_is(name: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_unknown_reader_names_are_refused_with_an_explanation(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_reader_name(name)
     done = CliRunner().invoke(cli, ["judge", "--reader", name, str(Path(__file__))])
     assert done.exit_code == 1 and "reader: " in done.stderr and "Traceback" not in done.stderr
 
 
-# Nobody.
+# No reader.
 
 
 @pytest.mark.slow
 def test_without_a_reader_a_meme_needs_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-    shown = tmp_path / "meme.png"
-    shown.write_bytes(encode(captioned("HELLO"), "PNG"))
-    refused = CliRunner().invoke(cli, ["judge", "--reader", "none", "--json", str(shown)])
+    image_file = tmp_path / "meme.png"
+    image_file.write_bytes(encode(captioned("HELLO"), "PNG"))
+    refused = CliRunner().invoke(cli, ["judge", "--reader", "none", "--json", str(image_file)])
     assert refused.exit_code == 1
     assert json.loads(refused.stdout)["error"]["reason"] == "TEXT_READER_OFF"
-    judged = CliRunner().invoke(cli, ["judge", "--reader", "none", "--json", "--text", "hello", str(shown)])
+    judged = CliRunner().invoke(cli, ["judge", "--reader", "none", "--json", "--text", "hello", str(image_file)])
     assert json.loads(judged.stdout)["verdict"]["text"]["text"] == "hello"
     records = CliRunner().invoke(cli, ["records", "list", "--json"])
-    assert len(records.stdout.splitlines()) == 1, "what was refused was not tried"
+    assert len(records.stdout.splitlines()) == 1, "the refused request opened no trial"
 
 
 # Tesseract.
 
 
 @TESSERACT
-def test_tesseract_reads_lines_with_their_places_in_the_frame() -> None:
+def test_tesseract_reads_lines_with_their_boxes_in_the_frame() -> None:
     identity, lines = read("tesseract", picture(captioned("WHEN THE CAT", "SEES THE SNOW"), scale=2))
     assert identity.startswith("tesseract/") and " eng" in identity
     assert [line.text for line in lines] == ["WHEN THE CAT", "SEES THE SNOW"]
@@ -125,15 +125,15 @@ def test_tesseract_reads_lines_with_their_places_in_the_frame() -> None:
 
 
 @TESSERACT
-def test_tesseract_finds_nothing_where_there_is_nothing() -> None:
+def test_tesseract_finds_no_lines_in_a_blank_picture() -> None:
     assert read("tesseract", picture(Image.new("RGB", (300, 300), (90, 140, 90))))[1] == ()
 
 
 @TESSERACT
-def test_languages_of_tesseract_may_lie_in_a_folder_of_the_user(
+def test_tesseract_languages_can_come_from_a_folder_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the configurations that lie beside Tesseract's own."""
+    """The folder has none of the configuration files that Tesseract installs beside its own languages."""
     (known,) = Path("/usr/share/tesseract-ocr").glob("*/tessdata/eng.traineddata")
     shutil.copyfile(known, tmp_path / "cat.traineddata")
     monkeypatch.setenv("TESSDATA_PREFIX", str(tmp_path))
@@ -142,24 +142,22 @@ def test_languages_of_tesseract_may_lie_in_a_folder_of_the_user(
 
 
 @TESSERACT
-def test_a_language_that_tesseract_lacks_is_named() -> None:
+def test_missing_tesseract_language_is_named_in_the_error() -> None:
     with pytest.raises(NotLoaded, match=r"no language xyz here.*apt-get install tesseract-ocr-xyz") as caught:
         open_reader("tesseract:eng+xyz")
     assert caught.value.reason == "TEXT_READER_NOT_INSTALLED"
 
 
-def test_where_tesseract_is_missing_judge_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_judge_explains_how_to_install_a_missing_tesseract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-    shown = tmp_path / "meme.png"
-    shown.write_bytes(encode(captioned("HELLO"), "PNG"))
-    done = CliRunner().invoke(cli, ["judge", "--reader", "tesseract", str(shown)])
+    image_file = tmp_path / "meme.png"
+    image_file.write_bytes(encode(captioned("HELLO"), "PNG"))
+    done = CliRunner().invoke(cli, ["judge", "--reader", "tesseract", str(image_file)])
     assert done.exit_code == 1 and "apt-get install tesseract-ocr" in done.stderr
 
 
-def test_words_of_a_table_become_lines() -> None:
+def test_words_of_a_tesseract_table_are_joined_into_lines() -> None:
     heading = "level\tpage_num\tblock_num\tpar_num\tline_num\tword_num\tleft\ttop\twidth\theight\tconf\ttext"
     rows = [
         "1\t1\t0\t0\t0\t0\t0\t0\t200\t100\t-1\t",
@@ -173,11 +171,11 @@ def test_words_of_a_table_become_lines() -> None:
     assert last["text"] == "last"
 
 
-# A server.
+# An OCR server.
 
 
 class OcrServer(ThreadingHTTPServer):
-    """Plays PaddleX serving: says what it is told, of pictures that it decodes."""
+    """A stand-in for PaddleX serving: decodes the pictures sent to it and answers as configured."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), OcrAnswer)
@@ -194,10 +192,10 @@ class OcrAnswer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server = self.server
         assert isinstance(server, OcrServer)
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert asked["fileType"] == 1 and self.path == "/ocr"
-        with Image.open(BytesIO(base64.b64decode(asked["file"]))) as shown:
-            server.sizes.append(shown.size)
+        payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert payload["fileType"] == 1 and self.path == "/ocr"
+        with Image.open(BytesIO(base64.b64decode(payload["file"]))) as image:
+            server.sizes.append(image.size)
         body = answer(["COURT"]) if server.body is None else server.body
         self.send_response(server.status)
         self.send_header("Content-Length", str(len(body)))
@@ -223,18 +221,18 @@ def server() -> Iterator[OcrServer]:
         listening.shutdown()
 
 
-def ask(url: str, shown: Picture):
-    async def whole():
+def ask(url: str, still: Picture):
+    async def open_and_read():
         reader = ServedTextReader(url)
         try:
-            return (await reader.read(shown)).lines
+            return (await reader.read(still)).lines
         finally:
             await reader.aclose()
 
-    return asyncio.run(whole())
+    return asyncio.run(open_and_read())
 
 
-def test_a_server_is_asked_frame_by_frame_and_its_lines_lie_on_the_frame(server: OcrServer) -> None:
+def test_ocr_server_gets_one_request_per_frame_and_boxes_match_the_frame(server: OcrServer) -> None:
     identity, _ = read(server.url, picture(captioned("COURT")))
     assert identity == f"paddlex-serving {server.url}"
     server.body = answer(["second", "first"])
@@ -244,7 +242,7 @@ def test_a_server_is_asked_frame_by_frame_and_its_lines_lie_on_the_frame(server:
     lines = ask(server.url, picture(captioned("ONE"), captioned("TWO"), scale=2))
     assert [(line.text, line.frame) for line in lines] == [("first", 0), ("second", 0), ("first", 1), ("second", 1)]
     assert lines[0].box[0] == (10, 5) and lines[0].confidence == 0.75
-    assert server.sizes == [(1280, 960)] * 2, "what is legible is sent"
+    assert server.sizes == [(1280, 960)] * 2, "the legible version is sent"
     server.body = answer([])
     assert ask(server.url, picture(captioned("ONE"))) == ()
 
@@ -264,14 +262,14 @@ def test_a_server_is_asked_frame_by_frame_and_its_lines_lie_on_the_frame(server:
         (200, json.dumps({"errorCode": 0, "result": {"ocrResults": []}}).encode()),
     ],
 )
-def test_a_server_that_fails_is_never_a_picture_without_text(server: OcrServer, status: int, body: bytes) -> None:
+def test_failing_ocr_server_is_an_error_and_not_an_empty_text(server: OcrServer, status: int, body: bytes) -> None:
     server.status, server.body = status, body
     with pytest.raises(Unavailable) as caught:
         ask(server.url, picture(captioned("ONE")))
     assert caught.value.reason == "TEXT_READER_FAILED" and server.url not in caught.value.message
 
 
-def test_a_server_that_is_not_there_or_reads_wrongly_is_told_of_at_once(server: OcrServer) -> None:
+def test_absent_or_wrongly_reading_ocr_server_is_reported_at_the_start(server: OcrServer) -> None:
     with pytest.raises(Unavailable, match=r"http://127.0.0.1:1/ocr can't be asked"):
         read("http://127.0.0.1:1/ocr", picture(captioned("ONE")))
     server.body = answer(["SOMETHING ELSE"])
@@ -279,18 +277,18 @@ def test_a_server_that_is_not_there_or_reads_wrongly_is_told_of_at_once(server: 
         read(server.url, picture(captioned("ONE")))
 
 
-# Models that are fetched.
+# Downloaded models.
 
 
 class Models(BaseHTTPRequestHandler):
     content = (Path(rapidocr.__file__).parent / "models" / "PP-OCRv6_rec_small.onnx").read_bytes()
 
     def do_GET(self) -> None:
-        there = self.path == "/mirror/rec/other.onnx"
-        self.send_response(200 if there else 404)
+        found = self.path == "/mirror/rec/other.onnx"
+        self.send_response(200 if found else 404)
         self.end_headers()
-        if there:
-            with contextlib.suppress(ConnectionError):  # who takes a thousand bytes at most hangs up
+        if found:
+            with contextlib.suppress(ConnectionError):  # a client that takes a thousand bytes at most hangs up
                 self.wfile.write(self.content)
 
     def log_message(self, *_: object) -> None:
@@ -299,7 +297,7 @@ class Models(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A mirror that has a model for Korean: the packaged one, under another name."""
+    """A mirror with a model for Korean: the packaged model under another name."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Models) as listening:
         threading.Thread(target=listening.serve_forever, args=(0.01,)).start()
         monkeypatch.setenv(MIRROR, f"http://127.0.0.1:{listening.server_port}/mirror/")
@@ -310,7 +308,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         listening.shutdown()
 
 
-def test_a_model_is_fetched_once_by_name_and_read_with(mirror: None) -> None:
+def test_setup_downloads_a_model_by_name_and_the_reader_uses_it(mirror: None) -> None:
     with pytest.raises(NotLoaded, match="run `memecourt setup --reader rapidocr:korean`"):
         open_reader("rapidocr:korean")
     done = CliRunner().invoke(cli, ["setup", "--reader", "rapidocr:korean"])
@@ -321,7 +319,7 @@ def test_a_model_is_fetched_once_by_name_and_read_with(mirror: None) -> None:
 
 
 @pytest.mark.parametrize("fault", ["another file", "too large", "not there", "no server"])
-def test_what_can_t_be_fetched_or_is_another_file_is_not_stored(
+def test_failed_or_mismatching_model_downloads_are_not_stored(
     mirror: None, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     match fault:
@@ -340,7 +338,7 @@ def test_what_can_t_be_fetched_or_is_another_file_is_not_stored(
         find_model("korean")
 
 
-def test_setup_refuses_readers_that_need_nothing_fetched() -> None:
+def test_setup_refuses_readers_that_need_no_download() -> None:
     for name in ("tesseract", "none", "rapidocr", "rapidocr:klingon"):
         done = CliRunner().invoke(cli, ["setup", "--reader", name])
         assert done.exit_code == 2, name

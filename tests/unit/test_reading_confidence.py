@@ -1,4 +1,4 @@
-"""Letters that stand one under another: each is read with certainty, and the words are nonsense."""
+"""Tests of the reading confidence of stacked letters: each is read with certainty, yet the words are nonsense."""
 
 import asyncio
 from io import BytesIO
@@ -31,21 +31,32 @@ def column(word, left=30, gap=10):
         ([*column("GO"), *column("AWAY", left=200)], 6),
         ([line("OP", 30, 20), *column("BLUE", left=200)], 4),
         (column("BLU"), 0),  # a list of three
-        (column("BLUE", gap=90), 0),  # marks of a scale
+        (column("BLUE", gap=90), 0),  # tick labels of a scale
         ([line(letter, 30 + 70 * number, 20) for number, letter in enumerate("BLUE")], 0),
         ([line("?!", 30, 20 + 70 * number) for number in range(5)], 0),
         ([line(letter, 30, 20 + 70 * number, frame=number) for number, letter in enumerate("BLUE")], 0),
         ([line("A", 200 * number, 0) for number in range(4000)], 4000),
         ([line("PEOPLE", 30, 20 + 70 * number) for number in range(5)], 0),
     ],
-    ids=["one word", "two", "some", "three", "far apart", "in a row", "marks", "of other frames", "all over", "words"],
+    ids=[
+        "one word",
+        "two",
+        "some",
+        "three",
+        "far apart",
+        "in a row",
+        "marks",
+        "in different frames",
+        "very many",
+        "words",
+    ],
 )
-def test_letters_count_as_stacked_where_four_stand_close_one_under_another(lines, stacked):
+def test_four_letters_close_below_each_other_count_as_stacked(lines, stacked):
     assert len(stacked_letters(lines)) == stacked
 
 
 def read(draw_on):
-    """What the real reader reads off a picture that is drawn."""
+    """Reads the drawn picture with the real text reader."""
     still = Image.new("RGB", (600, 600), "white")
     draw_on(ImageDraw.Draw(still))
     png = BytesIO()
@@ -75,7 +86,7 @@ def reasons(reading):
     return reading_confidence(text), unsure_text(text, TrialSettings())
 
 
-def test_a_reading_of_stacked_letters_is_unsure_and_says_why():
+def test_reading_of_stacked_letters_has_low_confidence_and_a_review_reason():
     def stacked(draw):
         for place, word in enumerate(("PEOPLE", "BLUELAND")):
             for number, letter in enumerate(word):
@@ -87,7 +98,7 @@ def test_a_reading_of_stacked_letters_is_unsure_and_says_why():
     assert confidence < 0.3 and review.reason == "TEXT_UNSURE" and "one under another" in review.detail
 
 
-def test_a_reading_of_words_in_rows_is_as_sure_as_its_lines():
+def test_reading_of_words_in_rows_keeps_the_confidence_of_its_lines():
     def rows(draw):
         for number, words in enumerate(("PEOPLE FROM BLUELAND", "A", "DRINK SOUP")):
             draw.text((40, 30 + 80 * number), words, "black", ImageFont.load_default(44))

@@ -1,4 +1,6 @@
-"""Ask twice, pay once: on a real docket, with stand-ins for all that is slow about a trial."""
+"""Tests of reception: repeated and concurrent requests share trials; on a real docket, with fakes for all slow
+parts.
+"""
 
 import asyncio
 import hashlib
@@ -35,7 +37,7 @@ from tests.support.sizes import FULL
 
 
 class Pictures:
-    """Decodes "pixels|file": all files of the same pixels show the same picture."""
+    """A fake picture reader for "pixels|file": all files with the same pixels show the same picture."""
 
     def __init__(self):
         self.started = []
@@ -64,11 +66,11 @@ class Pictures:
         )
 
 
-PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x04\0\0\0\x03"  # as far as a docket's frame is looked at
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x04\0\0\0\x03"  # as much of a PNG as the docket reads of a frame
 
 
 class Finder(FakeFinder):
-    """Finds what it was told to, once the gate is open; counts how many searches run."""
+    """Returns the configured findings once the gate is open; counts how many searches have ended."""
 
     def __init__(self, result=None, library=LIBRARY):
         super().__init__(findings([H] * 5) if result is None else result)
@@ -99,7 +101,7 @@ class Town:
         self.pictures = Pictures()
         self.software = "test"
         self.waiting = 0
-        """Callers that wait for a trial, or a picture, which others may wait for as well."""
+        """Callers that wait for a shared trial or picture."""
 
     def docket(self):
         return Docket.open(self.path)
@@ -118,23 +120,23 @@ class Town:
             now=lambda: next(clock),
             **changes,
         )
-        house = TrialExecutor(court, self.pictures, docket)
+        executor = TrialExecutor(court, self.pictures, docket)
         pulse = Heartbeat(docket.heartbeats, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
         try:
             async with TrialRunner(
-                house, self.settings, telemetry, pulse=pulse, admission=Gates(), memory=memory
-            ) as reception:
-                reception.house = house
-                yield reception
+                executor, self.settings, telemetry, pulse=pulse, admission=Gates(), memory=memory
+            ) as runner:
+                runner.house = executor
+                yield runner
         finally:
             if own:
                 await docket.close()
 
 
 def a_town(place, monkeypatch):
-    """A town with its docket there, which counts the callers that wait for a shared trial."""
+    """A town with its docket at this place, which counts the callers that wait for a shared trial."""
     monkeypatch.delenv("MEMECOURT_CONFIG", raising=False)
-    # A machine that does much else needs longer to write down that a trial ended by its deadline.
+    # A busy machine needs longer to record that a trial ended by its deadline.
     monkeypatch.setattr("serving.runner.request._TO_END_S", 30.0)
     made, result = Town(*place), SingleFlight.result
 
@@ -172,7 +174,7 @@ def on_one_server(town, work, **options):
 SOME = 50 if FULL else 8
 
 
-# RE-3: a hundred identical requests at once are one trial.
+# RE-3: a hundred identical concurrent requests share one trial.
 
 
 @pytest.mark.promise("RE-3", "100 at once, 50 rounds: one trial each")
@@ -180,15 +182,15 @@ SOME = 50 if FULL else 8
 @pytest.mark.parametrize(
     ("request_id", "reuse", "times"), [("one", "namespace", 50), ("one", "off", SOME), ("", "namespace", SOME)]
 )
-def test_a_hundred_identical_requests_at_once_are_one_trial_time_and_again(town, request_id, reuse, times):
+def test_a_hundred_identical_concurrent_requests_share_one_trial(town, request_id, reuse, times):
     town.settings = Settings(home=town.home, reuse=reuse)
 
-    async def rounds(reception):
-        docket = reception.house.docket
+    async def rounds(runner):
+        docket = runner.house.docket
         for number in range(times):
             name = f"{request_id}{number}" if request_id else ""
             ask = replace(ASK, image=b"%d|file" % number, request_id=name)
-            answers = await asyncio.gather(*(reception.answer(ask) for _ in range(100)))
+            answers = await asyncio.gather(*(runner.answer(ask) for _ in range(100)))
             assert len({answer.record.trial_id for answer in answers}) == 1
             assert len(await trials_in(docket)) == number + 1
             assert len({answer.name for answer in answers}) == (1 if request_id else 100)
@@ -198,12 +200,12 @@ def test_a_hundred_identical_requests_at_once_are_one_trial_time_and_again(town,
     on_one_server(town, rounds)
 
 
-def test_the_same_meme_under_other_request_ids_while_its_trial_is_held_waits_for_that(town):
-    async def scene(reception):
+def test_same_meme_under_another_request_id_joins_the_running_trial(town):
+    async def scene(runner):
         town.finder.gate = asyncio.Event()
-        first = asyncio.ensure_future(reception.answer(ASK))
+        first = asyncio.ensure_future(runner.answer(ASK))
         await town.finder.searching.wait()
-        second = asyncio.ensure_future(reception.answer(other(image=b"pixels|another file")))
+        second = asyncio.ensure_future(runner.answer(other(image=b"pixels|another file")))
         await until(lambda: town.waiting == 2)
         assert not first.done() and not second.done()
         town.finder.gate.set()
@@ -215,38 +217,38 @@ def test_the_same_meme_under_other_request_ids_while_its_trial_is_held_waits_for
     assert second.name == RequestName("us", "r2")
 
 
-# The same request.
+# Repeated requests.
 
 
-def test_the_same_request_gets_the_same_verdict_also_after_a_restart(town):
+def test_repeated_request_gets_the_same_verdict_even_after_a_restart(town):
     async def scene():
-        async with town.server() as reception:
-            first = await reception.answer(ASK)
-            again = await reception.answer(ASK)
-        async with town.server(name="restarted") as reception:
-            after = await reception.answer(ASK)
-            assert await reception.trial_of(RequestName("us", "r1")) == first.record.trial_id
-            assert await reception.trial_of(RequestName("us", "none")) is None
-        return first, again, after
+        async with town.server() as runner:
+            first = await runner.answer(ASK)
+            repeated = await runner.answer(ASK)
+        async with town.server(name="restarted") as runner:
+            after = await runner.answer(ASK)
+            assert await runner.trial_of(RequestName("us", "r1")) == first.record.trial_id
+            assert await runner.trial_of(RequestName("us", "none")) is None
+        return first, repeated, after
 
-    first, again, after = asyncio.run(scene())
-    assert first.record == again.record == after.record
-    assert not (first.reused or again.reused or after.reused)
+    first, repeated, after = asyncio.run(scene())
+    assert first.record == repeated.record == after.record
+    assert not (first.reused or repeated.reused or after.reused)
     assert len(town.finder.asked) == 1
 
 
-def test_the_same_request_gets_its_verdict_also_where_nothing_is_reused_and_versions_have_changed(town):
+def test_repeated_request_gets_its_verdict_without_reuse_and_after_an_upgrade(town):
     town.settings = Settings(home=town.home, reuse="off")
 
     async def scene():
-        async with town.server() as reception:
-            first = await reception.answer(ASK)
+        async with town.server() as runner:
+            first = await runner.answer(ASK)
         town.software = "another"
-        async with town.server() as reception:
-            return first, await reception.answer(ASK)
+        async with town.server() as runner:
+            return first, await runner.answer(ASK)
 
-    first, again = asyncio.run(scene())
-    assert first.record == again.record and len(town.finder.asked) == 1
+    first, repeated = asyncio.run(scene())
+    assert first.record == repeated.record and len(town.finder.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -265,31 +267,31 @@ def test_the_same_request_gets_its_verdict_also_where_nothing_is_reused_and_vers
     ],
     ids=lambda change: "-".join(change),
 )
-def test_another_request_under_the_same_id_is_refused(town, change):
-    async def scene(reception):
-        await reception.answer(ASK)
+def test_different_request_under_a_used_id_is_refused(town, change):
+    async def scene(runner):
+        await runner.answer(ASK)
         with pytest.raises(RequestConflict) as caught:
-            await reception.answer(replace(ASK, **change))
+            await runner.answer(replace(ASK, **change))
         assert caught.value.field == "request_id"
-        return await trials_in(reception.house.docket)
+        return await trials_in(runner.house.docket)
 
     assert len(on_one_server(town, scene)) == 1
 
 
-def test_of_two_requests_under_one_id_at_once_one_is_refused_and_nothing_is_tried_for_it(town):
-    async def scene(reception):
+def test_conflicting_concurrent_requests_under_one_id_open_only_one_trial(town):
+    async def scene(runner):
         asks = [ASK, replace(ASK, text="other text")] * 10
-        results = await asyncio.gather(*(reception.answer(ask) for ask in asks), return_exceptions=True)
+        results = await asyncio.gather(*(runner.answer(ask) for ask in asks), return_exceptions=True)
         refused = [result for result in results if isinstance(result, RequestConflict)]
         assert len(refused) == 10
-        return await trials_in(reception.house.docket)
+        return await trials_in(runner.house.docket)
 
     assert len(on_one_server(town, scene)) == 1
 
 
-def test_the_same_id_in_another_namespace_is_another_request(town):
-    async def scene(reception):
-        return [await reception.answer(replace(ASK, namespace=namespace)) for namespace in ("us", "them")]
+def test_same_id_in_another_namespace_is_another_request(town):
+    async def scene(runner):
+        return [await runner.answer(replace(ASK, namespace=namespace)) for namespace in ("us", "them")]
 
     first, second = on_one_server(town, scene)
     assert first.record.trial_id != second.record.trial_id
@@ -298,14 +300,14 @@ def test_the_same_id_in_another_namespace_is_another_request(town):
 # Several servers.
 
 
-def test_a_request_that_runs_at_another_server_is_waited_for(town):
+def test_request_running_at_another_server_is_awaited(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             town.finder.gate = asyncio.Event()
             first = asyncio.ensure_future(a.answer(ASK))
             await town.finder.searching.wait()
             second = asyncio.ensure_future(b.answer(ASK))
-            await asyncio.sleep(0.6)  # longer than what a server takes to be dead
+            await asyncio.sleep(0.6)  # longer than it takes to declare a server dead
             assert not second.done()
             town.finder.gate.set()
             return await first, await second
@@ -319,8 +321,8 @@ def own_ids(count, first=0, **changes):
     return [other(request_id=f"own {first + number}", **changes) for number in range(count)]
 
 
-def test_an_unknown_meme_asked_for_at_several_servers_at_once_under_many_ids_is_one_trial_time_and_again(town):
-    """Two servers that share a docket are one, whatever the requests are called."""
+def test_concurrent_requests_for_a_new_meme_at_several_servers_share_one_trial(town):
+    """Servers that share a docket act as one, whatever the request ids are."""
 
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b, town.server(name="c") as c:
@@ -336,14 +338,14 @@ def test_an_unknown_meme_asked_for_at_several_servers_at_once_under_many_ids_is_
     asyncio.run(scene())
 
 
-def test_an_unknown_meme_that_is_on_trial_at_another_server_is_waited_for(town):
+def test_new_meme_on_trial_at_another_server_is_awaited(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             town.finder.gate = asyncio.Event()
             first = asyncio.ensure_future(a.answer(ASK))
             await town.finder.searching.wait()
             second = asyncio.ensure_future(b.answer(other(image=b"pixels|another file")))
-            await asyncio.sleep(0.6)  # longer than what a server takes to be dead
+            await asyncio.sleep(0.6)  # longer than it takes to declare a server dead
             assert not second.done()
             town.finder.gate.set()
             return await first, await second
@@ -354,7 +356,7 @@ def test_an_unknown_meme_that_is_on_trial_at_another_server_is_waited_for(town):
 
 
 @pytest.mark.parametrize("events", [0, 4])
-def test_an_unknown_meme_whose_server_died_is_tried_once_by_the_others_whatever_its_requests_are_called(town, events):
+def test_new_meme_of_a_dead_server_is_tried_once_by_the_other_servers(town, events):
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket, events=events)
@@ -371,14 +373,14 @@ def test_an_unknown_meme_whose_server_died_is_tried_once_by_the_others_whatever_
 
 
 @pytest.mark.parametrize("ask", [ASK, other()], ids=["the same request", "the same meme"])
-@pytest.mark.parametrize("gone", ["left", "refused"])
-def test_a_trial_that_nobody_was_left_to_begin_holds_up_no_other_server(town, ask, gone):
-    """Its caller left, or was sent away, when the request was claimed and the trial was to begin."""
+@pytest.mark.parametrize("departure", ["left", "refused"])
+def test_trial_abandoned_before_it_began_blocks_no_other_server(town, ask, departure):
+    """Its caller leaves, or is refused, after the request was claimed and before the trial begins."""
 
     @asynccontextmanager
     async def no_turn():
         waiting.set()
-        if gone == "refused":
+        if departure == "refused":
             raise Unavailable("no room", reason="BUSY")
         await asyncio.Event().wait()
         yield
@@ -399,10 +401,10 @@ def test_a_trial_that_nobody_was_left_to_begin_holds_up_no_other_server(town, as
     assert answer.record.state is TrialState.DECIDED and not answer.reused
 
 
-class _Slow(Intercepted):
-    """A docket that keeps a claim, or puts another in its place, after whoever asked for that has left.
+class _SlowClaims(Intercepted):
+    """A docket that completes a write of a claim only after the caller that caused it has left.
 
-    What it is asked to write it writes in that order, as the real one does.
+    Later writes wait for that one, as in the real docket.
     """
 
     def __init__(self, docket, slow):
@@ -412,26 +414,26 @@ class _Slow(Intercepted):
         self.asked = asyncio.Event()
         self.left = asyncio.Event()
 
-    async def claim(self, name, **given):
+    async def claim(self, name, **arguments):
         return await self._write(
-            "meme" if name.namespace == MEMES else "request", self._docket.leases.claim(name, **given)
+            "meme" if name.namespace == MEMES else "request", self._docket.leases.claim(name, **arguments)
         )
 
-    async def take_over(self, claim, **given):
-        return await self._write("taken over", self._docket.leases.take_over(claim, **given))
+    async def take_over(self, claim, **arguments):
+        return await self._write("taken over", self._docket.leases.take_over(claim, **arguments))
 
-    async def _write(self, what, write):
+    async def _write(self, kind, pending_write):
         if self._written is not None:
             await asyncio.wait([self._written])
-            return await write
-        if what != self._slow:
-            return await write
+            return await pending_write
+        if kind != self._slow:
+            return await pending_write
 
-        async def later():
+        async def write_later():
             await self.left.wait()
-            await write
+            await pending_write
 
-        self._written = asyncio.ensure_future(later())
+        self._written = asyncio.ensure_future(write_later())
         self.asked.set()
         await asyncio.Event().wait()
 
@@ -440,12 +442,12 @@ class _Slow(Intercepted):
 @pytest.mark.parametrize(
     ("slow", "events"), [("meme", None), ("request", None), ("taken over", 0), ("taken over", 4)], ids=str
 )
-def test_a_caller_that_leaves_while_its_claim_is_being_written_holds_up_no_other_server(town, ask, slow, events):
+def test_caller_leaving_during_a_claim_write_blocks_no_other_server(town, ask, slow, events):
     async def scene():
         docket = town.docket()
         if events is not None:
             await a_cut_off_trial(town, docket, events=events)
-        late = _Slow(docket, slow)
+        late = _SlowClaims(docket, slow)
         async with town.server(name="a", docket=late) as a, town.server(name="b", docket=docket) as b:
             caller = asyncio.ensure_future(a.answer(ASK))
             await late.asked.wait()
@@ -459,7 +461,7 @@ def test_a_caller_that_leaves_while_its_claim_is_being_written_holds_up_no_other
     assert asyncio.run(scene()).record.state is TrialState.DECIDED
 
 
-def test_a_meme_whose_trial_came_to_nothing_gets_one_more_at_whichever_server_and_no_others(town):
+def test_failed_or_overruled_trial_is_followed_by_one_new_trial_across_servers(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             town.finder.result, good = ValueError("a fault"), town.finder.result
@@ -482,22 +484,22 @@ def test_a_meme_whose_trial_came_to_nothing_gets_one_more_at_whichever_server_an
 
 
 async def a_cut_off_trial(town, docket, ask=ASK, events=4):
-    """A server dies: its trial is claimed and begun, and nobody writes down its end."""
-    async with town.server(name="dead", docket=_Failing(docket, events)) as reception:
-        with pytest.raises(_Dead):
-            await reception.answer(ask)
+    """A trial of a server that died: claimed and begun, with no end recorded."""
+    async with town.server(name="dead", docket=_DyingServer(docket, events)) as runner:
+        with pytest.raises(_PowerFailure):
+            await runner.answer(ask)
         claim = await docket.leases.claim_of(RequestName(ask.namespace, ask.request_id))
     record = await docket.trials.record(claim.trial_id) if events else None
     assert record is None or record.state is TrialState.OPEN
     return claim
 
 
-class _Dead(BaseException):
-    """The power went."""
+class _PowerFailure(BaseException):
+    """A power failure."""
 
 
-class _Failing(Intercepted):
-    """A docket whose server dies when it has kept so many events, and does nothing any more."""
+class _DyingServer(Intercepted):
+    """A docket whose server dies after this number of stored events and does nothing from then on."""
 
     def __init__(self, docket, events):
         super().__init__(docket)
@@ -505,22 +507,22 @@ class _Failing(Intercepted):
         self._dead = False
 
     def instead(self, method):
-        return self._nothing if self._dead else super().instead(method)
+        return self._unavailable if self._dead else super().instead(method)
 
-    async def _nothing(self, *_, **__):
+    async def _unavailable(self, *_, **__):
         raise Unavailable("The power went.", reason="DOCKET_UNAVAILABLE")
 
     async def append(self, *events):
-        for event in events:  # one by one, as earlier versions kept them: a record may end anywhere
+        for event in events:  # one by one, as earlier versions stored them: a record may end anywhere
             if not self._left:
                 self._dead = True
-                raise _Dead
+                raise _PowerFailure
             self._left -= 1
             await self._docket.writer.append(event)
 
 
 class _Counting(Intercepted):
-    """A docket that counts how often a trial was begun or taken up, also where it turned out that somebody had."""
+    """A docket that counts attempts to open or resume a trial, including those that lost to another server."""
 
     def __init__(self, docket):
         super().__init__(docket)
@@ -532,15 +534,15 @@ class _Counting(Intercepted):
 
 
 @pytest.mark.parametrize("events", [0, 2, 4, 7])
-def test_what_a_dead_server_left_is_taken_over_once_by_one_of_two_others(town, events):
+def test_trial_of_a_dead_server_is_taken_over_exactly_once(town, events):
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket, events=events)
         counting = _Counting(docket)
-        begun = asyncio.get_running_loop().time()  # the first of the two looks from its start on
+        started_at = asyncio.get_running_loop().time()  # the first of the two watches heartbeats from its start
         async with town.server(name="b", docket=counting) as b, town.server(name="c", docket=counting) as c:
             answers = await asyncio.gather(*(server.answer(ASK) for server in (b, c) for _ in range(5)))
-            waited = asyncio.get_running_loop().time() - begun
+            waited = asyncio.get_running_loop().time() - started_at
         record = await docket.trials.record(claim.trial_id)
         trials = await trials_in(docket)
         await docket.close()
@@ -551,11 +553,11 @@ def test_what_a_dead_server_left_is_taken_over_once_by_one_of_two_others(town, e
     assert {answer.record.trial_id for answer in answers} == {claim.trial_id} == set(trials)
     assert record.state is TrialState.DECIDED
     assert len(record.all(TrialResumed)) == (1 if events else 0)
-    assert waited >= 0.4, "not before its server was known to be dead"
+    assert waited >= 0.4, "taken over before its server was declared dead"
 
 
-def test_two_servers_that_both_hold_a_trial_come_to_one_record(town):
-    """A server that only seemed dead goes on while another has taken its trial over: each event is kept once."""
+def test_two_servers_running_the_same_trial_produce_one_record(town):
+    """A server that only seemed dead continues a trial that another took over: each event is stored once."""
 
     async def scene():
         async with town.server(name="a", beat_s=60) as a:
@@ -572,7 +574,7 @@ def test_two_servers_that_both_hold_a_trial_come_to_one_record(town):
     assert len(second.record.all(TrialResumed)) == 1
 
 
-def test_a_server_takes_up_what_dead_ones_left_without_being_asked(town):
+def test_servers_resume_trials_of_dead_servers_on_their_own(town):
     async def scene():
         docket = town.docket()
         claims = [
@@ -592,14 +594,14 @@ def test_a_server_takes_up_what_dead_ones_left_without_being_asked(town):
     assert notes.kinds.count("VerdictGiven") == 3
 
 
-def test_models_work_on_what_is_taken_up_for_nobody_after_what_somebody_waits_for(town, monkeypatch):
-    ranks, resume = [], TrialExecutor.resume
+def test_resumed_trials_are_batch_work_unless_an_impatient_caller_waits(town, monkeypatch):
+    batch_flags, resume = [], TrialExecutor.resume
 
-    async def watched(*given, batch=False, **options):
-        ranks.append(batch)
-        return await resume(*given, batch=batch, **options)
+    async def recording_resume(*arguments, batch=False, **options):
+        batch_flags.append(batch)
+        return await resume(*arguments, batch=batch, **options)
 
-    monkeypatch.setattr(TrialExecutor, "resume", watched)
+    monkeypatch.setattr(TrialExecutor, "resume", recording_resume)
 
     async def scene():
         docket = town.docket()
@@ -613,11 +615,11 @@ def test_models_work_on_what_is_taken_up_for_nobody_after_what_somebody_waits_fo
         await docket.close()
 
     asyncio.run(scene())
-    assert ranks == [False, True, True]
+    assert batch_flags == [False, True, True]
 
 
 @pytest.mark.parametrize("within_the_grace", [True, False])
-def test_what_was_taken_up_without_being_asked_is_ended_in_order_when_the_server_stops(town, within_the_grace):
+def test_stopping_server_ends_its_resumed_trials_cleanly(town, within_the_grace):
     async def scene():
         docket = town.docket()
         asks = [replace(ASK, request_id=f"r{n}", try_anew=True) for n in range(2)]
@@ -639,7 +641,7 @@ def test_what_was_taken_up_without_being_asked_is_ended_in_order_when_the_server
         return records, answers
 
     records, answers = asyncio.run(scene())
-    (taken,) = [record for record in records if record.all(TrialResumed)]  # and no other was begun
+    (taken,) = [record for record in records if record.all(TrialResumed)]  # no other trial was resumed
     if within_the_grace:
         assert taken.state is TrialState.DECIDED
     else:
@@ -648,7 +650,7 @@ def test_what_was_taken_up_without_being_asked_is_ended_in_order_when_the_server
     assert all(answer.record.state is TrialState.DECIDED for answer in answers)
 
 
-def test_what_a_living_server_holds_is_left_to_it(town):
+def test_trials_of_a_live_server_are_left_to_it(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             town.finder.gate = asyncio.Event()
@@ -662,12 +664,12 @@ def test_what_a_living_server_holds_is_left_to_it(town):
     assert not asyncio.run(scene()).record.all(TrialResumed)
 
 
-class _Faltering(Intercepted):
-    """A docket that is away when it is asked for one thing, the first so many times; counts them."""
+class _Flaky(Intercepted):
+    """A docket with one method that is unavailable for the first calls; counts these calls."""
 
-    def __init__(self, docket, what, times=10**9):
+    def __init__(self, docket, method, times=10**9):
         super().__init__(docket)
-        self._what, self._times = what, times
+        self._what, self._times = method, times
         self.asked = 0
         self.missed = asyncio.Event()
 
@@ -680,31 +682,31 @@ class _Faltering(Intercepted):
         raise Unavailable("Away for a moment.", reason="DOCKET_UNAVAILABLE")
 
 
-@pytest.mark.parametrize("what", ["open_claims", "record", "take_over", "frames", "append"])
-def test_what_can_not_be_taken_up_because_the_docket_is_away_is_taken_up_when_it_is_back(town, what):
+@pytest.mark.parametrize("method", ["open_claims", "record", "take_over", "frames", "append"])
+def test_cut_off_trials_are_resumed_once_an_outage_of_the_docket_is_over(town, method):
     async def scene():
         docket = town.docket()
         claims = [
             await a_cut_off_trial(town, docket, replace(ASK, request_id=f"r{n}", try_anew=True)) for n in range(2)
         ]
-        away = _Faltering(docket, what, times=3)
+        away = _Flaky(docket, method, times=3)
         async with town.server(name="b", docket=away) as b:
             await asyncio.wait_for(b.resume_cut_off(), 60)
         records = [await docket.trials.record(claim.trial_id) for claim in claims]
         await docket.close()
         return records, away.asked
 
-    records, asked = asyncio.run(scene())
-    assert asked == 3
+    records, failures = asyncio.run(scene())
+    assert failures == 3
     assert all(record.state is TrialState.DECIDED and len(record.all(TrialResumed)) == 1 for record in records)
     assert not any(record.all(TrialFailed) for record in records)
 
 
-def test_a_trial_that_one_server_can_not_take_up_is_held_by_another_that_is_asked_for_it(town):
+def test_trial_that_one_server_cannot_resume_is_resumed_by_another_on_request(town):
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket)
-        away = _Faltering(docket, "frames")
+        away = _Flaky(docket, "frames")
         async with town.server(name="b", docket=away) as b, town.server(name="c", docket=docket) as c:
             resuming = asyncio.create_task(b.resume_cut_off())
             await away.missed.wait()
@@ -718,13 +720,13 @@ def test_a_trial_that_one_server_can_not_take_up_is_held_by_another_that_is_aske
     assert len(answer.record.all(TrialResumed)) == 1 and not answer.record.all(TrialFailed)
 
 
-@pytest.mark.parametrize("what", ["open_claims", "record"])
+@pytest.mark.parametrize("method", ["open_claims", "record"])
 @pytest.mark.parametrize("end", ["close", "cancel"])
-def test_a_server_that_waits_for_the_docket_to_take_up_trials_ends_at_once(town, what, end):
+def test_server_waiting_for_the_docket_to_resume_trials_stops_at_once(town, method, end):
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket)
-        away = _Faltering(docket, what)
+        away = _Flaky(docket, method)
         async with town.server(name="b", docket=away, beat_s=3600) as b:
             resuming = asyncio.create_task(b.resume_cut_off())
             await away.missed.wait()
@@ -743,7 +745,7 @@ def test_a_server_that_waits_for_the_docket_to_take_up_trials_ends_at_once(town,
     assert record.state is TrialState.OPEN
 
 
-def test_a_trial_that_was_taken_up_and_failed_is_not_taken_up_again_without_being_asked(town):
+def test_resumed_trial_that_fails_is_not_resumed_again_on_its_own(town):
     async def scene():
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket, events=2)
@@ -759,32 +761,32 @@ def test_a_trial_that_was_taken_up_and_failed_is_not_taken_up_again_without_bein
     assert len(finder.asked) == len(record.all(TrialResumed)) == 1
 
 
-def test_a_trial_that_can_not_be_taken_up_ends_in_its_record_and_the_request_gets_another(town):
+def test_trial_that_cannot_be_resumed_fails_and_its_request_gets_another(town):
     async def scene():
         docket = town.docket()
-        claim = await a_cut_off_trial(town, docket, events=1)  # the caller's text was not kept
+        claim = await a_cut_off_trial(town, docket, events=1)  # the caller's text was not stored
         async with town.server(name="b", docket=docket) as b:
             await b.resume_cut_off()
-            left = await docket.trials.record(claim.trial_id)
+            abandoned = await docket.trials.record(claim.trial_id)
             answer = await b.answer(ASK)
         await docket.close()
-        return left, answer
+        return abandoned, answer
 
-    left, answer = asyncio.run(scene())
-    assert left.state is TrialState.FAILED and left.last(TrialFailed).reason == "CANT_RESUME"
-    assert answer.record.trial_id != left.trial_id and not answer.reused
+    abandoned, answer = asyncio.run(scene())
+    assert abandoned.state is TrialState.FAILED and abandoned.last(TrialFailed).reason == "CANT_RESUME"
+    assert answer.record.trial_id != abandoned.trial_id and not answer.reused
 
 
 # Failures.
 
 
-def test_a_trial_that_failed_for_a_passing_reason_is_taken_up_when_it_is_asked_again(town):
-    async def scene(reception):
+def test_trial_with_a_transient_failure_is_resumed_by_the_next_request(town):
+    async def scene(runner):
         town.finder.result, good = Unavailable("away", reason="LIBRARY_AWAY"), town.finder.result
         with pytest.raises(TrialAborted) as caught:
-            await reception.answer(ASK)
+            await runner.answer(ASK)
         town.finder.result = good
-        answers = await asyncio.gather(*(reception.answer(ASK) for _ in range(5)))
+        answers = await asyncio.gather(*(runner.answer(ASK) for _ in range(5)))
         return caught.value.record, answers
 
     failed, answers = on_one_server(town, scene)
@@ -792,37 +794,39 @@ def test_a_trial_that_failed_for_a_passing_reason_is_taken_up_when_it_is_asked_a
     assert len(answers[0].record.all(TrialResumed)) == 1
 
 
-def test_a_trial_that_failed_for_good_is_held_anew_when_it_is_asked_again(town):
-    async def scene(reception):
+def test_trial_with_a_permanent_failure_is_replaced_by_the_next_request(town):
+    async def scene(runner):
         town.finder.result, good = ValueError("a fault"), town.finder.result
         with pytest.raises(TrialAborted) as caught:
-            await reception.answer(ASK)
+            await runner.answer(ASK)
         town.finder.result = good
-        answers = await asyncio.gather(*(reception.answer(ASK) for _ in range(5)))
-        assert await reception.trial_of(RequestName("us", "r1")) == answers[0].record.trial_id
-        return caught.value.record, answers, await trials_in(reception.house.docket)
+        answers = await asyncio.gather(*(runner.answer(ASK) for _ in range(5)))
+        assert await runner.trial_of(RequestName("us", "r1")) == answers[0].record.trial_id
+        return caught.value.record, answers, await trials_in(runner.house.docket)
 
     failed, answers, trials = on_one_server(town, scene)
-    (tried,) = {answer.record.trial_id for answer in answers}
-    assert sorted(trials) == sorted([failed.trial_id, tried]) and tried != failed.trial_id
+    (replacement,) = {answer.record.trial_id for answer in answers}
+    assert sorted(trials) == sorted([failed.trial_id, replacement]) and replacement != failed.trial_id
 
 
-def test_all_who_wait_for_a_trial_that_fails_are_told(town):
-    async def scene(reception):
+def test_all_callers_of_a_failing_trial_get_its_error(town):
+    async def scene(runner):
         town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
         asks = [ASK, ASK, other(), other(request_id="")]
-        results = await asyncio.gather(*(reception.answer(ask) for ask in asks), return_exceptions=True)
-        return results, await trials_in(reception.house.docket)
+        results = await asyncio.gather(*(runner.answer(ask) for ask in asks), return_exceptions=True)
+        return results, await trials_in(runner.house.docket)
 
     results, trials = on_one_server(town, scene)
     assert [result.reason for result in results] == ["LIBRARY_AWAY"] * 4 and len(trials) == 1
 
 
 @pytest.mark.parametrize("end", ["verdict", "failure", "fault", "refusal", "deadline", "left"])
-def test_what_was_sent_and_said_is_gone_with_its_answer(town, end):
-    """At once: pictures are large, and the collector looks for what holds itself by number alone."""
+def test_request_data_is_freed_as_soon_as_it_is_answered(town, end):
+    """Freed at once: pictures are large, and the garbage collector is triggered only by the number of objects in
+    cycles.
+    """
 
-    async def scene(reception):
+    async def scene(runner):
         if end == "failure":
             town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
         if end == "fault":
@@ -835,7 +839,7 @@ def test_what_was_sent_and_said_is_gone_with_its_answer(town, end):
 
         async def ended(ask):
             try:
-                await reception.answer(ask, within_s=1.0 if end == "deadline" else None)
+                await runner.answer(ask, within_s=1.0 if end == "deadline" else None)
             except BadPicture:
                 return "refusal"
             except Overrun:
@@ -854,44 +858,44 @@ def test_what_was_sent_and_said_is_gone_with_its_answer(town, end):
                     caller.cancel()
             return await asyncio.gather(*callers)
 
-        with uncollected(Call, TrialRecord, Picture) as left:
+        with uncollected(Call, TrialRecord, Picture) as leftovers:
             assert await all_ended() == [end] * len(asks)
-            town.pictures.errors = {}  # an error remembers who was told of it
-            return await soon(left)
+            town.pictures.errors = {}  # an error's traceback refers to the callers
+            return await soon(leftovers)
 
     assert on_one_server(town, scene) == []
 
 
 @pytest.mark.slow
-def test_work_that_nobody_waits_for_any_more_is_gone():
-    class Held:
+def test_shared_work_without_callers_is_freed():
+    class Tracked:
         pass
 
     async def work():
-        held = Held()
-        async with asyncio.timeout(60) as clock:  # holds the task, as this frame holds it
+        tracked = Tracked()
+        async with asyncio.timeout(60) as clock:  # refers to the task, as this frame does
             await asyncio.Event().wait()
-        return held, clock
+        return tracked, clock
 
     async def scene():
-        with uncollected(Held) as left:
+        with uncollected(Tracked) as leftovers:
             shared = SingleFlight()
             with shared:
                 shared.begin(work())
                 await asyncio.sleep(0.01)
-                assert left() == ["Held"]
-            return await soon(left)
+                assert leftovers() == ["Tracked"]
+            return await soon(leftovers)
 
     assert asyncio.run(scene()) == []
 
 
-def test_a_request_that_can_not_be_tried_is_not_claimed(town):
-    async def scene(reception):
+def test_request_that_cannot_be_tried_is_not_claimed(town):
+    async def scene(runner):
         town.pictures.errors[ASK.image] = BadPicture("no", reason="PICTURE_UNREADABLE")
         with pytest.raises(BadPicture):
-            await reception.answer(ASK)
-        assert await reception.trial_of(RequestName("us", "r1")) is None
-        return await reception.answer(replace(ASK, image=b"pixels|mended"))
+            await runner.answer(ASK)
+        assert await runner.trial_of(RequestName("us", "r1")) is None
+        return await runner.answer(replace(ASK, image=b"pixels|mended"))
 
     assert on_one_server(town, scene).record.state is TrialState.DECIDED
 
@@ -901,50 +905,50 @@ def claims(town):
         return connection.execute("SELECT count(*) FROM requests").fetchone()[0]
 
 
-def full():
+def refuse_as_busy():
     raise Busy("as many wait as may", retry_after=1.0)
 
 
-def test_for_a_trial_that_would_be_refused_nothing_is_written_down(town):
-    async def scene(reception):
-        await reception.answer(replace(ASK, text="another text"))  # its picture is known, and has no turn to wait for
+def test_request_refused_by_admission_writes_nothing(town):
+    async def scene(runner):
+        await runner.answer(replace(ASK, text="another text"))  # its picture is known from here on, so it needs no turn
         before = claims(town)
         for request_id in ("r2", ""):
             with pytest.raises(Busy):
-                await checked(full, reception.answer(other(request_id=request_id)))
+                await checked(refuse_as_busy, runner.answer(other(request_id=request_id)))
         assert claims(town) == before
-        assert not reception._hearings.unstored
-        return await reception.answer(other())
+        assert not runner._hearings.unstored
+        return await runner.answer(other())
 
     assert on_one_server(town, scene).record.state is TrialState.DECIDED
 
 
-def test_who_needs_no_turn_is_not_refused_for_want_of_one(town):
-    """A verdict that is known, and a trial that is held already, here or at another server."""
+def test_request_that_needs_no_turn_is_not_refused_for_lack_of_one(town):
+    """Known verdicts and trials already running here or elsewhere need no turn."""
 
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             await a.answer(replace(ASK, text="another text"))
             await b.answer(replace(ASK, text="another text", request_id="r2"))
-            await checked(full, b.answer(replace(ASK, text="another text", request_id="r3")))
+            await checked(refuse_as_busy, b.answer(replace(ASK, text="another text", request_id="r3")))
             town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
             first = asyncio.ensure_future(a.answer(other(request_id="r4")))
             await town.finder.searching.wait()
             joining = [
-                asyncio.ensure_future(checked(full, at.answer(other(request_id=name))))
+                asyncio.ensure_future(checked(refuse_as_busy, at.answer(other(request_id=name))))
                 for at, name in ((a, "r5"), (b, "r6"))
             ]
             await asyncio.sleep(0.3)
-            assert not any(each.done() for each in joining)
+            assert not any(caller.done() for caller in joining)
             town.finder.gate.set()
             return await asyncio.gather(first, *joining)
 
-    first, here, there = asyncio.run(scene())
-    assert first.record == here.record == there.record and len(town.finder.asked) == 2
+    first, at_a, at_b = asyncio.run(scene())
+    assert first.record == at_a.record == at_b.record and len(town.finder.asked) == 2
 
 
-class _Away(Intercepted):
-    """A docket that can be away."""
+class _Interrupted(Intercepted):
+    """A docket that can be made unavailable."""
 
     def __init__(self, docket):
         super().__init__(docket)
@@ -952,22 +956,22 @@ class _Away(Intercepted):
         self.refused = 0
 
     def instead(self, method):
-        return self._nothing if self.away else None
+        return self._unavailable if self.away else None
 
-    async def _nothing(self, *_, **__):
+    async def _unavailable(self, *_, **__):
         self.refused += 1
         raise Unavailable("It is away.", reason="DOCKET_UNAVAILABLE")
 
 
 @pytest.mark.parametrize("end", ["fails", "is cancelled", "the server stops"])
-def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_is_back(town, monkeypatch, end):
+def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(town, monkeypatch, end):
     monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
-        away = _Away(docket)
+        away = _Interrupted(docket)
         async with town.server(name="a", docket=away, dead_s=60) as a:
-            (caller,) = await held(town, a, 1, None)
+            (caller,) = await callers_of_running_trial(town, a, 1, None)
             away.away = True
             if end == "is cancelled":
                 caller.cancel()
@@ -977,7 +981,7 @@ def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_
             if end != "the server stops":
                 await asyncio.wait([caller])
                 assert away.refused
-                await asyncio.sleep(0.2)  # it is tried more than once
+                await asyncio.sleep(0.2)  # recording its end is retried
                 away.away = False
                 async with asyncio.timeout(60):
                     while await open_trials(docket):  # noqa: ASYNC110
@@ -985,53 +989,53 @@ def test_a_trial_whose_end_could_not_be_kept_ends_in_its_record_once_the_docket_
         (ended,) = await asyncio.gather(caller, return_exceptions=True)
         assert isinstance(ended, asyncio.CancelledError if end == "is cancelled" else TrialAborted)
         (trial_id,) = await trials_in(docket)
-        left = await docket.trials.record(trial_id)
+        first_record = await docket.trials.record(trial_id)
         town.finder = Finder()
         async with town.server(name="b", docket=docket) as b:
             answer = await b.answer(ASK)
         await docket.close()
-        return left, answer
+        return first_record, answer
 
-    left, answer = asyncio.run(scene())
-    assert left.state is (TrialState.OPEN if end == "the server stops" else TrialState.FAILED)
-    assert [*left.all(TrialFailed)] == [] or left.last(TrialFailed).retryable
-    assert answer.record.trial_id == left.trial_id and answer.record.state is TrialState.DECIDED
+    first_record, answer = asyncio.run(scene())
+    assert first_record.state is (TrialState.OPEN if end == "the server stops" else TrialState.FAILED)
+    assert [*first_record.all(TrialFailed)] == [] or first_record.last(TrialFailed).retryable
+    assert answer.record.trial_id == first_record.trial_id and answer.record.state is TrialState.DECIDED
     assert len(answer.record.all(TrialResumed)) == 1
 
 
-def test_what_requests_leave_while_the_docket_can_not_be_written_does_not_grow_for_ever(town, monkeypatch):
+def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(town, monkeypatch):
     monkeypatch.setattr("serving.runner.in_flight._MOST_NEVER_BEGUN", 5)
     monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
-    class Full(Intercepted):
-        """A docket that can be read and not written."""
+    class ReadOnly(Intercepted):
+        """A docket that can be read but not written."""
 
         def __init__(self, docket):
             super().__init__(docket)
-            self.full = False
+            self.enabled = False
 
-        async def claim(self, *given, **named):
-            return await self._written(self._docket.leases.claim(*given, **named))
+        async def claim(self, *arguments, **options):
+            return await self._written(self._docket.leases.claim(*arguments, **options))
 
-        async def take_over(self, *given, **named):
-            return await self._written(self._docket.leases.take_over(*given, **named))
+        async def take_over(self, *arguments, **options):
+            return await self._written(self._docket.leases.take_over(*arguments, **options))
 
         async def _written(self, write):
-            if self.full:
+            if self.enabled:
                 write.close()
                 raise Unavailable("It is full.", reason="DOCKET_UNAVAILABLE")
             return await write
 
     async def scene():
         docket = town.docket()
-        full = Full(docket)
-        async with town.server(name="a", docket=full) as a:
-            full.full = True
+        read_only = ReadOnly(docket)
+        async with town.server(name="a", docket=read_only) as a:
+            read_only.enabled = True
             for number in range(20):
                 with pytest.raises(Unavailable):
                     await a.answer(other(request_id=f"{number}", image=b"%d|file" % number))
             assert len(a._hearings.unstored) == 5
-            full.full = False
+            read_only.enabled = False
             async with asyncio.timeout(60):
                 while len(a._hearings.unstored):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
@@ -1042,12 +1046,12 @@ def test_what_requests_leave_while_the_docket_can_not_be_written_does_not_grow_f
     assert asyncio.run(scene()).record.state is TrialState.DECIDED
 
 
-def test_a_trial_whose_end_is_kept_late_is_counted_as_ended(town, monkeypatch):
+def test_trial_with_a_late_recorded_end_is_counted_as_ended(town, monkeypatch):
     monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
-        away = _Away(docket)
+        away = _Interrupted(docket)
         async with town.server(name="a", docket=away, telemetry=telemetry) as a:
             town.finder.gate = asyncio.Event()
             caller = asyncio.ensure_future(a.answer(ASK))
@@ -1070,7 +1074,7 @@ def test_a_trial_whose_end_is_kept_late_is_counted_as_ended(town, monkeypatch):
     assert not telemetry._trials
 
 
-def test_telemetry_remembers_nothing_of_a_trial_that_could_not_be_taken_up(town):
+def test_telemetry_forgets_a_trial_that_could_not_be_resumed(town):
     async def scene():
         docket = town.docket()
         await a_cut_off_trial(town, docket)
@@ -1088,14 +1092,14 @@ def test_telemetry_remembers_nothing_of_a_trial_that_could_not_be_taken_up(town)
     assert not telemetry._trials
 
 
-def test_what_another_server_has_taken_over_is_not_ended_by_who_could_not_end_it(town, monkeypatch):
+def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one(town, monkeypatch):
     monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
-        away = _Away(docket)
+        away = _Interrupted(docket)
         async with town.server(name="a", docket=away, beat_s=60) as a:
-            (caller,) = await held(town, a, 1, None)
+            (caller,) = await callers_of_running_trial(town, a, 1, None)
             away.away = True
             caller.cancel()
             await asyncio.wait([caller])
@@ -1117,10 +1121,10 @@ def test_what_another_server_has_taken_over_is_not_ended_by_who_could_not_end_it
     assert answer.record.state is TrialState.DECIDED and not answer.record.all(TrialFailed)
 
 
-# Which servers there are.
+# Heartbeats of servers.
 
 
-def test_a_server_that_goes_leaves_no_count_behind_and_need_not_be_waited_for(town):
+def test_stopping_server_removes_its_heartbeat_and_counts_as_dead_at_once(town):
     async def scene():
         docket = town.docket()
         async with town.server(name="b", docket=docket, dead_s=30) as b:
@@ -1130,28 +1134,28 @@ def test_a_server_that_goes_leaves_no_count_behind_and_need_not_be_waited_for(to
             assert {*await docket.heartbeats.heartbeats()} == {"b"}
             await b._pulse.refresh()
             assert b._pulse.dead("a")
-        left = await docket.heartbeats.heartbeats()
+        remaining = await docket.heartbeats.heartbeats()
         await docket.close()
-        return left
+        return remaining
 
     assert asyncio.run(scene()) == {}
 
 
-def test_the_count_of_a_dead_server_is_removed_some_time_later_and_that_of_a_living_one_is_not(town):
+def test_heartbeats_of_dead_servers_are_removed_later_but_not_those_of_live_ones(town):
     async def scene():
         docket = town.docket()
         await docket.heartbeats.beat("dead")
         options = {"docket": docket, "dead_s": 0.2, "forget_s": 0.5}
-        began = asyncio.get_running_loop().time()  # the first of the two looks from its start on
+        began = asyncio.get_running_loop().time()  # the first of the two watches heartbeats from its start
         async with town.server(name="a", **options) as a, town.server(name="b", **options):
             async with asyncio.timeout(60):
                 while "dead" in await docket.heartbeats.heartbeats():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             assert asyncio.get_running_loop().time() - began > 0.4
-            # As long again: nothing is kept of it here either, and nobody else is removed.
+            # Its local state is dropped as well, and no other server is removed.
             await until(lambda: {*a._pulse._counts} == {*a._pulse._still} == {"a", "b"})
             assert {*await docket.heartbeats.heartbeats()} == {"a", "b"}
-            await docket.heartbeats.beat("dead")  # it was only asleep
+            await docket.heartbeats.beat("dead")  # the server was only suspended
             await a._pulse.refresh()
             assert not a._pulse.dead("dead")
         await docket.close()
@@ -1181,16 +1185,16 @@ NOT_REUSED = {
 
 @pytest.mark.parametrize("change", [*REUSED, *NOT_REUSED])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_known_meme_is_not_tried_again(town, change, restarted):
+def test_verdict_is_reused_only_for_the_same_meme(town, change, restarted):
     ask = other(**{**REUSED, **NOT_REUSED}[change])
 
     async def scene():
-        async with town.server() as reception:
-            first = await reception.answer(ASK)
+        async with town.server() as runner:
+            first = await runner.answer(ASK)
             if not restarted:
-                return first, await reception.answer(ask), await reception.answer(ask)
-        async with town.server() as reception:
-            return first, await reception.answer(ask), await reception.answer(ask)
+                return first, await runner.answer(ask), await runner.answer(ask)
+        async with town.server() as runner:
+            return first, await runner.answer(ask), await runner.answer(ask)
 
     first, second, third = asyncio.run(scene())
     assert second.reused is third.reused is (change in REUSED)
@@ -1221,42 +1225,42 @@ def switched_off(town):
 
 
 @pytest.mark.parametrize("change", [changed_software, changed_library, changed_encoder, changed_reader, switched_off])
-def test_what_was_tried_with_something_else_is_tried_again(town, change):
+def test_changed_component_or_disabled_reuse_leads_to_a_new_trial(town, change):
     async def scene():
-        async with town.server() as reception:
-            first = await reception.answer(ASK)
+        async with town.server() as runner:
+            first = await runner.answer(ASK)
         change(town)
-        async with town.server() as reception:
-            return first, await reception.answer(other())
+        async with town.server() as runner:
+            return first, await runner.answer(other())
 
     first, second = asyncio.run(scene())
     assert not second.reused and second.record.trial_id != first.record.trial_id
 
 
-def test_another_policy_and_other_settings_and_models_are_tried_again(town):
+def test_changed_policy_settings_or_models_lead_to_a_new_trial(town):
     from court.policy import DEFAULT_POLICY
     from court.settings import TrialSettings
     from tests.support.cast import Cast
 
     policy = DEFAULT_POLICY.model_copy(update={"version": "another"})
     assert policy.digest != DEFAULT_POLICY.digest
-    cast, named = Cast(rounds=2), Cast(rounds=2)
-    for role, model in named.models.items():
+    cast, renamed = Cast(rounds=2), Cast(rounds=2)
+    for role, model in renamed.models.items():
         model._name = f"another {role}"
     courts = [
         {"chairs": cast.chairs},
         {"chairs": cast.chairs, "policy": policy},
         {"chairs": cast.chairs, "settings": TrialSettings(epsilon=0.5)},
-        {"chairs": named.chairs},
+        {"chairs": renamed.chairs},
     ]
 
     async def scene():
         answers = []
         for _ in range(2):
             for number, court in enumerate(courts):
-                async with town.server(**court) as reception:
+                async with town.server(**court) as runner:
                     ask = replace(ASK, request_id=f"{number}-{len(answers)}", procedure=Procedure.FULL)
-                    answers.append(await reception.answer(ask))
+                    answers.append(await runner.answer(ask))
         return answers
 
     answers = asyncio.run(scene())
@@ -1264,13 +1268,13 @@ def test_another_policy_and_other_settings_and_models_are_tried_again(town):
     assert len({answer.record.trial_id for answer in answers}) == 4
 
 
-def test_whoever_alters_what_is_known_directs_no_verdict_to_another_meme(town):
-    """That table is for speed: it is no part of the log, and nothing in it is believed."""
+def test_tampered_verdict_cache_gives_no_meme_the_verdict_of_another(town):
+    """The table of known memes is a cache outside the log: each of its entries is checked against the record."""
     asks = [ASK, replace(ASK, image=b"other|file", request_id="r2")]
 
     async def answers():
-        async with town.server() as reception:
-            return [await reception.answer(replace(ask, request_id="")) for ask in asks]
+        async with town.server() as runner:
+            return [await runner.answer(replace(ask, request_id="")) for ask in asks]
 
     first = asyncio.run(answers())
     with sqlite3.connect(town.path) as connection:
@@ -1282,17 +1286,17 @@ def test_whoever_alters_what_is_known_directs_no_verdict_to_another_meme(town):
         assert after.record.opened.meme.pixels_sha256 == before.record.opened.meme.pixels_sha256
 
 
-def test_everywhere_reuses_over_namespaces(town):
+def test_reuse_everywhere_crosses_namespaces(town):
     town.settings = Settings(home=town.home, reuse="everywhere")
 
-    async def scene(reception):
-        return await reception.answer(ASK), await reception.answer(replace(ASK, namespace="them"))
+    async def scene(runner):
+        return await runner.answer(ASK), await runner.answer(replace(ASK, namespace="them"))
 
     first, second = on_one_server(town, scene)
     assert second.reused and second.record == first.record
 
 
-def test_a_known_meme_sent_as_the_same_file_is_neither_decoded_nor_given_a_turn(town):
+def test_known_meme_sent_as_the_same_file_needs_no_decoding_and_no_turn(town):
     @asynccontextmanager
     async def turn():
         turns.append("taken")
@@ -1300,15 +1304,15 @@ def test_a_known_meme_sent_as_the_same_file_is_neither_decoded_nor_given_a_turn(
 
     turns = []
 
-    async def scene(reception):
-        await through(turn, reception.answer(ASK))
+    async def scene(runner):
+        await through(turn, runner.answer(ASK))
         assert turns == ["taken"] and town.pictures.decoded == 1
         for number in range(5):
-            again = await through(turn, reception.answer(other(request_id=f"again {number}")))
-            assert again.reused and again.picture_seconds == 0
+            repeated = await through(turn, runner.answer(other(request_id=f"again {number}")))
+            assert repeated.reused and repeated.picture_seconds == 0
         assert turns == ["taken"] and town.pictures.decoded == 1
-        claims = [await reception.trial_of(RequestName("us", f"again {number}")) for number in range(5)]
-        assert set(claims) == {again.record.trial_id}
+        claims = [await runner.trial_of(RequestName("us", f"again {number}")) for number in range(5)]
+        assert set(claims) == {repeated.record.trial_id}
 
     on_one_server(town, scene)
 
@@ -1325,61 +1329,59 @@ async def overrule(docket, trial_id, clock=ticking()):  # noqa: B008
     )
 
 
-def test_an_overruled_verdict_is_given_to_nobody_else_but_stays_that_of_its_own_request(town):
-    async def scene(reception):
-        first = await reception.answer(ASK)
-        reused = await reception.answer(other())
-        await overrule(reception.house.docket, first.record.trial_id)
-        reception.forget(first.record.trial_id)
-        again, its_own, anew = [await reception.answer(ask) for ask in (other(), ASK, other(request_id="r3"))]
-        after = await reception.answer(other(request_id="r4"))
-        return first, reused, again, its_own, anew, after
+def test_overruled_verdict_is_returned_to_its_own_requests_only(town):
+    async def scene(runner):
+        first = await runner.answer(ASK)
+        reused = await runner.answer(other())
+        await overrule(runner.house.docket, first.record.trial_id)
+        runner.forget(first.record.trial_id)
+        repeated, its_own, retried = [await runner.answer(ask) for ask in (other(), ASK, other(request_id="r3"))]
+        after = await runner.answer(other(request_id="r4"))
+        return first, reused, repeated, its_own, retried, after
 
-    first, reused, again, its_own, anew, after = on_one_server(town, scene)
-    assert {answer.record.trial_id for answer in (reused, again, its_own)} == {first.record.trial_id}
-    assert not anew.reused and anew.record.trial_id != first.record.trial_id
-    assert after.reused and after.record.trial_id == anew.record.trial_id
+    first, reused, repeated, its_own, retried, after = on_one_server(town, scene)
+    assert {answer.record.trial_id for answer in (reused, repeated, its_own)} == {first.record.trial_id}
+    assert not retried.reused and retried.record.trial_id != first.record.trial_id
+    assert after.reused and after.record.trial_id == retried.record.trial_id
 
 
-@pytest.mark.parametrize("asked_before", [True, False])
-def test_a_verdict_that_another_server_s_reviewer_overruled_is_given_again_for_no_longer_than_was_said(
-    town, monkeypatch, asked_before
-):
+@pytest.mark.parametrize("cached_before", [True, False])
+def test_verdict_overruled_elsewhere_is_reused_only_until_the_cache_expires(town, monkeypatch, cached_before):
     monkeypatch.setattr("serving.runner.verdict_cache.FRESH_S", 0.2)
 
-    async def scene(reception):
-        first = await reception.answer(ASK)
-        if asked_before:
-            assert (await reception.answer(other())).reused  # fresh from here on
-        await overrule(reception.house.docket, first.record.trial_id)
+    async def scene(runner):
+        first = await runner.answer(ASK)
+        if cached_before:
+            assert (await runner.answer(other())).reused  # cached as fresh from here on
+        await overrule(runner.house.docket, first.record.trial_id)
         await asyncio.sleep(0.25)
-        answers = await asyncio.gather(*(reception.answer(ask) for ask in own_ids(5)))
+        answers = await asyncio.gather(*(runner.answer(ask) for ask in own_ids(5)))
         assert first.record.trial_id not in {answer.record.trial_id for answer in answers}
         return answers
 
     assert [answer.reused for answer in on_one_server(town, scene)].count(False) == 1
 
 
-# Who waits, who leaves, and until when.
+# Callers that wait and leave, and their deadlines.
 
 
 class Turns:
-    """Where callers wait for their turn; knows who has one."""
+    """Admission with a fixed number of turns; counts the turns taken."""
 
     def __init__(self, most=1):
         self.free = asyncio.Semaphore(most)
         self.most = most
-        self.given = 0
+        self.taken = 0
         self.second = asyncio.Event()
-        self.asked = asyncio.Event()  # by somebody who can't have one
+        self.asked = asyncio.Event()  # set when a caller has to wait for a turn
 
     @asynccontextmanager
     async def __call__(self):
         if self.free.locked():
             self.asked.set()
         async with self.free:
-            self.given += 1
-            if self.given == 2:
+            self.taken += 1
+            if self.taken == 2:
                 self.second.set()
             yield
 
@@ -1388,36 +1390,36 @@ class Turns:
         return self.free._value == self.most
 
 
-async def held(town, reception, count, turns, *asks):
-    """Callers whose shared trial is being held."""
+async def callers_of_running_trial(town, runner, count, turns, *asks):
+    """Callers that all wait for the same running trial."""
     town.finder.gate = asyncio.Event()
-    callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks or [ASK] * count]
+    callers = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks or [ASK] * count]
     await town.finder.searching.wait()
     await until(lambda: town.waiting == len(callers))
     return callers
 
 
-async def quiet_soon(reception):
-    """Nothing is left of trials and pictures; those that were given up still write down their end."""
-    hearings = reception._hearings
-    decoding = reception.decoders._decoding
+async def wait_until_idle(runner):
+    """Waits until no trial or picture is in progress; abandoned trials still record their end."""
+    hearings = runner._hearings
+    decoding = runner.decoders._decoding
     for shared in [*hearings._flights.values(), *decoding.values()]:
         await asyncio.wait_for(shared.over(), 60)
     await asyncio.sleep(0)
     assert not (hearings._flights or hearings._leading or decoding)
 
 
-def test_a_trial_goes_on_while_anybody_waits_for_it(town):
-    async def scene(reception):
+def test_trial_continues_while_any_caller_waits_for_it(town):
+    async def scene(runner):
         turns = Turns(2)
-        callers = await held(town, reception, 3, turns)
+        callers = await callers_of_running_trial(town, runner, 3, turns)
         assert not turns.all_free
-        for leaver in callers[:2]:  # also the one that began it
+        for leaver in callers[:2]:  # including the one that began it
             leaver.cancel()
         await asyncio.wait(callers[:2])
         town.finder.gate.set()
         answer = await callers[2]
-        await quiet_soon(reception)
+        await wait_until_idle(runner)
         assert turns.all_free
         return answer
 
@@ -1425,53 +1427,53 @@ def test_a_trial_goes_on_while_anybody_waits_for_it(town):
     assert answer.record.state is TrialState.DECIDED and len(town.finder.asked) == 1
 
 
-def test_a_turn_is_left_where_no_trial_is_needed_and_while_another_s_is_waited_for(town):
-    async def scene(reception):
+def test_turn_is_released_when_no_trial_is_needed_or_another_is_awaited(town):
+    async def scene(runner):
         turns = Turns(2)
-        callers = await held(town, reception, 1, turns)
-        callers.append(asyncio.ensure_future(through(turns, reception.answer(other(image=b"pixels|joins")))))
+        callers = await callers_of_running_trial(town, runner, 1, turns)
+        callers.append(asyncio.ensure_future(through(turns, runner.answer(other(image=b"pixels|joins")))))
         await turns.second.wait()
-        async with asyncio.timeout(60), turns():  # the trial has one; who waits for it has given the other back
+        async with asyncio.timeout(60), turns():  # the trial has one turn; the caller waiting for it returned the other
             assert not callers[1].done()
         town.finder.gate.set()
         await asyncio.gather(*callers)
-        await through(turns, reception.answer(other(request_id="r3", image=b"pixels|is known")))
-        assert turns.given == 4 and town.pictures.decoded == 3
-        await quiet_soon(reception)
+        await through(turns, runner.answer(other(request_id="r3", image=b"pixels|is known")))
+        assert turns.taken == 4 and town.pictures.decoded == 3
+        await wait_until_idle(runner)
         return turns.all_free
 
     assert on_one_server(town, scene)
 
 
-def test_with_the_last_caller_the_trial_ends_and_leaves_nothing_behind(town):
-    async def scene(reception):
+def test_trial_is_cancelled_with_its_last_caller_and_leaves_nothing_behind(town):
+    async def scene(runner):
         turns = Turns(2)
         tasks = asyncio.all_tasks()
-        callers = await held(town, reception, 3, turns)
+        callers = await callers_of_running_trial(town, runner, 3, turns)
         for caller in callers:
             caller.cancel()
         await asyncio.wait(callers)
-        await quiet_soon(reception)
+        await wait_until_idle(runner)
         assert turns.all_free and town.finder.ended == 1
         assert asyncio.all_tasks() == tasks
-        (trial_id,) = await trials_in(reception.house.docket)
-        left = await reception.house.docket.trials.record(trial_id)
+        (trial_id,) = await trials_in(runner.house.docket)
+        first_record = await runner.house.docket.trials.record(trial_id)
         town.finder.gate.set()
-        return left, await reception.answer(ASK)
+        return first_record, await runner.answer(ASK)
 
-    left, answer = on_one_server(town, scene)
-    assert left.state is TrialState.FAILED and left.last(TrialFailed).reason == "CANCELLED"
-    assert answer.record.trial_id == left.trial_id and len(answer.record.all(TrialResumed)) == 1
+    first_record, answer = on_one_server(town, scene)
+    assert first_record.state is TrialState.FAILED and first_record.last(TrialFailed).reason == "CANCELLED"
+    assert answer.record.trial_id == first_record.trial_id and len(answer.record.all(TrialResumed)) == 1
 
 
-def test_who_asks_while_an_abandoned_trial_is_ending_gets_a_verdict_of_the_same_trial(town):
-    async def scene(reception):
-        (caller,) = await held(town, reception, 1, None)
+def test_request_arriving_while_an_abandoned_trial_ends_gets_its_verdict(town):
+    async def scene(runner):
+        (caller,) = await callers_of_running_trial(town, runner, 1, None)
         caller.cancel()
         await asyncio.sleep(0)
         town.finder.gate.set()
-        answers = await asyncio.gather(reception.answer(ASK), reception.answer(other(request_id="r9")))
-        return answers, await trials_in(reception.house.docket)
+        answers = await asyncio.gather(runner.answer(ASK), runner.answer(other(request_id="r9")))
+        return answers, await trials_in(runner.house.docket)
 
     answers, trials = on_one_server(town, scene)
     assert all(answer.record.state is TrialState.DECIDED for answer in answers)
@@ -1479,37 +1481,37 @@ def test_who_asks_while_an_abandoned_trial_is_ending_gets_a_verdict_of_the_same_
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.003, 0.01, 0.03])
-def test_callers_that_vanish_at_any_moment_leave_nothing_behind(town, after_s):
-    async def scene(reception):
+def test_callers_leaving_at_any_moment_leave_nothing_behind(town, after_s):
+    async def scene(runner):
         turns = Turns(2)
         tasks = asyncio.all_tasks()
         asks = [other(request_id=f"v{number % 5}", image=b"%d|file" % (number % 7 % 3)) for number in range(30)]
-        callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks]
+        callers = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks]
         for number, caller in enumerate(callers):
             if number % 3 == 0:
                 await asyncio.sleep(after_s)
             if number % 2:
                 caller.cancel()
         results = await asyncio.gather(*callers, return_exceptions=True)
-        await quiet_soon(reception)
+        await wait_until_idle(runner)
         assert turns.all_free
         assert asyncio.all_tasks() == tasks
-        return results, await open_trials(reception.house.docket)
+        return results, await open_trials(runner.house.docket)
 
     results, still_open = on_one_server(town, scene)
     assert not still_open
     expected = (asyncio.CancelledError, RequestConflict)
-    assert all(isinstance(each, expected) or each.record.state is TrialState.DECIDED for each in results)
+    assert all(isinstance(result, expected) or result.record.state is TrialState.DECIDED for result in results)
 
 
 @pytest.mark.slow
-def test_a_caller_s_deadline_is_its_own(town):
-    async def scene(reception):
+def test_deadline_ends_the_wait_of_its_own_caller_only(town):
+    async def scene(runner):
         town.finder.gate = asyncio.Event()
-        short = asyncio.ensure_future(reception.answer(ASK, within_s=5))  # begins the trial
+        short = asyncio.ensure_future(runner.answer(ASK, within_s=5))  # begins the trial
         await town.finder.searching.wait()
-        shorter = asyncio.ensure_future(reception.answer(other(), within_s=0.1))
-        long = asyncio.ensure_future(reception.answer(other(request_id="r3"), within_s=30))
+        shorter = asyncio.ensure_future(runner.answer(other(), within_s=0.1))
+        long = asyncio.ensure_future(runner.answer(other(request_id="r3"), within_s=30))
         results = await asyncio.gather(shorter, short, return_exceptions=True)
         assert not long.done()
         town.finder.gate.set()
@@ -1518,11 +1520,11 @@ def test_a_caller_s_deadline_is_its_own(town):
     shorter, short, long = on_one_server(town, scene)
     assert isinstance(shorter, Overrun) and shorter.reason == "DEADLINE"
     assert isinstance(short, TrialAborted) and short.reason == "DEADLINE"
-    assert long.record.trial_id == short.record.trial_id, "it was taken up for the one that had more time"
+    assert long.record.trial_id == short.record.trial_id, "the trial was not resumed for the caller with more time"
     assert long.record.state is TrialState.DECIDED
 
 
-def test_a_deadline_holds_while_a_caller_waits_for_its_turn_or_for_another_server(town):
+def test_deadline_applies_while_waiting_for_a_turn_or_another_server(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             turns = Turns(1)
@@ -1542,7 +1544,7 @@ def test_a_deadline_holds_while_a_caller_waits_for_its_turn_or_for_another_serve
 
 
 @pytest.mark.slow
-def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
+def test_verdict_cut_short_for_one_caller_is_not_reused_for_others(town):
     from court.settings import TrialSettings
     from tests.support.cast import Cast
 
@@ -1556,22 +1558,22 @@ def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
 
     async def scene():
         options = {"chairs": slow.chairs, "settings": TrialSettings(rounds_max=9), "telemetry": Counting()}
-        async with town.server(**options) as reception:
-            hurried = asyncio.ensure_future(reception.answer(ask, within_s=5))
+        async with town.server(**options) as runner:
+            hurried = asyncio.ensure_future(runner.answer(ask, within_s=5))
             await asyncio.sleep(0.3)
-            patient = asyncio.ensure_future(reception.answer(replace(ask, request_id="r2")))
+            patient = asyncio.ensure_future(runner.answer(replace(ask, request_id="r2")))
             first = await hurried
             for role, chair in quick.models.items():
                 slow.models[role]._delay_s = chair._delay_s
             return (
                 first,
                 await patient,
-                await reception.answer(ask),
-                await reception.answer(replace(ask, request_id="r3")),
+                await runner.answer(ask),
+                await runner.answer(replace(ask, request_id="r3")),
             )
 
     first, patient, again, later = asyncio.run(scene())
-    assert reused == [False], "the last was given another's verdict, and nobody else"
+    assert reused == [False], "only the last request reuses another's verdict"
     assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
     assert patient.record.trial_id != first.record.trial_id and not patient.reused
     assert "CUT_SHORT" not in [review.reason for review in patient.record.verdict.review]
@@ -1580,7 +1582,7 @@ def test_a_verdict_that_was_cut_short_for_one_caller_is_no_other_s(town):
 
 
 @pytest.mark.slow
-def test_who_left_a_trial_that_was_cut_short_for_another_and_asks_again_gets_one_that_was_not(town):
+def test_caller_returning_after_a_trial_cut_short_for_another_gets_a_full_one(town):
     from court.settings import TrialSettings
     from tests.support.cast import Cast
 
@@ -1589,17 +1591,17 @@ def test_who_left_a_trial_that_was_cut_short_for_another_and_asks_again_gets_one
     patient = replace(ask, request_id="r2")
 
     async def scene():
-        async with town.server(chairs=cast.chairs, settings=TrialSettings(rounds_max=9)) as reception:
-            hurried = asyncio.ensure_future(reception.answer(ask, within_s=5))
+        async with town.server(chairs=cast.chairs, settings=TrialSettings(rounds_max=9)) as runner:
+            hurried = asyncio.ensure_future(runner.answer(ask, within_s=5))
             await asyncio.sleep(0.3)
-            leaving = asyncio.ensure_future(reception.answer(patient))
-            while await reception.trial_of(RequestName("us", "r2")) is None:  # noqa: ASYNC110
+            leaving = asyncio.ensure_future(runner.answer(patient))
+            while await runner.trial_of(RequestName("us", "r2")) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             leaving.cancel()
             first = await hurried
             for model in cast.models.values():
                 model._delay_s = 0
-            return first, [await reception.answer(patient) for _ in range(2)]
+            return first, [await runner.answer(patient) for _ in range(2)]
 
     first, (back, again) = asyncio.run(scene())
     assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
@@ -1608,7 +1610,7 @@ def test_who_left_a_trial_that_was_cut_short_for_another_and_asks_again_gets_one
 
 
 @pytest.mark.slow
-def test_of_all_whose_shared_trial_was_cut_short_for_one_the_others_share_one_more(town):
+def test_other_callers_of_a_trial_cut_short_share_one_new_trial(town):
     from court.settings import TrialSettings
     from tests.support.cast import Cast
 
@@ -1635,22 +1637,24 @@ def test_of_all_whose_shared_trial_was_cut_short_for_one_the_others_share_one_mo
     assert {first.record.trial_id, second} == set(trials) and second != first.record.trial_id
 
 
-def test_a_server_that_stops_writes_down_its_trials_and_tells_who_waits_and_another_takes_them_up(town):
+def test_stopping_server_records_its_trials_for_another_to_resume(town):
     async def scene():
         docket = town.docket()
         async with town.server(name="a", docket=docket) as a:
-            callers = await held(town, a, 2, None)
+            callers = await callers_of_running_trial(town, a, 2, None)
         results = await asyncio.gather(*callers, return_exceptions=True)
         with pytest.raises(Unavailable, match="not in session"):
             await a.answer(ASK)
         town.finder.gate.set()
         async with town.server(name="b", docket=docket, dead_s=60) as b:
-            answer = await asyncio.wait_for(b.answer(ASK), 60)  # it need not wait: the trial has been left
+            answer = await asyncio.wait_for(
+                b.answer(ASK), 60
+            )  # no need to wait for the heartbeat: the trial was released
         await docket.close()
         return results, answer
 
     results, answer = asyncio.run(scene())
-    assert [(type(each), each.reason, each.record.trial_id) for each in results] == [
+    assert [(type(error), error.reason, error.record.trial_id) for error in results] == [
         (TrialAborted, "SERVER_STOPPED", answer.record.trial_id)
     ] * 2
     assert (
@@ -1660,7 +1664,7 @@ def test_a_server_that_stops_writes_down_its_trials_and_tells_who_waits_and_anot
     assert len(answer.record.all(TrialOpened)) == 1 and answer.record.state is TrialState.DECIDED
 
 
-def test_what_a_server_that_stops_had_not_begun_is_begun_by_another_at_once(town):
+def test_unstarted_trial_of_a_stopping_server_is_started_by_another_at_once(town):
     async def scene():
         docket, turns = town.docket(), Turns(1)
         async with town.server(name="a", docket=docket) as a:
@@ -1680,21 +1684,21 @@ def test_what_a_server_that_stops_had_not_begun_is_begun_by_another_at_once(town
     assert stopped.reason == "SERVER_STOPPED" and answer.record.state is TrialState.DECIDED
 
 
-def test_pictures_that_take_long_to_decode_are_not_in_the_way_of_other_namespaces(town):
-    """Each namespace's next picture is decoded in turn, whatever stands in line before it."""
+def test_slow_pictures_do_not_delay_other_namespaces(town):
+    """Namespaces take turns decoding, however many pictures of one wait in the queue."""
     town.settings = Settings(home=town.home, picture_workers=2)
 
-    async def scene(reception):
+    async def scene(runner):
         town.pictures.gate = asyncio.Event()
         asks = [other(namespace="flood", request_id=f"f{n}", image=b"%d|slow" % n) for n in range(20)]
-        flood = [asyncio.ensure_future(reception.answer(ask)) for ask in asks]
+        flood = [asyncio.ensure_future(runner.answer(ask)) for ask in asks]
         while town.pictures.decoded < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        late = asyncio.ensure_future(reception.answer(other(namespace="late", image=b"late|file")))
-        while not reception.decoders.at(hashlib.sha256(b"late|file").digest()):  # noqa: ASYNC110
+        late = asyncio.ensure_future(runner.answer(other(namespace="late", image=b"late|file")))
+        while not runner.decoders.at(hashlib.sha256(b"late|file").digest()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
-        assert town.pictures.decoded == 2, "more at once than there are processes"
+        assert town.pictures.decoded == 2, "more pictures decoded at once than there are workers"
         town.pictures.gate.set()
         await asyncio.gather(late, *flood)
         return town.pictures.started.index(b"late|file")
@@ -1702,60 +1706,60 @@ def test_pictures_that_take_long_to_decode_are_not_in_the_way_of_other_namespace
     assert on_one_server(town, scene) <= 4
 
 
-def test_decoded_pictures_are_held_in_turn_alone_and_their_bytes_are_counted(town):
-    """Those who wait for their turn hold none, also where another had the same file decoded."""
-    held, most = 0, 0
+def test_decoded_pictures_exist_only_during_a_turn_and_their_bytes_are_counted(town):
+    """Callers that wait for a turn have no decoded picture, even if another caller had the same file decoded."""
+    total_bytes, peak_bytes = 0, 0
 
     def count(by):
-        nonlocal held, most
-        held += by
-        most = max(most, held)
+        nonlocal total_bytes, peak_bytes
+        total_bytes += by
+        peak_bytes = max(peak_bytes, total_bytes)
 
-    async def scene(reception):
+    async def scene(runner):
         turns = Turns(2)
         town.finder.gate = asyncio.Event()
         asks = [other(request_id=f"{n} {text}", image=b"%d|file" % n, text=text) for n in range(6) for text in "abc"]
-        callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks]
+        callers = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks]
         await town.finder.searching.wait()
-        while held < 2 * size:  # noqa: ASYNC110
+        while total_bytes < 2 * size:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert held == 2 * size
+        assert total_bytes == 2 * size
         callers[0].cancel()
         town.finder.gate.set()
         await asyncio.wait(callers)
-        await quiet_soon(reception)
+        await wait_until_idle(runner)
         assert turns.all_free
 
     size = len(PNG + b"0|file")
     on_one_server(town, scene, memory=CountedPictures(count))
-    assert held == 0 and most == 2 * size
+    assert total_bytes == 0 and peak_bytes == 2 * size
 
 
 # Pins.
 
 
 @pytest.mark.parametrize("field", ["prompts", "library", "encoder", "settings", "models"])
-def test_a_pin_holds_for_what_is_loaded_and_for_nothing_else(town, field):
+def test_pin_accepts_only_the_loaded_version(town, field):
     from tests.support.cast import Cast
 
     async def scene():
-        async with town.server(chairs=Cast(rounds=2).chairs) as reception:
+        async with town.server(chairs=Cast(rounds=2).chairs) as runner:
             ask = replace(ASK, procedure=Procedure.FULL)
-            loaded = (await reception.answer(ask)).record.opened.versions
+            loaded = (await runner.answer(ask)).record.opened.versions
             if field == "models":
                 right, wrong = {"judge": loaded.models["JUDGE"]}, {"judge": "another"}
             else:
                 right, wrong = getattr(loaded, field), "another"
-            good = await reception.answer(replace(ask, request_id="r2", pins=RequiredVersions(**{field: right})))
+            good = await runner.answer(replace(ask, request_id="r2", pins=RequiredVersions(**{field: right})))
             assert good.reused
-            before = await trials_in(reception.house.docket)
+            before = await trials_in(runner.house.docket)
             with pytest.raises(NotLoaded) as caught:
-                await reception.answer(
+                await runner.answer(
                     replace(ask, request_id="r3", image=b"new|file", pins=RequiredVersions(**{field: wrong}))
                 )
-            assert await trials_in(reception.house.docket) == before
-            assert await reception.trial_of(RequestName("us", "r3")) is None
+            assert await trials_in(runner.house.docket) == before
+            assert await runner.trial_of(RequestName("us", "r3")) is None
             assert town.pictures.decoded == 1
             return caught.value
 
@@ -1764,11 +1768,11 @@ def test_a_pin_holds_for_what_is_loaded_and_for_nothing_else(town, field):
     assert error.field == {"models": "pins.models.judge"}.get(field, f"pins.{field}")
 
 
-def test_a_pin_on_a_model_that_is_not_asked_or_a_role_that_there_is_not_is_refused(town):
-    async def scene(reception):
+def test_pin_on_an_unused_model_or_an_unknown_role_is_refused(town):
+    async def scene(runner):
         for role in ("judge", "bailiff"):
             with pytest.raises(NotLoaded) as caught:
-                await reception.answer(replace(ASK, pins=RequiredVersions(models={role: "a model"})))
+                await runner.answer(replace(ASK, pins=RequiredVersions(models={role: "a model"})))
             assert caught.value.field == f"pins.models.{role}"
 
     on_one_server(town, scene)
@@ -1779,7 +1783,7 @@ PINNED = replace(ASK, pins=RequiredVersions(library=LIBRARY.digest))
 
 
 @pytest.mark.parametrize("reuse", ["namespace", "off"])
-def test_a_verdict_that_was_given_is_given_to_the_same_request_whatever_is_loaded_by_then(town, reuse):
+def test_repeated_pinned_request_gets_its_verdict_after_versions_changed(town, reuse):
     from court.policy import DEFAULT_POLICY
 
     town.settings = Settings(home=town.home, reuse=reuse)
@@ -1787,25 +1791,25 @@ def test_a_verdict_that_was_given_is_given_to_the_same_request_whatever_is_loade
     ask = replace(PINNED, policy=RequiredPolicy(digest=DEFAULT_POLICY.digest))
 
     async def scene():
-        async with town.server() as reception:
-            first = [await reception.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
+        async with town.server() as runner:
+            first = [await runner.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
         changed_library(town)
-        async with town.server(policy=policy) as reception:
-            await reception.answer(replace(ASK, request_id="r9"))  # what it is loaded with has a verdict as well
-            again = [await reception.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
+        async with town.server(policy=policy) as runner:
+            await runner.answer(replace(ASK, request_id="r9"))  # the newly loaded versions have a verdict as well
+            repeated = [await runner.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
             for pinned in (replace(PINNED, request_id="r3"), replace(ask, request_id="r4", pins=RequiredVersions())):
                 with pytest.raises(NotLoaded):
-                    await reception.answer(pinned)
-                assert await reception.trial_of(RequestName("us", pinned.request_id)) is None
-        return first, again
+                    await runner.answer(pinned)
+                assert await runner.trial_of(RequestName("us", pinned.request_id)) is None
+        return first, repeated
 
-    first, again = asyncio.run(scene())
-    assert [each.record for each in again] == [each.record for each in first]
-    assert [each.reused for each in first] == [False, reuse != "off"]
+    first, repeated = asyncio.run(scene())
+    assert [answer.record for answer in repeated] == [answer.record for answer in first]
+    assert [answer.reused for answer in first] == [False, reuse != "off"]
 
 
-class _Holding(Intercepted):
-    """A docket that keeps no picture until it is told to."""
+class _SlowPictures(Intercepted):
+    """A docket that stores a picture only once ``go_on`` is set."""
 
     def __init__(self, docket):
         super().__init__(docket)
@@ -1818,25 +1822,23 @@ class _Holding(Intercepted):
 
 
 @pytest.mark.parametrize("moment", ["while it is decoded", "when its trial is about to begin"])
-def test_a_pin_holds_for_what_the_trial_is_held_with_and_not_only_for_what_was_loaded_when_it_was_asked_for(
-    town, moment
-):
-    """And it is the business of who asked for it: others who wait for that trial get one of their own."""
+def test_pin_is_checked_against_the_versions_that_the_trial_uses(town, moment):
+    """The failed pin concerns its own request only: other callers of that trial get a trial of their own."""
 
     async def scene():
         docket = town.docket()
-        holding = _Holding(docket)
-        async with town.server(docket=holding) as reception:
+        holding = _SlowPictures(docket)
+        async with town.server(docket=holding) as runner:
             if moment == "while it is decoded":
                 town.pictures.gate = asyncio.Event()
                 holding.go_on.set()
-            pinned = asyncio.ensure_future(reception.answer(PINNED))
+            pinned = asyncio.ensure_future(runner.answer(PINNED))
             if town.pictures.gate is None:
                 await holding.asked.wait()
             else:
                 while not town.pictures.decoded:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            free = asyncio.ensure_future(reception.answer(other()))
+            free = asyncio.ensure_future(runner.answer(other()))
             await asyncio.sleep(0.1)
             town.finder.library = OTHER_LIBRARY
             town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
@@ -1854,18 +1856,18 @@ def test_a_pin_holds_for_what_the_trial_is_held_with_and_not_only_for_what_was_l
     assert [free.record.trial_id] == trials and free.record.opened.versions.library == OTHER_LIBRARY.digest
 
 
-@pytest.mark.parametrize("taken_up", [False, True])
-def test_a_library_that_is_changed_while_it_is_searched_ends_a_trial_that_is_pinned_to_it(town, taken_up):
-    async def scene(reception):
+@pytest.mark.parametrize("resumed", [False, True])
+def test_library_change_during_a_search_fails_the_trial_pinned_to_it(town, resumed):
+    async def scene(runner):
         town.finder.gate = asyncio.Event()
-        pinned = asyncio.ensure_future(reception.answer(PINNED))
+        pinned = asyncio.ensure_future(runner.answer(PINNED))
         await town.finder.searching.wait()
-        if taken_up:
+        if resumed:
             pinned.cancel()
             await asyncio.wait([pinned])
-            await quiet_soon(reception)
+            await wait_until_idle(runner)
             town.finder.searching.clear()
-            pinned = asyncio.ensure_future(reception.answer(PINNED))
+            pinned = asyncio.ensure_future(runner.answer(PINNED))
             await town.finder.searching.wait()
         town.finder.library = OTHER_LIBRARY
         town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
@@ -1880,12 +1882,12 @@ def test_a_library_that_is_changed_while_it_is_searched_ends_a_trial_that_is_pin
     assert error.record.state is TrialState.FAILED and not error.record.last(TrialFailed).retryable
 
 
-def test_a_trial_that_began_with_one_library_and_cites_another_is_nobody_else_s(town):
-    async def scene(reception):
+def test_trial_with_mixed_library_versions_is_not_reused_for_a_pinned_request(town):
+    async def scene(runner):
         town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
-        mixed = await reception.answer(ASK)
+        mixed = await runner.answer(ASK)
         town.finder.result = findings([H] * 5)
-        return mixed, await reception.answer(other(pins=PINNED.pins))
+        return mixed, await runner.answer(other(pins=PINNED.pins))
 
     mixed, pinned = on_one_server(town, scene)
     assert not pinned.reused and pinned.record.trial_id != mixed.record.trial_id
@@ -1893,16 +1895,16 @@ def test_a_trial_that_began_with_one_library_and_cites_another_is_nobody_else_s(
 
 
 @pytest.mark.parametrize("field", ["id", "version", "digest"])
-def test_a_policy_is_pinned_by_whatever_is_said_of_it(town, field):
+def test_policy_can_be_pinned_by_id_version_or_digest(town, field):
     from court.policy import DEFAULT_POLICY
 
-    async def scene(reception):
+    async def scene(runner):
         right, wrong = RequiredPolicy(**{field: getattr(DEFAULT_POLICY, field)}), RequiredPolicy(**{field: "another"})
-        assert (await reception.answer(replace(ASK, policy=right))).record.state is TrialState.DECIDED
-        assert (await reception.answer(other(policy=right))).reused
+        assert (await runner.answer(replace(ASK, policy=right))).record.state is TrialState.DECIDED
+        assert (await runner.answer(other(policy=right))).reused
         with pytest.raises(NotLoaded) as caught:
-            await reception.answer(other(request_id="r3", policy=wrong))
-        assert await reception.trial_of(RequestName("us", "r3")) is None
+            await runner.answer(other(request_id="r3", policy=wrong))
+        assert await runner.trial_of(RequestName("us", "r3")) is None
         return caught.value
 
     error = on_one_server(town, scene)

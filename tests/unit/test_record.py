@@ -19,12 +19,12 @@ def changed(event, **values):
     return event.model_copy(update=values)
 
 
-def test_a_part_of_a_record_is_open(events):
+def test_incomplete_record_is_open(events):
     assert TrialRecord.of(events[:-1]).state is TrialState.OPEN
     assert TrialRecord.of(events[:1]).verdict is None
 
 
-def test_gaps_strangers_and_disorder_are_refused(events):
+def test_gaps_foreign_events_and_disorder_are_refused(events):
     wrong = [
         (),
         events[1:],
@@ -34,12 +34,12 @@ def test_gaps_strangers_and_disorder_are_refused(events):
         (events[0], changed(events[1], trial_id="other"), *events[2:]),
         (events[0], changed(events[0], seq=1)),
     ]
-    for part in wrong:
+    for sequence in wrong:
         with pytest.raises(ValueError):
-            TrialRecord.of(part)
+            TrialRecord.of(sequence)
 
 
-def test_after_the_end_only_people_speak(events):
+def test_only_reviews_may_follow_the_end_of_a_trial(events):
     last = events[-1]
     failed = TrialFailed(trial_id="t", seq=len(events), at=last.at, step="x", reason="R", message="m", retryable=False)
     with pytest.raises(ValueError, match="after the end"):
@@ -55,4 +55,4 @@ def test_after_the_end_only_people_speak(events):
     )
     record = TrialRecord.of((*events, review))
     assert record.state is TrialState.DECIDED
-    assert record.verdict.label is Label.HARMFUL  # what the Judge said stays what it said
+    assert record.verdict.label is Label.HARMFUL  # a review does not change the verdict of the trial

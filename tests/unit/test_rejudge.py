@@ -1,4 +1,4 @@
-"""Memes of stored trials are tried once more, each in a trial of its own that names the old one."""
+"""Tests of rejudging: memes of stored trials are tried once more, each in a new trial that names the old one."""
 
 import asyncio
 import json
@@ -23,59 +23,61 @@ __all__ = ["town"]
 NEW = DEFAULT_POLICY.model_copy(update={"version": "2"})
 
 
-def changed(reception, finder=None, **changes):
-    """The same house with another policy, or whatever else is given."""
-    house = reception.house
-    court = replace(house.court, **{"policy": NEW, **changes}, finder=finder or house.court.finder)
-    return replace(house, court=court)
+def with_changes(runner, finder=None, **changes):
+    """The same executor with another policy, or with the given changes."""
+    executor = runner.house
+    court = replace(executor.court, **{"policy": NEW, **changes}, finder=finder or executor.court.finder)
+    return replace(executor, court=court)
 
 
-async def rejudged(house, settings, at_once=3):
-    known = VerdictCache(house.docket.verdict_keys, house.docket.trials, house.court_of, settings)
-    selection = Selection(house.docket.index, house.docket.trials)
-    rejudging = Rejudging(house, known, within_s=60)
-    return [each async for each in rejudge_all(rejudging, selection, at_once=at_once)]
+async def rejudge_trials(executor, settings, at_once=3):
+    known = VerdictCache(executor.docket.verdict_keys, executor.docket.trials, executor.court_of, settings)
+    selection = Selection(executor.docket.index, executor.docket.trials)
+    rejudging = Rejudging(executor, known, within_s=60)
+    return [rejudged async for rejudged in rejudge_all(rejudging, selection, at_once=at_once)]
 
 
-def test_each_gets_a_new_trial_that_names_the_old_one_and_repeating_it_holds_none_twice(town):
-    async def scene(reception):
-        docket = reception.house.docket
-        first = (await reception.answer(ASK)).record
-        await reception.answer(other(image=b"second|file", text=None, namespace="them"))
+def test_each_trial_is_rejudged_once_in_a_new_trial_that_names_the_old_one(town):
+    async def scene(runner):
+        docket = runner.house.docket
+        first = (await runner.answer(ASK)).record
+        await runner.answer(other(image=b"second|file", text=None, namespace="them"))
         before = {trial_id: await docket.trials.record(trial_id) for trial_id in await trials_in(docket)}
-        house = changed(reception, Finder(findings([N] * 5)))
-        done = await rejudged(house, town.settings)
-        again = await rejudged(house, town.settings)
+        executor = with_changes(runner, Finder(findings([N] * 5)))
+        done = await rejudge_trials(executor, town.settings)
+        repeated = await rejudge_trials(executor, town.settings)
         after = {trial_id: await docket.trials.record(trial_id) for trial_id in before}
-        return first, before, done, again, after, await trials_in(docket)
+        return first, before, done, repeated, after, await trials_in(docket)
 
-    first, before, done, again, after, ids = on_one_server(town, scene)
+    first, before, done, repeated, after, ids = on_one_server(town, scene)
     assert before == after and len(ids) == 4
-    assert [each.outcome for each in done] == [RejudgeOutcome.DIFFERENT] * 2 and all(each.is_new for each in done)
-    new = next(each.new for each in done if each.old.trial_id == first.trial_id)
+    assert [rejudged.outcome for rejudged in done] == [RejudgeOutcome.DIFFERENT] * 2 and all(
+        rejudged.is_new for rejudged in done
+    )
+    new = next(rejudged.new for rejudged in done if rejudged.old.trial_id == first.trial_id)
     assert new.opened.of_trial == first.trial_id and new.opened.policy.version == "2"
     assert new.verdict.label is Label.NOT_HARMFUL is not first.verdict.label
     assert new.opened.meme.model_dump(exclude={"frames"}) == first.opened.meme.model_dump(exclude={"frames"})
-    assert [each.new.trial_id for each in again] == [each.new.trial_id for each in done]
-    assert not any(each.is_new for each in again)
+    assert [rejudged.new.trial_id for rejudged in repeated] == [rejudged.new.trial_id for rejudged in done]
+    assert not any(rejudged.is_new for rejudged in repeated)
 
 
-def test_where_nothing_has_changed_nothing_is_tried(town):
-    async def scene(reception):
-        await reception.answer(ASK)
-        done = await rejudged(reception.house, town.settings)
-        return done, await trials_in(reception.house.docket)
+def test_unchanged_configuration_rejudges_nothing(town):
+    async def scene(runner):
+        await runner.answer(ASK)
+        done = await rejudge_trials(runner.house, town.settings)
+        return done, await trials_in(runner.house.docket)
 
     done, ids = on_one_server(town, scene)
-    assert [each.outcome for each in done] == [RejudgeOutcome.UNCHANGED] and len(ids) == 1
+    assert [rejudged.outcome for rejudged in done] == [RejudgeOutcome.UNCHANGED] and len(ids) == 1
 
 
-def test_the_next_who_asks_is_given_the_new_verdict(town):
-    async def scene(reception):
-        await reception.answer(ASK)
-        house = changed(reception)
-        (done,) = await rejudged(house, town.settings)
-        known = VerdictCache(house.docket.verdict_keys, house.docket.trials, house.court_of, town.settings)
+def test_next_request_for_the_meme_gets_the_new_verdict(town):
+    async def scene(runner):
+        await runner.answer(ASK)
+        executor = with_changes(runner)
+        (done,) = await rejudge_trials(executor, town.settings)
+        known = VerdictCache(executor.docket.verdict_keys, executor.docket.trials, executor.court_of, town.settings)
         found = await known.find(known.key(ASK, done.old.opened.meme.digest))
         return done, found
 
@@ -83,48 +85,48 @@ def test_the_next_who_asks_is_given_the_new_verdict(town):
     assert done.outcome is RejudgeOutcome.SAME and found.trial_id == done.new.trial_id
 
 
-def test_a_failure_is_told_and_the_next_call_is_another_attempt(town):
-    async def scene(reception):
-        await reception.answer(ASK)
-        broken = changed(reception, Finder(ValueError("broken")))
-        (failed,) = await rejudged(broken, town.settings)
-        (mended,) = await rejudged(changed(reception), town.settings)
-        (again,) = await rejudged(changed(reception), town.settings)
-        states = sorted(line.state for line in await reception.house.docket.index.list(limit=9))
-        return failed, mended, again, states
+def test_failed_rejudging_is_reported_and_attempted_again(town):
+    async def scene(runner):
+        await runner.answer(ASK)
+        broken = with_changes(runner, Finder(ValueError("broken")))
+        (failed,) = await rejudge_trials(broken, town.settings)
+        (mended,) = await rejudge_trials(with_changes(runner), town.settings)
+        (repeated,) = await rejudge_trials(with_changes(runner), town.settings)
+        states = sorted(line.state for line in await runner.house.docket.index.list(limit=9))
+        return failed, mended, repeated, states
 
-    failed, mended, again, states = on_one_server(town, scene)
+    failed, mended, repeated, states = on_one_server(town, scene)
     assert (failed.outcome, failed.reason, failed.new) == (RejudgeOutcome.FAILED, "INTERNAL", None)
     assert mended.outcome is RejudgeOutcome.SAME and mended.is_new
-    assert again.new.trial_id == mended.new.trial_id and not again.is_new
+    assert repeated.new.trial_id == mended.new.trial_id and not repeated.is_new
     assert states == [TrialState.DECIDED, TrialState.DECIDED, TrialState.FAILED]
 
 
-def test_what_was_erased_since_is_neither_tried_again_nor_a_failure(town):
-    async def scene(reception):
-        await reception.answer(ASK)
-        (done,) = await rejudged(changed(reception), town.settings)
-        eraser = reception.house.docket.eraser
+def test_rejudging_with_an_erased_trial_is_neither_repeated_nor_a_failure(town):
+    async def scene(runner):
+        await runner.answer(ASK)
+        (done,) = await rejudge_trials(with_changes(runner), town.settings)
+        eraser = runner.house.docket.eraser
         await eraser.erase(done.new.trial_id, who="ada", why="asked for", at=datetime.now(UTC))
-        again = [await rejudged(changed(reception), town.settings) for _ in range(2)]
-        return again, await trials_in(reception.house.docket)
+        repeated = [await rejudge_trials(with_changes(runner), town.settings) for _ in range(2)]
+        return repeated, await trials_in(runner.house.docket)
 
-    again, ids = on_one_server(town, scene)
-    assert [(one.outcome, one.new) for (one,) in again] == [(RejudgeOutcome.ERASED, None)] * 2 and len(ids) == 2
+    repeated, ids = on_one_server(town, scene)
+    assert [(one.outcome, one.new) for (one,) in repeated] == [(RejudgeOutcome.ERASED, None)] * 2 and len(ids) == 2
 
 
-def test_one_that_was_cut_off_goes_on_where_it_was(town):
-    async def scene(reception):
-        await reception.answer(ASK)
+def test_interrupted_rejudging_resumes_its_trial(town):
+    async def scene(runner):
+        await runner.answer(ASK)
         finder = Finder()
         finder.gate = asyncio.Event()
-        house = changed(reception, finder)
-        cut = asyncio.create_task(rejudged(house, town.settings))
+        executor = with_changes(runner, finder)
+        cut = asyncio.create_task(rejudge_trials(executor, town.settings))
         await finder.searching.wait()
         cut.cancel()
         await asyncio.gather(cut, return_exceptions=True)
         finder.gate.set()
-        (done,) = await rejudged(house, town.settings)
+        (done,) = await rejudge_trials(executor, town.settings)
         return done
 
     done = on_one_server(town, scene)
@@ -132,19 +134,19 @@ def test_one_that_was_cut_off_goes_on_where_it_was(town):
     assert [event.kind for event in done.new.events].count("TrialResumed") == 1
 
 
-def test_what_was_judged_anew_is_not_gone_through_itself(town):
-    async def scene(reception):
-        await reception.answer(ASK)
-        await rejudged(changed(reception), town.settings)
-        newer = changed(reception, policy=NEW.model_copy(update={"version": "3"}))
-        return await rejudged(newer, town.settings)
+def test_trials_made_by_rejudging_are_not_rejudged_themselves(town):
+    async def scene(runner):
+        await runner.answer(ASK)
+        await rejudge_trials(with_changes(runner), town.settings)
+        newer = with_changes(runner, policy=NEW.model_copy(update={"version": "3"}))
+        return await rejudge_trials(newer, town.settings)
 
     (done,) = on_one_server(town, scene)
     assert done.old.opened.policy.version == DEFAULT_POLICY.version and done.new.opened.policy.version == "3"
 
 
 @pytest.mark.slow
-def test_the_command_lists_what_comes_out_differently(tmp_path, monkeypatch):
+def test_rejudge_command_lists_changed_outcomes(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
     monkeypatch.setenv("MEMECOURT_READER", "none")
 
@@ -153,19 +155,21 @@ def test_the_command_lists_what_comes_out_differently(tmp_path, monkeypatch):
 
     for text in ("people from Blueland are late", "a kitten sleeps"):
         assert invoke("judge", "--text", text).exit_code in (0, 10, 11)
-    refused = invoke("rejudge")
-    assert refused.exit_code == 2 and "Say which trials" in refused.output
+    incomplete = invoke("rejudge")
+    assert incomplete.exit_code == 2 and "Say which trials" in incomplete.output
     assert "2  nothing has changed" in invoke("rejudge", "--everything").output
-    told = invoke("rejudge", "--everything", "--harm-cost", "50", "--dry-run")
-    assert "2  would be tried" in told.output and told.exit_code == 0
+    dry_run = invoke("rejudge", "--everything", "--harm-cost", "50", "--dry-run")
+    assert "2  would be tried" in dry_run.output and dry_run.exit_code == 0
     done = invoke("rejudge", "--since", "2020-01-01", "--harm-cost", "50", "--json")
     assert done.exit_code == 0, done.output
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == 2 and all(line["new_trial_id"] for line in lines)
     assert "once more" in invoke("records", "show", lines[0]["new_trial_id"]).output
     assert not [*filter(lambda line: line["outcome"] == "FAILED", lines)]
-    gone = ("docket", "erase", lines[0]["new_trial_id"], "--who", "ada", "--why", "asked for", "--yes")
-    assert invoke(*gone).exit_code == 0
+    erase_command = ("docket", "erase", lines[0]["new_trial_id"], "--who", "ada", "--why", "asked for", "--yes")
+    assert invoke(*erase_command).exit_code == 0
     for _ in range(2):
-        again = invoke("rejudge", "--since", "2020-01-01", "--harm-cost", "50")
-        assert again.exit_code == 0 and "1  erased since" in again.output and "no new verdict" not in again.output
+        repeated = invoke("rejudge", "--since", "2020-01-01", "--harm-cost", "50")
+        assert (
+            repeated.exit_code == 0 and "1  erased since" in repeated.output and "no new verdict" not in repeated.output
+        )

@@ -1,4 +1,4 @@
-"""Recorded trials held again by today's code: the same outcome, or the fields that differ."""
+"""Tests of replay: recorded trials run again through today's code give the same outcome, or the fields that differ."""
 
 import asyncio
 import dataclasses
@@ -30,16 +30,16 @@ from tests.support.replayed_trials import FOLDER, TRIALS
 FIRST_EDITION = FOLDER.parent / "first_edition"
 
 
-def recorded(name):
+def load_record(name):
     return read_document((FOLDER / f"{name}.json").read_bytes())
 
 
-def replayed(record):
+def run_replay(record):
     return asyncio.run(replay(record))
 
 
-def fields(record):
-    return {one.what: (one.recorded, one.found) for one in replayed(record).differences}
+def differing_fields(record):
+    return {difference.what: (difference.recorded, difference.found) for difference in run_replay(record).differences}
 
 
 def run(*arguments, status=0):
@@ -48,21 +48,21 @@ def run(*arguments, status=0):
     return done.output
 
 
-def altered(record, kind, **values):
-    """The record with its last event of a kind altered."""
+def with_altered_event(record, kind, **values):
+    """The record with its last event of this kind altered."""
     last = max(event.seq for event in record.events if event.kind == kind)
     return TrialRecord.of(event.model_copy(update=values) if event.seq == last else event for event in record.events)
 
 
-def test_recorded_trials_come_out_as_they_did():
-    """A change of the rule, a parser or a reason for review that alters past outcomes shows here."""
+def test_recorded_trials_replay_without_differences():
+    """Fails on a change of the rule, a parser or a review reason that alters past outcomes."""
     assert {path.stem for path in FOLDER.glob("*.json")} == set(TRIALS)
-    told = run("--folder", FOLDER)
-    assert f"{len(TRIALS)} replayed, 0 with differences; 0 not replayable." in told
+    output = run("--folder", FOLDER)
+    assert f"{len(TRIALS)} replayed, 0 with differences; 0 not replayable." in output
 
 
-def test_the_recorded_trials_show_every_end_and_what_can_happen_to_a_reply():
-    records = [recorded(name) for name in TRIALS]
+def test_recorded_trials_cover_every_end_and_every_fate_of_a_reply():
+    records = [load_record(name) for name in TRIALS]
     assert {record.state for record in records} == {TrialState.DECIDED, TrialState.FAILED}
     verdicts = [record.verdict for record in records if record.verdict]
     assert {verdict.label for verdict in verdicts} == set(Label)
@@ -88,143 +88,141 @@ def first_edition(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "full", "summary"), [("home", 1, 3), ("run", 0, 3), ("full_run", 2, 1)])
-def test_full_trials_of_the_first_edition_replay_and_what_summaries_differ_in_is_explained(
-    first_edition, name, full, summary
-):
+def test_first_edition_full_trials_replay_and_summary_differences_are_explained(first_edition, name, full, summary):
     docket = first_edition(name)
-    told = [json.loads(line) for line in run("--all", "--json", "--docket", docket, status=1).splitlines()]
-    assert len(told) == full + summary and not any(one["obstacle"] for one in told)
-    same = [one for one in told if not one["differences"]]
+    results = [json.loads(line) for line in run("--all", "--json", "--docket", docket, status=1).splitlines()]
+    assert len(results) == full + summary and not any(result["obstacle"] for result in results)
+    same = [result for result in results if not result["differences"]]
     assert len(same) == full
-    for one in told:
-        assert all(difference["why"] for difference in one["differences"]), one
-    words = run("--all", "--docket", docket, status=1)
-    assert f"{full + summary} replayed, {summary} with differences; 0 not replayable" in words
+    for result in results:
+        assert all(difference["why"] for difference in result["differences"]), result
+    summary_output = run("--all", "--docket", docket, status=1)
+    assert f"{full + summary} replayed, {summary} with differences; 0 not replayable" in summary_output
     if full:
-        run(*(one["trial_id"] for one in same), "--docket", docket)
+        run(*(result["trial_id"] for result in same), "--docket", docket)
 
 
-def test_a_trial_of_the_first_edition_that_failed_for_its_server_can_t_be_replayed(first_edition):
+def test_first_edition_trial_that_failed_with_its_server_is_not_replayable(first_edition):
     docket = first_edition("home")
     listed = CliRunner().invoke(cli, ["records", "list", "--json", "--docket", str(docket)]).stdout
-    failed = next(one["trial_id"] for one in map(json.loads, listed.splitlines()) if one["state"] == "FAILED")
+    failed = next(trial["trial_id"] for trial in map(json.loads, listed.splitlines()) if trial["state"] == "FAILED")
     assert "MODEL_GONE" in run(failed, "--docket", docket, status=2)
 
 
-# What shows
+# Which changes show as differences
 
 
-def test_another_rule_shows_in_label_and_what_follows_from_it(monkeypatch):
-    record = recorded("full-not-harmful")
+def test_changed_rule_shows_in_the_label_and_its_consequences(monkeypatch):
+    record = load_record("full-not-harmful")
 
     def strict(harmful, benign):
         return Label.NOT_HARMFUL if benign is Strength.STRONG and harmful is Strength.MODERATE else Label.HARMFUL
 
     for module in ("verdict", "judgment", "roles"):
         monkeypatch.setattr(f"court.{module}.rule", strict)
-    found = fields(record)
-    # The ruling contradicts that rule, so that it would be asked for again.
+    found = differing_fields(record)
+    # The ruling contradicts the changed rule, so today's code would ask for it again.
     assert "can't be used by today's code" in found["end"][1]
     assert found["label"] == ("NOT_HARMFUL", "none")
 
 
-def test_a_parser_that_refuses_what_was_taken_shows(monkeypatch):
+def test_parser_that_rejects_an_accepted_reply_shows_as_a_difference(monkeypatch):
     def refuse(text):
-        raise UnusableReply("REPLY_MALFORMED", "it was refused")
+        raise UnusableReply("REPLY_MALFORMED", "the reply was refused")
 
     monkeypatch.setattr(replies, "parse_description", refuse)
-    found = fields(recorded("full-harmful"))
+    found = differing_fields(load_record("full-harmful"))
     assert "The description can't be used by today's code, and was not asked for again." in found["end"][1]
 
 
-def test_a_parser_that_reads_something_else_shows_in_that_field_alone(monkeypatch):
+def test_parser_that_reads_another_value_shows_in_that_field_only(monkeypatch):
     parse = replies.parse_description
     monkeypatch.setattr(replies, "parse_description", lambda text: parse(text).upper())
-    assert set(fields(recorded("full-harmful"))) == {"description"}
+    assert set(differing_fields(load_record("full-harmful"))) == {"description"}
 
 
-def test_a_parser_that_takes_what_was_refused_shows(monkeypatch):
+def test_parser_that_accepts_a_rejected_reply_shows_in_the_value(monkeypatch):
     parse = replies.parse_description
     monkeypatch.setattr(replies, "parse_description", lambda text: text if text.startswith("It shows") else parse(text))
-    # What it says is the same; only raw replies can show that it was not asked for again.
-    assert fields(recorded("full-asked-again")) == {}
+    # Both replies say the same; only raw replies could show that the second request is no longer needed.
+    assert differing_fields(load_record("full-asked-again")) == {}
     monkeypatch.setattr(replies, "parse_description", lambda text: "!" if text.startswith("It shows") else parse(text))
-    assert fields(recorded("full-asked-again")) == {"description": ("It shows a flag.", "!")}
+    assert differing_fields(load_record("full-asked-again")) == {"description": ("It shows a flag.", "!")}
 
 
-def test_a_failed_trial_that_would_not_fail_any_more_shows(monkeypatch):
+def test_failed_trial_that_would_no_longer_fail_shows_as_a_difference(monkeypatch):
     parse = replies.parse_argument
     argument = replies.Argument(summary="s", justification="j")
     monkeypatch.setattr(replies, "parse_argument", lambda text: argument if text == "no JSON at all" else parse(text))
-    found = fields(recorded("full-failed"))
-    kept, now = found["end"]
-    assert "could not be used" in kept and "the record has none" in now
+    found = differing_fields(load_record("full-failed"))
+    recorded_end, found_end = found["end"]
+    assert "could not be used" in recorded_end and "the record has none" in found_end
 
 
-def test_another_stop_of_the_examination_shows_in_the_rounds(monkeypatch):
+def test_changed_end_of_the_examination_shows_in_the_rounds(monkeypatch):
     monkeypatch.setattr("court.examination.entropy", lambda text: 1.0)
-    found = fields(recorded("full-harmful"))
+    found = differing_fields(load_record("full-harmful"))
     assert found["Accuser's rounds"] == ("4, converged", "2, converged")
     assert found["Accuser's summary, round 4"][1] == "none"
 
 
-def test_a_round_more_than_was_held_is_a_difference_and_never_a_guess(monkeypatch):
+def test_round_beyond_the_recorded_ones_is_a_difference_and_never_guessed(monkeypatch):
     lengths = iter(range(1, 1000))
     monkeypatch.setattr("court.examination.entropy", lambda text: float(next(lengths)))
-    found = fields(recorded("full-harmful"))
+    found = differing_fields(load_record("full-harmful"))
     assert "Today's code asks for a " in found["end"][1] and "in round 5, and the record has none" in found["end"][1]
 
 
-def test_another_floor_of_the_score_shows_in_score_and_signals(monkeypatch):
+def test_changed_floor_of_the_score_shows_in_score_and_signals(monkeypatch):
     monkeypatch.setattr("court.judgment.score_of", lambda odds, least: None)
-    found = fields(recorded("full-harmful"))
+    found = differing_fields(load_record("full-harmful"))
     assert found["score"][1] == "none" and "SCORE_UNKNOWN" in found["signals"][1]
 
 
-def test_another_reason_for_review_shows(monkeypatch):
+def test_changed_review_reasons_show_in_the_signals(monkeypatch):
     monkeypatch.setattr("court.judgment._cut_short", lambda sides: [])
     monkeypatch.setattr("court.judgment.no_similar_precedent", lambda findings: ())
-    assert fields(recorded("full-far-precedents")) == {"signals": ("NO_SIMILAR_PRECEDENT", "none")}
+    assert differing_fields(load_record("full-far-precedents")) == {"signals": ("NO_SIMILAR_PRECEDENT", "none")}
 
 
-def test_another_reading_of_a_guard_s_answer_shows(monkeypatch):
-    record = recorded("full-guard-heard")
+def test_changed_reading_of_a_guard_reply_shows_in_its_opinion(monkeypatch):
+    record = load_record("full-guard-heard")
     assert record.last(GuardHeard).call.replies[0].text.startswith("<think>")
     monkeypatch.setattr("court.guard.parse_opinion", lambda adapter, reply, policy: GuardOpinion(harmful=False))
-    found = fields(record)
+    found = differing_fields(record)
     assert found["guard's opinion"] == ("harmful", "not harmful")
     assert found["guard's categories"] == ("hate (S10)", "none")
     assert found["review reasons"] == ("VOTE_DISAGREES, GUARD_DISAGREES", "VOTE_DISAGREES")
 
 
-def test_a_record_that_says_another_label_than_its_replies_shows():
-    record = recorded("full-harmful")
+def test_label_that_contradicts_its_replies_shows_as_a_difference():
+    record = load_record("full-harmful")
     strengths = Strengths(harmful=Strength.WEAK, benign=Strength.STRONG)
     verdict = record.verdict.model_copy(update={"label": Label.NOT_HARMFUL, "strengths": strengths, "finding": None})
-    found = fields(altered(record, "VerdictGiven", verdict=verdict))
+    found = differing_fields(with_altered_event(record, "VerdictGiven", verdict=verdict))
     assert found["label"] == ("NOT_HARMFUL", "HARMFUL") and "strengths" in found
 
 
-def test_a_summary_is_weighed_again():
-    record = recorded("summary-harmful")
+def test_summary_score_is_computed_again():
+    record = load_record("summary-harmful")
     verdict = record.verdict.model_copy(update={"harm_score": 0.1})
-    assert set(fields(altered(record, "VerdictGiven", verdict=verdict))) == {"score"}
+    assert set(differing_fields(with_altered_event(record, "VerdictGiven", verdict=verdict))) == {"score"}
 
 
-# Which reply is which
+# Matching replies to calls
 
 
-def test_replies_are_matched_by_side_although_both_ask_the_same():
-    """Both sides ask the Proposer in the same words and were answered differently: no answer changes sides."""
+def test_replies_are_matched_by_side_when_both_sides_ask_the_same():
+    """Both sides ask the Proposer in the same words and get different answers: no answer changes sides."""
     answers = iter([{"answer": f"Answer {n}."} for n in range(100)])
     cast = Cast(rounds=2, ask={"question": "What is in the middle?"}, answer=lambda request: next(answers))
     record = try_meme(cast)
     by_side = {side: [e.answer for e in record.events if getattr(e, "answer", "") and e.side is side] for side in Side}
     assert by_side[Side.ACCUSER] != by_side[Side.DEFENDER]
-    assert replayed(record).differences == ()
+    assert run_replay(record).differences == ()
 
 
-def test_a_trial_that_was_cut_off_and_resumed_replays():
+def test_interrupted_and_resumed_trial_replays():
     rulings = iter([Unavailable("gone", reason="MODEL_GONE")])
     court, meme, notes = full_court(Cast(rounds=3, judge=lambda _: next(rulings, None))), a_meme("words"), Notes()
 
@@ -235,117 +233,117 @@ def test_a_trial_that_was_cut_off_and_resumed_replays():
 
     record = asyncio.run(work())
     assert record.last(TrialResumed) and outcome(record)["label"][1] == "HARMFUL"
-    found = replayed(record)
+    found = run_replay(record)
     assert (found.differences, found.obstacle) == ((), "")
 
 
-def test_a_thought_that_went_round_in_circles_did_so_when_it_is_replayed():
+def test_looping_thought_replays_as_the_same_failure():
     thought = "I think that it is so. " * 60
     circling = ChatReply("", FinishReason.LENGTH, "m", 1, 1, 0, 0.1, thought=thought)
     with pytest.raises(TrialAborted) as aborted:
         try_meme(Cast(describe=circling))
     record = aborted.value.record
     assert aborted.value.reason == "REPLY_LOOPS" and thought not in record.events[-1].model_dump_json()
-    found = replayed(record)
+    found = run_replay(record)
     assert (found.differences, found.obstacle) == ((), "")
 
 
 # Not replayable
 
 
-def test_changed_words_of_a_prompt_are_no_difference_but_not_replayable(monkeypatch):
+def test_reworded_prompt_is_no_difference_but_not_replayable(monkeypatch):
     judge = prompts.load("judge").content
     other = prompts.Prompt({**judge, "tasks": {**judge["tasks"], "judge": "Judge this meme."}})
     changed = dataclasses.replace(packaged(), judge=other)
     monkeypatch.setattr("court.prompts.sets._OPENED", {})
     monkeypatch.setattr("court.prompts.sets.packaged", lambda version="1": changed)
-    found = replayed(recorded("full-harmful"))
+    found = run_replay(load_record("full-harmful"))
     assert found.differences == () and "worded otherwise" in found.obstacle
     assert "not replayable" in run("--folder", FOLDER, status=2)
-    # Without the messages' digests, as in the earliest records, each call's prompt still says so.
-    record = recorded("full-harmful")
+    # Without the digests of messages, as in the earliest records, the prompt of each call still shows it.
+    record = load_record("full-harmful")
     bare = TrialRecord.of(
         event.model_copy(update={"call": event.call.model_copy(update={"messages_digest": ""}), "odds": None})
         if getattr(event, "call", None)
         else event
         for event in record.events
     )
-    assert "asked for in other words" in replayed(bare).obstacle
+    assert "asked for in other words" in run_replay(bare).obstacle
 
 
-def test_other_messages_of_the_same_prompt_are_not_replayable(monkeypatch):
+def test_changed_messages_of_the_same_prompt_are_not_replayable(monkeypatch):
     monkeypatch.setattr(
         "court.messages.apart", lambda parts: tuple(f"{part}\n" if isinstance(part, str) else part for part in parts)
     )
-    assert "not what was sent" in replayed(recorded("full-harmful")).obstacle
+    assert "not what was sent" in run_replay(load_record("full-harmful")).obstacle
 
 
-def test_an_open_trial_has_nothing_to_compare_with():
-    record = recorded("full-harmful")
-    found = replayed(TrialRecord.of(record.events[:-1]))
+def test_open_trial_has_no_outcome_to_compare():
+    record = load_record("full-harmful")
+    found = run_replay(TrialRecord.of(record.events[:-1]))
     assert found.without_outcome and "has not ended" in found.obstacle
 
 
-def test_a_trial_that_its_deadline_cut_short_is_not_replayable():
-    record = recorded("full-harmful")
-    found = replayed(altered(record, "SideRested", reason=QuestioningEnd.TIME))
+def test_trial_cut_short_by_its_deadline_is_not_replayable():
+    record = load_record("full-harmful")
+    found = run_replay(with_altered_event(record, "SideRested", reason=QuestioningEnd.TIME))
     assert "deadline" in found.obstacle and not found.differences
 
 
-def test_settings_that_there_are_no_more_are_named():
-    record = recorded("full-harmful")
+def test_removed_settings_are_named():
+    record = load_record("full-harmful")
     opened = record.opened.model_copy(update={"settings": {**record.opened.settings, "query": "stars"}})
-    found = replayed(TrialRecord.of([opened, *record.events[1:]]))
+    found = run_replay(TrialRecord.of([opened, *record.events[1:]]))
     assert "settings that there are no more: query" in found.obstacle
 
 
 # The command
 
 
-def test_the_command_wants_one_of_three_and_never_ends_well_without_a_trial(tmp_path):
+def test_command_needs_exactly_one_source_and_fails_without_a_trial(tmp_path):
     assert "use either --all or --folder" in run(status=2)
     assert "use either --all or --folder" in run("one", "--all", status=2)
     (tmp_path / "empty").mkdir()
     assert "no trial with an outcome" in run("--folder", tmp_path / "empty", status=2)
     (tmp_path / "bad.json").write_text("{}")
-    told = run("--folder", tmp_path, status=2)
-    assert "bad.json" in told and "no trial in the form" in told and "Traceback" not in told
+    output = run("--folder", tmp_path, status=2)
+    assert "bad.json" in output and "no trial in the form" in output and "Traceback" not in output
     (tmp_path / "bad.json").unlink()
     (tmp_path / "folder.json").mkdir()
     assert "folder.json can't be read" in run("--folder", tmp_path, status=2)
 
 
-def test_a_folder_of_lines_is_read_and_differences_end_with_one(tmp_path):
-    record = recorded("summary-harmful")
+def test_folder_of_json_lines_is_read_and_differences_exit_with_1(tmp_path):
+    record = load_record("summary-harmful")
     document = json.loads((FOLDER / "summary-harmful.json").read_text())
     document["events"][-1]["verdict"]["harm_score"] = 0.125
     (tmp_path / "trials.jsonl").write_text(json.dumps(document) + "\n" + json.dumps(document) + "\n")
-    told = run("--folder", tmp_path, status=1)
-    assert "score (event" in told and "0.125000" in told and f"{record.verdict.harm_score:.6f}" in told
-    assert "2 replayed, 2 with differences" in told
+    output = run("--folder", tmp_path, status=1)
+    assert "score (event" in output and "0.125000" in output and f"{record.verdict.harm_score:.6f}" in output
+    assert "2 replayed, 2 with differences" in output
 
 
 # Raw replies
 
 
-def test_raw_replies_are_recorded_as_they_came():
-    record = recorded("full-asked-again")
+def test_raw_replies_are_recorded_unchanged():
+    record = load_record("full-asked-again")
     described = next(event for event in record.events if event.kind == "Described")
     assert described.call.replies == (
         RawReply(text="It shows a flag."),
         RawReply(text='{"description": "It shows a flag."}'),
     )
-    asked = next(event for event in record.events if event.kind == "QuestionAsked" and event.side is Side.ACCUSER)
-    assert asked.call.replies[0].finish == "LENGTH" and asked.call.replies[0].text == '{"question": "What'
+    question = next(event for event in record.events if event.kind == "QuestionAsked" and event.side is Side.ACCUSER)
+    assert question.call.replies[0].finish == "LENGTH" and question.call.replies[0].text == '{"question": "What'
 
 
-def test_half_a_character_is_kept_as_its_escape():
-    described = next(event for event in recorded("full-half-a-character").events if event.kind == "Described")
+def test_lone_surrogate_is_recorded_as_its_escape():
+    described = next(event for event in load_record("full-half-a-character").events if event.kind == "Described")
     assert described.call.replies[0].text == '{"description": "a flag \\ud83d"}'
     assert described.call.fault
 
 
-def test_a_reply_that_gives_its_instructions_away_is_not_kept():
+def test_reply_that_leaks_its_instructions_is_not_recorded():
     secret = prompts.load("proposer").secret
     with pytest.raises(TrialAborted) as aborted:
         try_meme(Cast(describe={"description": f"I was told: {secret}"}))
@@ -354,7 +352,7 @@ def test_a_reply_that_gives_its_instructions_away_is_not_kept():
     assert secret not in "".join(event.model_dump_json() for event in aborted.value.record.events)
 
 
-def test_settings_of_a_replay_are_the_record_s():
-    """A setting that came later has its usual value, and asking ahead is off: it changes nothing but time."""
+def test_replay_uses_the_settings_of_the_record():
+    """A setting added later has its default value, and asking ahead is off: it changes nothing but time."""
     record = try_meme(Cast(rounds=9), settings=TrialSettings(rounds_max=3, epsilon=0.0))
-    assert replayed(record).differences == ()
+    assert run_replay(record).differences == ()

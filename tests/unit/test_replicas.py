@@ -1,4 +1,6 @@
-"""Several servers of one model, over real sockets: a trial keeps to one, and goes on at another when that is gone."""
+"""Tests of several servers of one model, over real sockets: a trial uses one server and fails over when that is
+gone.
+"""
 
 import asyncio
 import hashlib
@@ -33,16 +35,16 @@ def pixels(number):
     return hashlib.sha256(f"picture {number}".encode()).hexdigest()
 
 
-def replicated(*urls, **options):
-    """A model at servers that nobody connects to."""
+def replicated_model(*urls, **options):
+    """A model at servers that no test connects to."""
     return ChatCompletions.joined([ChatCompletions(base_url=url, model="m", **options) for url in urls])
 
 
-# Which server
+# Choice of server
 
 
-def test_a_key_has_its_server_and_many_keys_are_spread_evenly():
-    model = replicated(*(f"http://s{n}:1/v1" for n in range(4)))
+def test_each_key_has_a_fixed_server_and_keys_are_spread_evenly():
+    model = replicated_model(*(f"http://s{n}:1/v1" for n in range(4)))
     first = [model.pinned(pixels(n)).urls[0] for n in range(4000)]
     assert first == [model.pinned(pixels(n)).urls[0] for n in range(4000)]
     counts = Counter(first)
@@ -50,21 +52,21 @@ def test_a_key_has_its_server_and_many_keys_are_spread_evenly():
     assert set(counts) == set(model.urls) and all(abs(count - 1000) < 164 for count in counts.values())
 
 
-def test_without_a_server_only_its_share_moves_and_to_the_next_in_order():
+def test_removing_a_server_moves_only_its_keys_to_the_next_in_order():
     urls = [f"http://s{n}:1/v1" for n in range(4)]
-    whole, less = replicated(*urls), replicated(*urls[1:])
+    all_servers, remaining = replicated_model(*urls), replicated_model(*urls[1:])
     for n in range(500):
-        before, after = whole.pinned(pixels(n)).urls, less.pinned(pixels(n)).urls
+        before, after = all_servers.pinned(pixels(n)).urls, remaining.pinned(pixels(n)).urls
         assert after == tuple(url for url in before if url != urls[0])
 
 
-def test_the_order_in_which_servers_are_named_is_no_matter():
+def test_order_of_the_server_urls_does_not_matter():
     urls = [f"http://s{n}:1/v1" for n in range(3)]
-    one, other = replicated(*urls), replicated(*reversed(urls))
+    one, other = replicated_model(*urls), replicated_model(*reversed(urls))
     assert all(one.pinned(pixels(n)).urls == other.pinned(pixels(n)).urls for n in range(50))
 
 
-def test_what_all_servers_can_do_is_what_the_weakest_can():
+def test_common_capabilities_are_those_of_the_weakest_server():
     strong = Capabilities(True, 8, LogProbs.CHOSEN, True, True)
     assert weakest([strong]) == strong
     assert weakest([strong, Capabilities(False, 2, LogProbs.TOP, False, False)]) == Capabilities(
@@ -73,22 +75,24 @@ def test_what_all_servers_can_do_is_what_the_weakest_can():
     assert weakest([strong, Capabilities(True, 9, LogProbs.NONE, True, True)]).log_probs is LogProbs.NONE
 
 
-def test_roles_that_share_servers_share_the_one_that_a_trial_keeps_to():
-    shared, own = replicated("http://a:1/v1", "http://b:1/v1"), replicated("http://c:1/v1")
+def test_roles_that_share_servers_share_the_choice_of_a_trial():
+    shared, separate = replicated_model("http://a:1/v1", "http://b:1/v1"), replicated_model("http://c:1/v1")
     chairs = RoleModels(
-        RoleModel(shared, servers=shared), *[RoleModel(shared, servers=shared)] * 2, RoleModel(own, servers=own)
+        RoleModel(shared, servers=shared),
+        *[RoleModel(shared, servers=shared)] * 2,
+        RoleModel(separate, servers=separate),
     )
     pinned = chairs.pinned(pixels(1))
     assert pinned.proposer.model is pinned.accuser.model is pinned.defender.model
     assert pinned.proposer.model is not shared
     assert pinned.judge.model.urls == ("http://c:1/v1",)
     assert set(pinned.servers["PROPOSER"]) == set(shared.urls)
-    # Another trial of the same picture asks at the same place, but goes its own way when that is gone.
-    again = chairs.pinned(pixels(1))
-    assert again.servers == pinned.servers and again.proposer.model is not pinned.proposer.model
+    # Another trial of the same picture starts at the same server, but fails over independently.
+    second_trial = chairs.pinned(pixels(1))
+    assert second_trial.servers == pinned.servers and second_trial.proposer.model is not pinned.proposer.model
 
 
-def test_room_is_a_server_s_own():
+def test_room_is_counted_per_server():
     loads = [Load(1), Load(1)]
     model = ChatCompletions.joined(
         [ChatCompletions(base_url=f"http://{n}:1/v1", model="m", load=load) for n, load in enumerate(loads)]
@@ -98,35 +102,35 @@ def test_room_is_a_server_s_own():
         trial._replicas.choose()
     with loads[0].call():
         assert [trial.room() for trial in trials.values()] == [False, True]
-        assert model.pinned(pixels(0)).room(), "a trial that has not begun goes to the other one"
+        assert model.pinned(pixels(0)).room(), "a trial that has not begun can go to the other server"
     assert trials["http://0:1/v1"].room()
 
 
-def test_a_trial_takes_the_server_with_the_fewest_calls_and_keeps_to_it():
+def test_trial_takes_the_least_busy_server_and_stays_there():
     loads = [Load(1) for _ in range(3)]
     model = ChatCompletions.joined(
         [ChatCompletions(base_url=f"http://{n}:1/v1", model="m", load=load) for n, load in enumerate(loads)]
     )
     trial = model.pinned(pixels(0))
     idle = trial._replicas.choose()
-    assert idle.url == trial.urls[0], "of servers that are equally busy, the one that may know the picture"
+    assert idle.url == trial.urls[0], "of equally busy servers, the one that may have the picture cached"
     with idle.load.call(), idle.load.call():
-        assert trial._replicas.choose() is idle, "it has the beginning of the trial in its cache"
+        assert trial._replicas.choose() is idle, "its cache has the beginning of the trial"
         others = []
         for n in range(20):
             other = model.pinned(pixels(n))._replicas.choose()
             others.append(other.load.call())
             others[-1].__enter__()
-        # Twenty more, each where there were fewest: with the two of before, 22 on three servers.
+        # Twenty more calls, each at the least busy server: with the two before, 22 on three servers.
         assert sorted(load.in_flight for load in loads) == [7, 7, 8]
 
 
-# When one is gone
+# Failover
 
 
 @asynccontextmanager
 async def two_servers(**options):
-    """A model at two stand-ins; the stand-ins by their addresses, and what takes each away."""
+    """A model at two stand-ins; yields the stand-ins by their addresses, and functions that stop each of them."""
     async with AsyncExitStack() as stack:
         servers, end = {}, {}
         for _ in range(2):
@@ -153,7 +157,7 @@ def with_two_servers(steps, **options):
     return asyncio.run(run())
 
 
-def test_a_call_goes_on_at_the_next_server_and_the_later_ones_begin_there():
+def test_call_fails_over_to_the_next_server_and_later_calls_start_there():
     async def steps(model, servers, end):
         pinned = model.pinned(pixels(0))
         first, second = pinned.urls
@@ -167,7 +171,7 @@ def test_a_call_goes_on_at_the_next_server_and_the_later_ones_begin_there():
     with_two_servers(steps)
 
 
-def test_a_request_that_may_have_killed_a_server_meets_one_more_and_not_all():
+def test_request_that_may_have_killed_a_server_is_sent_to_only_one_more():
     async def steps(model, servers, end):
         for server in servers.values():
             server.faults.script(["reset"] * 9)
@@ -179,7 +183,7 @@ def test_a_request_that_may_have_killed_a_server_meets_one_more_and_not_all():
     with_two_servers(steps)
 
 
-def test_when_a_chat_was_answered_is_known_to_all_who_ask_that_model_there():
+def test_time_of_the_last_answer_is_shared_by_all_users_of_a_server():
     async def steps(model, servers, end):
         never = float("-inf")
         pinned = model.pinned(pixels(0))
@@ -188,7 +192,7 @@ def test_when_a_chat_was_answered_is_known_to_all_who_ask_that_model_there():
         servers[pinned.urls[0]].faults.script(["garbage"])
         with pytest.raises(Unavailable):
             await pinned.reply(HELLO, within_s=60)
-        assert model.answered_at == pinned.answered_at == never  # none of these was a chat that was answered
+        assert model.answered_at == pinned.answered_at == never  # none of these calls was an answered chat
         await pinned.reply(HELLO, within_s=60)
         assert model.answered_at == pinned.answered_at > never
         apart = {alone.urls[0]: alone.answered_at for alone in model.apart()}
@@ -198,7 +202,7 @@ def test_when_a_chat_was_answered_is_known_to_all_who_ask_that_model_there():
 
 
 @pytest.mark.parametrize("fault", ["429", "garbage", "cut"])
-def test_a_server_that_is_there_is_not_left(fault):
+def test_faulty_but_reachable_server_is_not_abandoned(fault):
     async def steps(model, servers, end):
         pinned = model.pinned(pixels(0))
         servers[pinned.urls[0]].faults.script([fault])
@@ -211,7 +215,7 @@ def test_a_server_that_is_there_is_not_left(fault):
     with_two_servers(steps)
 
 
-def test_when_all_are_gone_it_is_said_within_the_time():
+def test_call_fails_in_time_when_all_servers_are_gone():
     async def steps(model, servers, end):
         for close in end.values():
             await close()
@@ -222,7 +226,7 @@ def test_when_all_are_gone_it_is_said_within_the_time():
     with_two_servers(steps)
 
 
-def test_one_that_comes_back_is_asked_again_when_the_other_goes():
+def test_recovered_server_is_used_again_when_the_other_goes_away():
     async def steps(model, servers, end):
         pinned = model.pinned(pixels(0))
         first, second = pinned.urls
@@ -234,12 +238,12 @@ def test_one_that_comes_back_is_asked_again_when_the_other_goes():
     with_two_servers(steps)
 
 
-# Coming back
+# Recovery
 
 
 @asynccontextmanager
 async def coming_and_going():
-    """A model at two stand-ins; ``end(n)`` takes one away, ``start(n)`` has it listen at its old address."""
+    """A model at two stand-ins; ``end(n)`` stops one of them, ``start(n)`` has it listen at its old address."""
     async with AsyncExitStack() as stack:
         servers = [FakeModelServer(Behaviour()) for _ in range(2)]
         running: dict[int, AsyncExitStack] = {}
@@ -275,58 +279,56 @@ def with_servers_that_come_and_go(steps):
 
 
 ENOUGH = 30
-"""So many pictures that each of two servers, whose ports are drawn by chance, surely has some of them."""
+"""Enough pictures that each of two servers, whose ports are random, is almost surely preferred by some of them."""
 
 
-async def begun(model, n):
-    """Begins a trial of a picture; the number of the server that it went to."""
+async def start_trial(model, n):
+    """Begins a trial of a picture; returns the number of the server that it went to."""
     reply = await model.pinned(pixels(n)).reply(HELLO, within_s=60)
     return model.urls.index(reply.server)
 
 
 @pytest.fixture
-def quick_looks(monkeypatch):
+def quick_rechecks(monkeypatch):
     monkeypatch.setattr("court.backends.chat.server._RECHECK_S", 0.05)
     monkeypatch.setattr("court.backends.chat.server._RECHECK_MAX_S", 0.1)
 
 
-def test_no_trial_begins_at_a_server_that_is_gone_and_nobody_waits_for_finding_out_that_it_is_back(
-    quick_looks, monkeypatch
-):
+def test_new_trials_avoid_a_gone_server_and_do_not_wait_for_its_rechecks(quick_rechecks, monkeypatch):
     async def steps(model, servers, start, end):
-        assert {await begun(model, n) for n in range(ENOUGH)} == {0, 1}
+        assert {await start_trial(model, n) for n in range(ENOUGH)} == {0, 1}
         await end(0)
-        assert [await begun(model, n) for n in range(ENOUGH)] == [1] * ENOUGH
+        assert [await start_trial(model, n) for n in range(ENOUGH)] == [1] * ENOUGH
         calls = servers[1].stats.calls
         assert model._servers[0].gone_at is not None
         await start(0)
         monkeypatch.setattr("court.backends.chat.server.SLOW_START_S", 1e-6)
         while model._servers[0].gone_at is not None:
-            await begun(model, 0)
+            await start_trial(model, 0)
             await asyncio.sleep(0.02)
-        assert servers[1].stats.calls > calls, "meanwhile trials began at the other one"
-        assert {await begun(model, n) for n in range(ENOUGH)} == {0, 1}
+        assert servers[1].stats.calls > calls, "meanwhile trials began at the other server"
+        assert {await start_trial(model, n) for n in range(ENOUGH)} == {0, 1}
 
     with_servers_that_come_and_go(steps)
 
 
-def test_a_server_that_came_back_gets_its_share_little_by_little(quick_looks, monkeypatch):
+def test_recovered_server_gets_its_share_gradually(quick_rechecks, monkeypatch):
     async def steps(model, servers, start, end):
         await end(0)
-        # Which pictures are a server's own hangs on its port: of a few, none may be.
+        # Which server a picture prefers depends on the ports: of a few pictures, none may prefer this one.
         for n in range(ENOUGH):
-            await begun(model, n)
+            await start_trial(model, n)
         await start(0)
         while model._servers[0].gone_at is not None:
-            await begun(model, 0)
+            await start_trial(model, 0)
             await asyncio.sleep(0.02)
         monkeypatch.setattr("court.backends.chat.server.SLOW_START_S", 1000.0)
 
         def shares(count):
-            """Calls in flight at each server when so many trials have begun and none is over."""
-            begun = [model.pinned(pixels(n))._replicas for n in range(count)]
+            """Calls in flight at each server after this number of trials has begun and none has ended."""
+            start_trial = [model.pinned(pixels(n))._replicas for n in range(count)]
             calls = []
-            for replicas in begun:
+            for replicas in start_trial:
                 calls.append(replicas.choose().load.call())
                 calls[-1].__enter__()
             found = [server.load.in_flight for server in model._servers]
@@ -335,7 +337,7 @@ def test_a_server_that_came_back_gets_its_share_little_by_little(quick_looks, mo
             return found
 
         early = shares(44)
-        assert early == [4, 40], "a tenth as many as the other one"
+        assert early == [4, 40], "a tenth as many as the other server"
         model._servers[0].back_at -= 500
         assert shares(45) == [15, 30]
         model._servers[0].back_at -= 500
@@ -344,8 +346,8 @@ def test_a_server_that_came_back_gets_its_share_little_by_little(quick_looks, mo
     with_servers_that_come_and_go(steps)
 
 
-def test_one_that_answers_an_error_is_left_by_the_trial_alone(quick_looks):
-    """It is there: that a request is too much for it says nothing of the next one."""
+def test_server_error_moves_only_the_affected_trial(quick_rechecks):
+    """The server is reachable: that one request is too much for it says nothing about the next."""
 
     async def steps(model, servers, start, end):
         trial = model.pinned(pixels(0))
@@ -354,24 +356,24 @@ def test_one_that_answers_an_error_is_left_by_the_trial_alone(quick_looks):
         replies = [await trial.reply(HELLO, within_s=60) for _ in range(3)]
         assert {reply.server for reply in replies} == {model.urls[1 - first]}
         assert model._servers[first].gone_at is None
-        assert await begun(model, 0) == first
+        assert await start_trial(model, 0) == first
 
     with_servers_that_come_and_go(steps)
 
 
-def test_when_all_are_gone_the_one_that_is_back_first_is_found(quick_looks):
+def test_first_recovered_server_is_found_after_all_were_gone(quick_rechecks):
     async def steps(model, servers, start, end):
         await end(0)
         await end(1)
         with pytest.raises(Unavailable):
-            await begun(model, 0)
+            await start_trial(model, 0)
         await start(1)
-        assert await begun(model, 0) == 1
+        assert await start_trial(model, 0) == 1
 
     with_servers_that_come_and_go(steps)
 
 
-def test_calls_of_no_trial_are_spread_too():
+def test_calls_outside_a_trial_are_spread_too():
     async def steps(model, servers, start, end):
         await asyncio.gather(*(model.reply(HELLO, within_s=60) for _ in range(20)))
         assert [server.stats.calls for server in servers] == [10, 10]
@@ -403,26 +405,26 @@ def answered_by(record):
     return {call.server for call in (*calls, *odds)}
 
 
-def test_a_trial_keeps_to_one_server_and_trials_are_spread_over_both():
+def test_trial_stays_at_one_server_and_trials_are_spread_over_both():
     async def steps(model, servers, end):
         court = court_at(model)
         records = await asyncio.gather(*(trial_of(court, number) for number in range(16)))
-        again = await trial_of(court, 3)
-        return [*records, again], servers
+        repeated = await trial_of(court, 3)
+        return [*records, repeated], servers
 
     records, servers = with_two_servers(steps)
     for record in records:
         (server,) = answered_by(record)
         assert server in servers and set(record.opened.servers["JUDGE"]) == set(servers)
     counts = Counter(next(iter(answered_by(record))) for record in records[:16])
-    # By calls in flight, of which a trial has one or two at a time: about half of them each.
+    # Spread by calls in flight, of which a trial has one or two at a time: about half of the trials each.
     assert set(counts) == set(servers) and min(counts.values()) >= 5
-    # Alone on its server, a picture comes where it belongs, and the next time too.
+    # Without competing calls, a picture goes to its preferred server, every time.
     assert answered_by(records[-1]) == {records[-1].opened.servers["JUDGE"][0]}
     assert records[-1].opened.servers == records[3].opened.servers
 
 
-def test_a_trial_whose_server_goes_ends_with_a_verdict_from_the_other():
+def test_trial_is_decided_by_the_other_server_when_its_own_goes_away():
     async def steps(model, servers, end):
         first, second = model.pinned(pixels(0)).urls
         notes = Notes()
@@ -442,8 +444,8 @@ def test_a_trial_whose_server_goes_ends_with_a_verdict_from_the_other():
     assert record.opened.servers["PROPOSER"] == (first, second)
 
 
-def test_with_one_server_alone_such_a_trial_fails():
-    """What the test above shows is the other server's doing."""
+def test_same_trial_fails_with_a_single_server():
+    """Shows that the verdict in the test above is due to the other server."""
 
     async def steps(model, servers, end):
         url, _ = servers
@@ -461,68 +463,68 @@ def test_with_one_server_alone_such_a_trial_fails():
     assert with_two_servers(steps, call_s=0.02) == "MODEL_GONE"
 
 
-# Wired
+# Connecting models from settings
 
 
-async def opened(behaviours, **llm):
-    """The chairs for stand-ins of these kinds, what was told, and the addresses."""
-    said = []
+async def connect(behaviours, **llm):
+    """The models for stand-ins with these behaviours, the messages printed, and the addresses."""
+    messages = []
     async with AsyncExitStack() as stack:
-        ports = [await stack.enter_async_context(serving(FakeModelServer(each))) for each in behaviours]
+        ports = [await stack.enter_async_context(serving(FakeModelServer(behaviour))) for behaviour in behaviours]
         urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
         settings = Settings(llm={"url": urls, "model": "stand-in", **llm})
-        return await connect_models(settings, stack, said.append), said, urls
+        return await connect_models(settings, stack, messages.append), messages, urls
 
 
-def test_each_server_is_asked_what_it_can_do_and_the_weakest_counts():
-    chairs, said, urls = asyncio.run(
-        opened([Behaviour(), Behaviour(features=FEATURES - {"json_schema"}, pictures=7)], max_tokens=1500)
+def test_every_server_is_probed_and_the_weakest_sets_the_capabilities():
+    chairs, messages, urls = asyncio.run(
+        connect([Behaviour(), Behaviour(features=FEATURES - {"json_schema"}, pictures=7)], max_tokens=1500)
     )
     assert not chairs.judge.model.capabilities.json_schema
     assert chairs.judge.model.capabilities.picture_ids
     assert chairs.judge.max_tokens == 1500
     assert chairs.judge.model is chairs.accuser.model and chairs.judge.servers.urls == tuple(urls)
-    told = "\n".join(said)
-    assert "(1 of 2)" in told and "(2 of 2): It does not keep replies to a JSON schema" in told
-    assert "only for what all of them can do" in told
-    assert not any(url in told for url in urls)
+    output = "\n".join(messages)
+    assert "(1 of 2)" in output and "(2 of 2): It does not keep replies to a JSON schema" in output
+    assert "only for what all of them can do" in output
+    assert not any(url in output for url in urls)
 
 
-def test_settings_of_a_record_say_how_thoughts_are_turned_off_where_there_are_any():
-    chairs, *_ = asyncio.run(opened([Behaviour(), Behaviour(thinks="template")]))
+def test_record_settings_say_how_thinking_is_turned_off_if_there_is_any():
+    chairs, *_ = asyncio.run(connect([Behaviour(), Behaviour(thinks="template")]))
     assert chairs.settings(1200)["thinking"] == dict.fromkeys(chairs.models, "TEMPLATE")
-    plain, *_ = asyncio.run(opened([Behaviour()]))
-    assert "thinking" not in plain.settings(1200)  # as in records from before
+    plain, *_ = asyncio.run(connect([Behaviour()]))
+    assert "thinking" not in plain.settings(1200)  # as in records of earlier versions
 
 
-def test_each_server_must_have_the_model():
+def test_every_server_must_serve_the_model():
     with pytest.raises(ModelRefused, match="does not list the model"):
-        asyncio.run(opened([Behaviour(), Behaviour(model="another")]))
+        asyncio.run(connect([Behaviour(), Behaviour(model="another")]))
 
 
-def test_servers_that_are_alike_are_not_said_to_differ():
-    _, said, _ = asyncio.run(opened([Behaviour(), Behaviour()]))
-    assert not any("differ" in sentence for sentence in said)
+def test_identical_servers_are_not_reported_as_different():
+    _, messages, _ = asyncio.run(connect([Behaviour(), Behaviour()]))
+    assert not any("differ" in message for message in messages)
 
 
-def test_one_server_of_two_is_enough_and_the_other_is_named_and_asked_once_it_is_back():
+def test_one_of_two_servers_suffices_and_the_other_is_named():
     async def work():
-        said = []
+        messages = []
         async with AsyncExitStack() as stack:
             port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
-            there, gone = f"http://127.0.0.1:{port}/v1", "http://127.0.0.1:1/v1"
-            settings = Settings(llm={"url": [gone, there], "model": "stand-in"})
-            chairs = await connect_models(settings, stack, said.append)
+            reachable, unreachable = f"http://127.0.0.1:{port}/v1", "http://127.0.0.1:1/v1"
+            settings = Settings(llm={"url": [unreachable, reachable], "model": "stand-in"})
+            chairs = await connect_models(settings, stack, messages.append)
             reply = await chairs.judge.model.reply(HELLO, within_s=60)
-            return chairs.judge.servers.urls, reply.server, said, (gone, there)
+            return chairs.judge.servers.urls, reply.server, messages, (unreachable, reachable)
 
-    urls, answered, said, (gone, there) = asyncio.run(work())
-    assert urls == (gone, there), "so that what is stored under their names is found again"
-    assert answered == there and any(gone in sentence for sentence in said)
-    assert any("1 of 2 servers answer" in sentence for sentence in said)
+    urls, answered, messages, (unreachable, reachable) = asyncio.run(work())
+    assert urls == (unreachable, reachable), "cached replies are stored under these addresses"
+    assert answered == reachable and any(unreachable in message for message in messages)
+    assert any("1 of 2 servers answer" in message for message in messages)
 
 
-def test_where_none_answers_all_are_named():
+def test_error_names_all_servers_when_none_answers():
     async def work():
         async with AsyncExitStack() as stack:
             urls = ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"]

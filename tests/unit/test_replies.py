@@ -1,4 +1,4 @@
-"""PI-5: a model's reply is read strictly. Whatever is not a complete, valid acquittal by the rule acquits nobody."""
+"""PI-5: replies of models are parsed strictly. Only a complete, valid acquittal by the rule acquits."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from tests.support.fakes import H, findings
 LEVELS = {"weak": 1, "moderate": 2, "strong": 3}
 
 
-# An oracle of its own: a reader of JSON after RFC 8259, and the form of a ruling in plain conditions. It shares no line
+# An independent oracle: a JSON reader after RFC 8259, and the form of a ruling as plain conditions. It shares no code
 # with court.replies, pydantic or the json module.
 
 
@@ -36,7 +36,7 @@ class NoJson(Exception):
 
 
 class Reader:
-    """Reads one JSON value; refuses doubled names, what stands before or behind it, and half characters."""
+    """Reads one JSON value; refuses duplicate names, text before or after it, and lone surrogates."""
 
     def __init__(self, text):
         self.text, self.at = text, 0
@@ -152,13 +152,13 @@ class Reader:
         if self.peek() == "-":
             self.at += 1
         self.digits(leading=True)
-        whole = True
+        is_integer = True
         if self.peek() == ".":
-            whole = False
+            is_integer = False
             self.at += 1
             self.digits()
         if self.peek() and self.peek() in "eE":
-            whole = False
+            is_integer = False
             self.at += 1
             if self.peek() and self.peek() in "+-":
                 self.at += 1
@@ -166,7 +166,7 @@ class Reader:
         words = self.text[began : self.at]
         if len(words) > 4000:
             raise NoJson
-        return int(words) if whole else float(words)
+        return int(words) if is_integer else float(words)
 
     def digits(self, leading=False):
         began = self.at
@@ -176,12 +176,12 @@ class Reader:
             raise NoJson
 
 
-def speaks(words):
+def has_letters_or_digits(words):
     return any(character.isalnum() for character in words)
 
 
 def unwrapped(text):
-    """Without what servers leave around a reply: a byte order mark, thoughts that end, one fence around the whole."""
+    """The text without what servers add around a reply: byte order mark, closed thoughts, one enclosing fence."""
     text = text.lstrip("\ufeff").strip()
     if text[:1] not in ("{", "`", "~"):
         marks = list(re.finditer(r"</?think(ing)?>", text, re.IGNORECASE | re.ASCII))
@@ -199,46 +199,51 @@ def unwrapped(text):
 
 
 def acquits_validly(text, precedents=3):
-    """Whether a reply is a whole and valid ruling that acquits by the rule."""
+    """True if a reply is a complete and valid ruling that acquits by the rule."""
     try:
-        said = Reader(unwrapped(text)).whole()
+        ruling = Reader(unwrapped(text)).whole()
     except (NoJson, RecursionError):
         return False
     policy = DEFAULT_POLICY
     return (
-        isinstance(said, dict)
-        and set(said) == set(ACQUITTAL)
+        isinstance(ruling, dict)
+        and set(ruling) == set(ACQUITTAL)
         and all(
-            isinstance(said[name], list)
-            and len(said[name]) <= 6
-            and all(isinstance(each, str) and len(each) <= 600 and speaks(each) for each in said[name])
+            isinstance(ruling[name], list)
+            and len(ruling[name]) <= 6
+            and all(
+                isinstance(statement, str) and len(statement) <= 600 and has_letters_or_digits(statement)
+                for statement in ruling[name]
+            )
             for name in ("harmful_evidence", "harmless_evidence")
         )
-        and isinstance(said["precedents"], dict)
-        and set(said["precedents"]) == {str(number) for number in range(1, precedents + 1)}
+        and isinstance(ruling["precedents"], dict)
+        and set(ruling["precedents"]) == {str(number) for number in range(1, precedents + 1)}
         and all(
-            isinstance(each, str) and each in ("harmful", "harmless", "neither") for each in said["precedents"].values()
+            isinstance(each, str) and each in ("harmful", "harmless", "neither")
+            for each in ruling["precedents"].values()
         )
         and all(
-            isinstance(said[name], str) and said[name] in LEVELS for name in ("harmful_strength", "harmless_strength")
+            isinstance(ruling[name], str) and ruling[name] in LEVELS
+            for name in ("harmful_strength", "harmless_strength")
         )
-        and isinstance(said["label"], str)
-        and said["label"] in ("harmful", "not harmful")
-        and isinstance(said["category"], str)
-        and said["category"] in (*policy.categories, "none")
-        and isinstance(said["clause"], str)
-        and said["clause"] in (*(clause.number for clause in policy.clauses), "none")
-        and isinstance(said["target"], str)
-        and said["target"] in (*policy.targets, "none")
-        and isinstance(said["rationale"], str)
-        and len(said["rationale"]) <= 3000
-        and speaks(said["rationale"])
-        and said["harmless_strength"] == "strong"
-        and LEVELS["strong"] > LEVELS[said["harmful_strength"]]
+        and isinstance(ruling["label"], str)
+        and ruling["label"] in ("harmful", "not harmful")
+        and isinstance(ruling["category"], str)
+        and ruling["category"] in (*policy.categories, "none")
+        and isinstance(ruling["clause"], str)
+        and ruling["clause"] in (*(clause.number for clause in policy.clauses), "none")
+        and isinstance(ruling["target"], str)
+        and ruling["target"] in (*policy.targets, "none")
+        and isinstance(ruling["rationale"], str)
+        and len(ruling["rationale"]) <= 3000
+        and has_letters_or_digits(ruling["rationale"])
+        and ruling["harmless_strength"] == "strong"
+        and LEVELS["strong"] > LEVELS[ruling["harmful_strength"]]
     )
 
 
-# What a broken, cut, confused or hostile model writes
+# Replies of broken, truncated, confused or hostile models
 
 ODD = (
     *(None, True, False, 0, 1, 1.0, -1, 4, 10**400, 1e308, [], {}, [[]], [None], {"a": 1}, ["strong"], ["not harmful"]),
@@ -294,31 +299,31 @@ REFUSALS = (
 
 
 def babble(chance):
-    """One reply."""
+    """One random reply."""
     if chance.random() < 0.03:
         return chance.choice(REFUSALS)
-    said = json.loads(json.dumps(chance.choice((ACQUITTAL, ACQUITTAL, RULING))))
+    ruling = json.loads(json.dumps(chance.choice((ACQUITTAL, ACQUITTAL, RULING))))
     for _ in range(chance.choice((0, 1, 1, 1, 2, 3))):
-        name = chance.choice(list(said) or ["label"])
+        name = chance.choice(list(ruling) or ["label"])
         match chance.randrange(9):
             case 0:
-                said.pop(name, None)
+                ruling.pop(name, None)
             case 1:
-                said[name] = chance.choice(ODD)
+                ruling[name] = chance.choice(ODD)
             case 2:
-                said[chance.choice(("verdict", "Label", "label ", "labеl", "score", "__proto__", ""))] = chance.choice(
-                    ODD
+                ruling[chance.choice(("verdict", "Label", "label ", "labеl", "score", "__proto__", ""))] = (
+                    chance.choice(ODD)
                 )
             case 3:
-                said["harmful_strength"] = chance.choice((*LEVELS, chance.choice(ODD)))
+                ruling["harmful_strength"] = chance.choice((*LEVELS, chance.choice(ODD)))
             case 4:
-                said["harmless_strength"] = chance.choice((*LEVELS, chance.choice(ODD)))
+                ruling["harmless_strength"] = chance.choice((*LEVELS, chance.choice(ODD)))
             case 5:
-                said["label"] = chance.choice(("harmful", "not harmful", chance.choice(ODD)))
+                ruling["label"] = chance.choice(("harmful", "not harmful", chance.choice(ODD)))
             case 6:
                 support = ("harmless", "harmful", "neither", "", 1)
                 readings = {str(n): chance.choice(support) for n in (1, 2, 3)}
-                said["precedents"] = chance.choice(
+                ruling["precedents"] = chance.choice(
                     (
                         readings,
                         {"1": "harmless", "2": "harmless"},
@@ -330,12 +335,12 @@ def babble(chance):
                     )
                 )
             case 7:
-                said[name] = [said[name]]
+                ruling[name] = [ruling[name]]
             case 8:
-                items = list(said.items())
+                items = list(ruling.items())
                 chance.shuffle(items)
-                said = dict(items)
-    text = json.dumps(said, ensure_ascii=chance.random() < 0.5, indent=chance.choice((None, None, 1)))
+                ruling = dict(items)
+    text = json.dumps(ruling, ensure_ascii=chance.random() < 0.5, indent=chance.choice((None, None, 1)))
     for _ in range(chance.choice((0, 0, 0, 1, 1, 2))):
         match chance.randrange(10):
             case 0:
@@ -366,7 +371,7 @@ def babble(chance):
 
 
 def label_of(text):
-    """The label by the rule where the reply can be used, or None."""
+    """The label by the rule if the reply can be used, else None."""
     try:
         ruling = parse_ruling(text, DEFAULT_POLICY, 3)
     except UnusableReply as fault:
@@ -377,23 +382,24 @@ def label_of(text):
 
 
 @pytest.mark.slow
-def test_pi_5_nothing_but_a_whole_valid_acquittal_acquits():
+def test_pi_5_only_a_complete_valid_acquittal_acquits():
     chance = random.Random(5)
-    acquittals, seen = 0, set()
-    while len(seen) < 100_000:  # no two alike
+    acquittals, replies = 0, set()
+    while len(replies) < 100_000:  # all different
         text = babble(chance)
-        if text in seen:
+        if text in replies:
             continue
-        seen.add(text)
+        replies.add(text)
         acquits = label_of(text) is Label.NOT_HARMFUL
-        # The oracle is slow. It sees every acquittal, and a third of the rest: refusing everything would prove nothing.
-        if acquits or len(seen) % 3 == 0:
+        # The oracle is slow. It checks every acquittal and a third of the other replies, so that refusing all can't
+        # pass.
+        if acquits or len(replies) % 3 == 0:
             assert acquits == acquits_validly(text), text[:400]
         acquittals += acquits
     assert acquittals > 4_000
 
 
-def test_the_oracle_knows_an_acquittal():
+def test_oracle_recognises_an_acquittal():
     assert acquits_validly(json.dumps(ACQUITTAL)) and acquits_validly(json.dumps(ACQUITTAL, indent=2))
     assert not acquits_validly(json.dumps(RULING))
     for text in REFUSALS:
@@ -419,7 +425,7 @@ REPLY = json.dumps(ACQUITTAL)
         json.dumps({**ACQUITTAL, "rationale": "The picture says </think> and ``` on a sign."}),
     ],
 )
-def test_what_servers_leave_around_a_reply_is_taken_off(text):
+def test_wrappers_that_servers_add_to_a_reply_are_stripped(text):
     assert label_of(text) is Label.NOT_HARMFUL
 
 
@@ -441,12 +447,12 @@ def test_what_servers_leave_around_a_reply_is_taken_off(text):
         f"```json\n{REPLY}",
     ],
 )
-def test_nothing_else_is_guessed(text):
+def test_other_malformed_replies_are_not_repaired(text):
     assert label_of(text) is None
 
 
-def test_pi_5_also_when_the_judge_is_asked_again():
-    """What counts is the reply that was used: the first where it can be used as it is, else the second."""
+def test_pi_5_holds_when_the_judge_gets_a_second_attempt():
+    """The reply that was used counts: the first if it can be used as it is, else the second."""
     chance = random.Random(55)
     found = findings([H, H, H])
     exhibits = tuple(Exhibit(precedent, None) for precedent in found.exhibits)
@@ -454,22 +460,22 @@ def test_pi_5_also_when_the_judge_is_asked_again():
     outcomes = {Label.HARMFUL: 0, Label.NOT_HARMFUL: 0, None: 0}
 
     async def rule_once():
-        says = [reply(chance) for _ in range(2)]
-        model = ScriptedModel([(None, each) for each in says])
+        replies = [reply(chance) for _ in range(2)]
+        model = ScriptedModel([(None, candidate) for candidate in replies])
         try:
-            said = await Judge(speaker(model)).rule(brief(pictures=(Frame(b"", 1, 1),), exhibits=exhibits))
+            ruling = await Judge(speaker(model)).rule(brief(pictures=(Frame(b"", 1, 1),), exhibits=exhibits))
         except ReplyUnusable:
-            return says[: len(model.asked)], None
-        verdict = judgment.verdict_of([Opinion(said.value)], text=text, settings=TrialSettings())
-        return says[: len(model.asked)], verdict.label
+            return replies[: len(model.asked)], None
+        verdict = judgment.verdict_of([Opinion(ruling.value)], text=text, settings=TrialSettings())
+        return replies[: len(model.asked)], verdict.label
 
     async def run():
         for _ in range(3000):
-            says, label = await rule_once()
+            replies, label = await rule_once()
             outcomes[label] += 1
-            used = says[-1]
-            whole = used.finish is FinishReason.STOP and acquits_validly(used.text)
-            assert (label is Label.NOT_HARMFUL) == whole, (says, label)
+            used = replies[-1]
+            valid = used.finish is FinishReason.STOP and acquits_validly(used.text)
+            assert (label is Label.NOT_HARMFUL) == valid, (replies, label)
 
     asyncio.run(run())
     assert min(outcomes.values()) > 100
@@ -484,39 +490,37 @@ def brief(**values):
     return JudgeBrief(policy=DEFAULT_POLICY, fence=Fence("m"), text="x", **{"pictures": (), **values})
 
 
-def test_half_of_a_ruling_that_would_parse_is_no_ruling():
-    """How a reply ended is looked at before what it says."""
+def test_truncated_or_refused_ruling_is_unusable_even_if_it_parses():
+    """The finish reason is checked before the text."""
     for finish in (FinishReason.LENGTH, FinishReason.REFUSAL):
-        says = ChatReply(json.dumps({**ACQUITTAL, "precedents": {}}), finish, "m", 1, 1, 0, 0.0)
-        judge = Judge(speaker(ScriptedModel(lambda _, says=says: says)))
+        ruling_reply = ChatReply(json.dumps({**ACQUITTAL, "precedents": {}}), finish, "m", 1, 1, 0, 0.0)
+        judge = Judge(speaker(ScriptedModel(lambda _, ruling_reply=ruling_reply: ruling_reply)))
         with pytest.raises(ReplyUnusable):
             asyncio.run(judge.rule(brief()))
 
 
-@pytest.mark.parametrize(
-    "nothing", ["", "   ", "\u200b\u200b\u200b\u200b\u200b", "\n\n\n\n\n\n", "……?!…", "\u3000" * 9]
-)
-def test_what_says_nothing_is_no_reply(nothing):
+@pytest.mark.parametrize("blank", ["", "   ", "\u200b\u200b\u200b\u200b\u200b", "\n\n\n\n\n\n", "……?!…", "\u3000" * 9])
+def test_text_without_letters_or_digits_is_no_reply(blank):
     for parse, text in (
-        (parse_description, json.dumps({"description": nothing})),
-        (parse_answer, json.dumps({"answer": nothing})),
-        (parse_question, json.dumps({"question": nothing})),
-        (parse_argument, json.dumps({"summary": nothing, "justification": "j"})),
-        (parse_argument, json.dumps({"summary": "s", "justification": nothing})),
+        (parse_description, json.dumps({"description": blank})),
+        (parse_answer, json.dumps({"answer": blank})),
+        (parse_question, json.dumps({"question": blank})),
+        (parse_argument, json.dumps({"summary": blank, "justification": "j"})),
+        (parse_argument, json.dumps({"summary": "s", "justification": blank})),
     ):
         with pytest.raises(UnusableReply):
             parse(text)
-    assert label_of(json.dumps({**ACQUITTAL, "rationale": nothing})) is None
-    assert label_of(json.dumps({**ACQUITTAL, "harmless_evidence": [nothing]})) is None
+    assert label_of(json.dumps({**ACQUITTAL, "rationale": blank})) is None
+    assert label_of(json.dumps({**ACQUITTAL, "harmless_evidence": [blank]})) is None
 
 
-def test_words_of_any_script_say_something():
+def test_text_in_any_script_is_a_reply():
     for words in ("什么颜色的旗?", "ما لون العلم؟", "झंडा किस रंग का है?", "🏳️ or 🏴?", "12345"):
         assert parse_question(json.dumps({"question": words})) == words
         assert parse_answer(json.dumps({"answer": f"  {words}\n"})) == words
 
 
-def test_a_fault_says_nothing_of_the_reply_s_own_words():
+def test_fault_descriptions_never_quote_the_reply():
     chance = random.Random(7)
     word = "Gadolinium"
     faults = set()
@@ -531,10 +535,10 @@ def test_a_fault_says_nothing_of_the_reply_s_own_words():
             parse_ruling(text, DEFAULT_POLICY, 3)
         except UnusableReply as fault:
             faults.add(fault.what)
-    assert len(faults) > 5 and not [what for what in faults if word in what]
+    assert len(faults) > 5 and not [description for description in faults if word in description]
 
 
-def test_odds_that_are_none_are_as_good_as_no_odds():
+def test_invalid_odds_count_as_no_odds():
     for masses in ((float("nan"), 0.5), (1.5, 0.2), (-0.1, 0.5), (float("inf"), 0.1)):
         model = ScriptedModel([], odds=lambda request, options, masses=masses: masses)
         assert asyncio.run(Judge(speaker(model)).odds(brief())) is None

@@ -1,4 +1,4 @@
-"""The report on runs, without a browser; tests/browser looks at the page as people do."""
+"""Tests of the report on runs without a browser; tests/browser checks the page as people see it."""
 
 import asyncio
 import base64
@@ -38,11 +38,11 @@ from tests.support.report_runs import MARKUP, NOT, SOME, USUAL, VERY, Told, a_ru
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FEW = 200
-"""Resamples: what is tested here is not how many there are."""
+"""Resamples: few, because these tests do not depend on their number."""
 
 
 @pytest.fixture(scope="module")
-def usual(tmp_path_factory):
+def usual_run(tmp_path_factory):
     return a_run(tmp_path_factory.mktemp("usual") / "run", library=True)
 
 
@@ -51,12 +51,12 @@ def report_on(*roots, **options):
 
 
 @pytest.fixture(scope="module")
-def page(usual):
-    return as_html(report_on(usual))
+def page(usual_run):
+    return as_html(report_on(usual_run))
 
 
 class Elements(HTMLParser):
-    """Every element of a page with its attributes, and the text within it until the next one."""
+    """All elements of a page with their attributes."""
 
     def __init__(self, page):
         super().__init__()
@@ -76,27 +76,27 @@ def texts_of(svg):
     ]
 
 
-def test_the_markdown_is_as_it_was_reviewed(usual, request):
-    # Those that we know of change; one that nobody published stands for them.
+def test_markdown_report_matches_the_golden_file(usual_run, request):
+    # Published rows that we know of change; an invented one stands for them.
     row = PublishedRow(
         "harm-c", "", Protocol.MERGED, "Nobody's", 2025, "a paper", "a list", accuracy=0.5, remark="R | S."
     )
-    report = report_on(usual)
+    report = report_on(usual_run)
     groups = tuple(dataclasses.replace(group, published=(row,)) for group in report.groups)
-    told = as_markdown(dataclasses.replace(report, groups=groups))
+    markdown = as_markdown(dataclasses.replace(report, groups=groups))
     path = GOLDEN / "report.md"
     if request.config.getoption("--write-golden"):
-        path.write_text(told)
-    assert told == path.read_text()
+        path.write_text(markdown)
+    assert markdown == path.read_text()
 
 
-def test_the_same_runs_give_the_same_bytes(usual, page):
-    assert as_html(report_on(usual)) == page
-    assert as_markdown(report_on(usual)) == as_markdown(report_on(usual))
+def test_same_runs_give_the_same_bytes(usual_run, page):
+    assert as_html(report_on(usual_run)) == page
+    assert as_markdown(report_on(usual_run)) == as_markdown(report_on(usual_run))
 
 
-def test_wrong_verdicts_are_listed_the_worst_first(usual):
-    (group,) = report_on(usual).groups
+def test_wrong_verdicts_are_listed_worst_first(usual_run):
+    (group,) = report_on(usual_run).groups
     listed = [(wrong.meme.id, wrong.worst) for wrong in group.wrong]
     assert listed == [
         ("m6", VerdictFault.MISSED),
@@ -106,20 +106,24 @@ def test_wrong_verdicts_are_listed_the_worst_first(usual):
     ]
 
 
-def test_among_equal_faults_the_surest_come_first(tmp_path):
-    told = [Told("a", NOT, "harmful", score=0.6), Told("b", NOT, "harmful", score=0.95), Told("c", NOT, "harmful")]
-    (group,) = report_on(a_run(tmp_path, told), records=False).groups
+def test_surest_verdicts_come_first_among_equal_faults(tmp_path):
+    predictions = [
+        Told("a", NOT, "harmful", score=0.6),
+        Told("b", NOT, "harmful", score=0.95),
+        Told("c", NOT, "harmful"),
+    ]
+    (group,) = report_on(a_run(tmp_path, predictions), records=False).groups
     assert [wrong.meme.id for wrong in group.wrong] == ["b", "c", "a"]
 
 
-def test_what_only_a_dropping_protocol_would_judge_is_no_fault(tmp_path):
-    told = [Told("a", SOME, "harmless"), Told("b", VERY, "harmful"), Told("c", NOT, "harmless")]
-    extreme = a_run(tmp_path / "extreme", told, protocols=(Protocol.EXTREME,))
+def test_memes_dropped_by_the_protocol_are_not_listed_as_wrong(tmp_path):
+    predictions = [Told("a", SOME, "harmless"), Told("b", VERY, "harmful"), Told("c", NOT, "harmless")]
+    extreme = a_run(tmp_path / "extreme", predictions, protocols=(Protocol.EXTREME,))
     assert report_on(extreme, records=False).groups[0].wrong == ()
-    assert len(report_on(a_run(tmp_path / "both", told), records=False).groups[0].wrong) == 1
+    assert len(report_on(a_run(tmp_path / "both", predictions), records=False).groups[0].wrong) == 1
 
 
-def test_a_meme_that_several_runs_got_wrong_is_listed_once(tmp_path):
+def test_meme_misjudged_by_several_runs_is_listed_once(tmp_path):
     first = a_run(tmp_path / "a", [Told("x", VERY, "harmless"), Told("y", NOT, "harmless")], name="first")
     second = a_run(tmp_path / "b", [Told("x", VERY, "harmless"), Told("y", NOT, "harmful")], name="second")
     (group,) = report_on(first, second).groups
@@ -130,16 +134,19 @@ def test_a_meme_that_several_runs_got_wrong_is_listed_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_differences_within_noise_are_said_in_words(tmp_path):
-    told = [Told(f"m{i}", VERY if i % 2 else NOT, "harmful" if i % 2 else "harmless") for i in range(20)]
-    wrong = [dataclasses.replace(one, says="harmless" if one.says == "harmful" else "harmful") for one in told]
-    slightly = [*told[:-1], dataclasses.replace(told[-1], says="harmless")]
-    mixed = [*wrong[:4], *told[4:]]
-    names = {"all": told, "most": slightly, "mixed": mixed, "none": wrong}
-    roots = [a_run(tmp_path / name, of, name=name) for name, of in names.items()]
+def test_differences_within_noise_are_described_in_words(tmp_path):
+    predictions = [Told(f"m{i}", VERY if i % 2 else NOT, "harmful" if i % 2 else "harmless") for i in range(20)]
+    wrong = [
+        dataclasses.replace(prediction, says="harmless" if prediction.says == "harmful" else "harmful")
+        for prediction in predictions
+    ]
+    slightly = [*predictions[:-1], dataclasses.replace(predictions[-1], says="harmless")]
+    mixed = [*wrong[:4], *predictions[4:]]
+    names = {"all": predictions, "most": slightly, "mixed": mixed, "none": wrong}
+    roots = [a_run(tmp_path / name, predictions_of_run, name=name) for name, predictions_of_run in names.items()]
     (group,) = report_on(*roots, records=False).groups
     table = group.tables[0]
-    judged = {(one.label, one.against): one.judgment for one in table.contrasts}
+    judged = {(contrast.label, contrast.against): contrast.judgment for contrast in table.contrasts}
     assert judged["most", "all"] == "too few to say" and judged["none", "all"] == "worse"
     (sentence,) = [remark for remark in table.remarks if "In accuracy against all" in remark]
     assert (
@@ -148,8 +155,8 @@ def test_differences_within_noise_are_said_in_words(tmp_path):
     assert sentence in as_markdown(report_on(*roots, records=False))
 
 
-def test_the_numbers_of_a_table_are_those_of_the_cards(usual, page):
-    results = read_results(usual)
+def test_figures_of_a_table_are_those_of_the_cards(usual_run, page):
+    results = read_results(usual_run)
     for protocol in (Protocol.MERGED, Protocol.EXTREME):
         scored = card(results, protocol, resamples=FEW)
         for figure in (scored.strict.accuracy, scored.strict.macro_f1, scored.decided.accuracy, scored.coverage):
@@ -158,15 +165,15 @@ def test_the_numbers_of_a_table_are_those_of_the_cards(usual, page):
         assert f"{scored.auroc.value:.3f}" in page and f"{scored.ece:.3f}" in page
 
 
-def test_a_confusion_matrix_shows_the_cards_counts(usual):
-    scored = card(read_results(usual), Protocol.MERGED, resamples=FEW)
+def test_confusion_matrix_shows_the_counts_of_the_card(usual_run):
+    scored = card(read_results(usual_run), Protocol.MERGED, resamples=FEW)
     shown = texts_of(figures.confusion(scored, "x"))
     counts = [count for row in scored.confusion for count in row]
     assert [int(text) for text in shown if re.fullmatch(r"[\d,]+", text)] == counts
     assert sum(counts) == scored.n
 
 
-def test_a_calibration_curve_is_drawn_at_the_bins():
+def test_calibration_curve_has_a_point_per_bin():
     bins = (Bin(0.1, 0.3, 7, 0.2, 0.25), Bin(0.5, 0.9, 11, 0.7, 1.0))
     svg = figures.calibration(bins, "x")
     assert {"7", "11"} <= set(texts_of(svg))
@@ -184,7 +191,7 @@ def test_a_calibration_curve_is_drawn_at_the_bins():
 
 
 def _tick_places(svg):
-    """Length of one unit on either axis, in the figure's own."""
+    """Length of one unit on either axis, in the figure's own coordinates."""
     uses = [use for use in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}use")]
     ticks = [(float(use.get("x")), float(use.get("y"))) for use in uses if "fill-line" in use.get("class", "")]
     bottom, left = max(y for _, y in ticks), min(x for x, _ in ticks)
@@ -192,26 +199,26 @@ def _tick_places(svg):
     return {"x": max(along) - min(along), "y": max(up) - min(up)}
 
 
-def test_rounds_and_entropies_are_those_of_the_predictions(usual):
-    results = read_results(usual)
-    rounds = {(one.side, one.harmful): one.counts for one in rounds_of(results)}
+def test_rounds_and_entropies_match_the_predictions(usual_run):
+    results = read_results(usual_run)
+    rounds = {(histogram.side, histogram.harmful): histogram.counts for histogram in rounds_of(results)}
     expected = {}
-    for one in judged_of(results):
-        for side, course in one.prediction.sides.items():
-            counts = expected.setdefault((Side(side), one.meme.harmful), {})
+    for judged in judged_of(results):
+        for side, course in judged.prediction.sides.items():
+            counts = expected.setdefault((Side(side), judged.meme.harmful), {})
             counts[course.rounds] = counts.get(course.rounds, 0) + 1
     assert rounds == expected and rounds
     course = entropies_of(results)[Side.ACCUSER]
     first = sorted(
-        one.prediction.sides["ACCUSER"].entropies[0]
-        for one in judged_of(results)
-        if one.prediction.sides.get("ACCUSER") and one.prediction.sides["ACCUSER"].rounds
+        judged.prediction.sides["ACCUSER"].entropies[0]
+        for judged in judged_of(results)
+        if judged.prediction.sides.get("ACCUSER") and judged.prediction.sides["ACCUSER"].rounds
     )
     assert course[0].n == len(first) and course[0].middle == first[len(first) // 2]
-    assert [one.n for one in course] == sorted((one.n for one in course), reverse=True)
+    assert [point.n for point in course] == sorted((point.n for point in course), reverse=True)
 
 
-def test_bars_carry_each_runs_figure_and_a_dollar_sign_is_one():
+def test_bars_show_the_figure_of_each_run_and_keep_dollar_signs():
     bars = [
         figures.Bar("one $x^2$", Estimate(0.731, 0.6, 0.8), Estimate(0.5, 0.4, 0.6), 20.0, 3000.0),
         figures.Bar("two", Estimate(0.412, 0.3, 0.5), Estimate(0.3, 0.2, 0.4), 1.0, 90.0),
@@ -223,17 +230,17 @@ def test_bars_carry_each_runs_figure_and_a_dollar_sign_is_one():
     assert figures.costs(free, "z") is None
 
 
-def test_figures_take_their_colours_from_the_page(page):
+def test_figures_take_their_colours_from_the_style_sheet(page):
     svgs = re.findall(r"<svg.*?</svg>", page, re.S)
     assert len(svgs) >= 6
     for svg in svgs:
         assert "style=" not in svg and "<style" not in svg and "<metadata" not in svg
-        assert not re.search(r'(fill|stroke)="#', svg), "a colour of its own would not follow the theme"
+        assert not re.search(r'(fill|stroke)="#', svg), "a fixed colour would not follow the theme"
     classes = {name for svg in svgs for value in re.findall(r'class="([^"]*)"', svg) for name in value.split()}
     assert all(f".{name} " in page for name in classes), "each has a rule in the style sheet"
 
 
-def test_ids_stand_once_and_what_refers_to_them_finds_them(page):
+def test_element_ids_are_unique_and_all_references_resolve(page):
     elements = Elements(page)
     ids = [attributes["id"] for _, attributes in elements.all if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -244,13 +251,13 @@ def test_ids_stand_once_and_what_refers_to_them_finds_them(page):
     assert set(pointed) <= set(ids)
 
 
-def test_markup_of_strangers_stays_text_wherever_it_stands(tmp_path):
-    told = [
+def test_untrusted_markup_stays_text_in_every_form(tmp_path):
+    predictions = [
         Told(MARKUP, VERY, "harmless", MARKUP, rationale=MARKUP, score=0.2),
         Told("plain", NOT, "harmful", MARKUP, rationale=MARKUP),
     ]
-    first = a_run(tmp_path / "a", told, name=MARKUP, command=MARKUP, settings={MARKUP: MARKUP}, machine=MARKUP)
-    second = a_run(tmp_path / "b", told, name=f"{MARKUP} 2", data={MARKUP: "d" * 64}, models={"JUDGE": MARKUP})
+    first = a_run(tmp_path / "a", predictions, name=MARKUP, command=MARKUP, settings={MARKUP: MARKUP}, machine=MARKUP)
+    second = a_run(tmp_path / "b", predictions, name=f"{MARKUP} 2", data={MARKUP: "d" * 64}, models={"JUDGE": MARKUP})
     report = report_on(first, second)
     page, markdown = as_html(report), as_markdown(report)
     elements = Elements(page)
@@ -262,19 +269,19 @@ def test_markup_of_strangers_stays_text_wherever_it_stands(tmp_path):
     assert "\u202e" not in as_terminal(report)
 
 
-def test_a_table_in_markdown_can_not_be_broken_from_within(tmp_path):
-    told = [Told("a|b\n|c|", VERY, "harmless", rationale="| one | two |\n\n# heading")]
-    markdown = as_markdown(report_on(a_run(tmp_path, [*told, Told("n", NOT, "harmless")])))
+def test_cells_cannot_break_a_markdown_table(tmp_path):
+    predictions = [Told("a|b\n|c|", VERY, "harmless", rationale="| one | two |\n\n# heading")]
+    markdown = as_markdown(report_on(a_run(tmp_path, [*predictions, Told("n", NOT, "harmless")])))
     (row,) = [line for line in markdown.splitlines() if "heading" in line]
     assert row.startswith("| a\\|b \\|c\\| | harmful") and len(re.findall(r"(?<!\\)\|", row)) == 9
 
 
-def test_the_page_lets_nothing_run_but_its_own(page):
+def test_page_allows_only_its_own_script_and_style(page):
     (policy,) = [a["content"] for a in Elements(page).of("meta") if a.get("http-equiv") == "Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
     for tag in ("style", "script"):
-        (own,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
-        digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
     elements = Elements(page)
     assert not [a for _, a in elements.all if "style" in a], "the policy would drop it"
@@ -282,13 +289,13 @@ def test_the_page_lets_nothing_run_but_its_own(page):
     assert all(address.startswith(("#", "data:")) for address in addresses)
 
 
-def test_pictures_are_small_and_can_be_left_out(usual, page):
+def test_pictures_are_small_and_optional(usual_run, page):
     sources = [a["src"] for a in Elements(page).of("img")]
-    assert len(sources) == 4 + 3 * 3, "of every wrong verdict, and of every precedent that was shown for it"
+    assert len(sources) == 4 + 3 * 3, "one for each wrong verdict and each precedent shown for it"
     for source in sources:
         picture = Image.open(io.BytesIO(base64.b64decode(source.split(",")[1])))
         assert picture.format == "JPEG" and max(picture.size) <= 320
-    without = as_html(report_on(usual, pictures=False))
+    without = as_html(report_on(usual_run, pictures=False))
     assert not Elements(without).of("img") and without.count("No picture in this report") == 4
 
 
@@ -297,20 +304,25 @@ def test_every_frame_of_an_animated_meme_is_shown(tmp_path):
     assert "frame 2 of 2" in as_html(report_on(root))
 
 
-def test_a_record_tells_all_that_was_said(usual):
-    (group,) = report_on(usual).groups
+def test_record_shows_every_statement_of_the_trial(usual_run):
+    (group,) = report_on(usual_run).groups
     (verdict,) = group.wrong[0].verdicts
     record = verdict.run.records.records[verdict.prediction.trial]
-    told = transcript(record)
+    shown_transcript = transcript(record)
     for side in Side:
-        turns = [one.turns[side] for one in told.rounds if one.turns[side]]
+        turns = [examined.turns[side] for examined in shown_transcript.rounds if examined.turns[side]]
         counted = [turn for turn in turns if not turn.ahead]
         assert len(counted) == verdict.prediction.sides[side].rounds == 3
         assert all(turn.question and turn.answer and turn.summary and len(turn.calls) == 3 for turn in counted)
         assert [turn.entropy for turn in counted] == list(verdict.prediction.sides[side].entropies)
-    assert told.arguments[Side.ACCUSER].justification.startswith("the accuser's reasons")
-    assert told.description and told.ruling and told.vote and len(told.precedents) == 3
-    page = as_html(report_on(usual))
+    assert shown_transcript.arguments[Side.ACCUSER].justification.startswith("the accuser's reasons")
+    assert (
+        shown_transcript.description
+        and shown_transcript.ruling
+        and shown_transcript.vote
+        and len(shown_transcript.precedents) == 3
+    )
+    page = as_html(report_on(usual_run))
     for words in (
         "What else does the defender want to know, number 2?",
         "It shows a flag",
@@ -319,9 +331,11 @@ def test_a_record_tells_all_that_was_said(usual):
         assert words in page
 
 
-def test_what_is_not_there_is_said(tmp_path):
-    told = [Told("a", VERY, "undecided", rounds=0), Told("b", NOT, "undecided", rounds=0)]
-    root = a_run(tmp_path / "x", told, protocols=(Protocol.PLAIN,), dataset="unheard-of", docket=False, excluded={})
+def test_report_names_missing_parts(tmp_path):
+    predictions = [Told("a", VERY, "undecided", rounds=0), Told("b", NOT, "undecided", rounds=0)]
+    root = a_run(
+        tmp_path / "x", predictions, protocols=(Protocol.PLAIN,), dataset="unheard-of", docket=False, excluded={}
+    )
     page = as_html(report_on(root))
     assert "No side examined the Proposer in this run" in page
     assert "There are no records: the run has no docket." in page
@@ -330,7 +344,7 @@ def test_what_is_not_there_is_said(tmp_path):
     assert page.count("<svg") == 1, "the confusion matrix alone"
 
 
-def test_figures_and_traps_of_a_data_set_s_card_stand_in_every_form_of_the_report(tmp_path):
+def test_published_figures_and_caveats_of_a_card_are_in_every_form_of_the_report(tmp_path):
     card = find_card("harm-c").to_json()
     entry = {"system": "Nobody <b>", "setup": "by hand", "year": 2024, "task": "harm", "split": "test", "n": 354}
     figures_ = {"accuracy": 0.789, "micro-f1": 0.7}
@@ -339,24 +353,26 @@ def test_figures_and_traps_of_a_data_set_s_card_stand_in_every_form_of_the_repor
         {**entry, "system": "Elsewhere", "split": "val", "figures": figures_},
         {**entry, "system": "Otherwise", "figures": figures_},
     ]
-    own = {**card, "id": "mine", "caveats": ["two <i> of them"], "published": published}
+    own_card = {**card, "id": "mine", "caveats": ["two <i> of them"], "published": published}
     root = a_run(tmp_path / "run", dataset="mine")
     manifest = RunFolder(root).manifest()
-    RunFolder(root).write_manifest(manifest.model_copy(update={"card": own}))
+    RunFolder(root).write_manifest(manifest.model_copy(update={"card": own_card}))
     report = report_on(root, records=False)
     (row,) = report.groups[0].published
     assert (row.name, row.protocol) == ("Nobody <b>, by hand (2024)", Protocol.MERGED)
     memes = report.groups[0].tables[0].rows[0].card.n
     assert row.remark == f"micro-f1 0.700. On 354 memes, and not on {memes} as here."
-    told = as_terminal(report)
-    assert "On this data set: two <i> of them." in told and f"not on {memes} as here: Nobody <b>, by hand." in told
+    terminal = as_terminal(report)
+    assert (
+        "On this data set: two <i> of them." in terminal and f"not on {memes} as here: Nobody <b>, by hand." in terminal
+    )
     assert "On this data set: two &lt;i&gt; of them." in as_markdown(report)
     page = as_html(report)
     assert "On this data set: two &lt;i&gt; of them." in page and "Nobody &lt;b&gt;, by hand (2024)" in page
-    assert all("Elsewhere" not in form and "Otherwise" not in form for form in (told, as_markdown(report), page))
+    assert all("Elsewhere" not in form and "Otherwise" not in form for form in (terminal, as_markdown(report), page))
 
 
-def test_a_record_that_is_damaged_is_told_of_where_it_would_stand(tmp_path):
+def test_damaged_record_is_reported_in_its_place(tmp_path):
     import sqlite3
 
     root = a_run(tmp_path)
@@ -372,39 +388,39 @@ def test_a_record_that_is_damaged_is_told_of_where_it_would_stand(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_finished_is_reported_as_such(tmp_path):
-    told = [*USUAL[:5], dataclasses.replace(USUAL[5], says="")]
-    report = report_on(a_run(tmp_path, told, finished=False))
+def test_unfinished_run_is_reported_as_such(tmp_path):
+    predictions = [*USUAL[:5], dataclasses.replace(USUAL[5], says="")]
+    report = report_on(a_run(tmp_path, predictions, finished=False))
     assert "full court is not finished: 5 of 6 memes are judged" in report.runs[0].unfinished_words
-    for said in (as_terminal(report), as_markdown(report), as_html(report)):
-        assert "5 of 6 memes are judged" in said and "not finished" in said.lower()
-    assert [wrong.meme.id for wrong in report.groups[0].wrong] == ["m3"], "what was not judged is no wrong verdict"
+    for form in (as_terminal(report), as_markdown(report), as_html(report)):
+        assert "5 of 6 memes are judged" in form and "not finished" in form.lower()
+    assert [wrong.meme.id for wrong in report.groups[0].wrong] == ["m3"], "a meme without verdict is no wrong verdict"
     assert report_on(a_run(tmp_path / "all", USUAL)).unfinished == ()
 
 
-def test_a_limit_that_leaves_a_protocol_nothing_is_told(tmp_path):
+def test_report_names_a_protocol_left_without_memes(tmp_path):
     root = a_run(tmp_path, [Told("a", SOME, "harmful"), Told("b", SOME, "harmless")])
     report = report_on(root, records=False)
     assert [table.protocol for table in report.groups[0].tables] == [Protocol.MERGED]
-    for said in (as_terminal(report), as_markdown(report), as_html(report)):
-        assert "protocol extreme no meme" in said
+    for form in (as_terminal(report), as_markdown(report), as_html(report)):
+        assert "protocol extreme no meme" in form
 
 
-def test_costs_are_means_over_what_was_judged(usual):
-    results = read_results(usual)
+def test_costs_are_means_over_the_judged_memes(usual_run):
+    results = read_results(usual_run)
     cost = cost_of(results)
-    told = [one.prediction.cost for one in judged_of(results)]
-    assert cost.calls == pytest.approx(sum(one.calls for one in told) / len(told)) and cost.calls > 5
-    assert cost.tokens == pytest.approx(sum(one.tokens_in + one.tokens_out for one in told) / len(told))
+    costs = [judged.prediction.cost for judged in judged_of(results)]
+    assert cost.calls == pytest.approx(sum(spent.calls for spent in costs) / len(costs)) and cost.calls > 5
+    assert cost.tokens == pytest.approx(sum(spent.tokens_in + spent.tokens_out for spent in costs) / len(costs))
 
 
-def test_runs_of_the_same_name_are_told_apart(tmp_path):
-    told = USUAL[:2]
-    roots = [a_run(tmp_path / name, told) for name in ("one", "two")]
+def test_runs_of_the_same_name_are_labelled_by_folder(tmp_path):
+    predictions = USUAL[:2]
+    roots = [a_run(tmp_path / name, predictions) for name in ("one", "two")]
     assert [run.label for run in report_on(*roots, records=False).runs] == ["full court (one)", "full court (two)"]
 
 
-def test_a_folder_of_runs_stands_for_them(tmp_path):
+def test_folder_of_runs_stands_for_its_runs(tmp_path):
     for name in ("b", "a"):
         a_run(tmp_path / name, USUAL[:2], name=name)
     (tmp_path / "calls.sqlite").touch()
@@ -414,25 +430,25 @@ def test_a_folder_of_runs_stands_for_them(tmp_path):
         runs_below(tmp_path / "c")
 
 
-def test_the_command_writes_what_it_is_asked_for(usual, tmp_path):
+def test_command_writes_the_requested_forms(usual_run, tmp_path):
     html, markdown = tmp_path / "r.html", tmp_path / "r.md"
-    outcome = CliRunner().invoke(cli, ["report", str(usual), "--html", str(html), "--markdown", str(markdown)])
+    outcome = CliRunner().invoke(cli, ["report", str(usual_run), "--html", str(html), "--markdown", str(markdown)])
     assert outcome.exit_code == 0, outcome.output
     assert "accuracy, strict" in outcome.output and "Wrong: 1 harmful, said not harmful" in outcome.output
     assert html.read_text().startswith("<!DOCTYPE html>") and markdown.read_text().startswith("# ")
-    assert CliRunner().invoke(cli, ["report", str(usual), "--open"]).exit_code == 2
+    assert CliRunner().invoke(cli, ["report", str(usual_run), "--open"]).exit_code == 2
     missing = CliRunner().invoke(cli, ["report", str(tmp_path / "nothing")])
     assert missing.exit_code == 1 and "holds no run" in missing.output
 
 
-def test_without_its_libraries_the_page_says_what_to_install(usual, tmp_path, monkeypatch):
+def test_page_without_its_libraries_names_what_to_install(usual_run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    outcome = CliRunner().invoke(cli, ["report", str(usual), "--html", str(tmp_path / "r.html")])
+    outcome = CliRunner().invoke(cli, ["report", str(usual_run), "--html", str(tmp_path / "r.html")])
     assert outcome.exit_code == 1 and "pip install 'memecourt[eval]'" in outcome.output
     assert "accuracy, strict" in outcome.output, "the terminal needs neither"
 
 
-def test_the_records_of_a_report_are_not_written_out_by_repr(usual):
-    # asyncio.run makes a repr of what its task returned, which took minutes.
-    assert len(repr(report_on(usual))) < 200
+def test_repr_of_a_report_omits_the_records(usual_run):
+    # asyncio.run makes a repr of the task's result, which took minutes.
+    assert len(repr(report_on(usual_run))) < 200
     assert json.dumps(sorted(VerdictFault)) == "[0, 1, 2, 3]", "their order is that of the list"

@@ -1,4 +1,6 @@
-"""Reproducing the paper: what can be reached, the runs that are made, its claims, and mistakes told beforehand."""
+"""Tests of reproducing the paper: reachable figures, planned runs, the paper's claims, and mistakes reported in
+advance.
+"""
 
 import asyncio
 import json
@@ -44,14 +46,14 @@ from tests.support.judged import H, N, results, write_run
 
 BOTH, NONE_ = frozenset({1, 2, 3}), frozenset()
 HARM_C = (230, 21), (230, 124), (116, 61), (116, 10)
-"""Classes of Harm-C's test and validation splits, extreme and merged."""
+"""Sizes of the classes of Harm-C's test and validation splits, extreme and merged."""
 
 
 def target(accuracy, macro_f1):
     return Target(id="x", table=1, row="x", bench="harm-c", arm="full", size="3b", accuracy=accuracy, macro_f1=macro_f1)
 
 
-# What can be reached
+# Reachable figures
 
 
 def plain_rates(benign, harmful, right_benign, right_harmful):
@@ -62,7 +64,7 @@ def plain_rates(benign, harmful, right_benign, right_harmful):
     return 100 * (right_benign + right_harmful) / (benign + harmful), 50 * (f1_benign + f1_harmful)
 
 
-def test_every_confusion_matrix_reaches_its_own_rounded_figures_and_no_others_are_reached():
+def test_exactly_the_rounded_figures_of_some_confusion_matrix_are_reachable():
     benign, harmful = 7, 5
     pairs = {
         tuple(round(value, 2) for value in plain_rates(benign, harmful, *right))
@@ -75,17 +77,17 @@ def test_every_confusion_matrix_reaches_its_own_rounded_figures_and_no_others_ar
     assert not is_reachable(target(50, 50), benign=0, harmful=0) and not has_accuracy(50, 0)
 
 
-def test_no_published_figure_of_harm_c_can_occur_on_its_public_splits():
+def test_published_figures_of_harm_c_are_unreachable_on_its_public_splits():
     for row in published().targets:
         if row.bench == "harm-c":
             assert not any(is_reachable(row, benign=benign, harmful=harmful) for benign, harmful in HARM_C)
     by_id = {row.id: row for row in published().targets}
-    # The accuracies of two rows can occur on merged Harm-C, but not with their macro-F1.
+    # The accuracies of two rows are reachable on merged Harm-C, but not with their macro-F1.
     assert {id_ for id_, row in by_id.items() if has_accuracy(row.accuracy, 354)} == {"T2.rag", "T2.cc"}
     assert is_reachable(by_id["T1.hc"], benign=38, harmful=51)
 
 
-def test_published_figures_stand_apart_from_those_that_runs_are_compared_with():
+def test_target_figures_are_separate_from_the_published_rows_of_reports():
     assert len(published().targets) == 11 and len({row.id for row in published().targets}) == 11
     assert {row.arm for row in published().targets} <= ARMS.keys()
     assert all(len(pairs) == 3 for pairs in published().baselines.values())
@@ -95,7 +97,7 @@ def test_published_figures_stand_apart_from_those_that_runs_are_compared_with():
 # The plan
 
 
-def test_the_whole_matrix_is_three_stages_the_largest_first(tmp_path):
+def test_full_plan_has_three_stages_largest_model_first(tmp_path):
     stages = stages_of(["3b", "32b", "7b"], public_benches(tmp_path), tables=BOTH, figures=NONE_, models={})
     assert [(stage.size, stage.model) for stage in stages] == [(size, MODELS[size]) for size in ("32b", "7b", "3b")]
     first, *others = stages
@@ -107,10 +109,12 @@ def test_the_whole_matrix_is_three_stages_the_largest_first(tmp_path):
     }
     assert all(stage.runs == {"harm-c": ("full",)} for stage in others)
     assert "equal-compute" in first.runs["harm-c"]
-    made = {(stage.size, bench, arm) for stage in stages for bench, arms in stage.runs.items() for arm in arms}
+    planned = {(stage.size, bench, arm) for stage in stages for bench, arms in stage.runs.items() for arm in arms}
     for row in published().targets:
         assert any(
-            (row.size, bench.name, row.arm) in made for bench in public_benches(tmp_path) if bench.compared == row.bench
+            (row.size, bench.name, row.arm) in planned
+            for bench in public_benches(tmp_path)
+            if bench.compared == row.bench
         )
 
 
@@ -125,7 +129,7 @@ def test_the_whole_matrix_is_three_stages_the_largest_first(tmp_path):
         ((), {5}, {"harm-c": ("full",)}),
     ],
 )
-def test_a_table_or_a_figure_alone_needs_these_runs(tables, figures, runs, tmp_path):
+def test_single_table_or_figure_needs_only_its_runs(tables, figures, runs, tmp_path):
     (stage,) = stages_of(
         ["7b"],
         public_benches(tmp_path),
@@ -137,7 +141,7 @@ def test_a_table_or_a_figure_alone_needs_these_runs(tables, figures, runs, tmp_p
     assert stage == Stage("7b", "ours", runs)
 
 
-def test_leaks_are_kept_in_an_arm_of_the_largest_model_where_that_is_wanted(tmp_path):
+def test_leaks_option_adds_an_arm_for_the_largest_model(tmp_path):
     large, small = stages_of(
         ["7b", "3b"],
         public_benches(tmp_path),
@@ -148,12 +152,12 @@ def test_leaks_are_kept_in_an_arm_of_the_largest_model_where_that_is_wanted(tmp_
         leaks=True,
     )
     assert large.runs == {"harm-c": ("full", "post-stance", "with-leaks")} and small.runs == {"harm-c": ("full",)}
-    # Its precedents are others, and so is the Judge's brief; what is before it is shared with full.
+    # Its precedents differ, and so does the Judge's brief; all calls before that are shared with full.
     settings = TrialSettings(score=False)
     assert calls_of_arm("with-leaks", settings) == calls_of_arm("random-precedents", settings) == (1, 1)
 
 
-def test_calls_are_estimated_by_the_longest_and_the_shortest_examination():
+def test_calls_are_estimated_from_the_shortest_and_longest_examination():
     settings = TrialSettings(rounds_min=2, rounds_max=10, score=False)
     assert calls_of_arm("full", settings) == (1 + 2 * 2 * 3 + 1, 1 + 2 * 10 * 3 + 1)
     assert calls_of_arm("full", TrialSettings()) == (16, 64)
@@ -161,7 +165,7 @@ def test_calls_are_estimated_by_the_longest_and_the_shortest_examination():
     assert calls_of_arm("mars", settings) == (4, 4)
 
 
-def test_a_stage_without_a_server_is_told_and_one_with_it_is_asked_there():
+def test_stage_uses_its_named_server_and_is_refused_without_one():
     stage = Stage("7b", "m", {})
 
     async def opened(urls):
@@ -173,7 +177,7 @@ def test_a_stage_without_a_server_is_told_and_one_with_it_is_asked_there():
         asyncio.run(opened({"32b": "http://a/v1"}))
 
 
-def test_one_server_at_a_time_and_none_for_a_stage_that_is_finished(tmp_path, monkeypatch):
+def test_stages_run_one_server_at_a_time_and_finished_stages_none(tmp_path, monkeypatch):
     log = []
 
     @asynccontextmanager
@@ -225,14 +229,14 @@ def test_one_server_at_a_time_and_none_for_a_stage_that_is_finished(tmp_path, mo
 # Claims
 
 
-def court(said, *, rounds=None, gold=None, name="full"):
-    """Results of memes, half of them harmful; ``rounds`` are pairs of Accuser and Defender."""
-    gold = gold or [number % 2 == 0 for number in range(len(said))]
+def court(outcomes, *, rounds=None, gold=None, name="full"):
+    """Results for these outcomes, half of the memes being harmful; ``rounds`` are pairs of Accuser and Defender."""
+    gold = gold or [number % 2 == 0 for number in range(len(outcomes))]
     sides = [
         {"ACCUSER": SideCourse(rounds=one), "DEFENDER": SideCourse(rounds=other)}
-        for one, other in rounds or [(3, 3)] * len(said)
+        for one, other in rounds or [(3, 3)] * len(outcomes)
     ]
-    return results(gold, said, name=name, sides=sides)
+    return results(gold, outcomes, name=name, sides=sides)
 
 
 def right_on(share, n=200):
@@ -242,12 +246,12 @@ def right_on(share, n=200):
 
 
 def claim(id_, arms, sizes=None):
-    runs = {name: results_ for name, results_ in arms.items()}
+    runs = {name: arm_results for name, arm_results in arms.items()}
     judged = JudgedArms(runs, sizes or {}, protocol=Protocol.PLAIN, resamples=400)
-    return next(one for one in claims_of(judged) if one.id == id_)
+    return next(tested for tested in claims_of(judged) if tested.id == id_)
 
 
-def test_c1_holds_where_the_court_is_better_than_each_and_fails_where_one_is_better():
+def test_c1_holds_if_the_court_beats_every_ablation_and_fails_if_one_beats_it():
     worse = {arm: court(right_on(0.7), name=arm) for arm in ABLATIONS}
     arms = {"full": court(right_on(0.95)), **worse}
     assert claim("C1", arms).verdict is ClaimVerdict.HOLDS
@@ -258,13 +262,13 @@ def test_c1_holds_where_the_court_is_better_than_each_and_fails_where_one_is_bet
     assert untested.verdict is ClaimVerdict.UNTESTED and "dull-judge" in untested.why
 
 
-def test_c2_is_the_order_of_the_losses():
+def test_c2_tests_the_order_of_the_losses():
     order = ("dull-judge", "no-advocates", "no-captioner", "no-precedents")
     apart = {arm: court(right_on(0.4 + place / 6), name=arm) for place, arm in enumerate(order)}
     assert claim("C2", apart).verdict is ClaimVerdict.HOLDS
     assert claim("C2", dict(zip(order, reversed(apart.values()), strict=True))).verdict is ClaimVerdict.FAILS
-    near = {arm: court(right_on(0.6 + place / 200), name=arm) for place, arm in enumerate(order)}
-    assert claim("C2", near).parts[0].figure.value > 0.05
+    close = {arm: court(right_on(0.6 + place / 200), name=arm) for place, arm in enumerate(order)}
+    assert claim("C2", close).parts[0].figure.value > 0.05
 
 
 def test_c3_needs_three_sizes_in_order():
@@ -275,7 +279,7 @@ def test_c3_needs_three_sizes_in_order():
     assert claim("C3", {}, sizes).verdict is ClaimVerdict.UNTESTED
 
 
-def test_c4_is_below_the_court_below_chance_and_below_the_majority():
+def test_c4_needs_a_result_below_the_court_chance_and_the_majority():
     arms = {"full": court(right_on(0.9)), "post-stance": court(right_on(0.3), name="post-stance")}
     found = claim("C4", arms)
     assert found.verdict is ClaimVerdict.HOLDS and len(found.parts) == 3
@@ -293,17 +297,17 @@ def test_c5_compares_the_rounds_of_the_same_memes():
     assert found.verdict is ClaimVerdict.HOLDS
     assert claim("C5", {"full": late, "post-stance": early}).verdict is ClaimVerdict.FAILS
     assert claim("C5", {"full": early, "post-stance": early}).verdict is ClaimVerdict.OPEN
-    # Resamples of a few memes that agree have no width, and yet say nothing.
+    # Resamples of a few memes that agree have zero width, and yet prove nothing.
     few = {
         "full": court(right_on(0.9, 5), rounds=[(2, 3)] * 5),
         "post-stance": court(right_on(0.9, 5), rounds=[(4, 5)] * 5),
     }
     assert claim("C5", few).verdict is ClaimVerdict.OPEN
-    asked_nothing = results([True, False], [H, N])
-    assert "no meme was examined" in claim("C5", {"full": early, "post-stance": asked_nothing}).why
+    without_rounds = results([True, False], [H, N])
+    assert "no meme was examined" in claim("C5", {"full": early, "post-stance": without_rounds}).why
 
 
-def test_c6_is_the_lead_on_harmful_memes_less_that_on_others():
+def test_c6_compares_the_lead_on_harmful_memes_with_that_on_others():
     rng = np.random.default_rng(0)
     favoured = [(2, 5) if number % 2 == 0 else (5, 2) for number in range(200)]
     found = claim("C6", {"full": court(right_on(0.9), rounds=favoured)})
@@ -324,7 +328,7 @@ def test_c7_is_never_tested():
 # The preset
 
 
-def test_the_preset_is_a_court_that_can_be_held_and_says_of_each_value_where_it_is_from(tmp_path):
+def test_preset_is_a_valid_court_and_names_the_source_of_each_value(tmp_path):
     assert preset_names() == ("as-published",)
     preset = load_preset("as-published")
     settings = Settings(**preset.settings(home=tmp_path))
@@ -344,16 +348,16 @@ def test_the_preset_is_a_court_that_can_be_held_and_says_of_each_value_where_it_
         load_preset("as-wished")
 
 
-def test_memecourt_settings_shows_it():
+def test_memecourt_settings_shows_the_preset():
     from serving.cli.main import cli as memecourt
 
-    told = CliRunner().invoke(memecourt, ["settings", "--preset", "as-published"])
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(memecourt, ["settings", "--preset", "as-published"])
+    assert result.exit_code == 0, result.output
     preset = load_preset("as-published")
-    assert 'judge_order = "defender first"' in told.output and preset.digest in told.output
+    assert 'judge_order = "defender first"' in result.output and preset.digest in result.output
     for value in preset.values:
-        said = "as published" if value.source == "as published" else "not said; ours"
-        assert f"# {value.setting} = {json.dumps(value.value)} ({said}): {value.why}" in told.output
+        source = "as published" if value.source == "as published" else "not said; ours"
+        assert f"# {value.setting} = {json.dumps(value.value)} ({source}): {value.why}" in result.output
     shown = json.loads(CliRunner().invoke(memecourt, ["settings", "--preset", "as-published", "--json"]).output)
     assert shown["preset"]["digest"] == preset.digest and shown["trial"]["tally_shown"] is False
     assert CliRunner().invoke(memecourt, ["settings", "--preset", "no"]).exit_code == 1
@@ -362,7 +366,7 @@ def test_memecourt_settings_shows_it():
 # The document
 
 
-def test_words_of_strangers_stay_words_on_the_page_and_in_markdown():
+def test_untrusted_text_stays_text_on_the_page_and_in_markdown():
     wild = "<script>alert(1)</script> | [a](b) `x`\nnext"
     grid = Grid("Answers", ["who", "said"], [["accuser", wild]], words=True)
     document = Document("A title", ["lead"], [Section("s", "S", "Section", [wild], [grid])])
@@ -388,42 +392,42 @@ def data(drawn_once, tmp_path):
     return shutil.copytree(drawn_once, tmp_path / "data")
 
 
-def told(*words, code=0):
+def reproduce(*words, code=0):
     result = CliRunner().invoke(cli, ["reproduce", "memecourt", *map(str, words)])
     assert result.exit_code == code, result.output
     return result.output
 
 
-def test_a_dry_run_shows_the_plan_and_touches_nothing(data, tmp_path):
+def test_dry_run_shows_the_plan_and_writes_nothing(data, tmp_path):
     drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
-    plan = json.loads(told(*drawn, "--dry-run", "--json", "--calls-per-minute", "60"))
+    plan = json.loads(reproduce(*drawn, "--dry-run", "--json", "--calls-per-minute", "60"))
     assert [run["size"] for run in plan["runs"]] == ["32b"] * 14 + ["7b", "3b"]
     memes = next(run["memes"] for run in plan["runs"] if run["dataset"] == "synthetic-fhm")
     assert memes == 8
     extreme = plan["runs"][0]["memes"]
-    assert 4 <= extreme < 8  # without those that are somewhat harmful
+    assert 4 <= extreme < 8  # without the somewhat harmful memes
     assert plan["calls"] == [sum(run["calls"][place] for run in plan["runs"]) for place in (0, 1)]
     assert plan["hours"] == pytest.approx([calls / 3600 for calls in plan["calls"]])
-    text = told(*drawn, "--dry-run", "--size", "7b")
+    text = reproduce(*drawn, "--dry-run", "--size", "7b")
     assert "oracle-7b" in text and "post-stance" in text and "Still to run" in text
     assert not (tmp_path / "study").exists()
 
 
-def test_a_data_set_that_is_not_there_is_told_and_leaves_its_rows_empty(data, tmp_path):
+def test_missing_data_set_is_reported_and_leaves_its_rows_empty(data, tmp_path):
     (data / "fhm" / "test_seen.jsonl").unlink()
     drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
     (data / "harm-p" / "train.jsonl").unlink()
-    said = told(*drawn, "--dry-run", "--size", "7b")
-    assert "fhm is left out, its rows stay empty" in said and "harm-p is left out" in said
-    assert "harm-c, test" in said and "fhm, test_seen" not in said
+    output = reproduce(*drawn, "--dry-run", "--size", "7b")
+    assert "fhm is left out, its rows stay empty" in output and "harm-p is left out" in output
+    assert "harm-c, test" in output and "fhm, test_seen" not in output
     (data / "harm-c" / "test.jsonl").write_text("no JSON\n")
-    assert "can be used" in told(*drawn, "--dry-run", code=1)
+    assert "can be used" in reproduce(*drawn, "--dry-run", code=1)
     (data / "harm-c" / "test.jsonl").unlink()
-    assert "no split" in told(*drawn, "--dry-run", code=1)
+    assert "no split" in reproduce(*drawn, "--dry-run", code=1)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told_of"),
+    ("words", "code", "message"),
     [
         ((), 2, "No server is named"),
         (("--llm-url", "http://a/v1"), 2, "--llm-url 7b="),
@@ -435,34 +439,32 @@ def test_a_data_set_that_is_not_there_is_told_and_leaves_its_rows_empty(data, tm
         (("--size", "7b", "--llm-url", "http://a/v1", "--retry-failed"), 2, "goes with --resume"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_done(words, code, told_of, data, tmp_path):
+def test_mistakes_are_reported_before_any_work_begins(words, code, message, data, tmp_path):
     drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
-    assert told_of in told(*drawn, *words, code=code)
+    assert message in reproduce(*drawn, *words, code=code)
     assert not (tmp_path / "study").exists()
 
 
 @pytest.mark.parametrize("reason", [UNFINISHED, "VLLM_ENDED"])
-def test_memes_without_an_answer_leave_the_report_unfinished_and_an_exit_code_that_says_so(
-    reason, data, tmp_path, monkeypatch
-):
-    async def away(plan, servers, progress):
+def test_memes_without_an_answer_leave_the_report_unfinished_and_exit_with_3(reason, data, tmp_path, monkeypatch):
+    async def interrupted(plan, servers, progress):
         begin(plan)
         write_run(plan.out / "7b" / "harm-c" / "full", results([Level.NOT_HARMFUL, Level.VERY_HARMFUL], [N, H]))
         raise Unavailable("3 memes have no answer yet.", reason=reason)
 
-    monkeypatch.setattr("eval.reproduce.hold.hold", away)
+    monkeypatch.setattr("eval.reproduce.hold.hold", interrupted)
     drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
-    said = told(*drawn, "--llm-url", "7b=http://127.0.0.1:9/v1", "--yes", code=3)
-    assert "3 memes have no answer yet." in said and "--resume goes on" in said
-    kept = json.loads((tmp_path / "study" / "reproduction.json").read_text())
-    assert kept["finished"] is False
-    rows = {row["id"]: row for row in kept["rows"] if row["id"]}
+    output = reproduce(*drawn, "--llm-url", "7b=http://127.0.0.1:9/v1", "--yes", code=3)
+    assert "3 memes have no answer yet." in output and "--resume goes on" in output
+    stored = json.loads((tmp_path / "study" / "reproduction.json").read_text())
+    assert stored["finished"] is False
+    rows = {row["id"]: row for row in stored["rows"] if row["id"]}
     assert rows["T3.7b"]["ours"]["accuracy"]["value"] == 1 and rows["T3.7b"]["ours"]["n"] == 2
     assert rows["T1.hp"]["reached"] == "not run" and rows["T1.hp"]["ours"] is None
     assert "Not finished" in (tmp_path / "study" / "reproduction.md").read_text()
 
 
-def test_a_folder_without_drawn_benchmarks_and_one_that_holds_something_else(data, tmp_path):
+def test_unsuitable_data_and_output_folders_are_refused(data, tmp_path):
     server = (
         "--llm-url",
         "7b=http://127.0.0.1:9/v1",
@@ -473,15 +475,15 @@ def test_a_folder_without_drawn_benchmarks_and_one_that_holds_something_else(dat
         "--yes",
     )
     (tmp_path / "empty").mkdir()
-    assert "is no directory" in told("--data", tmp_path / "empty", "--out", tmp_path / "study", *server, code=1)
+    assert "is no directory" in reproduce("--data", tmp_path / "empty", "--out", tmp_path / "study", *server, code=1)
     (data / "harm-p" / "key.jsonl").rename(data / "harm-p" / "other.jsonl")
-    assert "holds no drawn benchmarks" in told("--data", data, "--out", tmp_path / "study", *server, code=1)
+    assert "holds no drawn benchmarks" in reproduce("--data", data, "--out", tmp_path / "study", *server, code=1)
     (data / "harm-p" / "other.jsonl").rename(data / "harm-p" / "key.jsonl")
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    assert "is not empty" in told("--data", data, "--out", other, *server, code=1)
+    assert "is not empty" in reproduce("--data", data, "--out", other, *server, code=1)
     (other / "notes.txt").unlink()
     (other / "study.json").write_text("{}")
-    assert "--resume" in told("--data", data, "--out", other, *server, code=2)
-    assert "no reproduction's file" in told("--data", data, "--out", other, *server, "--resume", code=1)
+    assert "--resume" in reproduce("--data", data, "--out", other, *server, code=2)
+    assert "no reproduction's file" in reproduce("--data", data, "--out", other, *server, "--resume", code=1)

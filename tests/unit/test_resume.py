@@ -1,4 +1,4 @@
-"""A trial that was cut off goes on from its record: nobody is asked again for what was said."""
+"""Tests of resuming: a trial that was cut off continues from its record, and no recorded call is repeated."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +17,7 @@ from tests.support.fakes import FakeReader, Notes, a_meme, a_picture
 SETTINGS = TrialSettings(overlap=False)
 
 
-def whole(procedure=Procedure.FULL, meme=None):
+def complete_trial(procedure=Procedure.FULL, meme=None):
     return try_meme(Cast(rounds=3), settings=SETTINGS, procedure=procedure, meme=meme)
 
 
@@ -27,11 +27,11 @@ def resume(record, cast=None, **options):
     return asyncio.run(court.resume(record, a_picture(), notes)), notes
 
 
-EVENTS = whole().events
+EVENTS = complete_trial().events
 
 
 @pytest.mark.parametrize("place", range(2, len(EVENTS)))
-def test_cut_off_anywhere_it_comes_to_the_same_verdict_and_repeats_no_call(place):
+def test_trial_cut_off_anywhere_reaches_the_same_verdict_and_repeats_no_call(place):
     cast = Cast(rounds=3)
     record, notes = resume(TrialRecord.of(EVENTS[:place]), cast)
     assert record.state is TrialState.DECIDED
@@ -39,26 +39,26 @@ def test_cut_off_anywhere_it_comes_to_the_same_verdict_and_repeats_no_call(place
     assert record.events[:place] == EVENTS[:place]
     assert isinstance(record.events[place], TrialResumed)
     assert record.events[place:] == tuple(notes.events)
-    # Every answered call stands in the record; what is asked now is what was not.
+    # Every answered call is in the record; only the others are made now.
     answered = sum(getattr(event, "call", None) is not None for event in EVENTS[:place])
     needed = sum(getattr(event, "call", None) is not None for event in EVENTS)
-    assert cast.calls() == needed - answered + 2  # and the two for the score
+    assert cast.calls() == needed - answered + 2  # plus the two for the score
 
 
-def cut_after(record, *, said):
-    """The record up to and with the last event for which this holds."""
-    place = max(number for number, event in enumerate(record.events) if said(event))
+def cut_after(record, *, predicate):
+    """The record up to and including the last event for which the predicate holds."""
+    place = max(number for number, event in enumerate(record.events) if predicate(event))
     return TrialRecord.of(record.events[: place + 1])
 
 
 @pytest.mark.parametrize("side", list(Side))
-def test_where_one_side_has_rested_and_the_other_not_only_the_other_goes_on(side):
-    other = next(each for each in Side if each is not side)
-    # This side's summaries say the same from the first on: it rests after R_min rounds.
+def test_only_the_unfinished_side_continues_after_the_other_rested(side):
+    other = next(candidate for candidate in Side if candidate is not side)
+    # This side's summaries never change, so it rests after the minimum of two rounds.
     lines = {f"{side.lower()}_summarise": lambda request: {"summary": "all", "justification": "said"}}
     first = Cast(rounds=5, **lines)
-    whole = try_meme(first, settings=SETTINGS)
-    cut = cut_after(whole, said=lambda event: isinstance(event, SideRested) and event.side is side)
+    complete = try_meme(first, settings=SETTINGS)
+    cut = cut_after(complete, predicate=lambda event: isinstance(event, SideRested) and event.side is side)
     rested = cut.last(SideRested)
     assert rested.side is side and rested.rounds == 2
     assert [event.side for event in cut.all(SideRested)] == [side]
@@ -66,24 +66,24 @@ def test_where_one_side_has_rested_and_the_other_not_only_the_other_goes_on(side
 
     cast = Cast(rounds=5, **lines)
     record, _ = resume(cut, cast)
-    assert record.verdict == whole.verdict
-    assert not cast.requests(side.lower()), "the side that rested is asked nothing"
+    assert record.verdict == complete.verdict
+    assert not cast.requests(side.lower()), "the side that rested gets no call"
     assert [event.rounds for event in record.all(SideRested)] == [2, 5]
-    assert Counter(map(said_at, record.events)) - Counter([("TrialResumed", None, None)]) == Counter(
-        map(said_at, whole.events)
+    assert Counter(map(position_of, record.events)) - Counter([("TrialResumed", None, None)]) == Counter(
+        map(position_of, complete.events)
     )
     judged = [[r for r in each.requests("judge") if task_of(r) == "judge"] for each in (cast, first)]
-    assert judged[0] == judged[1], "the Judge is told the same"
+    assert judged[0] == judged[1], "the Judge sees the same"
 
 
-def said_at(event):
+def position_of(event):
     return event.kind, getattr(event, "side", None), getattr(event, "round", None)
 
 
 def ahead_of_time():
-    """A cast whose Accuser's first summary takes until those of rounds 2 and 3 are written and kept."""
+    """A cast whose Accuser finishes its first summary only after those of rounds 2 and 3 are written and stored."""
     cast = Cast(rounds=3)
-    speak = cast.models["accuser"].reply
+    original_reply = cast.models["accuser"].reply
     written = asyncio.Event()
 
     async def reply(request, *, within_s):
@@ -92,10 +92,10 @@ def ahead_of_time():
             await written.wait()
             for _ in range(50):
                 await asyncio.sleep(0)
-        said = await speak(request, within_s=within_s)
+        summary_reply = await original_reply(request, within_s=within_s)
         if number == 3:
             written.set()
-        return said
+        return summary_reply
 
     object.__setattr__(cast.models["accuser"], "reply", reply)
     return cast
@@ -105,37 +105,37 @@ def questions_in(request):
     return sum("Question " in part for part in request.parts)
 
 
-def test_a_summary_that_came_before_its_turn_is_kept_and_not_asked_for_again():
+def test_early_summary_is_stored_and_not_requested_again():
     overlapping = TrialSettings()
-    whole = try_meme(ahead_of_time(), settings=overlapping)
-    early = [event for event in whole.all(SummarisedAhead) if event.side is Side.ACCUSER]
+    complete = try_meme(ahead_of_time(), settings=overlapping)
+    early = [event for event in complete.all(SummarisedAhead) if event.side is Side.ACCUSER]
     assert [event.round for event in early][:2] == [2, 3]
-    kept = {event.round: event for event in whole.all(Summarised) if event.side is Side.ACCUSER}
-    assert list(kept) == [1, 2, 3]
-    for event in early[:2]:  # what is said again when its turn has come is the same, by the same call
-        assert kept[event.round].seq > event.seq
-        assert (kept[event.round].call, kept[event.round].summary) == (event.call, event.summary)
-    # Cut off where two are written and the first is not: only the first is asked for.
-    cut = TrialRecord.of(whole.events[: early[1].seq + 1])
+    stored = {event.round: event for event in complete.all(Summarised) if event.side is Side.ACCUSER}
+    assert list(stored) == [1, 2, 3]
+    for event in early[:2]:  # the event repeated in its turn is the same, by the same call
+        assert stored[event.round].seq > event.seq
+        assert (stored[event.round].call, stored[event.round].summary) == (event.call, event.summary)
+    # Cut off when two are written and the first is not: only the first is requested.
+    cut = TrialRecord.of(complete.events[: early[1].seq + 1])
     assert not [event for event in cut.all(Summarised) if event.side is Side.ACCUSER]
     cast = Cast(rounds=3)
     record, _ = resume(cut, cast, settings=overlapping)
-    assert record.verdict == whole.verdict
-    summed = [r for r in cast.requests("accuser") if task_of(r) == "summarise"]
-    rounds = [questions_in(request) for request in summed]
+    assert record.verdict == complete.verdict
+    summary_requests = [r for r in cast.requests("accuser") if task_of(r) == "summarise"]
+    rounds = [questions_in(request) for request in summary_requests]
     assert 1 in rounds and not {2, 3} & set(rounds)
     assert [e.round for e in record.all(Summarised) if e.side is Side.ACCUSER] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("place", range(3, 20))
-def test_cut_off_anywhere_with_rounds_ahead_nobody_is_asked_again(place):
+def test_trial_cut_off_with_rounds_ahead_repeats_no_call(place):
     overlapping = TrialSettings()
-    whole = try_meme(ahead_of_time(), settings=overlapping)
-    assert len(whole.events) >= 20
-    cut = TrialRecord.of(whole.events[:place])
+    complete = try_meme(ahead_of_time(), settings=overlapping)
+    assert len(complete.events) >= 20
+    cut = TrialRecord.of(complete.events[:place])
     cast = Cast(rounds=3)
     record, _ = resume(cut, cast, settings=overlapping)
-    assert record.verdict == whole.verdict
+    assert record.verdict == complete.verdict
     known = {
         (event.call.prompt_id.rpartition("/")[2], event.call.role, getattr(event, "round", 0))
         for event in cut.events
@@ -148,54 +148,54 @@ def test_cut_off_anywhere_with_rounds_ahead_nobody_is_asked_again(place):
             assert (task, role.upper(), number) not in known
 
 
-def test_a_record_that_was_cut_twice_is_resumed_twice():
+def test_record_cut_twice_is_resumed_twice():
     once, _ = resume(TrialRecord.of(EVENTS[:5]))
-    again, _ = resume(TrialRecord.of(once.events[:9]))
-    assert again.verdict == TrialRecord.of(EVENTS).verdict
-    assert len(again.all(TrialResumed)) == 2
+    twice, _ = resume(TrialRecord.of(once.events[:9]))
+    assert twice.verdict == TrialRecord.of(EVENTS).verdict
+    assert len(twice.all(TrialResumed)) == 2
 
 
-def test_a_trial_that_failed_because_the_server_was_gone_goes_on_when_it_is_back():
-    gone = Cast(rounds=3, judge=lambda request: Unavailable("gone", reason="MODEL_GONE"))
+def test_trial_that_failed_with_its_server_resumes_when_it_is_back():
+    failing_cast = Cast(rounds=3, judge=lambda request: Unavailable("gone", reason="MODEL_GONE"))
     with pytest.raises(TrialAborted) as caught:
-        try_meme(gone, settings=SETTINGS)
+        try_meme(failing_cast, settings=SETTINGS)
     failed = caught.value.record
     assert failed.state is TrialState.FAILED
     cast = Cast(rounds=3)
     record, _ = resume(failed, cast)
     assert record.state is TrialState.DECIDED
-    assert {task_of(asked.request) for role in cast.models for asked in cast.models[role].asked} == {"judge", "odds"}
+    assert {task_of(call.request) for role in cast.models for call in cast.models[role].asked} == {"judge", "odds"}
     assert TrialRecord.of(record.events).state is TrialState.DECIDED
 
 
-def test_text_that_was_read_is_not_read_again_and_text_that_was_given_is_kept():
-    read = whole(meme=a_meme(None))
+def test_recorded_text_is_reused_on_resume():
+    with_read_text = complete_trial(meme=a_meme(None))
     reader = FakeReader("other text")
-    record, _ = resume(TrialRecord.of(read.events[:6]), reader=reader)
+    record, _ = resume(TrialRecord.of(with_read_text.events[:6]), reader=reader)
     assert record.text.text == "read off the picture" and reader.calls == 0
-    given = whole()
-    assert resume(TrialRecord.of(given.events[:6]))[0].text.text == "the meme's own words"
+    with_own_text = complete_trial()
+    assert resume(TrialRecord.of(with_own_text.events[:6]))[0].text.text == "the meme's own words"
 
 
-def test_what_was_given_and_not_kept_is_not_made_up():
-    first = [event for event in whole().events if event.kind == "TrialOpened"]
+def test_resume_without_the_recorded_text_is_refused():
+    first = [event for event in complete_trial().events if event.kind == "TrialOpened"]
     with pytest.raises(CantResume, match="text"):
         resume(TrialRecord.of(first))
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "message"),
     [
         ({"settings": TrialSettings(overlap=False, rounds_max=4)}, "settings"),
         ({"policy": DEFAULT_POLICY.model_copy(update={"version": "2"})}, "policy"),
     ],
 )
-def test_a_trial_is_not_finished_with_other_versions_than_it_was_begun_with(changes, named):
-    with pytest.raises(CantResume, match=named):
+def test_resume_with_other_settings_or_policy_is_refused(changes, message):
+    with pytest.raises(CantResume, match=message):
         resume(TrialRecord.of(EVENTS[:6]), **changes)
 
 
-def test_other_models_and_another_picture_are_refused():
+def test_resume_with_other_models_or_another_picture_is_refused():
     other = Cast()
     for model in other.models.values():
         model._name = "another"
@@ -206,12 +206,12 @@ def test_other_models_and_another_picture_are_refused():
         asyncio.run(court.resume(TrialRecord.of(EVENTS[:6]), a_picture("0" * 64), Notes()))
 
 
-def test_a_decided_trial_is_over():
+def test_decided_trial_is_not_resumed():
     with pytest.raises(CantResume, match="verdict already"):
         resume(TrialRecord.of(EVENTS))
 
 
-def test_a_trial_that_failed_for_good_is_over():
+def test_permanently_failed_trial_is_not_resumed():
     with pytest.raises(TrialAborted) as caught:
         try_meme(Cast(describe=lambda request: ""), settings=SETTINGS)
     with pytest.raises(CantResume, match="for good"):
@@ -219,7 +219,7 @@ def test_a_trial_that_failed_for_good_is_over():
 
 
 @pytest.mark.parametrize("procedure", [Procedure.SUMMARY, Procedure.CASCADE])
-def test_the_other_procedures_are_resumed_too(procedure):
+def test_other_procedures_are_resumed_too(procedure):
     court = full_court(Cast(rounds=2), settings=SETTINGS)
     record = asyncio.run(court.hear(TrialCase("t", a_meme("the meme's own words"), procedure), Notes()))
     for place in range(2, len(record.events)):

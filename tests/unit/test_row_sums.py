@@ -1,4 +1,4 @@
-"""Rows of every kind of file: whatever is in them, those read, refused, left out and elsewhere are all of them."""
+"""Tests of row counts for every kind of file: rows read, refused, excluded and elsewhere add up to all rows."""
 
 import csv
 import json
@@ -74,7 +74,7 @@ CELLS = st.one_of(
     st.integers(-1, 2),
     st.just(float("nan")),
     st.lists(st.integers(0, 1), max_size=2),
-    # Without NUL: a text file with one is refused as a whole, for it is none.
+    # Without NUL: a file that contains one is not text and is refused as a whole.
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5),
 )
 ROWS = st.lists(
@@ -85,14 +85,14 @@ ROWS = st.lists(
 )
 
 
-def test_each_kind_has_a_writer():
+def test_each_file_kind_has_a_writer():
     assert WRITERS.keys() == set(FileKind)
 
 
 @pytest.mark.parametrize("kind", FileKind)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS, missing=st.sampled_from(["problem", "none", "drop"]))
-def test_rows_read_refused_left_out_and_elsewhere_are_all_rows(tmp_path, kind, rows, missing):
+def test_read_refused_excluded_and_elsewhere_rows_add_up_to_all_rows(tmp_path, kind, rows, missing):
     rows = [row | {"n": f"r{n}"} for n, row in enumerate(rows)]
     data = tmp_path / "data"
     shutil.rmtree(data, ignore_errors=True)
@@ -105,22 +105,22 @@ def test_rows_read_refused_left_out_and_elsewhere_are_all_rows(tmp_path, kind, r
     parts = [{"name": part, "role": "test", "files": [name], "where": {column: part}} for part in ("here", "there")]
     card = own_card(str(kind), [name], splits=parts, **({"tasks": [task]} | (tree if kind is FileKind.TREE else {})))
     if kind is FileKind.TREE and not rows:
-        return  # a folder without pictures is no tree
+        return  # a folder without pictures is not a tree
     readers = [CardReader(card, data, part) for part in ("here", "there")]
     for reader in readers:
         memes = list(reader)
-        # One finding at least for each that was refused; what is wrong with a whole column is one more.
+        # At least one finding for each refused row; a fault of a whole column adds one.
         assert len(reader.problems) >= reader.refused
         assert len(memes) + reader.refused + len(reader.excluded) + reader.elsewhere == reader.rows == len(rows)
 
 
-def test_names_that_went_to_the_disk_are_known_as_well(monkeypatch):
+def test_name_set_finds_names_spilled_to_disk(monkeypatch):
     monkeypatch.setattr("eval.datasets.name_set._MOST", 10)
-    seen = NameSet()
+    names_set = NameSet()
     names = [f"m{n}" for n in range(95)] + ["", "\udcff", "ü"]
     for name in names:
-        assert name not in seen
-        seen.add(name)
-        seen.add(name)
-    assert all(name in seen for name in names)
-    assert "m95" not in seen and "M1" not in seen
+        assert name not in names_set
+        names_set.add(name)
+        names_set.add(name)
+    assert all(name in names_set for name in names)
+    assert "m95" not in names_set and "M1" not in names_set

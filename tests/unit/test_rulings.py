@@ -1,4 +1,4 @@
-"""Overrulings that become precedents, in a real library on disk."""
+"""Tests of overrulings that become precedents, in a real library on disk."""
 
 import asyncio
 import threading
@@ -27,21 +27,21 @@ PICTURE = picture_of(PNG)
 
 
 class Docket:
-    """Has one picture, and the record of one trial; None once that is erased."""
+    """Has one picture and the record of one trial, or None once that is erased."""
 
-    kept: TrialRecord | None = None
+    stored: TrialRecord | None = None
 
     async def record(self, trial_id):
-        if self.kept is None:
+        if self.stored is None:
             raise TrialErased("erased")
-        return self.kept
+        return self.stored
 
     async def frames(self, pixels_sha256):
         return [frame.png for frame in PICTURE.frames] if pixels_sha256 == PICTURE.pixels_sha256 else []
 
 
 class Court:
-    """A library, its writer and what makes rulings of it."""
+    """A library, its writer, and the corrections that turn rulings into precedents."""
 
     def __init__(self, root, overrulings=Overrulings.CHOSEN):
         self.root = root
@@ -49,9 +49,9 @@ class Court:
         self.rulings = Corrections(lambda: nullcontext(self.writer), lambda: ENCODER, Docket(), overrulings)
         self.docket = self.rulings._trials
 
-    def follow(self, label=N, *, reason="Satire of a habit.", chosen=True, ended=H, **given):
-        record, review = a_review(label, reason=reason, ended=ended, **given)
-        self.docket.kept = record
+    def follow(self, label=N, *, reason="Satire of a habit.", chosen=True, ended=H, **options):
+        record, review = a_review(label, reason=reason, ended=ended, **options)
+        self.docket.stored = record
         return asyncio.run(self.rulings.follow(record, review, chosen=chosen))
 
     def meme(self):
@@ -73,8 +73,8 @@ def a_review(label, *, reason="Satire of a habit.", ended=H, clause="4", words="
     policy = opened.policy.model_copy(update={"id": DEFAULT_POLICY.id, "digest": DEFAULT_POLICY.digest})
     events[0] = opened.model_copy(update={"meme": meme, "policy": policy})
     outcome = ReviewOutcome.UPHELD if label is ended else ReviewOutcome.OVERRULED
-    said = {"outcome": outcome, "label": label, "reason": reason, "clause": clause, "reviewer": "ada"}
-    review = VerdictReviewed(trial_id="t", seq=len(events), at=NOON, **said)
+    values = {"outcome": outcome, "label": label, "reason": reason, "clause": clause, "reviewer": "ada"}
+    review = VerdictReviewed(trial_id="t", seq=len(events), at=NOON, **values)
     return TrialRecord.of([*events, review]), review
 
 
@@ -83,18 +83,18 @@ def court(tmp_path):
     return Court(tmp_path / "library")
 
 
-def test_an_overruling_becomes_a_precedent_that_says_where_it_comes_from(court):
+def test_overruling_becomes_a_precedent_that_names_its_origin(court):
     change = court.follow(H, ended=N)
     meme = court.meme()
     assert (meme.id, meme.source, meme.label, meme.text) == ("trial:t", "trial:t", H, "cat dog")
     assert (meme.verified, meme.who, meme.namespace, meme.policy) == (True, "ada", "forum", DEFAULT_POLICY.id)
-    assert meme.categories == ("nationality",)  # of clause 4
+    assert meme.categories == ("nationality",)  # category of clause 4
     assert meme.pixels_sha256 == PICTURE.pixels_sha256 and meme.kept is not None
     assert change.why == "NOT_HARMFUL was overruled: Satire of a habit." and change.who == "ada"
 
 
 @pytest.mark.parametrize(
-    ("overrulings", "chosen", "made"),
+    ("overrulings", "chosen", "expected"),
     [
         (Overrulings.NEVER, True, False),
         (Overrulings.CHOSEN, False, False),
@@ -102,14 +102,14 @@ def test_an_overruling_becomes_a_precedent_that_says_where_it_comes_from(court):
         (Overrulings.ALWAYS, False, True),
     ],
 )
-def test_it_does_so_where_that_is_wanted(tmp_path, overrulings, chosen, made):
+def test_overrulings_become_precedents_as_the_setting_says(tmp_path, overrulings, chosen, expected):
     court = Court(tmp_path / "library", overrulings)
-    assert (court.follow(chosen=chosen) is not None) is made
-    assert (court.meme() is not None) is made
+    assert (court.follow(chosen=chosen) is not None) is expected
+    assert (court.meme() is not None) is expected
 
 
-def test_upholding_later_takes_it_out_and_overruling_again_puts_it_back(court):
-    assert court.follow(H) is None  # upheld, and there is nothing to take out
+def test_upholding_removes_the_precedent_and_overruling_again_restores_it(court):
+    assert court.follow(H) is None  # upheld, with no precedent to remove
     court.follow(N)
     court.follow(H, reason="It does shut people out.")
     assert court.meme() is None
@@ -123,30 +123,30 @@ def test_upholding_later_takes_it_out_and_overruling_again_puts_it_back(court):
     ]
 
 
-def test_another_finding_changes_the_label(court):
+def test_later_finding_changes_the_label_of_the_precedent(court):
     court.follow(H, ended=Label.UNDECIDED)
-    court.follow(N, ended=Label.UNDECIDED, chosen=False)  # what stands there must not say what was overruled
+    court.follow(N, ended=Label.UNDECIDED, chosen=False)  # a precedent must not keep an overruled label
     assert court.meme().label is N
     assert court.follow(N, ended=Label.UNDECIDED) is None
     court.follow(Label.UNDECIDED, ended=Label.UNDECIDED)
     assert court.meme() is None
-    court.follow(H, ended=Label.UNDECIDED)  # put back, and with the other label
+    court.follow(H, ended=Label.UNDECIDED)  # restored, with the other label
     assert court.meme().label is H
 
 
 @pytest.mark.parametrize("last", ["upheld", "the other label", "erased"])
-def test_whoever_comes_last_the_library_follows_the_last_review(court, last):
-    """Another review, or an erasure, is kept before the library has followed this one."""
+def test_library_follows_the_last_review_whichever_is_handled_last(court, last):
+    """Another review or an erasure is stored before the library has followed this one."""
     record, review = a_review(N, words="a very particular text", ended=Label.UNDECIDED)
     later = None
     if last != "erased":
         label = Label.UNDECIDED if last == "upheld" else H
         outcome = ReviewOutcome.UPHELD if last == "upheld" else ReviewOutcome.OVERRULED
-        said = review.model_copy(update={"seq": review.seq + 1, "label": label, "outcome": outcome})
-        later = TrialRecord.of([*record.events, said])
-        court.docket.kept = later
-        asyncio.run(court.rulings.follow(later, said, chosen=False))
-    court.docket.kept = later
+        later_review = review.model_copy(update={"seq": review.seq + 1, "label": label, "outcome": outcome})
+        later = TrialRecord.of([*record.events, later_review])
+        court.docket.stored = later
+        asyncio.run(court.rulings.follow(later, later_review, chosen=False))
+    court.docket.stored = later
     asyncio.run(court.rulings.follow(record, review, chosen=True))
     assert getattr(court.meme(), "label", None) == {"the other label": H}.get(last)
     if last == "erased":
@@ -154,16 +154,16 @@ def test_whoever_comes_last_the_library_follows_the_last_review(court, last):
         assert b"particular" not in b"".join(files)
 
 
-def test_two_overrulings_at_once_make_one_precedent(court, monkeypatch):
+def test_two_concurrent_overrulings_make_one_precedent(court, monkeypatch):
     record, review = a_review(N)
-    court.docket.kept = record
+    court.docket.stored = record
     both, first = threading.Barrier(2), iter(range(2))
     meme = court.writer.meme
 
     def together(id_):
         found = meme(id_)
         if next(first, None) is not None:
-            both.wait(60)  # both have seen that there is none
+            both.wait(60)  # both have found no precedent
         return found
 
     async def work():
@@ -174,7 +174,7 @@ def test_two_overrulings_at_once_make_one_precedent(court, monkeypatch):
     assert court.kinds == [ChangeKind.ADD]
 
 
-def test_it_can_be_taken_back(court):
+def test_precedent_of_an_overruling_can_be_taken_back(court):
     court.follow(N)
     with pytest.raises(BadRequest, match="Say why"):
         asyncio.run(court.rulings.take_back("t", who="root", why=" "))
@@ -186,33 +186,33 @@ def test_it_can_be_taken_back(court):
     assert court.meme().label is N
 
 
-def test_a_meme_without_its_picture_is_a_precedent_by_its_text(court):
+def test_meme_without_a_stored_picture_is_a_precedent_by_its_text(court):
     court.follow(N, pixels="0" * 64)
     assert (court.meme().has_text, court.meme().has_picture) == (True, False)
 
 
-def test_a_meme_that_can_t_be_compared_is_none(court):
+def test_meme_without_text_and_picture_becomes_no_precedent(court):
     with pytest.raises(BadRequest, match="can read"):
         court.follow(N, words="", pixels="0" * 64)
 
 
-def test_long_reasons_fit(court):
+def test_long_reasons_are_truncated_to_fit(court):
     assert len(court.follow(N, reason="x" * 2000).why) == 2000
 
 
-def test_what_is_erased_is_gone_from_the_library_and_its_history(court):
+def test_erased_trial_is_gone_from_the_library_and_its_history(court):
     court.follow(N, words="a very particular text", pixels="0" * 64)
     root = court.writer.library.root
     assert b"a very particular text" in b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
-    opened = lambda: nullcontext(court.writer)  # noqa: E731
-    assert asyncio.run(forget(opened, "t", who="root", why="erased"))
-    assert not asyncio.run(forget(opened, "another", who="root", why="erased"))
+    open_writer = lambda: nullcontext(court.writer)  # noqa: E731
+    assert asyncio.run(forget(open_writer, "t", who="root", why="erased"))
+    assert not asyncio.run(forget(open_writer, "another", who="root", why="erased"))
     assert court.meme() is None
-    kept = b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
-    assert b"particular" not in kept and PICTURE.pixels_sha256.encode() not in kept
+    remaining = b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
+    assert b"particular" not in remaining and PICTURE.pixels_sha256.encode() not in remaining
 
 
-def test_the_policy_of_a_trial():
+def test_policy_of_a_trial_is_found_by_its_digest():
     record, _ = a_review(N)
     assert policy_of(record) is DEFAULT_POLICY
     opened = record.opened.model_copy(update={"policy": record.opened.policy.model_copy(update={"digest": "sha256:1"})})

@@ -1,4 +1,4 @@
-"""Runs in this process; tests/integration/test_run_killed.py kills them."""
+"""Tests of runs within this process; tests/integration/test_run_killed.py kills them."""
 
 import asyncio
 import dataclasses
@@ -86,18 +86,18 @@ def memes(*levels):
 SPLIT = memes(*[0] * 60, *[1] * 30, *[2] * 10)
 
 
-def test_a_sample_has_each_label_in_proportion_and_keeps_the_order_of_the_split():
+def test_sample_keeps_label_proportions_and_the_order_of_the_split():
     taken = sample(SPLIT, 20, 0)
     assert Counter(int(meme.level) for meme in taken) == {0: 12, 1: 6, 2: 2}
     assert [meme.line for meme in taken] == sorted(meme.line for meme in taken)
 
 
 @pytest.mark.parametrize("limit", range(1, 100, 7))
-def test_a_sample_is_as_large_as_asked_for(limit):
+def test_sample_has_the_requested_size(limit):
     assert len(sample(SPLIT, limit, 0)) == limit
 
 
-def test_a_sample_depends_on_the_seed_alone_and_a_larger_one_adds_to_it():
+def test_sample_depends_only_on_the_seed_and_a_larger_one_extends_it():
     first = {meme.id for meme in sample(SPLIT, 20, 0)}
     assert {meme.id for meme in sample(SPLIT[::-1], 20, 0)} == first
     assert {meme.id for meme in sample(SPLIT, 20, 1)} != first
@@ -108,7 +108,7 @@ def test_a_sample_depends_on_the_seed_alone_and_a_larger_one_adds_to_it():
 # -- From a record to a prediction -------------------------------------------------------------------------------------
 
 
-def opened(**settings):
+def trial_opened(**settings):
     record = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes()))
     return record.opened.model_copy(update={"settings": {"overlap": True, **settings}})
 
@@ -131,22 +131,22 @@ def verdict(harmful=Strength.STRONG, benign=Strength.WEAK, label=Label.HARMFUL):
     return Verdict(label=label, strengths=Strengths(harmful=harmful, benign=benign), rationale="Because.")
 
 
-def examined(side, rounds, *, faults=(), ahead=()):
-    """Rounds of a side; of those in ``ahead`` the summary came early, and those beyond ``rounds`` count for nothing."""
+def side_rounds(side, rounds, *, faults=(), ahead=()):
+    """Events of a side's rounds; rounds in ``ahead`` are summarised early, and those beyond ``rounds`` do not count."""
     for number in range(1, rounds + 1 + sum(r > rounds for r in ahead)):
         yield QuestionAsked, {"side": side, "round": number, "question": "?", "call": a_call()}
         fault = "malformed" if (side, number) in faults else ""
         yield AnswerGiven, {"side": side, "round": number, "answer": "!", "call": a_call(fault)}
-        said = {"side": side, "round": number, "summary": "ab", "justification": "", "call": a_call()}
+        values = {"side": side, "round": number, "summary": "ab", "justification": "", "call": a_call()}
         if number in ahead:
-            yield SummarisedAhead, said
+            yield SummarisedAhead, values
         if number <= rounds:
-            yield Summarised, {**said, "entropy": float(number)}
+            yield Summarised, {**values, "entropy": float(number)}
     yield SideRested, {"side": side, "rounds": rounds, "reason": QuestioningEnd.CONVERGED}
 
 
 def a_record(*steps, first=None):
-    first = first or opened()
+    first = first or trial_opened()
     events = [first]
     for seq, (kind, values) in enumerate(steps, 1):
         events.append(kind(trial_id="t", seq=seq, at=first.at + timedelta(seconds=seq), **values))
@@ -156,66 +156,66 @@ def a_record(*steps, first=None):
 ODDS = OddsGiven(harmful=(0.5, 0.4), not_harmful=(0.1, 0.2), call=a_call())
 
 
-def test_the_longest_chain_is_that_of_the_longer_side_with_one_summary_at_its_end():
-    accuser, defender = tuple(examined(Side.ACCUSER, 3)), tuple(examined(Side.DEFENDER, 2))
+def test_longest_chain_is_that_of_the_longer_side_with_one_final_summary():
+    accuser, defender = tuple(side_rounds(Side.ACCUSER, 3)), tuple(side_rounds(Side.DEFENDER, 2))
     end = (VerdictGiven, {"verdict": verdict(), "call": a_call()})
     assert chain_of(a_record(*accuser, *defender, end)) == 3 * 2 + 1 + 1
-    # Line by line each summary is waited for.
-    assert chain_of(a_record(*accuser, *defender, end, first=opened(overlap=False))) == 3 * 3 + 1
-    # A reply that was asked for twice counts twice; on the shorter side it makes up for what that is shorter by.
-    twice = tuple(examined(Side.DEFENDER, 2, faults={(Side.DEFENDER, 1), (Side.DEFENDER, 2)}))
-    assert chain_of(a_record(*accuser, *twice, end)) == 3 * 2 + 1 + 1
-    thrice = tuple(examined(Side.DEFENDER, 3, faults={(Side.DEFENDER, 1)}))
-    assert chain_of(a_record(*accuser, *thrice, end)) == 3 * 2 + 2 + 1
-    # Two calls for odds take longer than one ruling, and run beside it.
+    # Without overlap, each summary is waited for.
+    assert chain_of(a_record(*accuser, *defender, end, first=trial_opened(overlap=False))) == 3 * 3 + 1
+    # A repeated request counts twice; on the shorter side it can make up for the missing round.
+    with_two_repeats = tuple(side_rounds(Side.DEFENDER, 2, faults={(Side.DEFENDER, 1), (Side.DEFENDER, 2)}))
+    assert chain_of(a_record(*accuser, *with_two_repeats, end)) == 3 * 2 + 1 + 1
+    with_one_repeat = tuple(side_rounds(Side.DEFENDER, 3, faults={(Side.DEFENDER, 1)}))
+    assert chain_of(a_record(*accuser, *with_one_repeat, end)) == 3 * 2 + 2 + 1
+    # Two calls for odds, beside the ruling, take longer than the one ruling.
     assert chain_of(a_record((VerdictGiven, {"verdict": verdict(), "call": a_call(), "odds": ODDS}))) == 2
 
 
-def test_every_call_is_counted_once_also_those_that_nothing_rests_on():
+def test_every_call_is_counted_once_including_unused_ones():
     steps = [
-        *examined(Side.ACCUSER, 2, faults={(Side.ACCUSER, 1)}, ahead=(2, 3)),
-        *examined(Side.DEFENDER, 1),
+        *side_rounds(Side.ACCUSER, 2, faults={(Side.ACCUSER, 1)}, ahead=(2, 3)),
+        *side_rounds(Side.DEFENDER, 1),
         (VerdictGiven, {"verdict": verdict(), "call": a_call(), "odds": ODDS, "unused": Unused(calls=4, tokens_in=7)}),
     ]
     cost = cost_of(a_record(*steps), stored=5)
-    # Accuser: 2 rounds of 3 calls, one of them made twice, and a third round ahead; Defender: 3; 1 + 2 of the Judge.
+    # Accuser: 2 rounds of 3 calls, one of them repeated, and a third round ahead; Defender: 3; Judge: 1 + 2.
     assert cost.calls == (2 * 3 + 1) + 3 + 3 + 3 + 4
     assert cost.tokens_in == 10 * (6 + 3 + 3 + 1 + 1) + 7
     assert cost.stored == 5
     assert cost_of(a_record(*steps), stored=500).stored == cost.calls
 
 
-def test_the_time_in_which_nobody_held_the_trial_does_not_count():
+def test_time_between_failure_and_resumption_does_not_count():
     failed = (TrialFailed, {"step": "s", "reason": "CANCELLED", "message": "m", "retryable": False})
     resumed = (TrialResumed, {"software": "1"})
     end = (VerdictGiven, {"verdict": verdict()})
     record = a_record(failed, resumed, end)
-    late = [e.model_copy(update={"at": e.at + timedelta(days=1)}) if e.seq > 1 else e for e in record.events]
-    assert cost_of(TrialRecord.of(late)).seconds == 2.0  # one before, one after
+    delayed = [e.model_copy(update={"at": e.at + timedelta(days=1)}) if e.seq > 1 else e for e in record.events]
+    assert cost_of(TrialRecord.of(delayed)).seconds == 2.0  # one second before, one after
 
 
-def test_rounds_beyond_those_that_count_are_not_in_the_entropies():
-    record = a_record(*examined(Side.ACCUSER, 2, ahead=(3,)), (VerdictGiven, {"verdict": verdict()}))
+def test_rounds_ahead_of_the_last_one_are_not_in_the_entropies():
+    record = a_record(*side_rounds(Side.ACCUSER, 2, ahead=(3,)), (VerdictGiven, {"verdict": verdict()}))
     side = prediction_of(SPLIT[0], record).sides["ACCUSER"]
     assert (side.rounds, side.rested, side.entropies) == (2, "CONVERGED", (1.0, 2.0))
 
 
 @pytest.mark.parametrize(
-    "said,level",
+    "judged,level",
     [
         (verdict(Strength.STRONG, Strength.WEAK), Level.VERY_HARMFUL),
         (verdict(Strength.MODERATE, Strength.MODERATE), Level.SOMEWHAT_HARMFUL),
         (verdict(Strength.MODERATE, Strength.STRONG, Label.NOT_HARMFUL), Level.NOT_HARMFUL),
     ],
 )
-def test_three_levels_follow_from_the_strengths(said, level):
-    assert level_of(said) is level
-    record = a_record((VerdictGiven, {"verdict": said}))
+def test_three_levels_follow_from_the_strengths(judged, level):
+    assert level_of(judged) is level
+    record = a_record((VerdictGiven, {"verdict": judged}))
     assert prediction_of(SPLIT[0], record).level is level
     assert prediction_of(SPLIT[0].model_copy(update={"level": None}), record).level is None
 
 
-def test_a_failure_and_an_undecided_verdict_are_no_class_and_say_why():
+def test_failed_and_undecided_predictions_have_a_reason_and_no_class():
     failed = a_record((TrialFailed, {"step": "s", "reason": "MODEL_GONE", "message": "m", "retryable": True}))
     prediction = prediction_of(SPLIT[0], failed)
     assert (prediction.outcome, prediction.reason, prediction.score) == (Outcome.FAILED, "MODEL_GONE", None)
@@ -225,39 +225,39 @@ def test_a_failure_and_an_undecided_verdict_are_no_class_and_say_why():
     assert prediction.needs_review and prediction.level is None and prediction.vote is None
 
 
-def test_the_vote_is_held_however_far_the_precedents_are():
-    near = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes()))
-    cited = near.precedents
-    far = cited.model_copy(
+def test_vote_is_computed_however_far_the_precedents_are():
+    close = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes()))
+    cited = close.precedents
+    distant = cited.model_copy(
         update={
             "vote": None,
             "findings": cited.findings.model_copy(update={"vote_settings": VoteSettings(k=5, tau=0.1, prior=0.5)}),
         }
     )
-    record = TrialRecord.of(far if event is cited else event for event in near.events)
+    record = TrialRecord.of(distant if event is cited else event for event in close.events)
     prediction = prediction_of(SPLIT[0], record)
     assert prediction.vote is not None
     assert prediction.vote_harmful is (prediction.vote >= 0.5)
 
 
-def test_a_trial_that_is_not_over_is_no_prediction():
+def test_open_trial_gives_no_prediction():
     with pytest.raises(ValueError, match="not over"):
-        prediction_of(SPLIT[0], TrialRecord.of([opened()]))
+        prediction_of(SPLIT[0], TrialRecord.of([trial_opened()]))
 
 
 # -- Progress ----------------------------------------------------------------------------------------------------------
 
 
-def said(meme, outcome, **cost):
+def prediction_for(meme, outcome, **cost):
     return Prediction(meme=meme.id, outcome=outcome, cost=cost)
 
 
-def test_the_tally_counts_what_the_protocol_keeps():
+def test_running_score_counts_only_memes_of_the_protocol():
     tally = RunningScore(Protocol.EXTREME, total=4, began=0.0)
     benign, somewhat, very = SPLIT[0], SPLIT[60], SPLIT[90]
-    tally.add(benign, said(benign, Outcome.NOT_HARMFUL, calls=3, stored=1, tokens_in=100, tokens_out=20))
-    tally.add(somewhat, said(somewhat, Outcome.NOT_HARMFUL))  # dropped
-    tally.add(very, said(very, Outcome.FAILED))
+    tally.add(benign, prediction_for(benign, Outcome.NOT_HARMFUL, calls=3, stored=1, tokens_in=100, tokens_out=20))
+    tally.add(somewhat, prediction_for(somewhat, Outcome.NOT_HARMFUL))  # dropped by the protocol
+    tally.add(very, prediction_for(very, Outcome.FAILED))
     assert (tally.done, tally.labelled, tally.decided, tally.right, tally.failed) == (3, 2, 1, 1, 1)
     words = tally.words(60.0)
     assert words == (
@@ -265,14 +265,14 @@ def test_the_tally_counts_what_the_protocol_keeps():
     )
 
 
-def test_a_log_has_a_line_now_and_then():
+def test_progress_log_prints_a_line_per_interval():
     lines, clock = [], [0.0]
     progress = ProgressLines(lines.append, every_s=30, now=lambda: clock[0])
     tally = RunningScore(Protocol.MERGED, total=100, began=0.0)
     progress.begin(tally)
     for second in range(1, 91):
         clock[0] = float(second)
-        tally.add(SPLIT[second], said(SPLIT[second], Outcome.HARMFUL))
+        tally.add(SPLIT[second], prediction_for(SPLIT[second], Outcome.HARMFUL))
         progress.judged(tally)
     progress.end(tally)
     assert len(lines) == 1 + 3 + 1
@@ -280,14 +280,14 @@ def test_a_log_has_a_line_now_and_then():
     assert lines[1].startswith("30 of 100 judged: 60 a minute, 70 s left")
 
 
-def test_a_bar_shows_what_a_line_says():
+def test_progress_bar_shows_the_figures_of_a_progress_line():
     out = io.StringIO()
     tally = RunningScore(Protocol.MERGED, total=2)
     with ProgressBar(Console(file=out, force_terminal=True, width=160)) as bar:
         bar.tell("Preparing [the] precedents …")
         bar.step("pictures", 3, 7)
         bar.begin(tally)
-        tally.add(SPLIT[0], said(SPLIT[0], Outcome.NOT_HARMFUL))
+        tally.add(SPLIT[0], prediction_for(SPLIT[0], Outcome.NOT_HARMFUL))
         bar.judged(tally)
         bar.end(tally)
     assert "Preparing [the] precedents" in out.getvalue()
@@ -324,19 +324,19 @@ def a_plan(home, data, out, **changes):
     return dataclasses.replace(plan, **changes)
 
 
-def hold(plan, progress=None):
+def run_plan(plan, progress=None):
     return asyncio.run(run(plan, progress or Progress()))
 
 
 @pytest.fixture(scope="module")
 def finished(home, data, tmp_path_factory):
-    """A summary run that has its end."""
-    return hold(a_plan(home, data, tmp_path_factory.mktemp("runs") / "summary"))
+    """A finished summary run."""
+    return run_plan(a_plan(home, data, tmp_path_factory.mktemp("runs") / "summary"))
 
 
 @pytest.fixture
-def begun(finished, tmp_path):
-    """A copy of it, to be meddled with."""
+def run_copy(finished, tmp_path):
+    """A copy of the finished run that a test may modify."""
     shutil.copytree(finished.root, tmp_path / "copy")
     return RunFolder(tmp_path / "copy")
 
@@ -352,15 +352,15 @@ def docket_of(folder, work):
     return asyncio.run(scene())
 
 
-def test_a_run_is_files_that_say_everything(finished, data):
-    manifest, said = finished.manifest(), finished.predictions()
-    assert [one.meme.id for one in read_results(finished.root).judged] == [meme.id for meme in finished.memes()]
-    assert {p.meme for p in said} == {meme.id for meme in finished.memes()} and len(said) == 8
+def test_finished_run_is_fully_described_by_its_files(finished, data):
+    manifest, predictions = finished.manifest(), finished.predictions()
+    assert [judged.meme.id for judged in read_results(finished.root).judged] == [meme.id for meme in finished.memes()]
+    assert {p.meme for p in predictions} == {meme.id for meme in finished.memes()} and len(predictions) == 8
     assert manifest.finished and manifest.interruptions == 0
     assert set(manifest.data) == {"train.jsonl", "test.jsonl"}
     assert manifest.library_size == 24 and manifest.models == {} and manifest.checked
     assert not (finished.root / "calls.sqlite").exists()
-    for prediction in said:
+    for prediction in predictions:
         record = docket_of(finished, lambda docket, trial=prediction.trial: docket.trials.record(trial))
         assert prediction_of(next(m for m in finished.memes() if m.id == prediction.meme), record) == prediction
         assert record.opened.settings == manifest.settings
@@ -368,51 +368,58 @@ def test_a_run_is_files_that_say_everything(finished, data):
         assert record.opened.versions.library == manifest.library
 
 
-def test_a_run_by_the_texts_alone_tries_each_without_a_picture(home, data, tmp_path):
-    folder = hold(a_plan(home, data, tmp_path / "run", text_only=True))
-    said = folder.predictions()
-    assert folder.manifest().text_only and len(said) == 8 and all(p.outcome is not Outcome.FAILED for p in said)
+def test_text_only_run_tries_each_meme_without_a_picture(home, data, tmp_path):
+    folder = run_plan(a_plan(home, data, tmp_path / "run", text_only=True))
+    predictions = folder.predictions()
+    assert (
+        folder.manifest().text_only
+        and len(predictions) == 8
+        and all(p.outcome is not Outcome.FAILED for p in predictions)
+    )
 
     async def records(docket):
-        return [await docket.trials.record(p.trial) for p in said]
+        return [await docket.trials.record(p.trial) for p in predictions]
 
     for record in docket_of(folder, records):
         assert not record.opened.meme.picture_given and record.text.text
-    # As earlier versions left it, which judged a plain picture beside each text: half of each would be neither.
+    # As written by earlier versions, which judged a plain picture beside each text: mixing both is refused.
     lose_lines(folder)
     (folder.root / "no-picture.png").write_bytes(b"")
     with pytest.raises(BadRequest, match="a plain picture beside each text") as caught:
-        hold(a_plan(home, data, folder.root, text_only=True))
+        run_plan(a_plan(home, data, folder.root, text_only=True))
     assert caught.value.reason == RUN_DIFFERS
 
 
-def test_a_picture_without_bytes_fails_and_its_text_is_not_judged_alone(home, data, tmp_path):
+def test_empty_picture_file_fails_and_its_text_is_not_judged_alone(home, data, tmp_path):
     shutil.copytree(data, tmp_path / "data")
     first = json.loads((tmp_path / "data" / "test.jsonl").read_text().splitlines()[0])
     (tmp_path / "data" / "images" / first["image"]).write_bytes(b"")
-    folder = hold(a_plan(home, tmp_path / "data", tmp_path / "run"))
+    folder = run_plan(a_plan(home, tmp_path / "data", tmp_path / "run"))
     failed = [p for p in folder.predictions() if p.outcome is Outcome.FAILED]
     assert [(p.meme, p.reason, p.trial) for p in failed] == [(first["id"], "PICTURE_EMPTY", "")]
 
 
-def test_lines_that_were_lost_are_read_from_the_docket(begun, home, data):
-    said = {p.meme: p for p in begun.predictions()}
-    lines = (begun.root / "predictions.jsonl").read_bytes().splitlines(keepends=True)
-    (begun.root / "predictions.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:20])
-    hold(a_plan(home, data, begun.root))
-    assert {p.meme: p for p in begun.predictions()} == said  # trial ids included: nothing was tried again
-    assert len(begun.predictions()) == 8
-    assert begun.manifest().interruptions == 1
-    assert docket_of(begun, lambda docket: docket.index.requests()).keys() == {
-        f"synthetic-harmeme/test/{m}" for m in said
+def test_lost_prediction_lines_are_restored_from_the_docket(run_copy, home, data):
+    predictions = {p.meme: p for p in run_copy.predictions()}
+    lines = (run_copy.root / "predictions.jsonl").read_bytes().splitlines(keepends=True)
+    (run_copy.root / "predictions.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:20])
+    run_plan(a_plan(home, data, run_copy.root))
+    assert {p.meme: p for p in run_copy.predictions()} == predictions  # trial ids included: no meme was tried again
+    assert len(run_copy.predictions()) == 8
+    assert run_copy.manifest().interruptions == 1
+    assert docket_of(run_copy, lambda docket: docket.index.requests()).keys() == {
+        f"synthetic-harmeme/test/{m}" for m in predictions
     }
-    assert all(len(t) == 1 for t in docket_of(begun, lambda docket: docket.index.requests()).values())
+    assert all(len(t) == 1 for t in docket_of(run_copy, lambda docket: docket.index.requests()).values())
 
 
-def test_a_run_that_is_finished_is_left_as_it_is(begun, home, data):
-    before = (begun.root / "manifest.json").read_bytes(), (begun.root / "predictions.jsonl").read_bytes()
-    hold(a_plan(home, data, begun.root, retry_failed=False))
-    assert before == ((begun.root / "manifest.json").read_bytes(), (begun.root / "predictions.jsonl").read_bytes())
+def test_finished_run_is_left_unchanged(run_copy, home, data):
+    before = (run_copy.root / "manifest.json").read_bytes(), (run_copy.root / "predictions.jsonl").read_bytes()
+    run_plan(a_plan(home, data, run_copy.root, retry_failed=False))
+    assert before == (
+        (run_copy.root / "manifest.json").read_bytes(),
+        (run_copy.root / "predictions.jsonl").read_bytes(),
+    )
 
 
 def lose_lines(folder):
@@ -420,7 +427,7 @@ def lose_lines(folder):
 
 
 @pytest.mark.parametrize(
-    "change,named",
+    "change,differences",
     [
         ({"seed": 3, "limit": 4}, ["limit (was nothing, is 4)", "seed (was 0, is 3)"]),
         ({"procedure": Procedure.FULL}, ["procedure (was SUMMARY, is FULL)"]),
@@ -432,53 +439,53 @@ def lose_lines(folder):
     ],
     ids=["sample", "procedure", "control", "settings"],
 )
-def test_a_run_is_not_taken_up_with_something_else(begun, home, data, change, named):
-    lose_lines(begun)
+def test_run_is_not_resumed_with_changed_options(run_copy, home, data, change, differences):
+    lose_lines(run_copy)
     change = dict(change)
     trial = TrialSettings(**change.pop("trial", {}))
-    plan = a_plan(home, data, begun.root, settings=Settings(home=home, picture_workers=1, trial=trial), **change)
+    plan = a_plan(home, data, run_copy.root, settings=Settings(home=home, picture_workers=1, trial=trial), **change)
     with pytest.raises(BadRequest) as caught:
-        hold(plan)
+        run_plan(plan)
     assert caught.value.reason == RUN_DIFFERS
-    for what in named:
-        assert what in caught.value.message
-    assert len(begun.predictions()) == 2
+    for difference in differences:
+        assert difference in caught.value.message
+    assert len(run_copy.predictions()) == 2
 
 
-def test_a_run_is_not_taken_up_with_another_data_file(begun, home, data, tmp_path):
-    lose_lines(begun)
+def test_run_is_not_resumed_with_a_changed_data_file(run_copy, home, data, tmp_path):
+    lose_lines(run_copy)
     other = tmp_path / "data"
     shutil.copytree(data, other)
     with (other / "train.jsonl").open("a") as file:
         file.write("\n")
     with pytest.raises(BadRequest, match=r"the file train.jsonl\."):
-        hold(a_plan(home, other, begun.root))
+        run_plan(a_plan(home, other, run_copy.root))
 
 
-def test_a_run_is_taken_up_with_the_same_data_elsewhere(begun, home, data, tmp_path):
-    lose_lines(begun)
+def test_run_is_resumed_with_the_same_data_in_another_place(run_copy, home, data, tmp_path):
+    lose_lines(run_copy)
     other = tmp_path / "moved"
     shutil.copytree(data, other)
-    hold(a_plan(home, other, begun.root))
-    assert len(begun.predictions()) == 8
-    manifest = begun.manifest()
+    run_plan(a_plan(home, other, run_copy.root))
+    assert len(run_copy.predictions()) == 8
+    manifest = run_copy.manifest()
     assert (manifest.data_dir, manifest.pictures_dir) == (str(other), str(other / "images"))
 
 
-def test_a_folder_of_something_else_is_left_alone(home, data, tmp_path):
+def test_folder_with_other_files_is_left_alone(home, data, tmp_path):
     (tmp_path / "letters.txt").write_text("mine")
     with pytest.raises(BadRequest, match="is not empty and holds no run"):
-        hold(a_plan(home, data, tmp_path))
+        run_plan(a_plan(home, data, tmp_path))
     assert (tmp_path / "letters.txt").read_text() == "mine"
 
 
-def test_two_processes_are_not_at_the_same_run(begun, home, data):
+def test_two_processes_cannot_work_on_the_same_run(run_copy, home, data):
     import fcntl
 
-    with (begun.root / ".lock").open("ab") as lock:
+    with (run_copy.root / ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(BadRequest, match="Another process is at the run"):
-            hold(a_plan(home, data, begun.root))
+            run_plan(a_plan(home, data, run_copy.root))
 
 
 def without_a_picture(data, place):
@@ -488,18 +495,18 @@ def without_a_picture(data, place):
     return place, first["id"], first["image"]
 
 
-def test_missing_pictures_keep_a_run_from_starting_or_fail_and_are_tried_when_they_are_there(home, data, tmp_path):
-    place, gone, image = without_a_picture(data, tmp_path / "data")
+def test_missing_pictures_block_a_run_or_fail_until_they_are_there(home, data, tmp_path):
+    place, missing_id, image = without_a_picture(data, tmp_path / "data")
     plan = a_plan(home, place, tmp_path / "run")
     with pytest.raises(BadRequest, match=r"1 of 8 pictures are missing .*--allow-missing") as caught:
-        hold(plan)
+        run_plan(plan)
     assert caught.value.reason == PICTURE_MISSING
-    folder = hold(dataclasses.replace(plan, allow_missing=True))
+    folder = run_plan(dataclasses.replace(plan, allow_missing=True))
     failed = [p for p in folder.predictions() if p.outcome is Outcome.FAILED]
-    assert [(p.meme, p.reason, p.trial) for p in failed] == [(gone, PICTURE_MISSING, "")]
+    assert [(p.meme, p.reason, p.trial) for p in failed] == [(missing_id, PICTURE_MISSING, "")]
     assert len(folder.predictions()) == 8 and folder.manifest().finished
     shutil.copy(data / "images" / image, place / "images" / image)
-    hold(dataclasses.replace(plan, retry_failed=True))
+    run_plan(dataclasses.replace(plan, retry_failed=True))
     assert all(p.outcome is not Outcome.FAILED for p in folder.predictions())
     assert len(folder.predictions()) == 8
 
@@ -507,9 +514,9 @@ def test_missing_pictures_keep_a_run_from_starting_or_fail_and_are_tried_when_th
 # -- Full trials, before a stand-in server -----------------------------------------------------------------------------
 
 
-def with_server(work, settings=None, **given):
+def with_server(work, settings=None, **options):
     async def scene():
-        server = FakeModelServer(settings or StandInSettings(play=True), **given)
+        server = FakeModelServer(settings or StandInSettings(play=True), **options)
         async with serving(server) as port:
             return await work(server, f"http://127.0.0.1:{port}/v1")
 
@@ -528,35 +535,37 @@ def full(home, url, **trial):
     }
 
 
-def asked_for(server, what):
-    """Bodies of the calls that ask for a property of that name."""
+def calls_requesting(server, name):
+    """Bodies of the calls that request a property of that name."""
     found = []
     for body in server.requests:
-        wanted = (body.get("response_format") or {}).get("json_schema", {}).get("schema", {}).get("properties", {})
-        if what in wanted:
+        properties = (body.get("response_format") or {}).get("json_schema", {}).get("schema", {}).get("properties", {})
+        if name in properties:
             found.append(json.dumps(body["messages"]))
     return found
 
 
 @pytest.mark.slow
-def test_arms_that_share_a_store_make_the_calls_that_they_share_once(home, data, tmp_path):
+def test_arms_sharing_a_call_store_make_their_shared_calls_once(home, data, tmp_path):
     async def work(server, url):
         store = tmp_path / "calls.sqlite"
-        whole = a_plan(home, data, tmp_path / "whole", calls=store, **full(home, url))
-        await run(whole, Progress())
-        before = {what: asked_for(server, what) for what in ("description", "question", "answer", "harmful_strength")}
+        full_plan = a_plan(home, data, tmp_path / "whole", calls=store, **full(home, url))
+        await run(full_plan, Progress())
+        before = {
+            name: calls_requesting(server, name) for name in ("description", "question", "answer", "harmful_strength")
+        }
         arm = {**full(home, url, precedents=False), "library": tmp_path / "whole" / "library"}
         await run(a_plan(home, data, tmp_path / "arm", calls=store, **arm), Progress())
-        after = {what: asked_for(server, what) for what in before}
+        after = {name: calls_requesting(server, name) for name in before}
         return before, after
 
     before, after = with_server(work, keep=True)
-    # Description and examination are the same in both: nothing of them was asked again …
-    for what in ("description", "question", "answer"):
-        assert before[what] and after[what][: len(before[what])] == before[what]
-        assert len(set(after[what])) == len(after[what])
+    # Description and examination are the same in both arms, so none of their calls was repeated …
+    for name in ("description", "question", "answer"):
+        assert before[name] and after[name][: len(before[name])] == before[name]
+        assert len(set(after[name])) == len(after[name])
     assert after["description"] == before["description"]
-    # … and the Judge was, who saw no precedents.
+    # … but the Judge was called, because it saw no precedents.
     assert len(after["harmful_strength"]) == 2 * len(before["harmful_strength"]) == 16
     costs = [p.cost for p in RunFolder(tmp_path / "arm").predictions()]
     assert all(0 < cost.stored < cost.calls for cost in costs)
@@ -569,16 +578,16 @@ def test_arms_that_share_a_store_make_the_calls_that_they_share_once(home, data,
 
 
 @pytest.mark.slow
-def test_what_failed_for_want_of_a_server_is_tried_again_when_asked(home, data, tmp_path, monkeypatch):
+def test_trials_failed_for_lack_of_a_server_are_retried_on_resume(home, data, tmp_path, monkeypatch):
     async def work(server, url):
         plan = a_plan(home, data, tmp_path / "run", concurrency=1, **full(home, url, call_s=5))
-        # The first trial's first call meets an overloaded server until it gives up.
+        # The first call of the first trial meets an overloaded server until it gives up.
         hear = TrialExecutor.hear
 
         async def hear_without(self, ask, *args, **kwargs):
             if not getattr(hear_without, "done", False):
                 hear_without.done = True
-                server.faults.script(["503"] * 4)  # as often as a call is made
+                server.faults.script(["503"] * 4)  # as many times as a call is attempted
             return await hear(self, ask, *args, **kwargs)
 
         monkeypatch.setattr(TrialExecutor, "hear", hear_without)
@@ -591,7 +600,7 @@ def test_what_failed_for_want_of_a_server_is_tried_again_when_asked(home, data, 
         return first, folder, await docket_trials(folder)
 
     first, folder, trials = with_server(work)
-    assert len(first) == 7, "who was turned away is not counted as wrong"
+    assert len(first) == 7, "a meme that was turned away is not counted as wrong"
     now = {p.meme: p for p in folder.predictions()}
     assert [p.outcome for p in now.values()] == [Outcome.HARMFUL] * 8 and trials == 8, "the same trial, resumed"
     assert {m: p for m, p in now.items() if m in first} == first
@@ -605,60 +614,74 @@ async def docket_trials(folder):
         await docket.close()
 
 
-def busy(times, reason="MODEL_BUSY"):
-    """A court whose every meme is turned away so many times before it is heard."""
-    asked, hear = Counter(), TrialExecutor.hear
+def hear_when_busy(times, reason="MODEL_BUSY"):
+    """A ``hear`` that rejects every meme ``times`` times before trying it."""
+    attempts, hear = Counter(), TrialExecutor.hear
 
     async def turned_away(self, ask, *args, **kwargs):
-        asked[ask.content_id] += 1
-        if asked[ask.content_id] <= times:
+        attempts[ask.content_id] += 1
+        if attempts[ask.content_id] <= times:
             raise Unavailable("later", reason=reason, retry_after=0.1)
         return await hear(self, ask, *args, **kwargs)
 
     return turned_away
 
 
-def test_a_busy_server_costs_no_meme_as_long_as_there_is_patience(home, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrialExecutor, "hear", busy(1))
-    folder = hold(a_plan(home, data, tmp_path / "run", limit=4, patience_s=60.0))
+def test_busy_server_costs_no_meme_within_the_patience(home, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(TrialExecutor, "hear", hear_when_busy(1))
+    folder = run_plan(a_plan(home, data, tmp_path / "run", limit=4, patience_s=60.0))
     assert [p.outcome is not Outcome.FAILED for p in folder.predictions()] == [True] * 4
     assert folder.manifest().finished is not None
 
 
-def test_without_patience_it_is_not_finished_and_the_command_says_how_it_goes_on(home, data, tmp_path, monkeypatch):
+def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    monkeypatch.setattr(TrialExecutor, "hear", busy(2))
-    given = ("--dataset", "synthetic-harmeme", "--data", data, "--out", out, "--limit", 4, "--patience", 0, "--json")
-    said = command(home, *given)
-    assert said.exit_code == 3 and "Not finished. 4 of 4 memes have no answer yet" in said.stderr, said.output
-    assert f"memecourt-eval run --resume {out}" in said.stderr
-    assert json.loads(said.stdout)["finished"] is False and "cards" not in said.stdout
+    monkeypatch.setattr(TrialExecutor, "hear", hear_when_busy(2))
+    arguments = (
+        "--dataset",
+        "synthetic-harmeme",
+        "--data",
+        data,
+        "--out",
+        out,
+        "--limit",
+        4,
+        "--patience",
+        0,
+        "--json",
+    )
+    unfinished = command(home, *arguments)
+    assert unfinished.exit_code == 3 and "Not finished. 4 of 4 memes have no answer yet" in unfinished.stderr, (
+        unfinished.output
+    )
+    assert f"memecourt-eval run --resume {out}" in unfinished.stderr
+    assert json.loads(unfinished.stdout)["finished"] is False and "cards" not in unfinished.stdout
     assert command(home, "--resume", out, "--patience", 0).exit_code == 3
     done = command(home, "--resume", out, "--patience", 0, "--json")
     assert done.exit_code == 0 and json.loads(done.stdout)["cards"]["merged"]["n"] == 4
 
 
-def test_who_is_late_twice_has_not_answered(home, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrialExecutor, "hear", busy(9, "MODEL_TOO_SLOW"))
-    folder = hold(a_plan(home, data, tmp_path / "run", limit=2, patience_s=60.0))
+def test_meme_that_times_out_twice_is_recorded_as_failed(home, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(TrialExecutor, "hear", hear_when_busy(9, "MODEL_TOO_SLOW"))
+    folder = run_plan(a_plan(home, data, tmp_path / "run", limit=2, patience_s=60.0))
     assert [p.reason for p in folder.predictions()] == ["MODEL_TOO_SLOW"] * 2
 
 
-def test_a_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
+def test_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
     async def gone(self, ask, *args, **kwargs):
         raise Unavailable("gone", reason="MODEL_GONE")
 
     monkeypatch.setattr(TrialExecutor, "hear", gone)
     monkeypatch.setattr("eval.runs.judging._IN_A_ROW", 2)
     with pytest.raises(CourtError, match="The last 6 memes in a row failed") as caught:
-        hold(a_plan(home, data, tmp_path / "run", concurrency=1))
+        run_plan(a_plan(home, data, tmp_path / "run", concurrency=1))
     assert caught.value.reason == SERVER_GONE
     folder = RunFolder(tmp_path / "run")
     assert folder.predictions() == () and folder.manifest().finished is None
 
 
 @pytest.mark.slow
-def test_a_damaged_store_ends_the_run_and_is_no_failure_of_a_meme(home, data, tmp_path, monkeypatch):
+def test_damaged_call_store_ends_the_run_and_fails_no_meme(home, data, tmp_path, monkeypatch):
     from eval.models.call_cache import CallsError, SqliteCallCache
 
     async def work(server, url):
@@ -681,22 +704,22 @@ def command(home, *words):
     return CliRunner().invoke(cli, ["run", *map(str, words)], env={"MEMECOURT_HOME": str(home)})
 
 
-def test_the_command_ends_with_figures_and_where_the_run_lies(home, data, tmp_path):
+def test_run_command_prints_figures_and_the_run_folder(home, data, tmp_path):
     out = tmp_path / "run"
-    given = ("--dataset", "synthetic-harmeme", "--data", data, "--out", out, "--limit", 4, "--set", "alpha=0.5")
-    said = command(home, *given, "--protocol", "merged,extreme")
-    assert said.exit_code == 0, said.output
-    assert "merged: 4 memes, 2 harmful; coverage 1.000" in said.stdout
-    assert "majority" in said.stdout and f"{out} holds the run" in said.stdout
+    arguments = ("--dataset", "synthetic-harmeme", "--data", data, "--out", out, "--limit", 4, "--set", "alpha=0.5")
+    first = command(home, *arguments, "--protocol", "merged,extreme")
+    assert first.exit_code == 0, first.output
+    assert "merged: 4 memes, 2 harmful; coverage 1.000" in first.stdout
+    assert "majority" in first.stdout and f"{out} holds the run" in first.stdout
     assert RunFolder(out).manifest().settings["alpha"] == 0.5
-    again = command(home, "--resume", out, "--json")
-    assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout)["cards"]["merged"]["n"] == 4
-    assert "holds a run already" in command(home, *given).output
+    resumed = command(home, "--resume", out, "--json")
+    assert resumed.exit_code == 0, resumed.output
+    assert json.loads(resumed.stdout)["cards"]["merged"]["n"] == 4
+    assert "holds a run already" in command(home, *arguments).output
 
 
 @pytest.mark.parametrize(
-    "words,wrong",
+    "words,message",
     [
         (["--out", "x"], "Missing option --dataset"),
         (["--dataset", "harm-z", "--data", ".", "--out", "x"], "There is no data set 'harm-z'"),
@@ -708,39 +731,41 @@ def test_the_command_ends_with_figures_and_where_the_run_lies(home, data, tmp_pa
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--retry-failed"], "goes with --resume"),
     ],
 )
-def test_what_can_not_be_meant_is_said_at_once(home, words, wrong):
-    said = command(home, *words)
-    assert said.exit_code != 0 and wrong in said.output
+def test_invalid_options_are_rejected_at_once(home, words, message):
+    result = command(home, *words)
+    assert result.exit_code != 0 and message in result.output
 
 
 @pytest.mark.slow
-def test_questions_of_a_run_s_trials_become_tasks_of_an_arena(home, data, tmp_path):
+def test_questions_of_a_run_become_arena_tasks(home, data, tmp_path):
     async def work(_, url):
-        whole = a_plan(home, data, tmp_path / "whole", **full(home, url))
-        await run(whole, Progress())
+        full_plan = a_plan(home, data, tmp_path / "whole", **full(home, url))
+        await run(full_plan, Progress())
         return await tasks_of_run(tmp_path / "whole", list(Side))
 
-    made = with_server(work)
+    tasks_found = with_server(work)
     folder = RunFolder(tmp_path / "whole")
-    assert {task.meme for task in made.tasks} == {p.meme for p in folder.predictions()} and made.silent == 0
-    assert len(made.tasks) == 16 and {task.tags["side"] for task in made.tasks} == {"accuser", "defender"}
+    assert {task.meme for task in tasks_found.tasks} == {
+        p.meme for p in folder.predictions()
+    } and tasks_found.silent == 0
+    assert len(tasks_found.tasks) == 16 and {task.tags["side"] for task in tasks_found.tasks} == {"accuser", "defender"}
     by_trial = {p.meme: p.trial for p in folder.predictions()}
-    task = made.tasks[0]
+    task = tasks_found.tasks[0]
     record = docket_of(folder, lambda docket: docket.trials.record(by_trial[task.meme]))
-    asked = [e.question for e in record.events if e.kind == "QuestionAsked" and e.side is Side.ACCUSER]
-    answered = [e.answer for e in record.events if e.kind == "AnswerGiven"]
-    assert list(task.rounds) == asked and not set(answered) & set(task.rounds)
-    # As the arena reads them, from the command, and never over a file that is there.
+    questions = [e.question for e in record.events if e.kind == "QuestionAsked" and e.side is Side.ACCUSER]
+    answers = [e.answer for e in record.events if e.kind == "AnswerGiven"]
+    assert list(task.rounds) == questions and not set(answers) & set(task.rounds)
+    # As the arena reads them, from the command, which never overwrites an existing file.
     file = tmp_path / "tasks.jsonl"
     command = ["arena", "tasks", str(folder.root), "--side", "defender", "--mixed", "--out", str(file)]
     assert CliRunner().invoke(cli, command).exit_code == 0
     tasks = read_lines(file, FixedTask)
-    assert len(tasks) == 8 and all(one.meme.startswith("synthetic-harmeme/") for one in tasks)
-    again = CliRunner().invoke(cli, command)
-    assert again.exit_code == 2 and "is there already" in again.output
+    assert len(tasks) == 8 and all(task.meme.startswith("synthetic-harmeme/") for task in tasks)
+    second = CliRunner().invoke(cli, command)
+    assert second.exit_code == 2 and "is there already" in second.output
 
 
-def test_a_run_without_questions_gives_no_tasks(finished):
+def test_run_without_questions_gives_no_tasks(finished):
     with pytest.raises(BadRequest) as caught:
         asyncio.run(tasks_of_run(finished.root, list(Side)))
     assert caught.value.reason == "QUESTIONS_MISSING" and "--procedure full" in caught.value.message

@@ -1,4 +1,4 @@
-"""Runs whose precedents are searched by another encoder than the built-in one."""
+"""Tests of runs whose precedents are searched by another encoder than the built-in one."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SEARCHING = WordEncoder("other words", text_dim=24)
 LONG = "one two three four five six seven eight nine ten"
 
 
-class Told(Progress):
+class RecordingProgress(Progress):
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def tell(self, sentence: str) -> None:
-        self.told.append(sentence)
+        self.messages.append(sentence)
 
 
 def prepare(root: Path, **options: Any) -> Prepared:
@@ -59,12 +59,12 @@ def prepare(root: Path, **options: Any) -> Prepared:
     )
 
 
-def test_what_is_too_near_is_told_by_one_encoder_and_searched_by_another(tmp_path: Path) -> None:
+def test_leaks_are_found_by_one_encoder_and_precedents_searched_by_another(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     alone = prepare(tmp_path / "one", encoder=COMPARING, compared_by=COMPARING)
     both = prepare(tmp_path / "two", encoder=SEARCHING, compared_by=COMPARING)
-    assert [one.why for one in alone.excluded] == ["near-duplicate"]
+    assert [excluded.why for excluded in alone.excluded] == ["near-duplicate"]
     assert both.excluded == alone.excluded
     assert [meme.id for meme in both.library.memes] == ["far", "further"]
     assert both.library.manifest.encoder == SEARCHING.identity
@@ -73,63 +73,62 @@ def test_what_is_too_near_is_told_by_one_encoder_and_searched_by_another(tmp_pat
 
     assert prepare(tmp_path / "two", encoder=SEARCHING, compared_by=COMPARING).excluded == both.excluded
     assert read_prepared(tmp_path / "two" / "library", SEARCHING).notes == both.notes
-    # Told by another, other precedents may be left out: that is another library.
+    # Another comparing encoder may exclude other precedents, which makes another library.
     with pytest.raises(BadRequest) as other:
         prepare(tmp_path / "two", encoder=SEARCHING)
     assert other.value.reason == "LIBRARY_FOR_OTHERS"
 
 
-def test_the_thresholds_encoder_is_the_built_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[WordEncoder] = []
+def test_leaks_are_compared_by_the_built_in_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoders: list[WordEncoder] = []
 
     def builtin() -> WordEncoder:
-        made.append(WordEncoder(choose.name_of("builtin")))
-        return made[-1]
+        encoders.append(WordEncoder(choose.name_of("builtin")))
+        return encoders[-1]
 
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", builtin)
-    told_by = comparing(SEARCHING)
-    assert made == [told_by]
-    assert comparing(told_by) is told_by
-    assert len(made) == 1
+    comparing_encoder = comparing(SEARCHING)
+    assert encoders == [comparing_encoder]
+    assert comparing(comparing_encoder) is comparing_encoder
+    assert len(encoders) == 1
 
 
-def test_a_run_is_prepared_by_the_encoder_that_the_settings_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Path | None, str | None]] = []
+def test_run_uses_the_encoder_named_in_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[tuple[Path | None, str | None]] = []
 
     def load(library: Path | None, name: str | None = None) -> WordEncoder:
-        asked.append((library, name))
+        requests.append((library, name))
         return SEARCHING
 
     monkeypatch.setattr(choose, "load_encoder_for", load)
-    monkeypatch.setattr("serving.wiring.choose_encoder", lambda *asked: lambda: load(*asked))
+    monkeypatch.setattr("serving.wiring.choose_encoder", lambda *requests: lambda: load(*requests))
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
-    made = make(tmp_path / "data", Layout.HARMEME, train=12, val=0, test=4, seed=1)
+    data = make(tmp_path / "data", Layout.HARMEME, train=12, val=0, test=4, seed=1)
     plan = Plan(
         out=tmp_path / "run",
         name="run",
-        dataset=DATASETS[made.dataset],
-        data=made.root,
+        dataset=DATASETS[data.dataset],
+        data=data.root,
         split="test",
         procedure=Procedure.SUMMARY,
-        protocols=DATASETS[made.dataset].protocols,
+        protocols=DATASETS[data.dataset].protocols,
         settings=Settings(home=tmp_path / "home", picture_workers=1, encoder="open_clip:ViT-B-32/openai"),
     )
-    progress = Told()
+    progress = RecordingProgress()
     folder: RunFolder = asyncio.run(runs.run(plan, progress))
-    assert asked == [(None, "open_clip:ViT-B-32/openai"), (tmp_path / "run" / "library", "open_clip:ViT-B-32/openai")]
+    assert requests == [
+        (None, "open_clip:ViT-B-32/openai"),
+        (tmp_path / "run" / "library", "open_clip:ViT-B-32/openai"),
+    ]
     assert folder.manifest().encoder == str(SEARCHING.identity)
-    assert any(line.startswith("What is too near was told by words") for line in progress.told)
+    assert any(line.startswith("What is too near was told by words") for line in progress.messages)
 
 
 @pytest.mark.parametrize("command", ["run", "ablate"])
-def test_an_encoder_that_there_is_not_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_unknown_encoder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-    made = make(tmp_path / "data", Layout.HARMEME, train=8, val=0, test=4, seed=1)
-    options = ["--dataset", made.dataset, "--data", str(made.root), "--out", str(tmp_path / "out"), "--split", "test"]
-    given = [command, *options, "--procedure", "summary", "--encoder", "nonsense"]
-    done = CliRunner().invoke(cli, given)
+    data = make(tmp_path / "data", Layout.HARMEME, train=8, val=0, test=4, seed=1)
+    options = ["--dataset", data.dataset, "--data", str(data.root), "--out", str(tmp_path / "out"), "--split", "test"]
+    arguments = [command, *options, "--procedure", "summary", "--encoder", "nonsense"]
+    done = CliRunner().invoke(cli, arguments)
     assert (done.exit_code, "There is no encoder 'nonsense'" in done.output) == (1, True), done.output

@@ -1,4 +1,4 @@
-"""Memes of a run: what is known of the whole split, and not of a sample, before anything is asked."""
+"""Tests of the memes of a run: fields are checked on the whole split, not on a sample, before any call."""
 
 import json
 from types import SimpleNamespace
@@ -37,8 +37,8 @@ def row(id_, **others):
     return {"id": id_, "text": "a pond", "image": f"{id_}.png", "label": 0} | others
 
 
-def test_a_language_that_a_later_row_has_is_no_missing_field(tmp_path):
-    # The first row has the text, and a later one the language: both fields are there.
+def test_language_found_only_in_a_later_row_is_not_missing(tmp_path):
+    # The first row has the text and a later one the language: both fields exist.
     found = material(tmp_path, [row("a", lang=""), row("b", lang="en")], "text", "language")
     assert [meme.language for meme in found.memes] == ["", "en"]
     with pytest.raises(BadRequest, match="No meme has a field language"):

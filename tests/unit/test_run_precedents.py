@@ -1,4 +1,4 @@
-"""The precedents of a run: whatever leaks is found, under its right reason, and nothing else is left out."""
+"""Tests of the precedents of a run: every leak is found under its right reason, and no other precedent is excluded."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ENCODER = WordEncoder()
 
 
 def rows(*memes: tuple[str, str, str], label: str = "1") -> str:
-    """Lines of a file: id, picture, text."""
+    """Lines of a file from triples of id, picture and text."""
     return "".join(
         json.dumps({"id": id_, "image": image, "text": text, "label": label}) + "\n" for id_, image, text in memes
     )
 
 
-def judged(*memes: tuple[str, str, str]) -> list[JudgedMeme]:
+def judged_memes(*memes: tuple[str, str, str]) -> list[JudgedMeme]:
     return [
         JudgedMeme(id=id_, split="test", line=line, image=image, text=text, harmful=False, source_label="0")
         for line, (id_, image, text) in enumerate(memes, 1)
@@ -65,24 +65,24 @@ def picture(root: Path, name: str, data: bytes) -> str:
     return name
 
 
-def why(prepared: Prepared) -> dict[str, tuple[str, str]]:
-    return {one.precedent: (one.meme, one.why) for one in prepared.excluded}
+def reasons(prepared: Prepared) -> dict[str, tuple[str, str]]:
+    return {excluded.precedent: (excluded.meme, excluded.why) for excluded in prepared.excluded}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", Layout)
-def test_all_that_was_planted_is_found_and_nothing_else(tmp_path: Path, layout: Layout) -> None:
-    made = make(tmp_path / "data", layout, train=60, val=0, test=12, seed=3, plant=[Plant.LEAKAGE])
-    dataset = DATASETS[made.dataset]
+def test_exactly_the_planted_leaks_are_found(tmp_path: Path, layout: Layout) -> None:
+    data = make(tmp_path / "data", layout, train=60, val=0, test=12, seed=3, plant=[Plant.LEAKAGE])
+    dataset = DATASETS[data.dataset]
     test = next(split.name for split in dataset.splits.values() if split.role == "test")
-    read = read_split(dataset, made.root, test)
+    read = read_split(dataset, data.root, test)
 
     async def prepared() -> Prepared:
         reader = GuardedPictureReader(workers=1)
         try:
             return await prepare_precedents(
                 tmp_path / "library",
-                train=[source_of(dataset, made.root, "train")],
+                train=[source_of(dataset, data.root, "train")],
                 judged=read.memes,
                 pictures=read.pictures,
                 encoder=BuiltinEncoder(),
@@ -92,151 +92,157 @@ def test_all_that_was_planted_is_found_and_nothing_else(tmp_path: Path, layout: 
             await reader.aclose()
 
     found = asyncio.run(prepared())
-    # What is measured votes as what is served.
+    # The measured library votes with the same safeguards as a served one.
     safeguards = found.library.manifest.tuning.safeguards
     assert safeguards == USUAL.model_copy(update={"sources": safeguards.sources})
-    planted = {meme.id: (meme.of, meme.planted) for meme in made.memes if meme.planted}
-    assert why(found) == planted
+    planted = {meme.id: (meme.of, meme.planted) for meme in data.memes if meme.planted}
+    assert reasons(found) == planted
     assert Counter(kind for _, kind in planted.values()) == found.counts
     assert {meme.id for meme in found.library.memes}.isdisjoint(planted)
     assert len(found.library.memes) == 60
     assert not found.notes
 
 
-def test_the_first_reason_counts_and_similarities_are_told(tmp_path: Path) -> None:
+def test_first_reason_is_recorded_with_the_similarities(tmp_path: Path) -> None:
     same, other = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
     train = rows(("j1", same, "one two"), ("t2", same, "three four"), ("t3", other, "one two"), ("t4", other, "x y z"))
-    found = prepare(tmp_path, train, judged(("j0", "", "other words"), ("j1", same, "One  two")))
-    assert why(found) == {"j1": ("j1", "same id"), "t2": ("j1", "same file"), "t3": ("j1", "same text")}
+    found = prepare(tmp_path, train, judged_memes(("j0", "", "other words"), ("j1", same, "One  two")))
+    assert reasons(found) == {"j1": ("j1", "same id"), "t2": ("j1", "same file"), "t3": ("j1", "same text")}
     first, second, third = found.excluded
     assert (first.text_similarity, first.picture_similarity) == (1, 1)
     assert second.picture_similarity == 1 and second.text_similarity < 0.8
     assert third.text_similarity == 1 and third.picture_similarity < 0.7
 
 
-def test_another_file_of_the_same_pixels(tmp_path: Path) -> None:
+def test_another_file_of_the_same_pixels_is_a_leak(tmp_path: Path) -> None:
     still = Image.new("RGB", (9, 9), RED)
     one = picture(tmp_path, "a.png", encode(still, "PNG", compress_level=0))
     two = picture(tmp_path, "b.png", encode(still, "PNG", compress_level=9))
-    found = prepare(tmp_path, rows(("t1", one, "a b"), ("t2", "", "c d")), judged(("j1", two, "e f")))
-    assert why(found) == {"t1": ("j1", "same picture")}
+    found = prepare(tmp_path, rows(("t1", one, "a b"), ("t2", "", "c d")), judged_memes(("j1", two, "e f")))
+    assert reasons(found) == {"t1": ("j1", "same picture")}
 
 
-def test_a_near_duplicate_takes_picture_and_text(tmp_path: Path) -> None:
+def test_near_duplicate_must_match_in_picture_and_text(tmp_path: Path) -> None:
     long = "one two three four five six seven eight nine ten"
-    near, far = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
+    close, far = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
     touched = Image.new("RGB", (16, 8), RED)
     touched.paste(BLUE, (8, 0, 16, 8))
     touched.putpixel((0, 0), WHITE)
-    look = picture(tmp_path, "c.png", encode(touched, "PNG"))
-    train = rows(("both", near, f"{long} eleven"), ("text", far, f"{long} twelve"), ("look", near, "quite other words"))
-    found = prepare(tmp_path, train, judged(("j1", look, long)))
-    assert why(found) == {"both": ("j1", "near-duplicate")}
+    retouched = picture(tmp_path, "c.png", encode(touched, "PNG"))
+    train = rows(
+        ("both", close, f"{long} eleven"), ("text", far, f"{long} twelve"), ("look", close, "quite other words")
+    )
+    found = prepare(tmp_path, train, judged_memes(("j1", retouched, long)))
+    assert reasons(found) == {"both": ("j1", "near-duplicate")}
     assert found.excluded[0].text_similarity > 0.8 and found.excluded[0].picture_similarity > 0.7
     stricter = prepare(
-        tmp_path, train, judged(("j1", look, long)), place="stricter", nearness=LeakThresholds(text=0.999)
+        tmp_path, train, judged_memes(("j1", retouched, long)), place="stricter", nearness=LeakThresholds(text=0.999)
     )
     assert not stricter.excluded and stricter.checked["text"] == 0.999
 
 
-def test_templates_are_held_apart_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path: Path) -> None:
     long = "one two three four five six seven eight nine ten"
-    near, far = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
+    close, far = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
     touched = Image.new("RGB", (16, 8), RED)
     touched.paste(BLUE, (8, 0, 16, 8))
     touched.putpixel((0, 0), WHITE)
-    look = picture(tmp_path, "c.png", encode(touched, "PNG"))
+    retouched = picture(tmp_path, "c.png", encode(touched, "PNG"))
     train = rows(
-        ("copy", near, f"{long} eleven"), ("look", near, "quite other words"), ("far", far, "x y"), ("mute", "", "z")
+        ("copy", close, f"{long} eleven"), ("look", close, "quite other words"), ("far", far, "x y"), ("mute", "", "z")
     )
-    memes = judged(("j1", look, long))
+    memes = judged_memes(("j1", retouched, long))
     apart = prepare(tmp_path, train, memes, place="apart", nearness=LeakThresholds(template=TEMPLATE))
-    assert why(apart) == {"copy": ("j1", "near-duplicate"), "look": ("j1", "same template")}
+    assert reasons(apart) == {"copy": ("j1", "near-duplicate"), "look": ("j1", "same template")}
     assert {meme.id for meme in apart.library.memes} == {"far", "mute"}
     assert apart.counts == {"near-duplicate": 1, "same template": 1} and apart.checked["template"] == TEMPLATE
     with pytest.raises(BadRequest, match="other thresholds"):
         prepare(tmp_path, train, memes, place="apart")
 
 
-def test_thresholds_that_are_not_asked_for_change_no_key(tmp_path: Path) -> None:
-    """Libraries and manifests of earlier versions know three."""
-    found = prepare(tmp_path, rows(("t1", "", "one"), ("t2", "", "two")), judged(("j1", "", "one")))
+def test_unused_thresholds_are_not_recorded(tmp_path: Path) -> None:
+    """Libraries and manifests of earlier versions have exactly these three keys."""
+    found = prepare(tmp_path, rows(("t1", "", "one"), ("t2", "", "two")), judged_memes(("j1", "", "one")))
     assert found.checked == {"picture": 0.7, "text": 0.8, "same_text": True}
 
 
-def test_pictures_without_text_are_compared_by_themselves(tmp_path: Path) -> None:
+def test_pictures_without_text_are_compared_alone(tmp_path: Path) -> None:
     touched = Image.new("RGB", (16, 8), RED)
     touched.paste(BLUE, (8, 0, 16, 8))
     touched.putpixel((0, 0), WHITE)
-    near, look = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "c.png", encode(touched, "PNG"))
-    train = rows(("mute", near, ""), ("speaks", near, "some words"))
-    assert why(prepare(tmp_path, train, judged(("j1", look, "")))) == {"mute": ("j1", "near-duplicate")}
+    close, retouched = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "c.png", encode(touched, "PNG"))
+    train = rows(("mute", close, ""), ("speaks", close, "some words"))
+    assert reasons(prepare(tmp_path, train, judged_memes(("j1", retouched, "")))) == {"mute": ("j1", "near-duplicate")}
 
 
-def test_where_there_are_only_texts_a_near_one_is_kept_and_said(tmp_path: Path) -> None:
+def test_similar_texts_without_pictures_are_reported_but_not_excluded(tmp_path: Path) -> None:
     long = "one two three four five six seven eight nine ten"
     train = rows(("near", "", f"{long} eleven"), ("same", "", long), ("blank", "", "  "), ("far", "", "quite others"))
-    found = prepare(tmp_path, train, judged(("j1", "", long), ("j2", "", "")))
-    assert why(found) == {"same": ("j1", "same text")}
+    found = prepare(tmp_path, train, judged_memes(("j1", "", long), ("j2", "", "")))
+    assert reasons(found) == {"same": ("j1", "same text")}
     assert {meme.id for meme in found.library.memes} == {"near", "far"}
-    said = " ".join(found.notes)
-    assert "1 precedents are near a judged meme by their text" in said
-    assert "2 of 2 judged memes were compared with the precedents without their picture" in said
-    assert "1 of the 4 rows of the train split can't be used" in said
+    notes = " ".join(found.notes)
+    assert "1 precedents are near a judged meme by their text" in notes
+    assert "2 of 2 judged memes were compared with the precedents without their picture" in notes
+    assert "1 of the 4 rows of the train split can't be used" in notes
 
 
-def test_the_same_text_may_be_let_stand(tmp_path: Path) -> None:
+def test_equal_texts_can_be_allowed(tmp_path: Path) -> None:
     train = rows(("t1", "", "one two"), ("t2", "", "three"))
-    found = prepare(tmp_path, train, judged(("j1", "", "one two")), nearness=LeakThresholds(same_text=False))
+    found = prepare(tmp_path, train, judged_memes(("j1", "", "one two")), nearness=LeakThresholds(same_text=False))
     assert not found.excluded and found.checked["same_text"] is False
 
 
-def test_it_is_found_as_it_was_made_and_refused_for_anything_else(tmp_path: Path) -> None:
-    train, memes = rows(("t1", "", "one"), ("t2", "", "two")), judged(("j1", "", "one"))
+def test_prepared_library_is_reused_and_refused_for_other_memes(tmp_path: Path) -> None:
+    train, memes = rows(("t1", "", "one"), ("t2", "", "two")), judged_memes(("j1", "", "one"))
     first = prepare(tmp_path, train, memes)
-    again = prepare(tmp_path, train, memes)
-    assert again.library.digest == first.library.digest and again.excluded == first.excluded
+    second = prepare(tmp_path, train, memes)
+    assert second.library.digest == first.library.digest and second.excluded == first.excluded
     assert read_prepared(tmp_path / "library", ENCODER).excluded == first.excluded
     with pytest.raises(BadRequest) as refused:
-        prepare(tmp_path, train, judged(("j1", "", "two")))
+        prepare(tmp_path, train, judged_memes(("j1", "", "two")))
     assert refused.value.reason == "LIBRARY_FOR_OTHERS"
     (tmp_path / "library.json").unlink()
     with pytest.raises(BadRequest) as unknown:
         read_prepared(tmp_path / "library", ENCODER)
     assert unknown.value.reason == "LIBRARY_UNCHECKED"
-    # A start that was cut off before it was written down how the library was made.
+    # An interrupted start, before the file that describes the library was written.
     assert prepare(tmp_path, train, memes).excluded == first.excluded
 
 
-def test_the_whole_train_split_is_embedded_once(tmp_path: Path) -> None:
+def test_train_split_is_embedded_once_through_the_cache(tmp_path: Path) -> None:
     train = rows(("t1", "", "one"), ("t2", "", "two"), ("t3", "", "three"))
-    prepare(tmp_path, train, judged(("j1", "", "one")), cache=tmp_path / "cache")
-    (kept,) = (tmp_path / "cache").iterdir()
-    before = Library.open(kept, ENCODER.identity).digest
+    prepare(tmp_path, train, judged_memes(("j1", "", "one")), cache=tmp_path / "cache")
+    (cached,) = (tmp_path / "cache").iterdir()
+    before = Library.open(cached, ENCODER.identity).digest
     steps: list[str] = []
     prepare(
         tmp_path,
         train,
-        judged(("j2", "", "two")),
+        judged_memes(("j2", "", "two")),
         place="second",
         cache=tmp_path / "cache",
         progress=lambda step, done, total: steps.append(step),
     )
-    assert Library.open(kept, ENCODER.identity).digest == before
+    assert Library.open(cached, ENCODER.identity).digest == before
     assert "judged texts" in steps and "texts" not in steps
     prepare(
-        tmp_path, train + rows(("t4", "", "four")), judged(("j1", "", "one")), place="third", cache=tmp_path / "cache"
+        tmp_path,
+        train + rows(("t4", "", "four")),
+        judged_memes(("j1", "", "one")),
+        place="third",
+        cache=tmp_path / "cache",
     )
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
-def test_nothing_left_is_an_error(tmp_path: Path) -> None:
+def test_excluding_every_precedent_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadRequest) as refused:
-        prepare(tmp_path, rows(("t1", "", "one")), judged(("j1", "", "one")))
+        prepare(tmp_path, rows(("t1", "", "one")), judged_memes(("j1", "", "one")))
     assert refused.value.reason == "NOTHING_TO_CITE"
 
 
-def test_shuffled_labels_are_as_many_of_each_and_what_tells_them_goes_along(tmp_path: Path) -> None:
+def test_shuffled_labels_preserve_their_counts_and_take_categories_along(tmp_path: Path) -> None:
     lines = [
         {
             "id": f"t{n}",
@@ -247,9 +253,9 @@ def test_shuffled_labels_are_as_many_of_each_and_what_tells_them_goes_along(tmp_
         for n in range(60)
     ]
     train = "".join(json.dumps(line) + "\n" for line in lines)
-    plain = prepare(tmp_path, train, judged(("j1", "", "other")))
-    mixed = prepare(tmp_path, train, judged(("j1", "", "other")), place="mixed", shuffled_labels=5)
-    labels = [[meme.label for meme in one.library.memes] for one in (plain, mixed)]
+    plain = prepare(tmp_path, train, judged_memes(("j1", "", "other")))
+    mixed = prepare(tmp_path, train, judged_memes(("j1", "", "other")), place="mixed", shuffled_labels=5)
+    labels = [[meme.label for meme in prepared.library.memes] for prepared in (plain, mixed)]
     assert labels[0] != labels[1] and Counter(labels[0]) == Counter(labels[1])
     assert [meme.text for meme in plain.library.memes] == [meme.text for meme in mixed.library.memes]
     assert all(bool(meme.categories) == meme.harmful for meme in mixed.library.memes)
@@ -258,15 +264,15 @@ def test_shuffled_labels_are_as_many_of_each_and_what_tells_them_goes_along(tmp_
     assert [meme.label for meme in shuffle_labels(plain.library.memes, 6)] != labels[1]
 
 
-def test_what_is_too_near_is_kept_where_that_is_wanted_and_the_library_says_so(tmp_path: Path) -> None:
+def test_leaks_stay_in_when_requested_and_the_library_says_so(tmp_path: Path) -> None:
     train = rows(("t1", "", "one two"), ("t2", "", "three four"))
-    memes = judged(("j1", "", "One  two"))
-    kept = prepare(tmp_path, train, memes, keep_leaks=True)
-    assert [meme.id for meme in kept.library.memes] == ["t1", "t2"] and not kept.excluded
-    assert kept.library.manifest.name.endswith(", with leaks")
-    assert "1 precedents too near to a judged meme were kept (a control): 1 same text." in kept.notes
-    assert prepare(tmp_path, train, memes, keep_leaks=True).library.digest == kept.library.digest
-    # The same folder is no library of a run that is to have none of it.
+    memes = judged_memes(("j1", "", "One  two"))
+    with_leaks = prepare(tmp_path, train, memes, keep_leaks=True)
+    assert [meme.id for meme in with_leaks.library.memes] == ["t1", "t2"] and not with_leaks.excluded
+    assert with_leaks.library.manifest.name.endswith(", with leaks")
+    assert "1 precedents too near to a judged meme were kept (a control): 1 same text." in with_leaks.notes
+    assert prepare(tmp_path, train, memes, keep_leaks=True).library.digest == with_leaks.library.digest
+    # The same folder is refused to a run that must not have leaks.
     with pytest.raises(BadRequest) as refused:
         prepare(tmp_path, train, memes)
     assert refused.value.reason == "LIBRARY_FOR_OTHERS"
@@ -275,8 +281,8 @@ def test_what_is_too_near_is_kept_where_that_is_wanted_and_the_library_says_so(t
 @pytest.mark.slow
 @pytest.mark.skipif(not HARMEME.is_dir(), reason="the annotations of HarMeme are not here")
 @pytest.mark.parametrize(("folder", "same_text"), [("Harm-C", 31), ("Harm-P", 11)])
-def test_harmeme_s_val_by_text(tmp_path: Path, folder: str, same_text: int) -> None:
-    """Counts alone; they were got by comparing the texts' keys pair by pair."""
+def test_harmeme_validation_split_has_the_known_leaks_by_text(tmp_path: Path, folder: str, same_text: int) -> None:
+    """Counts only; they were obtained by comparing the keys of the texts pair by pair."""
     dataset = DATASETS[folder.lower()]
     memes = read_split(dataset, HARMEME / folder, "val").memes
     found = asyncio.run(

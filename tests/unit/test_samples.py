@@ -1,4 +1,4 @@
-"""Memes of several data sets in one arena or probe: which are drawn, under which ids, and what the manifest says."""
+"""Tests of drawing memes from several data sets for an arena or probe: selection, ids, and the manifest."""
 
 import asyncio
 import json
@@ -30,69 +30,69 @@ def places(tmp_path_factory):
     return root
 
 
-def drawn(samples, **options):
+def read_samples_of(samples, **options):
     return asyncio.run(read_memes(samples, seed=0, **options))
 
 
-def two(places, **changes):
+def two_sets(places, **changes):
     harm = Sample(DATASETS["harm-c"], places / "harm", "test", limit=4)
     fhm = Sample(DATASETS["fhm"], places / "fhm", "dev_seen")
     return Samples((harm, fhm), mixed=True, **changes)
 
 
-def test_memes_of_two_sets_have_ids_of_their_own_and_the_manifest_has_every_digest(places):
-    shown, sets = drawn(two(places))
-    names = [meme.id.split("/")[0] for meme in shown.memes]
-    assert names == ["harm-c"] * 4 + ["fhm"] * 10 and len({meme.id for meme in shown.memes}) == 14
-    assert [meme.dataset for meme in shown.memes] == names
-    assert [(one.dataset, one.split, one.limit, one.memes, one.protocol) for one in sets] == [
+def test_memes_of_two_sets_have_unique_ids_and_the_manifest_has_all_digests(places):
+    memes, sets = read_samples_of(two_sets(places))
+    names = [meme.id.split("/")[0] for meme in memes.memes]
+    assert names == ["harm-c"] * 4 + ["fhm"] * 10 and len({meme.id for meme in memes.memes}) == 14
+    assert [meme.dataset for meme in memes.memes] == names
+    assert [(drawn.dataset, drawn.split, drawn.limit, drawn.memes, drawn.protocol) for drawn in sets] == [
         ("harm-c", "test", 4, 4, Protocol.MERGED),
         ("fhm", "dev_seen", None, 10, Protocol.PLAIN),
     ]
-    assert set(shown.files) == {f"{one.dataset}/{name}" for one in sets for name in one.files}
-    assert all(len(digest) == 64 for one in sets for digest in one.files.values())
-    assert two(places).dataset == "harm-c + fhm" and two(places).split == "test + dev_seen"
+    assert set(memes.files) == {f"{drawn.dataset}/{name}" for drawn in sets for name in drawn.files}
+    assert all(len(digest) == 64 for drawn in sets for digest in drawn.files.values())
+    assert two_sets(places).dataset == "harm-c + fhm" and two_sets(places).split == "test + dev_seen"
 
 
-def test_only_harmful_memes_are_drawn_by_the_protocol_that_is_named(places):
-    shown, sets = drawn(two(places, only="harmful"))
-    assert all(meme.harmful for meme in shown.memes) and [one.memes for one in sets] == [4, 8]
+def test_only_harmful_memes_are_selected_by_the_named_protocol(places):
+    memes, sets = read_samples_of(two_sets(places, only="harmful"))
+    assert all(meme.harmful for meme in memes.memes) and [drawn.memes for drawn in sets] == [4, 8]
     harm = DATASETS["harm-c"]
     every = {}
     for protocol in (Protocol.MERGED, Protocol.EXTREME):
-        found, _ = drawn(Samples((Sample(harm, places / "harm", "test", protocol=protocol),), "harmful"))
+        found, _ = read_samples_of(Samples((Sample(harm, places / "harm", "test", protocol=protocol),), "harmful"))
         every[protocol] = {meme.source_label for meme in found.memes}
     assert every[Protocol.MERGED] == {"somewhat harmful", "very harmful"}
     assert every[Protocol.EXTREME] == {"very harmful"}
-    # Of all memes, a protocol that is named leaves those out that it drops.
-    found, _ = drawn(Samples((Sample(harm, places / "harm", "test", protocol=Protocol.EXTREME),)))
+    # When drawing from all memes, a named protocol excludes those that it drops.
+    found, _ = read_samples_of(Samples((Sample(harm, places / "harm", "test", protocol=Protocol.EXTREME),)))
     assert {meme.source_label for meme in found.memes} == {"not harmful", "very harmful"}
 
 
-def test_one_set_is_as_it_was_in_the_first_edition(places):
-    shown, sets = drawn(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=None))
-    assert sets == () and [meme.id for meme in shown.memes] == [str(number) for number in range(1, 11)]
-    assert list(shown.files) == ["dev_seen.jsonl"]
-    _, sets = drawn(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=3, only="harmful"))
-    assert [(one.only, one.memes) for one in sets] == [("harmful", 3)]
+def test_single_set_is_read_as_in_the_first_edition(places):
+    memes, sets = read_samples_of(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=None))
+    assert sets == () and [meme.id for meme in memes.memes] == [str(number) for number in range(1, 11)]
+    assert list(memes.files) == ["dev_seen.jsonl"]
+    _, sets = read_samples_of(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=3, only="harmful"))
+    assert [(drawn.only, drawn.memes) for drawn in sets] == [("harmful", 3)]
 
 
-def test_ids_as_they_are_shown_decide_which_memes_count(places):
-    shown, _ = drawn(two(places), keep=lambda meme: meme == "fhm/3")
-    assert [meme.id for meme in shown.memes] == ["fhm/3"]
+def test_filter_receives_ids_as_they_are_shown(places):
+    memes, _ = read_samples_of(two_sets(places), keep=lambda meme: meme == "fhm/3")
+    assert [meme.id for meme in memes.memes] == ["fhm/3"]
 
 
-def test_the_table_is_read_and_what_is_wrong_with_it_is_named():
+def test_sample_table_is_read_and_its_faults_are_named():
     table = {"sample": [{"dataset": "harm-c", "data": "c", "memes": 5}, {"dataset": "mami", "data": "/m"}], "x": 1}
     read = read_samples({**table, "only": "harmful"}, "[arena]", Path("base"))
     assert read.only == "harmful" and read.mixed and read.limit is None and not read.plain
-    assert [(one.dataset.id, str(one.data), one.split, one.limit) for one in read.sets] == [
+    assert [(sample.dataset.id, str(sample.data), sample.split, sample.limit) for sample in read.sets] == [
         ("harm-c", "base/c", "test", 5),
         ("mami", "/m", "test", None),
     ]
     assert read_samples({"only": "harmful"}, "[arena]", Path()) == "harmful"
     assert read_samples({}, "[arena]", Path()) == "all"
-    for entries, said in (
+    for entries, message in (
         ([{"dataset": "harm-x", "data": "c"}], "no data set 'harm-x'"),
         ([{"dataset": "fhm", "data": "a"}, {"dataset": "fhm", "data": "b"}], "names fhm twice"),
         ([{"dataset": "fhm", "data": "a", "protocol": "extreme"}], "fhm has no protocol extreme"),
@@ -100,7 +100,7 @@ def test_the_table_is_read_and_what_is_wrong_with_it_is_named():
         ([{"dataset": "fhm", "data": "a", "limit": 3}], "sample.0.limit"),
         ([{"dataset": "fhm"}], "sample.0.data"),
     ):
-        with pytest.raises(BadRequest, match=said) as caught:
+        with pytest.raises(BadRequest, match=message) as caught:
             read_samples({"sample": entries}, "[arena]", Path())
         assert caught.value.reason == "SAMPLE_SETTINGS", json.dumps(entries)
     with pytest.raises(BadRequest, match="only"):

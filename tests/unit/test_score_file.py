@@ -1,4 +1,4 @@
-"""Anyone's predictions from a file: what is understood, what is refused, and what comes of it."""
+"""Tests of scoring a file of predictions: accepted layouts, refused lines, and the resulting cards."""
 
 import json
 from functools import partial
@@ -30,7 +30,7 @@ def jsonl(*records):
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-def refused(tmp_path, content, memes=THREE):
+def refusal(tmp_path, content, memes=THREE):
     with pytest.raises(BadRequest) as caught:
         read(tmp_path, content, memes)
     return caught.value.message
@@ -58,7 +58,7 @@ def refused(tmp_path, content, memes=THREE):
         ("very_harmful", H, VERY),
     ],
 )
-def test_labels_in_anyone_s_words(tmp_path, word, outcome, level):
+def test_labels_are_read_in_common_spellings(tmp_path, word, outcome, level):
     (first, *_) = read(tmp_path, f"id,label\na,{word}\n").predictions
     assert (first.outcome, first.level) == (outcome, level)
     assert first.reason == (NO_ANSWER if outcome is F else "")
@@ -67,12 +67,12 @@ def test_labels_in_anyone_s_words(tmp_path, word, outcome, level):
 @pytest.mark.parametrize(
     ("value", "outcome"), [(True, H), (False, N), (1, H), (0, N), (1.0, H), (None, F), ("undecided", U)]
 )
-def test_labels_as_json_has_them(tmp_path, value, outcome):
+def test_json_labels_may_be_booleans_numbers_or_null(tmp_path, value, outcome):
     (first, *_) = read(tmp_path, jsonl({"id": "a", "label": value})).predictions
     assert first.outcome is outcome
 
 
-def test_both_layouts_say_the_same(tmp_path):
+def test_csv_and_json_lines_give_the_same_predictions(tmp_path):
     table = "\ufeffID,Label,Score,note\r\nd,not harmful,0.25,x\r\nb,somewhat harmful,.5,\r\n\r\nc,very harmful,1,\r\n"
     lines = jsonl(
         {"id": "d", "label": "not harmful", "score": 0.25, "note": "x"},
@@ -81,29 +81,32 @@ def test_both_layouts_say_the_same(tmp_path):
     )
     one, other = read(tmp_path, table), read(tmp_path, lines)
     assert one == other
-    assert [said.meme for said in one.predictions] == ["a", "b", "c", "d"]
-    assert [said.level for said in one.predictions] == [None, SOME, VERY, NOT]
-    assert [said.score for said in one.predictions] == [None, 0.5, 1.0, 0.25]
+    assert [prediction.meme for prediction in one.predictions] == ["a", "b", "c", "d"]
+    assert [prediction.level for prediction in one.predictions] == [None, SOME, VERY, NOT]
+    assert [prediction.score for prediction in one.predictions] == [None, 0.5, 1.0, 0.25]
     assert one.missing == ("a",) and one.predictions[0].reason == NOT_JUDGED
     assert one.unused == ("note",)
 
 
-def test_ids_that_are_numbers_are_those_of_the_data_set(tmp_path):
-    read_in = read(tmp_path, jsonl({"id": 2, "label": 0}, {"id": "1", "label": 1}), TWO)
-    assert [said.outcome for said in read_in.predictions] == [H, N]
+def test_numeric_ids_match_those_of_the_data_set(tmp_path):
+    loaded = read(tmp_path, jsonl({"id": 2, "label": 0}, {"id": "1", "label": 1}), TWO)
+    assert [prediction.outcome for prediction in loaded.predictions] == [H, N]
 
 
-def test_levels_only_where_the_data_set_has_them(tmp_path):
-    assert [said.level for said in read(tmp_path, "id,label\n1,very harmful\n2,0\n", TWO).predictions] == [None, None]
-    assert "this data set has none" in refused(tmp_path, "id,label,level\n1,harmful,2\n", TWO)
-    # Without any level not harmful is none either: it would be the only one that is scored.
-    assert [said.level for said in read(tmp_path, "id,label\na,0\nb,1\n").predictions] == [None] * 4
-    half = refused(tmp_path, "id,label\na,0\nb,harmful\nc,very harmful\n")
+def test_levels_are_read_only_for_data_sets_that_have_them(tmp_path):
+    assert [prediction.level for prediction in read(tmp_path, "id,label\n1,very harmful\n2,0\n", TWO).predictions] == [
+        None,
+        None,
+    ]
+    assert "this data set has none" in refusal(tmp_path, "id,label,level\n1,harmful,2\n", TWO)
+    # Without any other level, "not harmful" has none either: it would be the only level scored.
+    assert [prediction.level for prediction in read(tmp_path, "id,label\na,0\nb,1\n").predictions] == [None] * 4
+    half = refusal(tmp_path, "id,label\na,0\nb,harmful\nc,very harmful\n")
     assert "of 1 others it says harmful and not how much, the first in line 3" in half
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "fault"),
     [
         ("a,harmless?,,", "the label is none that is known"),
         ("a,2,,", "the label is none that is known"),
@@ -124,13 +127,13 @@ def test_levels_only_where_the_data_set_has_them(tmp_path):
         ('a,"harmful"x,,', "the line is no CSV"),
     ],
 )
-def test_a_line_of_csv_at_fault(tmp_path, line, why):
-    message = refused(tmp_path, f"id,label,score,level\nb,not harmful,0.5,0\n{line}\n")
-    assert message.startswith("theirs.csv can't be scored as it is:\nline 3: ") and why in message
+def test_faulty_csv_line_is_named(tmp_path, line, fault):
+    message = refusal(tmp_path, f"id,label,score,level\nb,not harmful,0.5,0\n{line}\n")
+    assert message.startswith("theirs.csv can't be scored as it is:\nline 3: ") and fault in message
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "fault"),
     [
         ('{"id": "a", "label": "harmful"', "the line is no JSON object"),
         ("[1]", "the line is no JSON object"),
@@ -144,24 +147,24 @@ def test_a_line_of_csv_at_fault(tmp_path, line, why):
         ('{"id": "a", "label": 1, "score": [1]}', "the score is no number from 0 to 1"),
     ],
 )
-def test_a_line_of_json_at_fault(tmp_path, line, why):
-    message = refused(tmp_path, '{"id": "b", "label": 1}\n' + line + "\n")
-    assert "\nline 2: " in message and why in message
+def test_faulty_json_line_is_named(tmp_path, line, fault):
+    message = refusal(tmp_path, '{"id": "b", "label": 1}\n' + line + "\n")
+    assert "\nline 2: " in message and fault in message
 
 
-def test_every_fault_is_told_by_line_up_to_ten(tmp_path):
-    doubled = refused(tmp_path, "id,label\na,1\nb,1\na,0\n")
+def test_faults_are_listed_by_line_up_to_ten(tmp_path):
+    doubled = refusal(tmp_path, "id,label\na,1\nb,1\na,0\n")
     assert "line 4: the id 'a' stands in line 2 already" in doubled
-    many = refused(tmp_path, "id,label\n" + "".join(f"x{n},1\n" for n in range(13)))
+    many = refusal(tmp_path, "id,label\n" + "".join(f"x{n},1\n" for n in range(13)))
     assert many.count("\nline ") == 10 and many.endswith("… and 3 more")
 
 
-def test_an_id_that_is_a_text_is_not_printed_whole(tmp_path):
-    assert len(refused(tmp_path, f"id,label\n{'people from Blueland ' * 20},1\n")) < 200
+def test_very_long_id_is_shortened_in_the_error(tmp_path):
+    assert len(refusal(tmp_path, f"id,label\n{'people from Blueland ' * 20},1\n")) < 200
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "message"),
     [
         ("", "it holds no predictions"),
         ("id,label\n", "it holds no predictions"),
@@ -170,26 +173,26 @@ def test_an_id_that_is_a_text_is_not_printed_whole(tmp_path):
         (b"id,label\na,\xff\n", "is not UTF-8 text"),
     ],
 )
-def test_a_file_that_is_none(tmp_path, content, why):
-    assert why in refused(tmp_path, content)
+def test_files_without_predictions_are_refused(tmp_path, content, message):
+    assert message in refusal(tmp_path, content)
 
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [("35", "00035"), ("covid_12.png", "covid_12"), ("img/covid_12", "covid_12.jpg"), ("7", "0007.png")],
 )
-def test_an_id_that_was_changed_by_what_wrote_the_file_is_named(tmp_path, theirs, ours):
-    message = refused(tmp_path, f"id,label\n{theirs},1\n", [meme(ours, True), meme("other", False)])
+def test_id_altered_by_other_software_is_recognised_in_the_error(tmp_path, theirs, ours):
+    message = refusal(tmp_path, f"id,label\n{theirs},1\n", [meme(ours, True), meme("other", False)])
     assert f"no meme of the split has the id {theirs!r}; is it {ours!r}" in message
-    assert "is it" not in refused(tmp_path, "id,label\nstranger,1\n", [meme(ours, True)])
+    assert "is it" not in refusal(tmp_path, "id,label\nstranger,1\n", [meme(ours, True)])
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_is_an_error(tmp_path):
     with pytest.raises(BadRequest, match=r"nothing\.csv, can't be read"):
         read_predictions(tmp_path / "nothing.csv", THREE)
 
 
-def test_what_is_missing_counts_as_failed(tmp_path):
+def test_missing_predictions_count_as_failed(tmp_path):
     scored = read(tmp_path, "id,label\na,0\nb,1\n")
     ours = scored.results(
         THREE, name="theirs", dataset="harm-c", split="test", protocols=(Protocol.MERGED, Protocol.EXTREME)
@@ -216,7 +219,7 @@ def data(tmp_path):
     return place
 
 
-def said(data, file, *more):
+def run_score(data, file, *more):
     words = ["score", file, "--dataset", "synthetic-harmeme", "--data", data, "--split", "test", *more]
     outcome = CliRunner().invoke(cli, [str(word) for word in words])
     return outcome.exit_code, outcome.output
@@ -231,13 +234,13 @@ def theirs(tmp_path):
 
 
 def cells(output, title):
-    """The columns of a row of the table, intervals left out."""
+    """The columns of a row of the table, without intervals."""
     line = next(line for line in output.splitlines() if line.startswith(title + "  "))
     return [part.split(" [")[0].strip() for part in line.removeprefix(title).strip().split("  ") if part]
 
 
-def test_the_command_prints_the_cards_side_by_side(data, theirs):
-    code, output = said(data, theirs)
+def test_command_prints_the_cards_side_by_side(data, theirs):
+    code, output = run_score(data, theirs)
     assert code == 0, output
     assert cells(output, "protocol") == ["merged", "extreme"]
     # By hand, merged: m0-m3 and m5-m8 are right, m4 is wrong, m9 is missing. Extreme drops m5-m7.
@@ -248,50 +251,54 @@ def test_the_command_prints_the_cards_side_by_side(data, theirs):
     assert "Of 1 meme of the split the file says nothing; it counts as failed." in output
     assert "Columns that nothing was read from: note." in output
     assert "With 10 memes an accuracy of 0.800 is known to about ±24.8 points" in output
-    # Of all memes, the normal approximation would make no noise at all.
+    # With every answer right, the normal approximation would give no margin at all.
     theirs.write_text("id,label\n" + "".join(f"m{n},{'not harmful' if n < 5 else 'harmful'}\n" for n in range(10)))
-    assert "an accuracy of 1.000 is known to lie between 0.692 and 1.000" in said(data, theirs)[1]
+    assert "an accuracy of 1.000 is known to lie between 0.692 and 1.000" in run_score(data, theirs)[1]
     rows = output.splitlines()
     merged = rows.index("protocol merged")
     assert rows[merged + 2].split() == ["not", "harmful", "4", "1", "0", "0"]
     assert rows[merged + 3].split() == ["harmful", "0", "4", "0", "1"]
 
 
-def test_the_command_s_json_holds_the_cards(data, theirs):
-    code, output = said(data, theirs, "--protocol", "merged", "--json", "--name", "another system")
-    told = json.loads(output)
-    assert code == 0 and (told["name"], told["missing"], told["unused"]) == ("another system", ["m9"], ["note"])
-    (only,) = told["cards"]
+def test_command_prints_the_cards_as_json(data, theirs):
+    code, output = run_score(data, theirs, "--protocol", "merged", "--json", "--name", "another system")
+    document = json.loads(output)
+    assert code == 0 and (document["name"], document["missing"], document["unused"]) == (
+        "another system",
+        ["m9"],
+        ["note"],
+    )
+    (only,) = document["cards"]
     assert (only["protocol"], only["n"], only["strict"]["accuracy"]["value"]) == ("merged", 10, 0.8)
-    # Levels, by hand: gold 0: one of five is called very harmful (2); gold 1: three are off by 1; gold 2: one, right.
+    # Levels, by hand: of gold 0, one of five has level 2; of gold 1, three are off by 1; of gold 2, one is right.
     assert only["mmae"]["value"] == pytest.approx((2 / 5 + 1 + 0) / 3) and only["levelled"] == 9
 
 
-def test_the_command_refuses_what_it_can_t_score(data, theirs, tmp_path):
+def test_command_refuses_unusable_files_and_options(data, theirs, tmp_path):
     theirs.write_text("id,label\nm0,maybe\n")
-    code, output = said(data, theirs)
+    code, output = run_score(data, theirs)
     assert code == 1 and "line 2: the label is none that is known" in output
-    assert said(data, tmp_path / "none.csv")[0] == 1
-    code, output = said(data, theirs, "--protocol", "plain")
+    assert run_score(data, tmp_path / "none.csv")[0] == 1
+    code, output = run_score(data, theirs, "--protocol", "plain")
     assert code == 2 and "There are: merged, extreme." in output
-    code, output = said(data, theirs, "--dataset", "harm-x")
+    code, output = run_score(data, theirs, "--dataset", "harm-x")
     assert code == 2 and "There is no data set 'harm-x'" in output
 
 
-def test_a_protocol_that_drops_all_memes_costs_no_figures_under_the_others(data, theirs):
+def test_protocol_that_drops_all_memes_is_skipped_unless_named(data, theirs):
     rows = [line for line in (data / "test.jsonl").read_text().splitlines() if "somewhat" in line]
     (data / "test.jsonl").write_text("\n".join(rows))
     theirs.write_text("id,label\nm5,harmful\n")
-    code, output = said(data, theirs)
+    code, output = run_score(data, theirs)
     assert code == 0 and cells(output, "protocol") == ["merged"]
     assert "Under the protocol extreme no meme of theirs is left to be scored" in output
-    # Named, it has to have figures; and so has one at least.
-    for named in ("extreme", "merged,extreme"):
-        code, output = said(data, theirs, "--protocol", named)
+    # A named protocol must have figures, and at least one protocol must have some.
+    for protocols in ("extreme", "merged,extreme"):
+        code, output = run_score(data, theirs, "--protocol", protocols)
         assert code == 1 and "no meme of theirs is left" in output
 
 
-def test_figures_are_refused_where_no_protocol_has_any_and_for_other_reasons(capsys):
+def test_scoring_fails_if_no_protocol_has_figures_or_for_other_reasons(capsys):
     def scored(protocol, **reasons):
         if protocol in reasons:
             raise BadRequest(f"not {protocol}", reason=reasons[protocol])

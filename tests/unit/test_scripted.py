@@ -1,4 +1,4 @@
-"""The shipped fake: it complains when it is asked for more than its script, and when script is left over."""
+"""Tests of the shipped fake model: it reports calls that are not in its script, and unused lines of the script."""
 
 import asyncio
 import json
@@ -20,13 +20,13 @@ def ask(model, *requests, within_s=1.0):
     return asyncio.run(run())
 
 
-def test_lines_are_said_to_whom_they_fit_in_any_order():
-    whole = ChatReply("cut", FinishReason.LENGTH, "m", 1, 2, 3, 0.5)
+def test_script_lines_are_matched_to_requests_in_any_order():
+    full_reply = ChatReply("cut", FinishReason.LENGTH, "m", 1, 2, 3, 0.5)
     script = [
         ("goodbye", "Bye."),
         (lambda request: request.max_tokens == 9, {"said": "é"}),
         (None, lambda request: request.parts[0]),
-        (None, whole),
+        (None, full_reply),
     ]
     with ScriptedModel(script) as model:
         replies = ask(model, HELLO, BYE, HELLO, HELLO)
@@ -36,24 +36,24 @@ def test_lines_are_said_to_whom_they_fit_in_any_order():
         "Say hello.",
         "cut",
     ]
-    assert replies[3] is whole
-    assert [asked.request for asked in model.asked] == [HELLO, BYE, HELLO, HELLO]
+    assert replies[3] is full_reply
+    assert [call.request for call in model.asked] == [HELLO, BYE, HELLO, HELLO]
     assert replies[1].tokens_out == 1 and replies[1].tokens_in == 5
 
 
-def test_a_function_answers_everything():
+def test_function_answers_every_request():
     with ScriptedModel(lambda request: request.parts[0].upper()) as model:
         assert [reply.text for reply in ask(model, HELLO, BYE)] == ["SAY HELLO.", "SAY GOODBYE."]
 
 
-def test_errors_are_raised():
+def test_scripted_errors_are_raised():
     model = ScriptedModel([(None, Unavailable("Gone.", reason="MODEL_GONE"))])
     with pytest.raises(Unavailable, match="Gone"):
         ask(model, HELLO)
     model.finish()
 
 
-def test_more_than_the_script_is_a_fault_even_if_somebody_hides_it():
+def test_unscripted_call_is_a_fault_even_if_its_error_is_swallowed():
     model = ScriptedModel([("goodbye", "Bye.")])
     with pytest.raises(OffScript, match="call 1 is not in the script"):
         ask(model, HELLO)
@@ -62,17 +62,17 @@ def test_more_than_the_script_is_a_fault_even_if_somebody_hides_it():
         model.finish()
 
 
-def test_script_left_over_is_a_fault():
+def test_unused_script_lines_are_a_fault():
     with pytest.raises(OffScript, match="1 lines of it are left"), ScriptedModel([(None, "Hello.")]):
         pass
 
 
-def test_what_went_wrong_inside_is_not_hidden_by_what_is_left():
+def test_exception_in_the_block_is_not_masked_by_unused_lines():
     with pytest.raises(KeyError), ScriptedModel([(None, "Hello.")]):
         raise KeyError("inside")
 
 
-def test_odds():
+def test_scripted_odds_are_returned():
     async def run(model):
         return await model.odds(HELLO, ("A", "B"), within_s=1)
 
@@ -83,16 +83,16 @@ def test_odds():
     model.finish()
 
 
-def test_time_and_cancelling():
+def test_time_limit_and_cancellation_are_honoured():
     async def run():
         model = ScriptedModel(lambda request: "Hello.", delay_s=30)
         with pytest.raises(Overrun):
             await model.reply(HELLO, within_s=0.01)
-        asking = asyncio.create_task(model.reply(HELLO, within_s=60))
+        call = asyncio.create_task(model.reply(HELLO, within_s=60))
         await asyncio.sleep(0)
-        asking.cancel()
+        call.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await call
         return model
 
     assert asyncio.run(run()).cancelled == 1

@@ -1,4 +1,4 @@
-"""A further question to the Judge of a trial: who is shown it, what it answers, and that the verdict stays."""
+"""Tests of a further question to the Judge of a trial: its material, its answer, and that the verdict stays."""
 
 import asyncio
 import dataclasses
@@ -57,33 +57,33 @@ RULED_FRAMES = {
 NONE_FITS = pairs(crowd=("weak", "weak"), colour=("weak", "weak"), weather=("weak", "strong"))
 
 
-def tried(cast, *, meme=None, procedure=Procedure.FULL, settings=None, **options):
-    """A court and the record of a trial before it."""
+def hold_trial(cast, *, meme=None, procedure=Procedure.FULL, settings=None, **options):
+    """A court, and the record of a trial in it."""
     court = full_court(cast, settings=settings, **options)
     return court, asyncio.run(court.hear(TrialCase("t", meme or a_meme("go home"), procedure), Notes()))
 
 
-def asked(court, record, question, *, picture="picture", **brief):
-    """The record with the ruling on a question."""
+def with_ruling(court, record, question, *, picture="picture", **brief):
+    """The record extended by the ruling on a question."""
     notes = Notes()
     picture = a_picture() if picture == "picture" else picture
     asyncio.run(rule_on_question(court, record, picture, QuestionBrief(question, **brief), keep=notes))
-    return stored((*record.events, *notes.events))
+    return reload((*record.events, *notes.events))
 
 
-def stored(events):
-    """As it comes out of a docket."""
+def reload(events):
+    """The record as it is read back from a docket."""
     return TrialRecord.of(parse_event(event.model_dump_json()) for event in events)
 
 
-def ruled_by(said, question, **options):
-    cast = Cast(judge_question=said)
-    court, record = tried(cast)
-    return cast, record, asked(court, record, question, **options)
+def rule_with(reply, question, **options):
+    cast = Cast(judge_question=reply)
+    court, record = hold_trial(cast)
+    return cast, record, with_ruling(court, record, question, **options)
 
 
 @pytest.mark.parametrize(
-    ("question", "said", "chosen"),
+    ("question", "reply", "chosen"),
     [
         (TARGET, RULED_TARGET, ("blueland",)),
         (STANCE, RULED_STANCE, ("for flags",)),
@@ -93,61 +93,66 @@ def ruled_by(said, question, **options):
         (FRAMES, {**RULED_FRAMES, "labels": NONE_FITS}, ()),
     ],
 )
-def test_the_answer_follows_from_the_ruling(question, said, chosen):
-    _, before, after = ruled_by(said, question)
+def test_answer_follows_from_the_ruling(question, reply, chosen):
+    _, before, after = rule_with(reply, question)
     ruled = after.ruling_on(question.id)
-    assert (ruled.chosen, ruled.failure, ruled.rationale) == (chosen, "", said["rationale"])
+    assert (ruled.chosen, ruled.failure, ruled.rationale) == (chosen, "", reply["rationale"])
     assert bool(ruled.strengths) == bool(ruled.rule) == bool(question.weighed)
     assert ruled.unused.calls == 0 and ruled.call.prompt_id == "question/1/question"
-    # Nothing that was there before is touched: the verdict, its reasons and its time stay.
-    assert after.events[:-1] == stored(before.events).events
+    # The rest of the record stays the same: the verdict, its reasons and its time.
+    assert after.events[:-1] == reload(before.events).events
     assert (after.state, after.verdict, after.seconds) == (TrialState.DECIDED, before.verdict, before.seconds)
     assert differences(after) == ()
 
 
-def test_the_question_reaches_the_judge_alone_who_sees_what_it_saw_before():
-    cast, _, after = ruled_by(RULED_TARGET, TARGET)
-    (request,) = [one for one in cast.requests("judge") if task_of(one) == "question"]
-    (ruling,) = [one for one in cast.requests("judge") if task_of(one) == "judge"]
+def test_question_reaches_only_the_judge_with_the_same_material_as_before():
+    cast, _, after = rule_with(RULED_TARGET, TARGET)
+    (request,) = [sent for sent in cast.requests("judge") if task_of(sent) == "question"]
+    (ruling,) = [sent for sent in cast.requests("judge") if task_of(sent) == "judge"]
     # The same beginning, word for word: picture, precedents, description and arguments.
     assert request.system == ruling.system and request.parts[: len(ruling.parts) - 1] == ruling.parts[:-1]
     words = shown(request)
-    for said in ("go home", "A crowd stands under a green flag.", "the accuser's reasons", "the defender's reasons"):
-        assert said in words
+    for statement in (
+        "go home",
+        "A crowd stands under a green flag.",
+        "the accuser's reasons",
+        "the defender's reasons",
+    ):
+        assert statement in words
     assert TARGET.text in words and "no group is meant" in words
-    # Neither the verdict nor its reasons are shown, so that they can't speak for an option.
+    # The verdict and its reasons are not shown, so that they can't speak for an option.
     assert RULING["rationale"] not in words
     others = cast.requests("proposer", "accuser", "defender")
-    assert others and not any(TARGET.text in shown(each) or "blueland" in shown(each) for each in others)
-    assert not any("go home" in shown(each) for each in cast.requests("proposer"))
-    assert not any(frames_of(each) for each in cast.requests("accuser", "defender"))
-    # What was sent can be made again from the record.
-    (made,) = messages_of(after, after.ruling_on("target"))
-    assert made.exact, made.why
+    assert others and not any(TARGET.text in shown(sent) or "blueland" in shown(sent) for sent in others)
+    assert not any("go home" in shown(sent) for sent in cast.requests("proposer"))
+    assert not any(frames_of(sent) for sent in cast.requests("accuser", "defender"))
+    # The sent messages can be rebuilt from the record.
+    (rebuilt,) = messages_of(after, after.ruling_on("target"))
+    assert rebuilt.exact, rebuilt.why
 
 
-def test_people_s_labels_of_the_precedents_and_their_vote_are_told_and_recorded():
+def test_human_labels_of_precedents_and_their_vote_are_shown_and_recorded():
     known = {"p0": ("blueland",), "p1": (), "elsewhere": ("redland",)}
     vote = {"blueland": 0.71, "redland": 0.2, "nobody": 0.125}
-    cast, _, after = ruled_by(RULED_TARGET, TARGET, precedent_labels=known, vote=vote)
+    cast, _, after = rule_with(RULED_TARGET, TARGET, precedent_labels=known, vote=vote)
     ruled = after.ruling_on("target")
-    # Of precedents that the Judge was not shown it is told nothing.
+    # Labels of precedents that the Judge was not shown are left out.
     assert ruled.precedent_labels == {"p0": ("blueland",), "p1": ()} and ruled.vote == vote
     words = shown(cast.requests("judge")[-1])
     assert "people labelled precedent 1: blueland" in words and "people labelled precedent 2: none" in words
     assert "precedent 3:" not in words.partition("further question below")[2]
     assert "- blueland: 0.71" in words
-    (made,) = messages_of(after, ruled)
-    assert made.exact, made.why
-    # Where the Judge is shown no count on harm, it is shown none here.
+    (rebuilt,) = messages_of(after, ruled)
+    assert rebuilt.exact, rebuilt.why
+    # If the Judge is shown no count on harm, it is shown none here.
     cast = Cast(judge_judge={**RULING, "precedents": {}}, judge_question=RULED_TARGET)
-    court, record = tried(cast, settings=TrialSettings(tally_shown=False, exhibits_shown=False))
-    ruled = asked(court, record, TARGET, precedent_labels=known, vote=vote).ruling_on("target")
+    court, record = hold_trial(cast, settings=TrialSettings(tally_shown=False, exhibits_shown=False))
+    ruled = with_ruling(court, record, TARGET, precedent_labels=known, vote=vote).ruling_on("target")
     assert (ruled.precedent_labels, ruled.vote) == ({}, {})
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         {"rationale": "x", "label": "greenland"},
         {"label": "blueland"},
@@ -156,42 +161,42 @@ def test_people_s_labels_of_the_precedents_and_their_vote_are_told_and_recorded(
         "blueland",
     ],
 )
-def test_a_reply_that_can_t_be_used_is_a_failure_of_the_question_alone(said):
-    cast, before, after = ruled_by(said, TARGET)
+def test_unusable_reply_fails_only_the_question(reply):
+    cast, before, after = rule_with(reply, TARGET)
     ruled = after.ruling_on("target")
     assert (ruled.chosen, ruled.failure, ruled.retryable) == (None, "REPLY_MALFORMED", False)
-    # Both replies are kept, and what they cost.
+    # Both replies and their cost are recorded.
     assert len(ruled.unusable.replies) == 2 and ruled.unused.calls == 2
     assert after.state is TrialState.DECIDED and after.verdict == before.verdict and not after.all(TrialFailed)
     assert is_repair(cast.requests("judge")[-1])
-    told = [piece for piece in pieces_of(ruled) if isinstance(piece, Fact)]
-    assert Fact("no answer", "REPLY_MALFORMED; asking again will not help") in told
+    facts = [piece for piece in pieces_of(ruled) if isinstance(piece, Fact)]
+    assert Fact("no answer", "REPLY_MALFORMED; asking again will not help") in facts
     assert "No answer" in page(ExportSource(after), messages=False)
     assert "None of the labels" not in page(ExportSource(after), messages=False)
 
 
-def test_a_server_that_is_away_fails_the_question_and_it_can_be_asked_again():
+def test_question_can_be_repeated_after_its_server_was_unavailable():
     def gone(request):
         raise Unavailable("away", reason="MODEL_UNAVAILABLE")
 
     cast = Cast(judge_question=gone)
-    court, record = tried(cast)
-    first = asked(court, record, FRAMES)
+    court, record = hold_trial(cast)
+    first = with_ruling(court, record, FRAMES)
     assert (first.ruling_on("frames").failure, first.ruling_on("frames").retryable) == ("MODEL_UNAVAILABLE", True)
     assert first.ruling_on("frames").unused.unanswered == 1
     cast.lines["judge_question"] = RULED_FRAMES
-    second = asked(court, first, FRAMES)
+    second = with_ruling(court, first, FRAMES)
     # Appended: the failure stays on record, and the last ruling counts.
-    assert [one.chosen for one in second.all(QuestionRuled)] == [None, ("crowd",)]
+    assert [ruled.chosen for ruled in second.all(QuestionRuled)] == [None, ("crowd",)]
     assert second.ruling_on("frames").chosen == ("crowd",) and second.ruling_on("other") is None
 
 
-def test_pieces_of_a_reply_are_read_strictly():
-    def read(said, question):
-        return parse_question_ruling(json.dumps(said), question)
+def test_replies_to_a_question_are_parsed_strictly():
+    def read(reply, question):
+        return parse_question_ruling(json.dumps(reply), question)
 
     assert read(RULED_FRAMES, FRAMES).chosen == ("crowd",)
-    for said in (
+    for reply in (
         {**RULED_FRAMES, "labels": pairs(crowd=("strong", "weak"))},
         {**RULED_FRAMES, "labels": {**RULED_FRAMES["labels"], "crowd": "strong"}},
         {**RULED_FRAMES, "labels": {**RULED_FRAMES["labels"], "crowd": {"supporting": "strong"}}},
@@ -199,27 +204,27 @@ def test_pieces_of_a_reply_are_read_strictly():
         {**RULED_FRAMES, "rationale": " "},
     ):
         with pytest.raises(UnusableReply):
-            read(said, FRAMES)
-    for said in ({**RULED_STANCE, "strengths": {"for flags": "strong"}}, {**RULED_STANCE, "strengths": "strong"}):
+            read(reply, FRAMES)
+    for reply in ({**RULED_STANCE, "strengths": {"for flags": "strong"}}, {**RULED_STANCE, "strengths": "strong"}):
         with pytest.raises(UnusableReply):
-            read(said, STANCE)
-    # The schema asks for what is read, reasons first.
+            read(reply, STANCE)
+    # The schema requires the fields that are parsed, reasons first.
     for question in (TARGET, STANCE, FRAMES):
         assert next(iter(question_schema(question, 1200)["properties"])) == "rationale"
     assert question_schema(FRAMES, 1200)["properties"]["labels"]["required"] == list(FRAMES.options)
 
 
-def test_only_a_whole_trial_with_its_own_versions_and_pictures_is_asked():
+def test_question_needs_a_decided_trial_with_its_own_versions_and_pictures():
     cast = Cast(judge_question=RULED_TARGET)
-    court, record = tried(cast)
+    court, record = hold_trial(cast)
     with pytest.raises(BadRequest, match="no verdict"):
-        asked(court, TrialRecord.of(record.events[:-1]), TARGET)
+        with_ruling(court, TrialRecord.of(record.events[:-1]), TARGET)
     with pytest.raises(CantResume, match="settings"):
-        asked(dataclasses.replace(court, settings=TrialSettings(rounds_max=3)), record, TARGET)
+        with_ruling(dataclasses.replace(court, settings=TrialSettings(rounds_max=3)), record, TARGET)
     with pytest.raises(CantResume, match="picture is not the one"):
-        asked(court, record, TARGET, picture=a_picture("e" * 64))
+        with_ruling(court, record, TARGET, picture=a_picture("e" * 64))
     with pytest.raises(CantResume, match="picture is not the one"):
-        asked(court, record, TARGET, picture=None)
+        with_ruling(court, record, TARGET, picture=None)
 
     class OtherPictures(type(court.finder)):
         async def pictures(self, ids):
@@ -227,24 +232,24 @@ def test_only_a_whole_trial_with_its_own_versions_and_pictures_is_asked():
 
     other = OtherPictures(asyncio.run(court.finder.find()))
     with pytest.raises(CantResume, match="precedent"):
-        asked(dataclasses.replace(court, finder=other), record, TARGET)
+        with_ruling(dataclasses.replace(court, finder=other), record, TARGET)
     with pytest.raises(BadRequest, match="No model was asked in this trial"):
-        asked(*tried(Cast(), procedure=Procedure.SUMMARY), TARGET)
-    # The trial had models; what is missing is here, and not there.
+        with_ruling(*hold_trial(Cast(), procedure=Procedure.SUMMARY), TARGET)
+    # The trial had models; it is this process that has none loaded, and the error says so.
     with pytest.raises(BadRequest, match=r"No chat models are loaded: .* Load its models and its library"):
-        asked(dataclasses.replace(court, chairs=None), record, TARGET)
+        with_ruling(dataclasses.replace(court, chairs=None), record, TARGET)
     assert "question" not in map(task_of, cast.requests("judge"))
 
 
-def test_a_failed_trial_has_no_further_questions():
+def test_failed_trial_takes_no_further_questions():
     court = full_court(cast := Cast(judge_judge="nothing that could be read", judge_question=RULED_TARGET))
     with pytest.raises(TrialAborted) as aborted:
         asyncio.run(court.hear(TrialCase("t", a_meme("x"), Procedure.FULL), Notes()))
     with pytest.raises(BadRequest, match="no verdict"):
-        asked(court, aborted.value.record, TARGET)
+        with_ruling(court, aborted.value.record, TARGET)
     assert "question" not in map(task_of, cast.requests("judge"))
-    # Nor can one be put into its record.
-    _, record, ruled = ruled_by(RULED_TARGET, TARGET)
+    # A ruling cannot be put into its record either.
+    _, record, ruled = rule_with(RULED_TARGET, TARGET)
     failed = aborted.value.record
     late = ruled.ruling_on("target").model_copy(update={"seq": len(failed.events)})
     with pytest.raises(ValueError, match="before there is a verdict"):
@@ -254,24 +259,24 @@ def test_a_failed_trial_has_no_further_questions():
         TrialRecord.of((*record.events[:-1], early))
 
 
-def test_a_text_that_was_sent_alone_is_asked_about_without_a_picture():
+def test_text_only_trial_takes_a_question_without_a_picture():
     cast = Cast(judge_question=RULED_TARGET)
-    court, record = tried(cast, meme=Meme(None, text="go home"))
-    after = asked(court, record, TARGET, picture=None)
+    court, record = hold_trial(cast, meme=Meme(None, text="go home"))
+    after = with_ruling(court, record, TARGET, picture=None)
     ruled = after.ruling_on("target")
     assert ruled.chosen == ("blueland",) and messages_of(after, ruled)[0].exact
 
 
-def test_a_panel_s_first_model_answers():
+def test_first_model_of_a_panel_answers():
     cast = Cast(judge_question=RULED_TARGET)
-    court, record = tried(cast, settings=TrialSettings(judges=3))
-    after = asked(court, record, TARGET)
+    court, record = hold_trial(cast, settings=TrialSettings(judges=3))
+    after = with_ruling(court, record, TARGET)
     assert after.ruling_on("target").chosen == ("blueland",) and messages_of(after, after.events[-1])[0].exact
 
 
-def test_an_event_without_an_answer_is_never_one_with_none_of_the_labels():
-    _, _, after = ruled_by(RULED_FRAMES, FRAMES)
-    whole = after.ruling_on("frames").model_dump(mode="json")
+def test_event_without_an_answer_is_distinct_from_one_without_labels():
+    _, _, after = rule_with(RULED_FRAMES, FRAMES)
+    complete = after.ruling_on("frames").model_dump(mode="json")
     for changes in (
         {"chosen": None},
         {"failure": "REPLY_MALFORMED"},
@@ -279,17 +284,17 @@ def test_an_event_without_an_answer_is_never_one_with_none_of_the_labels():
         {"chosen": [], "question": TARGET.model_dump(mode="json")},
     ):
         with pytest.raises(ValidationError):
-            QuestionRuled.model_validate(whole | changes)
-    assert QuestionRuled.model_validate(whole | {"chosen": []}).chosen == ()
+            QuestionRuled.model_validate(complete | changes)
+    assert QuestionRuled.model_validate(complete | {"chosen": []}).chosen == ()
 
 
-def test_views_tell_of_it_and_an_altered_answer_shows():
-    _, _, after = ruled_by(RULED_FRAMES, FRAMES)
+def test_views_show_the_answer_and_replay_reveals_an_altered_one():
+    _, _, after = rule_with(RULED_FRAMES, FRAMES)
     ruled = after.ruling_on("frames")
     view = view_of(after)
     assert view.questions == (ruled,) and "Judge answers: frames" in [step.name for step in view.steps]
-    told = [piece for piece in pieces_of(ruled) if isinstance(piece, Fact)]
-    assert Fact("answer", "crowd") in told and Fact("weather", "weak for it, strong against it") in told
+    facts = [piece for piece in pieces_of(ruled) if isinstance(piece, Fact)]
+    assert Fact("answer", "crowd") in facts and Fact("weather", "weak for it, strong against it") in facts
     html = page(ExportSource(after), messages=True)
     assert FRAMES.text in html and "crowd: strong for it, weak against it" in html and "question/1/question" in html
     altered = ruled.model_copy(update={"chosen": ("weather",)})
@@ -297,26 +302,26 @@ def test_views_tell_of_it_and_an_altered_answer_shows():
     assert (difference.what, difference.recorded, difference.found) == ("answer", "weather", "crowd")
 
 
-def test_a_replay_reads_the_answer_again(monkeypatch):
-    _, _, after = ruled_by(RULED_FRAMES, FRAMES)
+def test_replay_parses_the_answer_again(monkeypatch):
+    _, _, after = rule_with(RULED_FRAMES, FRAMES)
     assert asyncio.run(replay(after)).differences == ()
     monkeypatch.setattr("court.replies.options_that_fit", lambda question, strengths: question.options[:2])
     (difference,) = asyncio.run(replay(after)).differences
     assert (difference.what, difference.recorded, difference.found) == ("frames's answer", "crowd", "crowd, colour")
     monkeypatch.undo()
-    # A failure replays as one, and one for a server that was away as well.
-    for said in ("no JSON", lambda request: (_ for _ in ()).throw(Unavailable("away"))):
-        _, _, failed = ruled_by(said, FRAMES)
+    # A failure replays as a failure, including one caused by an unavailable server.
+    for reply in ("no JSON", lambda request: (_ for _ in ()).throw(Unavailable("away"))):
+        _, _, failed = rule_with(reply, FRAMES)
         found = asyncio.run(replay(failed))
         assert (found.differences, found.obstacle) == ((), "")
-    # In other words it would have been another question.
+    # Worded differently, it would have been another question.
     ruled = after.ruling_on("frames")
     call = ruled.call.model_copy(update={"prompt_digest": "sha256:other", "messages_digest": "sha256:other"})
     other = TrialRecord.of((*after.events[:-1], ruled.model_copy(update={"call": call})))
     assert "worded otherwise" in asyncio.run(replay(other)).obstacle
 
 
-def test_the_rule_prefers_neither_side_in_a_tie():
+def test_rule_prefers_neither_side_in_a_tie():
     strong, weak = {"supporting": "STRONG", "opposing": "WEAK"}, {"supporting": "WEAK", "opposing": "STRONG"}
     tie = OptionStrengths(supporting="MODERATE", opposing="MODERATE")
     assert not tie.fits
@@ -325,22 +330,22 @@ def test_the_rule_prefers_neither_side_in_a_tie():
     assert options_that_fit(STANCE, sides) == ("against flags",)
 
 
-def test_a_question_file_is_read_or_says_what_is_wrong(tmp_path):
+def test_question_file_is_read_or_its_fault_is_named(tmp_path):
     file = tmp_path / "question.toml"
     file.write_text(
         'id = "stance"\ntext = "what stance?"\noptions = ["a", "b", "neither"]\n'
         'sides = {accuser = "a", defender = "b"}\n'
     )
     assert read_question(file).weighed == ("a", "b")
-    whole = 'id = "x"\ntext = "y"\noptions = ["a", "b"]\n'
+    complete = 'id = "x"\ntext = "y"\noptions = ["a", "b"]\n'
     for content, fault in (
         ("id = ", "no TOML"),
-        (whole.replace('"b"', '"a"'), "twice"),
-        (whole + 'define = {c = "d"}\n', "no option"),
-        (whole + 'sides = {accuser = "a", defender = "b"}\n', "three options"),
-        (whole + 'sides = {accuser = "a"}\n', "defender"),
-        (whole.replace('"y"', '"two\\nlines"'), "text"),
-        (whole + "tone = 1\n", "tone"),
+        (complete.replace('"b"', '"a"'), "twice"),
+        (complete + 'define = {c = "d"}\n', "no option"),
+        (complete + 'sides = {accuser = "a", defender = "b"}\n', "three options"),
+        (complete + 'sides = {accuser = "a"}\n', "defender"),
+        (complete.replace('"y"', '"two\\nlines"'), "text"),
+        (complete + "tone = 1\n", "tone"),
         ("\xff", "no TOML"),
     ):
         file.write_bytes(content.encode("latin-1"))
@@ -350,6 +355,6 @@ def test_a_question_file_is_read_or_says_what_is_wrong(tmp_path):
         read_question(tmp_path / "none.toml")
 
 
-def test_a_verdict_is_found_behind_questions():
-    _, _, after = ruled_by(RULED_TARGET, TARGET)
+def test_verdict_is_found_before_later_questions():
+    _, _, after = rule_with(RULED_TARGET, TARGET)
     assert isinstance(after.events[-1], QuestionRuled) and after.last(VerdictGiven).verdict == after.verdict

@@ -41,7 +41,7 @@ def config(tmp_path, monkeypatch):
     return path
 
 
-def test_options_go_before_the_environment_and_that_before_the_file(config, monkeypatch):
+def test_options_override_the_environment_which_overrides_the_file(config, monkeypatch):
     monkeypatch.setenv("MEMECOURT_LLM__MODEL", "from-environment")
     monkeypatch.setenv("MEMECOURT_TRIAL__EPSILON", "0.2")
     settings = Settings(trial={"epsilon": 0.3})
@@ -50,7 +50,7 @@ def test_options_go_before_the_environment_and_that_before_the_file(config, monk
     assert (settings.trial.rounds_max, settings.trial.epsilon) == (4, 0.3)
 
 
-def test_a_role_has_its_own_and_what_it_has_not_is_that_of_all(config):
+def test_settings_of_a_role_fall_back_to_the_common_ones(config):
     llm = Settings().llm
     judge, accuser = llm.of_role("judge"), llm.of_role("accuser")
     assert (judge.url, judge.model, judge.temperature) == (("http://from-file/v1",), "large", 0.5)
@@ -58,12 +58,12 @@ def test_a_role_has_its_own_and_what_it_has_not_is_that_of_all(config):
     assert judge.api_key.get_secret_value() == "file-secret"
 
 
-def test_a_role_may_be_given_in_the_environment(monkeypatch):
+def test_settings_of_a_role_can_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("MEMECOURT_LLM__ROLES__JUDGE__MODEL", "large")
     assert Settings().llm.of_role("judge").model == "large"
 
 
-def test_a_token_limit_of_a_role_goes_before_that_of_all(monkeypatch):
+def test_token_limit_of_a_role_overrides_the_common_one(monkeypatch):
     monkeypatch.setenv("MEMECOURT_LLM__MAX_TOKENS", "3000")
     monkeypatch.setenv("MEMECOURT_LLM__ROLES__JUDGE__MAX_TOKENS", "5000")
     llm = Settings().llm
@@ -73,18 +73,18 @@ def test_a_token_limit_of_a_role_goes_before_that_of_all(monkeypatch):
 
 
 @pytest.mark.parametrize(("role", "fewest"), [("proposer", 300), ("accuser", 600), ("defender", 600), ("judge", 1200)])
-def test_a_limit_that_no_whole_reply_fits_is_refused(role, fewest):
-    """A quarter of 1,200 characters, of twice, and of four times as many."""
+def test_token_limit_too_small_for_a_full_reply_is_refused(role, fewest):
+    """One token per four characters, for 1,200 characters, twice and four times as many."""
     assert Settings(llm={"roles": {role: {"max_tokens": fewest}}}).llm.of_role(role).max_tokens == fewest
     with pytest.raises(ValidationError, match=f"max_tokens of the {role} is {fewest - 1}.*{fewest} tokens"):
         Settings(llm={"roles": {role: {"max_tokens": fewest - 1}}})
     with pytest.raises(ValidationError, match=f"max_tokens of the shadow's {role} is {fewest - 1}"):
         Settings(shadow={"llm": {"roles": {role: {"max_tokens": fewest - 1}}}})
-    # Where replies are shorter, it will do.
+    # With shorter replies, the limit suffices.
     assert Settings(llm={"max_tokens": fewest - 1}, trial={"reply_chars": 40})
 
 
-def test_a_limit_that_is_too_small_is_said_in_the_terminal():
+def test_too_small_token_limit_is_explained_in_the_terminal():
     outcome = CliRunner().invoke(cli, ["settings"], env={"MEMECOURT_LLM__MAX_TOKENS": "100"})
     assert outcome.exit_code == 1
     assert "can't be used: max_tokens of the proposer is 100" in outcome.output
@@ -93,7 +93,7 @@ def test_a_limit_that_is_too_small_is_said_in_the_terminal():
 SERVERS = ("http://a:8000/v1", "http://b:8000/v1")
 
 
-def test_several_servers_are_a_list_or_stand_between_commas(tmp_path, monkeypatch):
+def test_several_server_urls_may_be_a_list_or_separated_by_commas(tmp_path, monkeypatch):
     assert Settings(llm={"url": list(SERVERS)}).llm.url == SERVERS
     assert Settings(llm={"url": ", ".join(SERVERS)}).llm.url == SERVERS
     monkeypatch.setenv("MEMECOURT_LLM__URL", ",".join(SERVERS))
@@ -109,7 +109,7 @@ def test_several_servers_are_a_list_or_stand_between_commas(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("http://user:secret@a/v1", "as api_key, not in it"),
         ("http://a/v1?key=secret", "as api_key, not in it"),
@@ -121,19 +121,19 @@ def test_several_servers_are_a_list_or_stand_between_commas(tmp_path, monkeypatc
         (["http://a/v1", "http://a/v1/"], "once"),
     ],
 )
-def test_an_address_is_one_and_holds_no_secret(url, said):
-    with pytest.raises(ValidationError, match=said) as caught:
+def test_invalid_urls_and_urls_with_secrets_are_refused(url, message):
+    with pytest.raises(ValidationError, match=message) as caught:
         Settings(llm={"url": url})
     assert "secret" not in str(caught.value.errors(include_input=False))
 
 
 def test_options_of_a_trial_become_settings():
-    given = trial_settings(llm_url="http://a/v1,http://b/v1", model="m", max_tokens=2000, stance_at=None)
-    assert Settings(**given).llm == ModelSettings(url=("http://a/v1", "http://b/v1"), model="m", max_tokens=2000)
+    values = trial_settings(llm_url="http://a/v1,http://b/v1", model="m", max_tokens=2000, stance_at=None)
+    assert Settings(**values).llm == ModelSettings(url=("http://a/v1", "http://b/v1"), model="m", max_tokens=2000)
     assert trial_settings(dull_judge=None, review_rate=None) == {}
 
 
-def test_a_file_that_is_named_must_be_there(monkeypatch):
+def test_named_config_file_must_exist(monkeypatch):
     monkeypatch.setenv("MEMECOURT_CONFIG", "/nowhere/at/all.toml")
     with pytest.raises(BadRequest, match="no file of settings"):
         Settings()
@@ -141,7 +141,7 @@ def test_a_file_that_is_named_must_be_there(monkeypatch):
     assert outcome.exit_code == 1 and "no file of settings" in outcome.output
 
 
-def test_what_is_unknown_or_impossible_is_refused():
+def test_unknown_or_impossible_settings_are_refused():
     for wrong in ({"trail": {}}, {"trial": {"epsilom": 1}}, {"llm": {"roles": {"bailiff": {}}}}):
         with pytest.raises(ValidationError):
             Settings(**wrong)
@@ -149,7 +149,7 @@ def test_what_is_unknown_or_impossible_is_refused():
         TrialSettings(rounds_min=5, rounds_max=4)
 
 
-def test_the_command_shows_what_is_in_force_and_no_key(config):
+def test_command_shows_effective_settings_without_keys(config):
     shown = CliRunner().invoke(cli, ["settings"])
     assert shown.exit_code == 0
     assert 'url = "http://from-file/v1"' in shown.output and "rounds_max = 4" in shown.output
@@ -159,15 +159,15 @@ def test_the_command_shows_what_is_in_force_and_no_key(config):
     assert values["trial"]["epsilon"] == 0.1 and values["trial_digest"].startswith("sha256:")
 
 
-def test_what_the_command_shows_is_a_file_of_settings(config, tmp_path, monkeypatch):
+def test_shown_settings_form_a_valid_settings_file(config, tmp_path, monkeypatch):
     shown = CliRunner().invoke(cli, ["settings"]).output
-    again = tmp_path / "again.toml"
-    again.write_text(shown)
-    monkeypatch.setenv("MEMECOURT_CONFIG", str(again))
+    copy = tmp_path / "again.toml"
+    copy.write_text(shown)
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(copy))
     assert Settings().trial == TrialSettings(rounds_max=4, epsilon=0.1)
 
 
-def test_tables_of_which_there_are_several_are_shown_as_a_file_has_them(config, tmp_path, monkeypatch):
+def test_arrays_of_tables_are_shown_as_in_a_settings_file(config, tmp_path, monkeypatch):
     hooks = """
 [[webhooks]]
 name = "queue"
@@ -182,37 +182,37 @@ model = "second"
 url = "http://third/v1"
 model = "third"
 """
-    # Without a key: those are not shown.
+    # Without a key, because keys are not shown.
     config.write_text(FILE.replace('api_key = "file-secret"\n', "") + judges + hooks)
     settings = Settings()
     assert len(settings.llm.judges) == 2 and len(settings.webhooks) == 1
-    again = tmp_path / "again.toml"
-    again.write_text(CliRunner().invoke(cli, ["settings"]).output)
-    monkeypatch.setenv("MEMECOURT_CONFIG", str(again))
+    copy = tmp_path / "again.toml"
+    copy.write_text(CliRunner().invoke(cli, ["settings"]).output)
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(copy))
     assert Settings() == settings
 
 
-def test_settings_in_any_letters_are_printed_as_toml_reads_them(config, tmp_path, monkeypatch):
+def test_non_ascii_settings_are_printed_as_valid_toml(config, tmp_path, monkeypatch):
     config.write_text('[namespaces."grün 🦊"]\nreview_share = 0.5\n[llm]\nmodel = "fox 🦊"\n')
     settings = Settings()
-    again = tmp_path / "again.toml"
-    again.write_text(CliRunner().invoke(cli, ["settings"]).output, encoding="utf-8")
-    monkeypatch.setenv("MEMECOURT_CONFIG", str(again))
+    copy = tmp_path / "again.toml"
+    copy.write_text(CliRunner().invoke(cli, ["settings"]).output, encoding="utf-8")
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(copy))
     assert Settings() == settings and settings.llm.model == "fox 🦊"
 
 
-def test_config_may_be_given_as_an_option(config, monkeypatch):
+def test_config_file_can_be_named_by_an_option(config, monkeypatch):
     monkeypatch.delenv("MEMECOURT_CONFIG")
     outcome = CliRunner().invoke(cli, ["--config", str(config), "settings"])
     assert "rounds_max = 4" in outcome.output
 
 
-def test_equal_settings_have_equal_digests_and_others_others():
+def test_digest_of_settings_depends_on_their_values_only():
     assert TrialSettings().digest == TrialSettings().digest
     assert TrialSettings().digest != TrialSettings(epsilon=0.03).digest
 
 
-def test_the_default_policy_has_the_field_s_categories_and_targets():
+def test_default_policy_has_the_usual_categories_and_targets():
     assert set(DEFAULT_POLICY.categories) >= {
         "race",
         "gender",
@@ -228,7 +228,7 @@ def test_the_default_policy_has_the_field_s_categories_and_targets():
     assert all(clause.text in DEFAULT_POLICY.text for clause in DEFAULT_POLICY.clauses)
 
 
-def test_a_policy_is_swapped_without_code_and_its_digest_follows_its_words(tmp_path):
+def test_policy_is_loaded_from_a_file_and_its_digest_follows_its_text(tmp_path):
     path = tmp_path / "policy.toml"
     path.write_text(
         'id = "forum"\nversion = "7"\npreamble = "Be kind."\ntargets = ["member"]\n'
@@ -240,7 +240,7 @@ def test_a_policy_is_swapped_without_code_and_its_digest_follows_its_words(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("content", "named"),
+    ("content", "message"),
     [
         ("not toml [", "no TOML"),
         ('id = "x"\nversion = "1"\npreamble = "p"\ntargets = ["a"]\nclauses = []\n', "clauses"),
@@ -252,33 +252,33 @@ def test_a_policy_is_swapped_without_code_and_its_digest_follows_its_words(tmp_p
         ('id = "x"\n', "version"),
     ],
 )
-def test_a_file_that_is_no_policy_says_what_is_wrong(tmp_path, content, named):
+def test_faulty_policy_file_is_explained(tmp_path, content, message):
     path = tmp_path / "policy.toml"
     path.write_text(content)
-    with pytest.raises(BadRequest, match=named):
+    with pytest.raises(BadRequest, match=message):
         Policy.load(path)
     with pytest.raises(BadRequest, match="can't be read"):
         Policy.load(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize(("given", "read"), [("on", "on"), ("off", "off"), (2048, 2048), ("2048", 2048)])
-def test_thinking_is_off_on_or_a_number_of_tokens_for_all_roles_or_one(given, read, monkeypatch):
-    llm = Settings(llm={"thinking": given, "roles": {"judge": {"thinking": 99}}}).llm
-    assert (llm.of_role("accuser").thinking, llm.of_role("judge").thinking) == (read, 99)
+@pytest.mark.parametrize(("value", "parsed"), [("on", "on"), ("off", "off"), (2048, 2048), ("2048", 2048)])
+def test_thinking_is_off_on_or_a_token_budget_for_all_roles_or_one(value, parsed, monkeypatch):
+    llm = Settings(llm={"thinking": value, "roles": {"judge": {"thinking": 99}}}).llm
+    assert (llm.of_role("accuser").thinking, llm.of_role("judge").thinking) == (parsed, 99)
     assert Settings().llm.of_role("judge").thinking == "off"
-    monkeypatch.setenv("MEMECOURT_LLM__THINKING", str(given))
+    monkeypatch.setenv("MEMECOURT_LLM__THINKING", str(value))
     monkeypatch.setenv("MEMECOURT_LLM__ROLES__JUDGE__THINKING", "off")
-    assert (Settings().llm.thinking, Settings().llm.of_role("judge").thinking) == (read, "off")
-    assert Settings(**trial_settings(thinking=str(given))).llm.thinking == read
+    assert (Settings().llm.thinking, Settings().llm.of_role("judge").thinking) == (parsed, "off")
+    assert Settings(**trial_settings(thinking=str(value))).llm.thinking == parsed
 
 
-@pytest.mark.parametrize("given", [True, False, 0, -1, "yes", 1.5])
-def test_what_is_neither_is_refused(given):
+@pytest.mark.parametrize("value", [True, False, 0, -1, "yes", 1.5])
+def test_other_values_of_thinking_are_refused(value):
     with pytest.raises(ValidationError):
-        Settings(llm={"thinking": given})
+        Settings(llm={"thinking": value})
 
 
-def test_what_is_otherwise_for_a_namespace_is_read_shown_and_explained(tmp_path, monkeypatch):
+def test_namespace_settings_are_read_shown_and_explained(tmp_path, monkeypatch):
     file = tmp_path / "memecourt.toml"
     file.write_text('retention_days = 90\n[namespaces."a b"]\nretention_days = "unlimited"\n[namespaces.shop]\n')
     monkeypatch.setenv("MEMECOURT_CONFIG", str(file))
@@ -290,14 +290,14 @@ def test_what_is_otherwise_for_a_namespace_is_read_shown_and_explained(tmp_path,
         "forum": 7,
     }
     shown = CliRunner().invoke(cli, ["settings"]).output
-    again = tomllib.loads(shown)["namespaces"]
-    assert again["a b"]["retention_days"] == "unlimited" and again["forum"]["retention_days"] == 7
+    namespaces = tomllib.loads(shown)["namespaces"]
+    assert namespaces["a b"]["retention_days"] == "unlimited" and namespaces["forum"]["retention_days"] == 7
     explained = CliRunner().invoke(cli, ["settings", "--example"]).output
     assert "# [namespaces.NAME]" in explained and tomllib.loads(explained).get("namespaces") is None
 
 
 @pytest.mark.parametrize("days", [0, -1, "never", 1e9])
-def test_a_period_is_a_number_of_days_or_unlimited(days):
+def test_retention_is_a_number_of_days_or_unlimited(days):
     with pytest.raises(ValidationError):
         Settings(namespaces={"shop": {"retention_days": days}})
 
@@ -305,7 +305,7 @@ def test_a_period_is_a_number_of_days_or_unlimited(days):
 @pytest.mark.parametrize(
     ("variable", "value"), [("WEBHOOKS", '[{"name":'), ("INSECURE", "tls"), ("LLM__JUDGES", "x"), ("NAMESPACES", "{")]
 )
-def test_a_variable_that_is_no_json_is_named_and_its_value_is_not(variable, value, monkeypatch):
+def test_variable_with_invalid_json_is_named_but_its_value_is_not_shown(variable, value, monkeypatch):
     monkeypatch.setenv(f"MEMECOURT_{variable}", value)
     result = CliRunner().invoke(cli, ["settings"])
     assert result.exit_code == 1
@@ -315,7 +315,7 @@ def test_a_variable_that_is_no_json_is_named_and_its_value_is_not(variable, valu
 
 
 @pytest.mark.parametrize("name", ["HOME", "LIBRARY", "DOCKET", "TOKENS", "TLS_CLIENT_CA", "PICTURES"])
-def test_an_empty_path_is_not_the_current_folder(monkeypatch, name):
+def test_empty_path_variable_does_not_mean_the_current_folder(monkeypatch, name):
     monkeypatch.setenv(f"MEMECOURT_{name}", "")
     result = CliRunner().invoke(cli, ["settings"])
     assert result.exit_code == 1 and f"MEMECOURT_{name} is empty. Unset it, or give the path." in result.output
@@ -334,7 +334,7 @@ def test_an_empty_path_is_not_the_current_folder(monkeypatch, name):
         ('[namespaces.forum]\npolicy = ""', "namespaces.forum.policy"),
     ],
 )
-def test_an_empty_path_in_the_file_is_refused_by_name(text, setting, tmp_path):
+def test_empty_path_in_the_file_is_refused_by_name(text, setting, tmp_path):
     result = settings_with(tmp_path, text)
     assert result.exit_code == 1
     assert f"{setting}: " in result.output.replace(".function-before[_place(), union[Path,Address]]", "")
@@ -342,7 +342,7 @@ def test_an_empty_path_in_the_file_is_refused_by_name(text, setting, tmp_path):
 
 
 @pytest.mark.parametrize("text", ['docket = "mysql://court:geheim@db/records"', '[shadow]\nlibrary = "sqlite:///x.db"'])
-def test_an_address_of_another_kind_is_no_path(text, tmp_path):
+def test_address_of_another_database_is_not_taken_for_a_path(text, tmp_path):
     result = settings_with(tmp_path, text)
     assert result.exit_code == 1 and "postgresql://USER@HOST:PORT/DATABASE" in result.output
     assert "geheim" not in result.output
@@ -350,7 +350,7 @@ def test_an_address_of_another_kind_is_no_path(text, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--docket", "--library"])
-def test_nor_is_one_in_an_option(option, tmp_path, monkeypatch):
+def test_address_of_another_database_in_an_option_is_refused(option, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli, ["judge", "--text", "x", option, "mysql://court@db/records"])
     assert result.exit_code == 1 and "postgresql://USER@HOST:PORT/DATABASE" in result.output
@@ -358,13 +358,13 @@ def test_nor_is_one_in_an_option(option, tmp_path, monkeypatch):
 
 
 def settings_with(folder, text):
-    """What `memecourt settings` says with this text in its file."""
+    """The result of `memecourt settings` with this text in its file."""
     (folder / "s.toml").write_text(text)
-    # Through the environment of this call alone: --config would set it for other tests too.
+    # Set only in the environment of this call: --config would set it for other tests too.
     return CliRunner().invoke(cli, ["settings"], env={"MEMECOURT_CONFIG": str(folder / "s.toml")})
 
 
-def test_a_user_without_home_is_asked_to_name_one(monkeypatch):
+def test_error_without_a_home_directory_names_the_setting(monkeypatch):
     def homeless(_):
         raise RuntimeError("Could not determine home directory.")
 
@@ -382,7 +382,7 @@ def test_a_user_without_home_is_asked_to_name_one(monkeypatch):
         ("LLM_URL", "LLM__URL"),
         ("TRIAL_REVIEW_RATE", "TRIAL__REVIEW_RATE"),
         ("TLS_CERTIFICAT", "TLS_CERTIFICATE"),
-        # Others of ours, and what Kubernetes puts there for a service of this name.
+        # Other variables of ours, and those that Kubernetes sets for a service of this name.
         ("TOKEN", None),
         ("QUEUE_METRICS", None),
         ("ENCODER_WEIGHTS", None),
@@ -394,13 +394,13 @@ def test_a_user_without_home_is_asked_to_name_one(monkeypatch):
         ("LLM__ROLES__JUDGE__MODEL", None),
     ],
 )
-def test_a_variable_that_is_nearly_a_setting_is_named(variable, meant, monkeypatch):
+def test_misspelled_setting_variable_is_named(variable, meant, monkeypatch):
     monkeypatch.setenv(f"MEMECOURT_{variable}", "1")
     found = misspelled_variables()
     assert found.get(f"MEMECOURT_{variable}") == (meant and f"MEMECOURT_{meant}")
 
 
-def test_no_variable_that_is_read_elsewhere_is_taken_for_a_misspelled_setting(monkeypatch):
+def test_variables_read_elsewhere_are_not_taken_for_misspelled_settings(monkeypatch):
     codes = (Path(__file__).parents[1] / "golden" / "stored_names" / "codes.txt").read_text("utf-8").split()
     variables = [code for code in codes if code.startswith("MEMECOURT_")]
     assert "MEMECOURT_CONFIG" in variables
@@ -409,10 +409,10 @@ def test_no_variable_that_is_read_elsewhere_is_taken_for_a_misspelled_setting(mo
     assert misspelled_variables() == {}
 
 
-def test_it_is_said_once_and_does_not_stop_a_command(monkeypatch):
+def test_misspelling_is_reported_once_and_does_not_stop_a_command(monkeypatch):
     monkeypatch.setenv("MEMECOURT_RETENTION_DAY", "30")
     _warn_of_misspelled.cache_clear()
-    said = [CliRunner().invoke(cli, ["settings", "--json"]) for _ in range(2)]
-    assert [result.exit_code for result in said] == [0, 0]
+    results = [CliRunner().invoke(cli, ["settings", "--json"]) for _ in range(2)]
+    assert [result.exit_code for result in results] == [0, 0]
     words = "MEMECOURT_RETENTION_DAY is no setting and has no effect. Did you mean MEMECOURT_RETENTION_DAYS?\n"
-    assert [result.stderr for result in said] == [words, ""]
+    assert [result.stderr for result in results] == [words, ""]

@@ -1,4 +1,4 @@
-"""What a cascade may settle wrongly is said when a library is built, and shown when it is described."""
+"""Tests of ``--settle-error``: a build reports the accepted error of a cascade, and ``info`` shows it."""
 
 import json
 from contextlib import asynccontextmanager
@@ -33,22 +33,22 @@ def memes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         (("--settle-error", "0.01"), 0.01, "nothing at an error of 1.0%"),
         (("--settle-error", "0.2"), 0.2, "(at most 20.0% wrong)"),
     ],
 )
-def test_the_error_that_is_put_up_with_is_told_and_shown(invoke, memes, tmp_path, options, error, said):
+def test_accepted_settle_error_is_stored_and_shown(invoke, memes, tmp_path, options, error, message):
     built = invoke("build", tmp_path / "library", memes, *options)
     assert built.exit_code == 0
     shown = invoke("info", "--library", tmp_path / "library")
-    assert shown.exit_code == 0 and said in shown.stdout
+    assert shown.exit_code == 0 and message in shown.stdout
     manifest = json.loads(invoke("info", "--library", tmp_path / "library", "--json").stdout)
     assert manifest["tuning"]["settle_error"] == error
 
 
 @pytest.mark.parametrize("error", ["0", "0.5", "-0.1", "5"])
-def test_an_error_is_a_share_below_a_half(invoke, memes, tmp_path, error):
+def test_settle_error_must_be_a_share_below_one_half(invoke, memes, tmp_path, error):
     assert invoke("build", tmp_path / "library", memes, "--settle-error", error).exit_code == 2
     assert not (tmp_path / "library").exists()

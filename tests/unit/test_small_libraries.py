@@ -1,4 +1,4 @@
-"""Libraries of hardly any memes, of one label or of copies: built, asked and described, and no figure is NaN."""
+"""Tests of tiny libraries, of one label or of copies: they are built, searched and described without any NaN."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CASES = {
     "harmful only": [(True, f"note {n}") for n in range(120)],
     "benign only": [(False, f"note {n}") for n in range(120)],
     "all the same": [(n % 2 == 0, "the very same words") for n in range(140)],
-    "nothing alike": [(n % 2 == 0, f"{n}") for n in range(140)],
+    "all different": [(n % 2 == 0, f"{n}") for n in range(140)],
 }
 
 
-def built(folder: Path, name: str) -> Library:
+def build(folder: Path, name: str) -> Library:
     source = folder / "memes.jsonl"
     rows = [
         {"id": f"m{n}", "image": "", "labels": ["very harmful" if harmful else "not harmful"], "text": text}
@@ -57,38 +57,38 @@ def numbers(found: object) -> list[float]:
 
 @pytest.mark.parametrize("text", ["note 7 lies", "a", "", "words that nobody has used before"])
 @pytest.mark.parametrize("name", CASES)
-def test_every_library_gives_a_verdict_of_finite_figures(tmp_path: Path, name: str, text: str) -> None:
-    library = built(tmp_path, name)
+def test_every_library_gives_a_verdict_with_finite_figures(tmp_path: Path, name: str, text: str) -> None:
+    library = build(tmp_path, name)
     assert all(map(math.isfinite, numbers(library.manifest.model_dump(mode="json"))))
-    assert (library.manifest.tuning.regression is not None) == (name in ("51 and 51", "nothing alike"))
+    assert (library.manifest.tuning.regression is not None) == (name in ("51 and 51", "all different"))
     finder = LibraryFinder(library, WordEncoder())
-    asked = finder.find(text=text, frames=(), pixels_sha256="", exhibits=3, tally=25, alpha=None)
-    findings = asyncio.run(asked)
+    search = finder.find(text=text, frames=(), pixels_sha256="", exhibits=3, tally=25, alpha=None)
+    findings = asyncio.run(search)
     read = TextRead(trial_id="t", seq=1, at=library.manifest.created, text=text, source=TextSource.CALLER)
     verdict = weigh(findings, vote_of(findings), read, TrialSettings())
     assert all(map(math.isfinite, numbers(verdict.model_dump(mode="json"))))
-    reasons = {one.reason for one in verdict.review}
+    reasons = {review.reason for review in verdict.review}
     if not text:
         assert verdict.label is Label.UNDECIDED
     if verdict.label is Label.UNDECIDED or library.manifest.tuning.risk is None:
-        assert reasons, "nobody has measured what this library is worth: a person looks"
+        assert reasons, "the library's risk was not measured: a person reviews"
     if name == "harmful only" and text:
         assert verdict.label is not Label.NOT_HARMFUL
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_info_describes_it_in_finite_figures(tmp_path: Path, name: str) -> None:
-    built(tmp_path, name)
+def test_info_shows_finite_figures(tmp_path: Path, name: str) -> None:
+    build(tmp_path, name)
     shown = CliRunner().invoke(cli, ["precedents", "info", "--library", str(tmp_path / "library")])
     assert shown.exit_code == 0 and "nan" not in shown.stdout.replace("dominant", "")
 
 
-def test_a_library_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_empty_library_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "memes.jsonl"
     source.write_text("")
     done = CliRunner().invoke(cli, ["precedents", "build", str(tmp_path / "library"), str(source)])
     assert done.exit_code == 1 and "Traceback" not in done.output and not (tmp_path / "library").exists()
 
 
-def test_copies_are_told_as_what_they_are(tmp_path: Path) -> None:
-    assert built(tmp_path / "", "all the same").manifest.tuning.calibration.repeated == 1
+def test_calibration_reports_the_share_of_copies(tmp_path: Path) -> None:
+    assert build(tmp_path / "", "all the same").manifest.tuning.calibration.repeated == 1

@@ -1,4 +1,4 @@
-"""Folders of arenas and probes: one process at a time, and never on top of something else."""
+"""Tests of exclusive use of arena and probe folders: one process at a time, and no folders with other files."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from court.errors import BadRequest
 from eval.runs.sole_use import LOCK, refuse_others, sole_use
 
 
-def test_a_folder_is_used_by_one_at_a_time(tmp_path):
+def test_folder_is_used_by_one_process_at_a_time(tmp_path):
     out = tmp_path / "deep" / "arena"
     with sole_use(out, "arena"):
         with pytest.raises(BadRequest, match="Another process is at the arena") as caught, sole_use(out, "arena"):
@@ -16,7 +16,7 @@ def test_a_folder_is_used_by_one_at_a_time(tmp_path):
         assert (out / LOCK).exists()
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path):
+def test_folder_with_other_files_is_refused(tmp_path):
     refuse_others(tmp_path / "missing", "probe")
     (tmp_path / LOCK).touch()
     refuse_others(tmp_path, "probe")

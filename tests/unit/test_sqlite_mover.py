@@ -1,4 +1,6 @@
-"""What was committed to a docket's file is moved over into it beside the trials, and not by one of their commits."""
+"""Tests of the background thread that moves commits from the write-ahead log into the docket's file, so that no commit
+of a trial has to.
+"""
 
 import asyncio
 import sqlite3
@@ -12,15 +14,15 @@ PATIENCE_S = 60
 
 
 def entries_in(path, copy):
-    """Entries in the file alone, without the log that lies beside it."""
+    """Entries in the file alone, without the write-ahead log beside it."""
     copy.write_bytes(path.read_bytes())
     with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(f"file:{copy}?immutable=1", uri=True)) as connection:
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         return connection.execute("SELECT count(*) FROM entries").fetchone()[0] if tables else 0
-    return 0  # copied while it was being written to
+    return 0  # copied in the middle of a write
 
 
-async def until(path, copy, count):
+async def moved_entries(path, copy, count):
     for _ in range(PATIENCE_S * 20):
         if (found := entries_in(path, copy)) >= count:
             break
@@ -32,13 +34,13 @@ def movers():
     return [thread for thread in threading.enumerate() if thread.name == "docket-mover"]
 
 
-def test_what_was_committed_is_moved_over_while_the_docket_is_open(tmp_path):
+def test_commits_are_moved_into_the_file_while_the_docket_is_open(tmp_path):
     path, events = tmp_path / "docket.sqlite", events_of()
 
     async def scene():
         docket = Docket.open(path)
         await append_all(docket, events)
-        moved = await until(path, tmp_path / "copy", len(events))
+        moved = await moved_entries(path, tmp_path / "copy", len(events))
         running = len(movers())
         await docket.close()
         return moved, running
@@ -49,8 +51,8 @@ def test_what_was_committed_is_moved_over_while_the_docket_is_open(tmp_path):
     assert running == before + 1 and len(movers()) == before
 
 
-def test_a_reader_of_what_was_before_keeps_it_where_it_is_until_it_goes(tmp_path):
-    path, (first, *rest) = tmp_path / "docket.sqlite", events_of()
+def test_open_reader_delays_the_move_until_it_ends(tmp_path):
+    path, (first, *others) = tmp_path / "docket.sqlite", events_of()
 
     async def scene():
         docket = Docket.open(path)
@@ -58,12 +60,12 @@ def test_a_reader_of_what_was_before_keeps_it_where_it_is_until_it_goes(tmp_path
         with closing(sqlite3.connect(path)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM entries").fetchone()
-            await append_all(docket, rest)  # waits for no reader
+            await append_all(docket, others)  # waits for no reader
             await asyncio.sleep(1)
-            held = entries_in(path, tmp_path / "copy")
-        moved = await until(path, tmp_path / "copy", 1 + len(rest))
+            moved_before = entries_in(path, tmp_path / "copy")
+        moved = await moved_entries(path, tmp_path / "copy", 1 + len(others))
         await docket.close()
-        return held, moved
+        return moved_before, moved
 
-    held, moved = asyncio.run(scene())
-    assert held <= 1 and moved >= 1 + len(rest)
+    moved_before, moved = asyncio.run(scene())
+    assert moved_before <= 1 and moved >= 1 + len(others)

@@ -1,4 +1,4 @@
-"""The stand-in model server: speed, capacity, faults, schemas, prefix cache. What load tests lean on."""
+"""Tests of the stand-in model server that load tests rely on: speed, capacity, faults, schemas, prefix cache."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ HELLO = {
 }
 
 
-def talking(steps, settings=None, **more):
+def with_stand_in(steps, settings=None, **more):
     """Runs ``steps(server, ask)`` against a listening stand-in."""
 
     async def run():
@@ -40,85 +40,85 @@ def talking(steps, settings=None, **more):
     return asyncio.run(asyncio.wait_for(run(), 120))
 
 
-def test_the_same_prompt_has_the_same_reply_whatever_else_is_asked():
+def test_same_prompt_gets_the_same_reply_regardless_of_other_prompts():
     other = {**HELLO, "messages": [{"role": "user", "content": "Something else"}]}
 
-    async def there(server, ask, _):
+    async def forward(server, ask, _):
         return (await ask())[1]["choices"], (await ask(other))[1]["choices"]
 
-    async def back(server, ask, _):
+    async def backward(server, ask, _):
         return (await ask(other))[1]["choices"], (await ask())[1]["choices"]
 
-    first, second = talking(there)
-    assert talking(back) == (second, first)
-    assert talking(there, Settings(seed=1))[0] != first
+    first, second = with_stand_in(forward)
+    assert with_stand_in(backward) == (second, first)
+    assert with_stand_in(forward, Settings(seed=1))[0] != first
     assert first[0]["finish_reason"] == "stop"
 
 
-def test_a_reply_longer_than_asked_for_is_cut():
+def test_reply_is_cut_at_max_tokens():
     async def steps(server, ask, _):
         return (await ask({**HELLO, "max_tokens": 5}))[1]
 
-    body = talking(steps)
+    body = with_stand_in(steps)
     assert body["choices"][0]["finish_reason"] == "length"
     assert len(tokens_of(body["choices"][0]["message"]["content"])) == 5 == body["usage"]["completion_tokens"]
 
 
-def test_the_prefix_cache_knows_beginnings_by_blocks():
+def test_prefix_cache_matches_beginnings_in_whole_blocks():
     cache = PrefixCache(blocks=4)
     prompt = [f"w{i}" for i in range(3 * BLOCK)]
     assert cache.cached(prompt) == 0
     cache.keep(prompt)
-    assert cache.cached(prompt) == 2 * BLOCK  # the last token is worked on, and with it its block
+    assert cache.cached(prompt) == 2 * BLOCK  # the last token is always computed, and so is its block
     assert cache.cached([*prompt, "more"]) == 3 * BLOCK
     assert cache.cached([*prompt[:20], "other", *prompt[20:]]) == BLOCK
     assert cache.cached(["other", *prompt]) == 0
     cache.keep([f"x{i}" for i in range(3 * BLOCK)])
-    assert cache.cached([*prompt, "more"]) == BLOCK  # there was room for one of them: the one that was used last
+    assert cache.cached([*prompt, "more"]) == BLOCK  # room for one block of the prompt: the most recently used
 
 
-def test_cached_tokens_are_told_and_save_time():
+def test_cached_tokens_are_reported_and_counted():
     long = {**HELLO, "messages": [{"role": "user", "content": " ".join(f"w{i}" for i in range(400))}]}
 
     async def steps(server, ask, _):
         return [(await ask(long))[1]["usage"] for _ in range(2)], server.stats
 
-    (first, second), stats = talking(steps, Settings(prompt_token_s=1e-4))
+    (first, second), stats = with_stand_in(steps, Settings(prompt_token_s=1e-4))
     assert first["prompt_tokens_details"]["cached_tokens"] == 0
     assert second["prompt_tokens_details"]["cached_tokens"] == 400 == stats.cached_tokens
     assert stats.prompt_tokens == 2 * 401
 
 
-def test_it_takes_the_time_that_it_is_told_to():
+def test_replies_take_the_configured_time():
     async def steps(server, ask, _):
         began = time.monotonic()
         await ask()
         return time.monotonic() - began
 
-    took = talking(steps, Settings(call_s=0.1, prompt_token_s=0.01, output_token_s=0.01, words=10))
+    took = with_stand_in(steps, Settings(call_s=0.1, prompt_token_s=0.01, output_token_s=0.01, words=10))
     assert took >= 0.1 + 0.1 + 0.1 - 0.005  # 11 tokens in, 10 out
 
 
-def test_capacity_and_queue():
+def test_requests_beyond_capacity_and_queue_are_refused():
     async def steps(server, ask, _):
         answers = await asyncio.gather(*(ask() for _ in range(10)))
         return sorted(status for status, _ in answers), server.stats
 
-    # Long enough that all have come before the first is answered.
-    statuses, stats = talking(steps, Settings(capacity=2, queue=3, call_s=1.0))
+    # Long enough that all requests arrive before the first is answered.
+    statuses, stats = with_stand_in(steps, Settings(capacity=2, queue=3, call_s=1.0))
     assert statuses == [200] * 5 + [503] * 5
     assert stats.max_running == 2 and stats.running == stats.waiting == 0
 
 
-def test_a_client_that_goes_away_is_noticed_and_gives_up_its_place():
+def test_disconnected_client_frees_its_place():
     async def steps(server, ask, _):
-        asking = asyncio.create_task(ask())
+        request = asyncio.create_task(ask())
         await until(lambda: server.stats.running)
-        asking.cancel()
+        request.cancel()
         await until(lambda: server.stats.disconnects)
         return server.stats
 
-    stats = talking(steps, Settings(call_s=20))
+    stats = with_stand_in(steps, Settings(call_s=20))
     assert (stats.disconnects, stats.running) == (1, 0)
 
 
@@ -137,38 +137,38 @@ SCHEMA = {
 }
 
 
-def test_it_answers_to_a_schema():
-    wanted = {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}}
+def test_replies_follow_a_json_schema():
+    with_schema = {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}}
 
     async def steps(server, ask, _):
-        return json.loads((await ask({**wanted, "max_tokens": 999}))[1]["choices"][0]["message"]["content"])
+        return json.loads((await ask({**with_schema, "max_tokens": 999}))[1]["choices"][0]["message"]["content"])
 
-    made = talking(steps)
-    assert (made["label"], made["maybe"], made["count"]) == ("HARMFUL", "x", 3)
-    assert list(made) == list(SCHEMA["properties"])
-    assert len(made["reason"]) <= 30 and len(made["points"]) == 2
-    assert talking(steps, Settings(values={"label": "NOT_HARMFUL"}))["label"] == "NOT_HARMFUL"
-    assert talking(steps, Settings(values={"label": "NONSENSE"}))["label"] == "HARMFUL"
+    reply = with_stand_in(steps)
+    assert (reply["label"], reply["maybe"], reply["count"]) == ("HARMFUL", "x", 3)
+    assert list(reply) == list(SCHEMA["properties"])
+    assert len(reply["reason"]) <= 30 and len(reply["points"]) == 2
+    assert with_stand_in(steps, Settings(values={"label": "NOT_HARMFUL"}))["label"] == "NOT_HARMFUL"
+    assert with_stand_in(steps, Settings(values={"label": "NONSENSE"}))["label"] == "HARMFUL"
 
 
 @settings(max_examples=50, deadline=None)
 @given(low=st.integers(0, 80), room=st.integers(0, 80), words=st.integers(0, 30))
-def test_strings_keep_to_their_lengths(low, room, words):
+def test_strings_respect_their_length_limits(low, room, words):
     schema = {"type": "string", "minLength": low, "maxLength": low + room}
     assert low <= len(json.loads(ReplyMaker(words=words).instance(["p"], schema))) <= low + room
 
 
-def test_log_probabilities_of_one_token_calls():
+def test_one_token_calls_return_log_probabilities():
     one = {**HELLO, "max_tokens": 1, "logprobs": True, "top_logprobs": 2}
     ids = [token_id("B"), token_id("A")]
 
     async def steps(server, ask, _):
-        told = (await ask(path="/tokenize", body={"model": "stand-in", "prompt": "A"}))[1]
+        tokenized = (await ask(path="/tokenize", body={"model": "stand-in", "prompt": "A"}))[1]
         chosen = {**one, "logprob_token_ids": ids, "return_tokens_as_token_ids": True}
-        return told, (await ask(one))[1]["choices"][0], (await ask(chosen))[1]["choices"][0]
+        return tokenized, (await ask(one))[1]["choices"][0], (await ask(chosen))[1]["choices"][0]
 
-    told, top, chosen = talking(steps)
-    assert told["tokens"] == [token_id("A")]
+    tokenized, top, chosen = with_stand_in(steps)
+    assert tokenized["tokens"] == [token_id("A")]
     assert [entry["token"] for entry in top["logprobs"]["content"][0]["top_logprobs"]] == ["A", "B"]
     assert [entry["token"] for entry in chosen["logprobs"]["content"][0]["top_logprobs"]] == [
         f"token_id:{number}" for number in ids
@@ -185,42 +185,42 @@ def test_log_probabilities_of_one_token_calls():
         ("wrong_schema", "stop", '{"unexpected":[1,2,3]}'),
     ],
 )
-def test_spoiled_replies(fault, finish, content):
+def test_scripted_fault_spoils_one_reply(fault, finish, content):
     async def steps(server, ask, _):
         server.faults.script([fault])
         return (await ask())[1]["choices"][0], (await ask())[1]["choices"][0]
 
-    spoiled, next_one = talking(steps)
+    spoiled, next_one = with_stand_in(steps)
     assert spoiled["finish_reason"] == finish
     assert content is None or spoiled["message"]["content"] == content
     assert next_one["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("fault", ["reset", "cut"])
-def test_broken_connections(fault):
+def test_scripted_broken_connection_affects_one_call(fault):
     async def steps(server, ask, _):
         server.faults.script([fault])
         with pytest.raises(aiohttp.ClientError):
             await ask()
         return (await ask())[0]
 
-    assert talking(steps) == 200
+    assert with_stand_in(steps) == 200
 
 
-def test_faults_by_rate_are_drawn_alike():
+def test_faults_by_rate_are_reproducible():
     faults = [Faults(["503@0.2", "hang@0.1"], seed=3) for _ in range(2)]
-    drawn = [[each.next().kind for _ in range(2000)] for each in faults]
+    drawn = [[schedule.next().kind for _ in range(2000)] for schedule in faults]
     assert drawn[0] == drawn[1]
     assert 300 < drawn[0].count(Kind.STATUS) < 500 and 120 < drawn[0].count(Kind.HANG) < 280
 
 
 @pytest.mark.parametrize("text", ["status", "nonsense", "503@2", "slow:-1", "@", ""])
-def test_what_is_no_fault_is_refused(text):
+def test_invalid_fault_specifications_are_refused(text):
     with pytest.raises(ValueError):
         InjectedFault.parse(text)
 
 
-def test_rates_beyond_one_are_refused():
+def test_fault_rates_adding_up_to_more_than_one_are_refused():
     with pytest.raises(ValueError):
         Faults(["503@0.6", "hang@0.6"])
 
@@ -229,22 +229,22 @@ def test_rates_beyond_one_are_refused():
     ("tokens", "end"),
     [
         ("abcdefgh", None),
-        ("xab" + "ab" * 3, 9),  # a pattern of two, four times: the fewest tokens are eight
+        ("xab" + "ab" * 3, 9),  # a pattern of two, four times: the minimum is eight tokens
         ("x" + "abc" * 4 + "abc", 13),
         ("abababab" * 1, 8),
         ("aabbaabb", None),
         ("abcd" * 3, None),
     ],
 )
-def test_a_loop_ends_where_its_pattern_has_been_said_so_often(tokens, end):
+def test_loop_ends_once_its_pattern_has_repeated_often_enough(tokens, end):
     assert loop_end(list(tokens), range(2, 5), 4) == end
 
 
-def test_lesser_servers_refuse():
+def test_restricted_server_refuses_unsupported_requests():
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     by_name = {"type": "image_url", "image_url": None, "uuid": "a"}
     elsewhere = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
-    wanted = {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}
+    response_format = {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}
 
     def shown(*parts):
         return {**HELLO, "messages": [{"role": "user", "content": list(parts)}]}
@@ -255,7 +255,7 @@ def test_lesser_servers_refuse():
             HELLO,
             {**HELLO, "model": "other"},
             {**HELLO, "stream": True},
-            {**HELLO, "response_format": wanted},
+            {**HELLO, "response_format": response_format},
             {**HELLO, "max_tokens": 100_000},
             shown(picture),
             shown(picture, picture),
@@ -266,10 +266,10 @@ def test_lesser_servers_refuse():
         return [(await ask(body, headers=key))[0] for body in bodies] + [(await ask())[0]]
 
     lesser = Settings(features=frozenset(), pictures=1, api_key="secret")
-    assert talking(steps, lesser) == [200, 404, 400, 400, 400, 200, 400, 400, 400, 400, 401]
+    assert with_stand_in(steps, lesser) == [200, 404, 400, 400, 400, 200, 400, 400, 400, 400, 401]
 
 
-def test_as_a_process():
+def test_stand_in_runs_as_a_process():
     command = [
         sys.executable,
         "-m",
@@ -302,8 +302,8 @@ def test_as_a_process():
                     async with session.post("/v1/chat/completions", json=HELLO) as broken:
                         assert broken.status == 500
                     async with session.get("/stats") as stats:
-                        told = await stats.json()
-                        assert (told["calls"], told["answered"], told["refused"]) == (3, 1, 2)
+                        counts = await stats.json()
+                        assert (counts["calls"], counts["answered"], counts["refused"]) == (3, 1, 2)
 
             asyncio.run(steps())
         finally:

@@ -1,4 +1,4 @@
-"""The starter library: what its memes are, and that they can be drawn and read."""
+"""Tests of the starter library: the content of its memes, and that they can be drawn and read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CATEGORIES = {
     "insult",
     "dangerous dare",
 }
-# Beginnings of words, so that "german" finds "Germans": peoples, countries, faiths, and a few parties and brands.
+# Prefixes of words, so that "german" finds "Germans": peoples, countries, faiths, and a few parties and brands.
 REAL_NAMES = re.findall(
     r"\w+",
     """
@@ -77,14 +77,14 @@ def test_texts_are_plain_short_captions() -> None:
         assert 4 <= len(meme["text"].split()) <= 30
 
 
-def test_only_harmful_memes_have_categories_and_every_one_has() -> None:
+def test_exactly_the_harmful_memes_have_categories() -> None:
     for meme in MEMES:
         assert set(meme["categories"]) <= CATEGORIES
         assert bool(meme["categories"]) == (meme["label"] == "HARMFUL"), meme
     assert {category for meme in MEMES for category in meme["categories"]} == CATEGORIES
 
 
-def test_a_scene_does_not_give_the_label_away() -> None:
+def test_scene_does_not_reveal_the_label() -> None:
     assert {meme["scene"] for meme in MEMES} == set(SCENES)
     assert len(SCENES) >= 12
     for scene in SCENES:
@@ -106,7 +106,7 @@ def real_names_in(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [(640, 480), (320, 240), (480, 640), (1024, 400)])
-def test_every_caption_stands_inside_the_picture_and_is_all_there(size: tuple[int, int]) -> None:
+def test_every_caption_is_complete_and_inside_the_picture(size: tuple[int, int]) -> None:
     for meme in MEMES:
         lines = caption_lines(meme["text"], size)
         assert " ".join(line.text for line in lines).split() == meme["text"].split()
@@ -125,19 +125,19 @@ def test_captions_of_the_library_stay_readable_at_640_pixels() -> None:
     assert min(line.font_size for meme in MEMES for line in caption_lines(meme["text"])) >= 24
 
 
-def test_a_word_wider_than_the_picture_is_broken() -> None:
+def test_word_wider_than_the_picture_is_broken() -> None:
     lines = caption_lines("b" * 120)
     assert len(lines) > 1
     assert "".join(line.text for line in lines) == "b" * 120
 
 
 @pytest.mark.slow
-def test_a_text_that_cannot_fit_is_refused_not_cut() -> None:
+def test_text_that_cannot_fit_is_refused_and_not_cut() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         caption_lines("far too many words " * 400, (320, 240))
 
 
-def test_no_text_means_no_caption() -> None:
+def test_empty_text_has_no_caption() -> None:
     assert caption_lines("") == []
     assert draw_meme("cat", "").size == (640, 480)
 
@@ -150,14 +150,14 @@ def test_drawing_is_deterministic_and_the_seed_varies_it(scene: str) -> None:
     assert len({draw_meme(scene, "", seed=seed).tobytes() for seed in range(6)}) > 1
 
 
-def test_scenes_look_different() -> None:
+def test_scenes_are_visually_different() -> None:
     assert len({draw_meme(scene, "").resize((8, 6)).tobytes() for scene in SCENES}) == len(SCENES)
 
 
-def test_other_sizes_are_drawn_as_asked() -> None:
+def test_other_sizes_are_drawn_as_requested() -> None:
     assert draw_meme("road", "four words stand here", size=(400, 500)).size == (400, 500)
 
 
-def test_an_unknown_scene_is_named_in_the_error() -> None:
+def test_unknown_scene_is_named_in_the_error() -> None:
     with pytest.raises(ValueError, match="'moonbase'"):
         draw_meme("moonbase", "")

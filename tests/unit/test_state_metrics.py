@@ -1,4 +1,4 @@
-"""Metrics of what is now, each looked up where it is."""
+"""Tests of metrics of the current state, each read at its source when metrics are collected."""
 
 import asyncio
 import math
@@ -30,7 +30,7 @@ def value(metrics, name, **labels):
     return metrics.registry.get_sample_value(f"memecourt_{name}", labels)
 
 
-def test_what_is_not_known_is_no_number_and_no_alert_fires_on_it(metrics):
+def test_unknown_values_are_nan_so_that_no_alert_fires(metrics):
     for name in (
         "docket_entries", "review_queue", "review_queue_oldest_seconds", "anchor_lag_entries",
         "certificate_expiry_timestamp_seconds",
@@ -39,27 +39,27 @@ def test_what_is_not_known_is_no_number_and_no_alert_fires_on_it(metrics):
     assert value(metrics, "verdicts_for_review_total", procedure="SUMMARY") == 0
 
 
-def test_services_are_told_as_health_checks_tell_them(metrics):
+def test_serving_metric_follows_the_health_checks(metrics):
     async def scene():
         health = Health()
         Telemetry(metrics).observe_serving((COURT,), lambda name: health.status(name) == SERVING)
-        seen = []
+        values = []
         for serving in (False, True, False):
             health.say(COURT, serving)
-            seen.append(value(metrics, "serving", service=COURT))
-        return seen
+            values.append(value(metrics, "serving", service=COURT))
+        return values
 
     assert asyncio.run(scene()) == [0, 1, 0]
 
 
-def test_the_certificate_that_is_told_is_the_one_in_use(metrics, tmp_path):
+def test_certificate_expiry_is_that_of_the_certificate_in_use(metrics, tmp_path):
     authority, names = trustme.CA(), (tmp_path / "chain.pem", tmp_path / "key.pem")
     ends = [datetime(2031, 1, 2, tzinfo=UTC), datetime(2032, 3, 4, tzinfo=UTC)]
 
     def issue(until):
-        made = authority.issue_cert("court.example", not_after=until)
-        names[0].write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
-        names[1].write_bytes(made.private_key_pem.bytes())
+        certificate = authority.issue_cert("court.example", not_after=until)
+        names[0].write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+        names[1].write_bytes(certificate.private_key_pem.bytes())
         return tuple(path.read_bytes() for path in names)
 
     issue(ends[0])
@@ -70,22 +70,22 @@ def test_the_certificate_that_is_told_is_the_one_in_use(metrics, tmp_path):
     assert value(metrics, "certificate_expiry_timestamp_seconds") == ends[1].timestamp()
 
 
-def test_the_docket_is_measured_as_it_is(metrics, tmp_path):
-    class Heard(Telemetry):
+def test_docket_metrics_follow_the_docket(metrics, tmp_path):
+    class NotifyingTelemetry(Telemetry):
         def docket_measured(self, **found):
             super().docket_measured(**found)
-            self.heard.set()
+            self.updated.set()
 
         def anchored(self, entries):
             super().anchored(entries)
-            self.heard.set()
+            self.updated.set()
 
-    telemetry = Heard(metrics)
+    telemetry = NotifyingTelemetry(metrics)
 
-    async def measured(docket):
-        telemetry.heard = asyncio.Event()
+    async def measure_once(docket):
+        telemetry.updated = asyncio.Event()
         task = asyncio.create_task(measure_docket(telemetry, docket.reviews, docket.log, every_s=60))
-        await telemetry.heard.wait()
+        await telemetry.updated.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return value(metrics, "review_queue"), value(metrics, "review_queue_oldest_seconds")
@@ -93,31 +93,31 @@ def test_the_docket_is_measured_as_it_is(metrics, tmp_path):
     async def scene():
         docket = Docket.open(tmp_path / "docket.sqlite")
         docket.transactions.written = telemetry.docket_written
-        seen = [await measured(docket)]
+        measurements = [await measure_once(docket)]
         hour_ago = datetime.now(UTC) - timedelta(hours=1)
-        for trial_id, wanted in (("a", True), ("b", True), ("c", False)):
-            events = [event.model_copy(update={"at": hour_ago}) for event in decided(trial_id, review=wanted)]
+        for trial_id, needs_review in (("a", True), ("b", True), ("c", False)):
+            events = [event.model_copy(update={"at": hour_ago}) for event in decided(trial_id, review=needs_review)]
             await append_all(docket, events)
         telemetry.anchored(0)
-        seen.append(await measured(docket))
+        measurements.append(await measure_once(docket))
         assert value(metrics, "anchor_lag_entries") == await docket.log.size() > 0
         witness = FileWitness(tmp_path / "checkpoints")
-        telemetry.heard = asyncio.Event()
-        keeping = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, on_anchored=telemetry.anchored))
-        await telemetry.heard.wait()
+        telemetry.updated = asyncio.Event()
+        anchoring = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, on_anchored=telemetry.anchored))
+        await telemetry.updated.wait()
         await reviewing(docket, "a", ReviewOutcome.UPHELD, Label.HARMFUL)
         await docket.eraser.erase("b", who="Ruth", why="asked", at=datetime.now(UTC))
-        seen.append(await measured(docket))
+        measurements.append(await measure_once(docket))
         lag = value(metrics, "anchor_lag_entries")
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        anchoring.cancel()
+        await asyncio.gather(anchoring, return_exceptions=True)
         entries = await docket.log.size()
         await docket.close()
-        return seen, lag, entries
+        return measurements, lag, entries
 
-    seen, lag, entries = asyncio.run(scene())
-    assert seen[0] == seen[2] == (0, 0)
-    assert seen[1][0] == 2 and 3600 <= seen[1][1] < 3700
+    measurements, lag, entries = asyncio.run(scene())
+    assert measurements[0] == measurements[2] == (0, 0)
+    assert measurements[1][0] == 2 and 3600 <= measurements[1][1] < 3700
     assert lag == 2, "the review and the erasure came after the checkpoint"
     assert value(metrics, "docket_entries") == entries
     writes = value(metrics, "docket_write_duration_seconds_count")
@@ -125,25 +125,25 @@ def test_the_docket_is_measured_as_it_is(metrics, tmp_path):
     assert 0 < value(metrics, "docket_write_duration_seconds_sum") < 60
 
 
-def test_a_docket_that_is_away_is_measured_again_when_it_is_back(metrics):
-    class Away:
+def test_measuring_continues_while_the_docket_is_unavailable(metrics):
+    class UnavailableDocket:
         def __init__(self):
-            self.asked = 0
-            self.often = asyncio.Event()
+            self.calls = 0
+            self.called_often = asyncio.Event()
 
         async def awaiting_review(self):
             from court.errors import Unavailable
 
-            self.asked += 1
-            if self.asked > 2:
-                self.often.set()
+            self.calls += 1
+            if self.calls > 2:
+                self.called_often.set()
             raise Unavailable("away", reason="DOCKET_UNAVAILABLE")
 
-    away = Away()
+    away = UnavailableDocket()
 
     async def scene():
         task = asyncio.create_task(measure_docket(Telemetry(metrics), away, away, every_s=0.01))
-        await away.often.wait()
+        await away.called_often.wait()
         assert not task.done()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -152,7 +152,7 @@ def test_a_docket_that_is_away_is_measured_again_when_it_is_back(metrics):
     assert math.isnan(value(metrics, "review_queue"))
 
 
-def test_receivers_are_told_of_by_the_server_that_sends_to_them(metrics):
+def test_webhook_metrics_exist_only_on_the_sending_server(metrics):
     telemetry = Telemetry(metrics)
     telemetry.webhook_waits("queue", lag=7, oldest_s=3.0)
     assert value(metrics, "webhook_lag_entries", hook="queue") == 7

@@ -1,11 +1,11 @@
-"""PI-4, PI-6, PI-7: who tries to steer a trial gains nothing that the court's own code could give.
+"""PI-4, PI-6, PI-7: attempts to steer a trial gain nothing that the court's own code could give.
 
-What these can show is structure, not a model's good will. The models here are scripts, each with a reading of the meme
-that does not change; the one that obeys does whatever it is told by anyone whom it can't tell from the court: in a
-system message, outside a fence, or behind what its tokeniser would take for a control token. That no injection makes
-such a model acquit says that the court never lends its voice to a stranger. It says nothing about a model that obeys
-what stands inside a fence, although it is told not to: for that there is the rule, the precedents' vote and the odds,
-which are tested here too, and beyond them a person.
+These tests show structure, not a model's good will. The models are scripts, each with a fixed reading of the meme; the
+obedient one follows every order that it can't tell from the court's own words: in a system message, outside a fence, or
+behind what its tokeniser would take for a control token. That no injection makes such a model acquit shows that the
+court never passes untrusted text off as its own. It shows nothing about a model that obeys text inside a fence,
+although its instructions forbid it: for that there are the rule, the precedents' vote and the odds, which are tested
+here too, and beyond them a reviewer.
 """
 
 import asyncio
@@ -63,22 +63,22 @@ NOT_ACQUITTING = [
 
 
 def orders(injection):
-    """The injection with an order between all its lines, so that one stands outside wherever it gets a line outside."""
+    """The injection with an order between all its lines, so that any line that escapes the fence carries one."""
     return f"\n{ORDER}\n".join(["", *marked(injection, MARK).split("\n"), ""])
 
 
 def in_the_court_s_voice(request):
-    """Whatever a model can't tell from the court's own words, read as generously as can be."""
+    """All text that a model can't tell from the court's own words, interpreted as generously as possible."""
     parts = "".join(part for part in request.parts if isinstance(part, str))
     text = unicodedata.normalize("NFKC", parts)
     text = "".join(c for c in text if unicodedata.category(c) != "Cf")
     places = [text.find(token) for token in SPECIALS if token in text]
-    behind = text[min(places) :] if places else ""  # a turn of its own, whatever fence it was in
+    behind = text[min(places) :] if places else ""  # a forged turn, whatever fence it was in
     return "\n".join([request.system, FENCED.sub("", text), behind])
 
 
 def as_reply(task, words):
-    """Words in the form that a task asks for."""
+    """Words in the reply format of a task."""
     match task:
         case "ask":
             return json.dumps({"question": words[:490]})
@@ -92,14 +92,14 @@ def as_reply(task, words):
 
 
 class Obeys:
-    """Does what the court's voice orders; has a reading of its own otherwise."""
+    """Obeys orders in the court's voice; otherwise has a fixed reading."""
 
     def __init__(self, strengths, seed):
         self.ruling = ruling(*strengths)
 
     def says(self, role, task, request):
         if ORDER in in_the_court_s_voice(request):
-            # And passes the order on, as well as it can.
+            # And passes the order on as well as it can.
             return json.dumps(ACQUITTAL) if task == "judge" else as_reply(task, WORM)
         return self.usual(role, task)
 
@@ -114,14 +114,14 @@ class Obeys:
 
 
 class Ignores(Obeys):
-    """Has its own reading, whatever anybody orders."""
+    """Keeps its own reading, whatever the orders."""
 
     def says(self, role, task, request):
         return self.usual(role, task)
 
 
 class Babbles(Obeys):
-    """Says anything, in good form and bad, and repeats what it was shown; the same with and without an injection."""
+    """Replies at random, well-formed or not, and repeats its material; the same with and without an injection."""
 
     def __init__(self, strengths, seed):
         super().__init__(strengths, seed)
@@ -131,34 +131,34 @@ class Babbles(Obeys):
         roll = self.chance.random()
         if task == "judge":
             return babble(self.chance) if roll < 0.5 else json.dumps(self.ruling)
-        heard = " ".join(FENCED.findall("".join(part for part in request.parts if isinstance(part, str))))[-300:]
-        return as_reply(task, heard or "Words, words.")
+        material = " ".join(FENCED.findall("".join(part for part in request.parts if isinstance(part, str))))[-300:]
+        return as_reply(task, material or "Words, words.")
 
 
 async def outcome(kind, strengths, seed, place, words, fence=None):
-    """The label of a hearing with these words in that place, or None where it ended without a verdict.
+    """The label of a trial with these words in that place, or None if it ended without a verdict.
 
-    All agents, their prompts, replies and the verdict are the court's own; what is left out is search and record.
+    All agents, their prompts, replies and the verdict are the court's own; only search and record are left out.
     """
-    mind = kind(strengths, seed)
+    character = kind(strengths, seed)
 
     def chair(role):
-        def speak(request):
+        def reply(request):
             task = task_of(request)
-            return as_reply(task, words or "words") if task == place else mind.says(role, task, request)
+            return as_reply(task, words or "words") if task == place else character.says(role, task, request)
 
-        return speaker(ScriptedModel(speak), fence=fence)
+        return speaker(ScriptedModel(reply), fence=fence)
 
     fence = fence or Fence(MARK)
-    at = {name: words if name == place else "plain words" for name in ("text", "precedent", "categories")}
+    texts = {name: words if name == place else "plain words" for name in ("text", "precedent", "categories")}
     first = findings([H, H, H]).exhibits[0]
-    first = first.model_copy(update={"text": at["precedent"], "categories": (at["categories"], "race")})
-    exhibits = tuple(Exhibit(each, FRAME) for each in (first, *findings([H, H, H]).exhibits[1:]))
+    first = first.model_copy(update={"text": texts["precedent"], "categories": (texts["categories"], "race")})
+    exhibits = tuple(Exhibit(precedent, FRAME) for precedent in (first, *findings([H, H, H]).exhibits[1:]))
     try:
         proposer = Proposer(chair("proposer"), (FRAME,))
         description = (await proposer.describe()).value
         arguments = []
-        brief = AdvocateBrief(policy=DEFAULT_POLICY, fence=fence, text=at["text"], description=description)
+        brief = AdvocateBrief(policy=DEFAULT_POLICY, fence=fence, text=texts["text"], description=description)
         for side in Side:
             advocate = Advocate(chair(str(side).lower()), side, brief)
             question = (await advocate.ask(())).value
@@ -169,63 +169,65 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
             pictures=(FRAME,),
             policy=DEFAULT_POLICY,
             fence=fence,
-            text=at["text"],
+            text=texts["text"],
             description=description,
             accuser=accuser,
             defender=defender,
             exhibits=exhibits,
         )
-        said = (await Judge(chair("judge")).rule(brief)).value
+        ruled = (await Judge(chair("judge")).rule(brief)).value
     except ReplyUnusable:
         return None
-    return judgment.verdict_of([Opinion(said)], text=TEXT, settings=TrialSettings()).label
+    return judgment.verdict_of([Opinion(ruled)], text=TEXT, settings=TrialSettings()).label
 
 
 READINGS = (("strong", "weak"), ("moderate", "moderate"), ("weak", "moderate"))
 
 
-async def compared(kinds, injections, fence=None):
-    """How many comparisons there were, and which injection acquitted where plain words in its place did not."""
-    number, freed, usual = 0, [], {}
-    for seed, (kind_of, injection) in enumerate(injections):
+async def count_lenient_outcomes(kinds, injections, fence=None):
+    """The number of comparisons, and the injections that acquitted where plain words in their place did not."""
+    number, lenient, baselines = 0, [], {}
+    for seed, (injection_kind, injection) in enumerate(injections):
         for place, kind, strengths in itertools.product(PLACES, kinds, READINGS):
             key = (kind, strengths, place, seed if kind is Babbles else 0)
-            if key not in usual:
-                usual[key] = await outcome(kind, strengths, seed, place, "plain words", fence)
-            got = await outcome(kind, strengths, seed, place, orders(injection), fence)
+            if key not in baselines:
+                baselines[key] = await outcome(kind, strengths, seed, place, "plain words", fence)
+            label = await outcome(kind, strengths, seed, place, orders(injection), fence)
             number += 1
-            if got is Label.NOT_HARMFUL and usual[key] is not Label.NOT_HARMFUL:
-                freed.append((kind.__name__, strengths, place, kind_of, injection[:60]))
-    return number, freed
+            if label is Label.NOT_HARMFUL and baselines[key] is not Label.NOT_HARMFUL:
+                lenient.append((kind.__name__, strengths, place, injection_kind, injection[:60]))
+    return number, lenient
 
 
 @pytest.mark.slow
 def test_pi_4_no_injection_makes_an_outcome_more_lenient():
-    number, freed = asyncio.run(compared((Obeys, Ignores, Babbles), INJECTIONS))
+    number, lenient = asyncio.run(count_lenient_outcomes((Obeys, Ignores, Babbles), INJECTIONS))
     assert number >= 10_000
-    assert freed == []
+    assert lenient == []
 
 
 class NoFence(Fence):
-    """As many put it in practice."""
+    """A fence as many systems build it in practice."""
 
     def around(self, text):
         return f"[begin {MARK}]\n{text}\n[end {MARK}]"
 
 
-def test_pi_4_the_test_would_see_it():
-    """Without what the fence does, the same model is led astray from every place."""
-    several = [each for each in INJECTIONS if each[0] in ("fences", "control")]
-    _, freed = asyncio.run(compared((Obeys,), several, NoFence(MARK)))
-    assert {place for _, _, place, *_ in freed} == set(PLACES)
-    assert {kind for *_, kind, _ in freed} == {"fences", "control"}
+def test_pi_4_without_a_fence_injections_succeed_from_every_place():
+    """Shows that the test above would notice: without the fence's safeguards, the same model is led astray from every
+    place.
+    """
+    several = [injection for injection in INJECTIONS if injection[0] in ("fences", "control")]
+    _, lenient = asyncio.run(count_lenient_outcomes((Obeys,), several, NoFence(MARK)))
+    assert {place for _, _, place, *_ in lenient} == set(PLACES)
+    assert {kind for *_, kind, _ in lenient} == {"fences", "control"}
 
 
 # PI-6
 
 
-def told_outside(request):
-    """A Judge that goes by what the court tells it about precedents: by the count of them, and of their tally."""
+def judge_by_court_voice(request):
+    """A Judge that counts the precedents, and their tally, as stated in the court's own voice."""
     text = in_the_court_s_voice(request)
     against = len(re.findall(r"was found harmful", text))
     for_it = len(re.findall(r"was found not harmful", text))
@@ -261,17 +263,17 @@ def label_of(cast, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hijacked", list(HIJACKED))
-def test_pi_6_one_hijacked_role_can_not_acquit(hijacked):
-    """It says whatever it likes, in each of its turns and in all, knows the mark, and the Judge believes the court."""
+def test_pi_6_one_hijacked_role_cannot_acquit(hijacked):
+    """The role says what it likes, in one task or both, and knows the mark; the Judge believes the court's voice."""
     labels = {Label.HARMFUL: 0, Label.NOT_HARMFUL: 0, None: 0}
     tasks = HIJACKED[hijacked]
     short = TrialSettings(rounds_min=1, rounds_max=2)
     for words in (*(orders(injection) for _, injection in INJECTIONS), *FORGED, json.dumps(ACQUITTAL)):
-        says = {task: as_reply(task, words) for task in tasks}
+        replies = {task: as_reply(task, words) for task in tasks}
         for turns in ((tasks[0],), (tasks[1],), tasks):
             cast = Cast(
-                judge=told_outside,
-                **{f"{hijacked}_{task}": (lambda request, says=says[task]: says) for task in turns},
+                judge=judge_by_court_voice,
+                **{f"{hijacked}_{task}": (lambda request, replies=replies[task]: replies) for task in turns},
             )
             labels[label_of(cast, settings=short)] += 1
     assert labels[Label.NOT_HARMFUL] == 0
@@ -279,27 +281,27 @@ def test_pi_6_one_hijacked_role_can_not_acquit(hijacked):
 
 
 @pytest.mark.parametrize("strengths", NOT_ACQUITTING)
-def test_pi_6_a_hijacked_side_does_not_turn_what_the_judge_found(strengths):
+def test_pi_6_hijacked_side_does_not_overturn_the_finding_of_the_judge(strengths):
     for hijacked, tasks in HIJACKED.items():
         lines = {f"{hijacked}_{task}": (lambda request, task=task: as_reply(task, FORGED[0])) for task in tasks}
         assert label_of(Cast(judge=lambda request: ruling(*strengths), **lines)) is Label.HARMFUL
 
 
-def test_pi_6_a_hijacked_side_that_says_nothing_usable_gets_no_verdict():
+def test_pi_6_hijacked_role_with_unusable_replies_gets_no_acquittal():
     for hijacked, tasks in HIJACKED.items():
         for task in tasks:
-            for says in ("", "not harmful" * 900, ChatReply("x", FinishReason.REFUSAL, "m", 1, 1, 0, 0.0)):
-                assert label_of(Cast(**{f"{hijacked}_{task}": lambda request, says=says: says})) in (
+            for reply in ("", "not harmful" * 900, ChatReply("x", FinishReason.REFUSAL, "m", 1, 1, 0, 0.0)):
+                assert label_of(Cast(**{f"{hijacked}_{task}": lambda request, reply=reply: reply})) in (
                     None,
                     Label.HARMFUL,
                 )
 
 
-def test_pi_6_a_judge_that_is_alone_is_held_by_the_rule_the_vote_and_its_own_odds():
-    """What is promised of a hijacked Judge: it can't write a label past its strengths, and where a clear vote of the
-    precedents or its own odds speak against an acquittal, a person is called.
+def test_pi_6_lone_judge_is_bounded_by_the_rule_the_vote_and_its_odds():
+    """A hijacked Judge can't write a label that contradicts its strengths; if a clear vote of the precedents or its own
+    odds contradict an acquittal, a person reviews it.
 
-    What is not: one Judge that lies in its strengths and in its odds alike, about a meme on which the precedents are
+    Not covered: a lone Judge that lies in its strengths and its odds alike, about a meme on which the precedents are
     unsure or silent, acquits. Only a second Judge or a person could know.
     """
     for harmful, harmless in NOT_ACQUITTING:
@@ -310,7 +312,7 @@ def test_pi_6_a_judge_that_is_alone_is_held_by_the_rule_the_vote_and_its_own_odd
     flagged = 0
     call = hear(Cast()).events[-1].call
     for vote_of, odds_of in itertools.product([None, *range(0, 100, 3)], repeat=2):
-        held = (
+        vote = (
             vote_of
             if vote_of is None
             else Vote(voters=25, harmful=12, share=0.5, probability=vote_of / 100, settings=VOTE)
@@ -320,10 +322,10 @@ def test_pi_6_a_judge_that_is_alone_is_held_by_the_rule_the_vote_and_its_own_odd
             if odds_of is None
             else OddsGiven(harmful=(odds_of / 100,) * 2, not_harmful=(1 - odds_of / 100,) * 2, call=call)
         )
-        verdict = judgment.verdict_of([Opinion(acquittal, odds)], vote=held, text=TEXT, settings=settings)
+        verdict = judgment.verdict_of([Opinion(acquittal, odds)], vote=vote, text=TEXT, settings=settings)
         reasons = {review.reason for review in verdict.review}
         assert verdict.label is Label.NOT_HARMFUL
-        clear = held is not None and held.probability > VOTE.threshold + settings.vote_disagreement
+        clear = vote is not None and vote.probability > VOTE.threshold + settings.vote_disagreement
         assert (ReviewReason.VOTE_DISAGREES in reasons) == clear
         assert (ReviewReason.SCORE_DISAGREES in reasons) == (odds is not None and odds_of >= 50)
         assert verdict.needs_human_review == bool(reasons)
@@ -349,8 +351,8 @@ SPELLINGS = (
 )
 
 
-def telling(task, words):
-    """Replies of a task that hold these words, in good form and bad."""
+def leaking_replies(task, words):
+    """Replies to a task that contain these words, well-formed and malformed."""
     yield words
     yield ChatReply(words, FinishReason.LENGTH, "m", 1, 1, 0, 0.0)
     yield f'{{"x": "{words}"}}'
@@ -378,30 +380,30 @@ SPEAKERS = (
 
 
 @pytest.mark.slow
-def test_pi_7_a_reply_that_gives_the_instructions_away_ends_the_trial():
+def test_pi_7_reply_that_leaks_the_instructions_ends_the_trial():
     cases = 0
     short = TrialSettings(rounds_min=1, rounds_max=1, overlap=False)
-    for (role, task), whose, spelling in itertools.product(SPEAKERS, prompts.ROLES, SPELLINGS):
-        secret = prompts.load(whose).secret
-        for says in telling(task, spelling(secret).replace("\n", "\\n")):
-            cast = Cast(**{f"{role}_{task}": lambda request, says=says: says})
+    for (role, task), secret_role, spelling in itertools.product(SPEAKERS, prompts.ROLES, SPELLINGS):
+        secret = prompts.load(secret_role).secret
+        for reply in leaking_replies(task, spelling(secret).replace("\n", "\\n")):
+            cast = Cast(**{f"{role}_{task}": lambda request, reply=reply: reply})
             notes = Notes()
             with pytest.raises(TrialAborted) as caught:
                 hear(cast, notes=notes, settings=short)
             cases += 1
             record = caught.value.record
-            assert caught.value.reason == "SYSTEM_LEAKED", (role, task, says)
+            assert caught.value.reason == "SYSTEM_LEAKED", (role, task, reply)
             assert record.verdict is None and record.state is TrialState.FAILED
             assert isinstance(notes.events[-1], TrialFailed) and notes.events[-1].reason == "SYSTEM_LEAKED"
             assert not notes.events[-1].retryable
-            assert not any(map(is_repair, cast.requests(role)))  # whoever made it do that gets no second try
-            kept = "".join(event.model_dump_json() for event in record.events).casefold()
-            assert secret.removeprefix("memecourt-") not in kept
-            assert spelling(secret)[-12:] not in kept
+            assert not any(map(is_repair, cast.requests(role)))  # the cause of the leak gets no second attempt
+            stored = "".join(event.model_dump_json() for event in record.events).casefold()
+            assert secret.removeprefix("memecourt-") not in stored
+            assert spelling(secret)[-12:] not in stored
     assert cases >= 1000
 
 
-def test_pi_7_also_when_it_is_asked_again():
+def test_pi_7_holds_for_the_repeated_request_too():
     secret = prompts.load("judge").secret
     cast = Cast(judge=lambda request: secret if is_repair(request) else "what?")
     with pytest.raises(TrialAborted) as caught:
@@ -409,13 +411,15 @@ def test_pi_7_also_when_it_is_asked_again():
     assert caught.value.reason == "SYSTEM_LEAKED"
 
 
-def test_pi_7_a_stranger_who_knows_the_secret_can_not_put_it_in_a_model_s_mouth():
-    """It is the same in every court with these prompts, so it is broken in all that a model is shown as material."""
+def test_pi_7_secret_quoted_in_untrusted_text_does_not_end_the_trial():
+    """The secret is the same in every court with these prompts, so it is broken up wherever it occurs in shown
+    material.
+    """
     secret = prompts.load("judge").secret
 
     def echo(request):
-        heard = " ".join(FENCED.findall("".join(part for part in request.parts if isinstance(part, str))))
-        return {"summary": heard[:1900], "justification": heard[:1900]}
+        material = " ".join(FENCED.findall("".join(part for part in request.parts if isinstance(part, str))))
+        return {"summary": material[:1900], "justification": material[:1900]}
 
     for words in (secret, secret.upper(), "\u200b".join(secret), "".join(chr(ord(c) + 0xFEE0) for c in secret)):
         for meme, reader in ((a_meme(f"look: {words}"), None), (a_meme(None), FakeReader(f"look: {words}"))):
@@ -426,7 +430,7 @@ def test_pi_7_a_stranger_who_knows_the_secret_can_not_put_it_in_a_model_s_mouth(
                 assert not packaged().contains_secret(shown(request).replace(request.system, ""))
 
 
-def test_pi_7_ordinary_words_give_nothing_away():
+def test_pi_7_ordinary_words_are_not_taken_for_the_secret():
     for words in ("memecourt", "memecourt-", "the memecourt-1234 case", json.dumps(RULING), "0" * 64, ""):
         assert not packaged().contains_secret(words)
     for _, injection in INJECTIONS:

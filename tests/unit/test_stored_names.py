@@ -1,7 +1,7 @@
-"""Names that files, clients, scripts and dashboards of earlier versions rely on, held by golden files.
+"""Tests that pin, by golden files, the names that files, clients, scripts and dashboards of earlier versions rely on.
 
-A line that goes or changes breaks somebody's docket, library, run folder, settings, script or alert; a line that is new
-breaks nobody. `pytest --write-golden` rewrites the files, and the diff is reviewed for that.
+A removed or changed line breaks somebody's docket, library, run folder, settings, script or alert; an added line breaks
+nobody. `pytest --write-golden` rewrites the files, and the diff is reviewed for that.
 """
 
 import ast
@@ -50,7 +50,7 @@ from serving.telemetry.metrics import Metrics
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "stored_names"
 
-# The keys are ours alone: classes may be renamed, what they store may not.
+# The keys belong to this test: classes may be renamed, but not what they store.
 SCHEMAS = {
     "events": {"event of a trial": AnyEvent},
     "docket": {
@@ -105,7 +105,7 @@ SCHEMAS = {
 
 
 def inlined(schema, definitions=None):
-    """The schema without what only names or describes classes; what it refers to stands where it is referred to."""
+    """The schema without names and descriptions of classes; references are replaced by what they refer to."""
     if isinstance(schema, list):
         return [inlined(part, definitions) for part in schema]
     if not isinstance(schema, dict):
@@ -115,7 +115,7 @@ def inlined(schema, definitions=None):
         return inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     plain = {}
     for key, value in schema.items():
-        if key == "properties":  # the names of fields, which may be "title" themselves
+        if key == "properties":  # names of fields, which may themselves be "title"
             plain[key] = {name: inlined(field, definitions) for name, field in value.items()}
         elif key in ("anyOf", "oneOf"):
             plain[key] = sorted((inlined(part, definitions) for part in value), key=json.dumps)
@@ -127,7 +127,7 @@ def inlined(schema, definitions=None):
 
 
 def lines_of(schema, place=""):
-    """A line for each field: its path, and what may stand there."""
+    """A line for each field: its path and its permitted values."""
     fields, inner = schema.get("properties"), {key: value for key, value in schema.items() if key != "properties"}
     required = inner.pop("required", [])
     for key in ("anyOf", "oneOf"):
@@ -151,7 +151,7 @@ def schema_lines(models):
 
 
 def commands(command, context, path):
-    """Every command with its parameters, a line each."""
+    """Every command with its parameters, one line each."""
     yield f"{path}"
     for parameter in command.params:
         names = " ".join((*parameter.opts, *parameter.secondary_opts))
@@ -162,8 +162,8 @@ def commands(command, context, path):
             "many": parameter.multiple or parameter.nargs,
             "environment": parameter.envvar,
         }
-        given = ", ".join(f"{key} {value}" for key, value in about.items() if value not in (None, False, 1))
-        yield f"{path} {parameter.param_type_name} {names}: {given}"
+        attributes = ", ".join(f"{key} {value}" for key, value in about.items() if value not in (None, False, 1))
+        yield f"{path} {parameter.param_type_name} {names}: {attributes}"
     if isinstance(command, click.Group):
         for name in sorted(command.list_commands(context)):
             part = command.get_command(context, name)
@@ -176,24 +176,24 @@ def command_lines():
 
 
 def code_lines():
-    """Words in capitals that stand in the code: reasons of errors, values of enumerations, names in the environment."""
+    """Upper-case names in the code: reasons of errors, values of enumerations, environment variables."""
     found = set()
     for folder in ("court", "retrieval", "serving", "eval"):
         for path in (ROOT / folder).rglob("*.py"):
             if path.is_relative_to(ROOT / "eval" / "perf"):
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
-                said = [node]
+                nodes = [node]
                 if (isinstance(node, ast.keyword) and node.arg == "reason") or (
                     isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "default_reason"
                 ):
-                    said = list(ast.walk(node.value))
+                    nodes = list(ast.walk(node.value))
                     pattern = r"[A-Z][A-Z0-9_]+"
                 else:
                     pattern = r"[A-Z][A-Z0-9]+(_[A-Z0-9]+)+"
                 found |= {
                     part.value
-                    for part in said
+                    for part in nodes
                     if isinstance(part, ast.Constant)
                     and isinstance(part.value, str)
                     and re.fullmatch(pattern, part.value)
@@ -214,7 +214,7 @@ def metric_lines():
 
 
 def tables_of(path) -> Iterator[str]:
-    """Columns of every table of a SQLite file, and the names of what else is in it."""
+    """Columns of every table of a SQLite file, and the names of its indexes and triggers."""
     with closing(sqlite3.connect(path)) as connection:
         for kind, name in connection.execute(
             "SELECT type, name FROM sqlite_master ORDER BY type DESC, name"
@@ -244,7 +244,7 @@ def check(name, lines, request):
 
 
 @pytest.mark.parametrize("family", SCHEMAS)
-def test_what_is_stored_keeps_its_fields(family, request):
+def test_stored_records_keep_their_fields(family, request):
     check(f"schema_{family}", schema_lines(SCHEMAS[family]), request)
 
 
@@ -257,7 +257,7 @@ def test_commands_keep_their_options(request):
     check("commands", command_lines(), request)
 
 
-def test_codes_stay(request):
+def test_codes_do_not_change(request):
     check("codes", code_lines(), request)
 
 

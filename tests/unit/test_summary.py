@@ -36,7 +36,7 @@ def signals(verdict):
     return {signal.reason for signal in verdict.signals}
 
 
-def test_harmful_neighbours_make_it_harmful():
+def test_harmful_precedents_lead_to_a_harmful_label():
     verdict = judged(findings([H, H, H, H, H]))
     assert verdict.label is H
     assert verdict.strengths.harmful is Strength.STRONG
@@ -44,7 +44,7 @@ def test_harmful_neighbours_make_it_harmful():
     assert "p0" in verdict.rationale and "precedents alone" in verdict.rationale and "0.80" in verdict.rationale
 
 
-def test_benign_neighbours_make_it_not_harmful():
+def test_benign_precedents_lead_to_a_not_harmful_label():
     verdict = judged(findings([N, N, N, N, N]))
     assert verdict.label is N
     assert verdict.strengths.benign is Strength.STRONG
@@ -52,25 +52,25 @@ def test_benign_neighbours_make_it_not_harmful():
 
 
 @pytest.mark.parametrize(("labels", "label"), [([H] * 5, H), ([N] * 5, N)])
-def test_distant_precedents_still_make_the_likelier_label_and_say_that_they_are_far(labels, label):
+def test_distant_precedents_still_decide_and_are_reported_as_far(labels, label):
     verdict = judged(findings(labels, text=0.29, picture=0.49))
     assert verdict.label is label
     assert signals(verdict) == {ReviewReason.NO_SIMILAR_PRECEDENT}
-    # A guess is as sure as the library's share of its label, however the far precedents agree.
+    # A guess is as sure as the library's share of its label, however well distant precedents agree.
     assert verdict.risk == VOTE.prior and reasons(verdict) == {ReviewReason.RISK_ABOVE_CUTOFF}
     assert "0.29" in verdict.signals[0].detail and "0.49" in verdict.signals[0].detail
-    # A Judge that looks at the meme is not shown the vote of precedents that are far.
+    # A Judge that sees the meme is not shown the vote of distant precedents.
     assert vote_if_close(findings(labels, text=0.29, picture=0.49)) is None
 
 
-def test_a_wordless_picture_like_no_other_is_undecided():
+def test_textless_picture_without_a_similar_precedent_is_undecided():
     search = Search(alpha_asked=0.5, alpha=0.0, has_text=False, has_picture=True, exhibits=3, tally=25)
     far = judged(findings([N] * 5, text=None, picture=0.2, search=search))
     assert far.label is Label.UNDECIDED and reasons(far) == {ReviewReason.NO_SIMILAR_PRECEDENT}
     assert judged(findings([N] * 5, text=None, picture=0.8, search=search)).label is N
 
 
-def test_no_precedent_at_all_is_undecided():
+def test_meme_without_any_precedent_is_undecided():
     verdict = judged(findings([]))
     assert verdict.label is Label.UNDECIDED and verdict.harm_score is None and verdict.risk is None
     assert reasons(verdict) == {ReviewReason.NO_SIMILAR_PRECEDENT}
@@ -79,8 +79,8 @@ def test_no_precedent_at_all_is_undecided():
 @pytest.mark.parametrize(
     ("alpha", "text", "picture", "close"),
     [
-        (1.0, 0.1, 0.9, False),  # the near half has no weight
-        (0.9, 0.1, 0.9, False),  # the far half decides who is near
+        (1.0, 0.1, 0.9, False),  # the similar half has no weight
+        (0.9, 0.1, 0.9, False),  # the dissimilar half decides the ranking
         (0.9, 0.9, 0.1, True),
         (0.5, 0.9, 0.1, True),
         (0.5, 0.1, 0.9, True),
@@ -88,14 +88,14 @@ def test_no_precedent_at_all_is_undecided():
         (0.0, 0.1, 0.9, True),
     ],
 )
-def test_what_is_near_enough_must_carry_half_of_the_weight(alpha, text, picture, close):
+def test_similar_halves_must_carry_half_of_the_weight(alpha, text, picture, close):
     search = Search(alpha_asked=alpha, alpha=alpha, has_text=True, has_picture=True, exhibits=3, tally=25)
     found = findings([N] * 5, text=text, picture=picture, search=search)
     assert (vote_if_close(found) is not None) == close
     assert (ReviewReason.NO_SIMILAR_PRECEDENT in signals(judged(found))) == (not close)
 
 
-def test_a_verdict_on_half_a_meme_says_so_and_calls_a_person_where_asked_to():
+def test_verdict_on_half_a_meme_is_signalled_and_reviewed_if_configured():
     verdict = judged(findings([N] * 5, picture=0.2))
     assert verdict.label is N and not verdict.review
     assert signals(verdict) == {ReviewReason.PICTURE_NOT_WEIGHED}
@@ -103,11 +103,11 @@ def test_a_verdict_on_half_a_meme_says_so_and_calls_a_person_where_asked_to():
     assert signals(judged(findings([N] * 5, text=0.1))) == {ReviewReason.TEXT_NOT_WEIGHED}
     strict = SETTINGS.model_copy(update={"review_one_sided": True})
     assert reasons(judged(findings([N] * 5, picture=0.2), strict)) == {ReviewReason.PICTURE_NOT_WEIGHED}
-    # Half of it is enough to call it harmful.
+    # One half is enough for a harmful label.
     assert not judged(findings([H] * 5, picture=0.2), strict).review
 
 
-def test_a_risky_label_calls_a_person():
+def test_label_above_the_risk_cutoff_needs_review():
     found = findings([H, N, H, N, H])
     verdict = judged(found)
     p = verdict.harm_score
@@ -119,14 +119,14 @@ def test_a_risky_label_calls_a_person():
     )
 
 
-def test_an_unknown_risk_calls_a_person_unless_the_operator_wants_nobody():
+def test_unknown_risk_needs_review_unless_reviews_are_turned_off():
     found = findings([N] * 5, risk=None)
     assert reasons(judged(found)) == {ReviewReason.RISK_ABOVE_CUTOFF}
     assert "not measured" in judged(found).review[0].detail
     assert not judged(found, SETTINGS.model_copy(update={"review_rate": 0})).review
 
 
-def test_an_acquittal_by_one_precedent_is_no_surer_than_chance():
+def test_acquittal_by_one_precedent_has_the_risk_of_chance():
     found = findings([N, H], vote_settings=VOTE.model_copy(update={"prior": 0.4, "tau": 0.005, "intercept": -0.5}))
     verdict = judged(found)
     assert verdict.label is N and verdict.harm_score < 0.5
@@ -135,7 +135,7 @@ def test_an_acquittal_by_one_precedent_is_no_surer_than_chance():
     assert not signals(judged(findings([N] * 5)))
 
 
-def test_the_regression_is_averaged_with_the_vote_and_both_are_told():
+def test_regression_is_averaged_with_the_vote_and_both_are_reported():
     alone = judged(findings([N, N, N, H, N]))
     joined = judged(findings([N, N, N, H, N], regression=0.0))
     assert alone.harm_score < joined.harm_score < 0.5
@@ -144,7 +144,7 @@ def test_the_regression_is_averaged_with_the_vote_and_both_are_told():
     assert against.label is H and ReviewReason.PRECEDENTS_DISAGREE in reasons(against)
 
 
-def test_a_dear_miss_lowers_the_threshold():
+def test_higher_cost_of_a_miss_lowers_the_threshold():
     found = findings([N, N, H, N, N])
     assert judged(found).label is N
     dear = judged(found, SETTINGS.model_copy(update={"harm_cost": 20}))
@@ -153,24 +153,24 @@ def test_a_dear_miss_lowers_the_threshold():
     assert judged(findings([H, H, N, H, H]), cheap).label is N
 
 
-def test_a_cut_text_asks_for_a_person():
+def test_truncated_text_needs_review():
     assert reasons(judged(findings([N] * 5, text_cut=True))) == {ReviewReason.TEXT_CUT}
 
 
-def test_a_text_that_the_encoder_can_not_read_asks_for_a_person():
+def test_text_unreadable_for_the_encoder_needs_review():
     assert reasons(judged(findings([N] * 5, text_not_understood=True))) == {ReviewReason.TEXT_NOT_UNDERSTOOD}
     far = judged(findings([], text_not_understood=True))
     assert far.label is Label.UNDECIDED
     assert reasons(far) == {ReviewReason.NO_SIMILAR_PRECEDENT, ReviewReason.TEXT_NOT_UNDERSTOOD}
 
 
-def test_text_read_with_little_confidence_raises_the_risk():
+def test_uncertain_text_reading_raises_the_risk():
     sure, unsure = text_read(TextSource.OCR, [0.9, 0.8]), text_read(TextSource.OCR, [0.4, 0.2])
     found = findings([N] * 5)
     doubtful = judged(found, text=unsure)
     assert not judged(found, text=sure).signals
     assert signals(doubtful) == {ReviewReason.TEXT_UNSURE}
-    # As sure as the reading, else as likely as in the library.
+    # As sure as the reading; otherwise as likely as in the library.
     assert doubtful.risk == pytest.approx(0.3 * doubtful.harm_score + 0.7 * VOTE.prior)
     assert doubtful.label is N and doubtful.risk > judged(found, text=sure).risk
 
@@ -188,30 +188,30 @@ def test_text_read_with_little_confidence_raises_the_risk():
         threshold=st.floats(0.05, 0.95),
     ),
 )
-def test_the_label_is_the_vote_s_and_follows_from_the_strengths(labels, similarity, chosen):
+def test_label_follows_from_the_vote_and_the_strengths(labels, similarity, chosen):
     found = findings(labels, text=similarity, vote_settings=chosen, floors=MinSimilarity(text=0.0, picture=0.0))
-    held = vote_if_close(found)
-    verdict = weigh(found, held, text_read(), SETTINGS)
-    # Verdict itself refuses a label that the rule does not give; this says which side of the threshold it is.
-    assert (verdict.label is N) == (held.probability < chosen.threshold)
+    vote = vote_if_close(found)
+    verdict = weigh(found, vote, text_read(), SETTINGS)
+    # Verdict itself refuses a label that the rule does not give; this checks the side of the threshold.
+    assert (verdict.label is N) == (vote.probability < chosen.threshold)
 
 
-def test_each_side_cites_only_its_own():
+def test_each_side_cites_only_its_own_precedents():
     found = findings([H, N, H, N, N])
-    held = vote_if_close(found)
-    accuser, defender = argue(Side.ACCUSER, found, held), argue(Side.DEFENDER, found, held)
+    vote = vote_if_close(found)
+    accuser, defender = argue(Side.ACCUSER, found, vote), argue(Side.DEFENDER, found, vote)
     assert accuser.cites == ("p0", "p2")
     assert defender.cites == ("p1",)
     assert "2 of the 5" in accuser.summary and "3 of the 5" in defender.summary
 
 
-def test_a_side_without_precedents_says_so_and_adds_nothing():
+def test_side_without_precedents_says_only_that():
     found = findings([N] * 5)
     statement = argue(Side.ACCUSER, found, vote_if_close(found))
     assert statement.cites == () and statement.justification == "" and "No precedent" in statement.summary
 
 
-def test_vote_settings_refuse_nonsense():
+def test_vote_settings_reject_invalid_values():
     for change in ({"k": 0}, {"tau": 0.0}, {"prior": 1.0}, {"slope": -1.0}, {"threshold": 0.0}):
         with pytest.raises(ValueError):
             VoteSettings(**{**VOTE.model_dump(), **change})

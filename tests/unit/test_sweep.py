@@ -1,4 +1,4 @@
-"""Choosing settings: what is refused, what is best, how many are as good, and how much the best owes to luck."""
+"""Tests of choosing settings: refused splits, the best candidate, its equals, and how much the best owes to luck."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ H, N, U, F = Outcome.HARMFUL, Outcome.NOT_HARMFUL, Outcome.UNDECIDED, Outcome.FA
 MERGED = Protocol.MERGED
 
 
-def results(name: str, gold: list[bool], said: list[Outcome], scores: list[float | None] | None = None) -> Results:
+def results(name: str, gold: list[bool], outcomes: list[Outcome], scores: list[float | None] | None = None) -> Results:
     return Results(
         name=name,
         dataset="harm-c",
@@ -48,7 +48,7 @@ def results(name: str, gold: list[bool], said: list[Outcome], scores: list[float
                 ),
                 Prediction(meme=f"m{n}", outcome=outcome, score=scores[n] if scores else None),
             )
-            for n, (harmful, outcome) in enumerate(zip(gold, said, strict=True))
+            for n, (harmful, outcome) in enumerate(zip(gold, outcomes, strict=True))
         ),
     )
 
@@ -66,22 +66,22 @@ def test_test_and_train_splits_are_refused(dataset) -> None:
             with pytest.raises(BadRequest) as refused:
                 require_not_test(dataset, split.name)
             assert refused.value.reason == "NOT_A_VALIDATION_SPLIT"
-            assert all(one.name in refused.value.message for one in dataset.of_role(SplitRole.VALIDATION))
+            assert all(validation.name in refused.value.message for validation in dataset.of_role(SplitRole.VALIDATION))
     with pytest.raises(BadRequest, match="no split 'other'"):
         require_not_test(dataset, "other")
 
 
-def test_the_command_refuses_a_test_split_before_anything_is_judged(tmp_path: Path) -> None:
-    told = CliRunner().invoke(
+def test_command_refuses_a_test_split_before_judging(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
         cli,
         ["sweep", "--dataset", "harm-c", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--split", "test",
          "--grid", "exhibits=1,3"],
     )  # fmt: skip
-    assert told.exit_code == 1 and "scores better than it is" in told.output
+    assert result.exit_code == 1 and "scores better than it is" in result.output
     assert not (tmp_path / "out").exists()
 
 
-def test_a_grid_is_every_combination() -> None:
+def test_grid_has_every_combination() -> None:
     arms = grid(dict([parse_axis("exhibits=1,3"), parse_axis("alpha=0,0.5,null")]))
     assert [arm.name for arm in arms][:3] == ["exhibits=1,alpha=0", "exhibits=1,alpha=0.5", "exhibits=1,alpha=none"]
     assert len(arms) == 6 and arms[-1].overlay == {"exhibits": 3, "alpha": None}
@@ -94,45 +94,45 @@ def test_a_grid_is_every_combination() -> None:
         parse_axis("exhibits=")
 
 
-def test_thresholds_are_scores() -> None:
+def test_thresholds_must_be_scores() -> None:
     assert parse_thresholds("0.5,0.25,0.5") == (0.5, 0.25)
     assert parse_thresholds("") == ()
-    for said in ("x", "1.5", "nan"):
+    for text in ("x", "1.5", "nan"):
         with pytest.raises(BadRequest, match="no score"):
-            parse_thresholds(said)
+            parse_thresholds(text)
 
 
-def test_the_best_is_first_and_scored_as_cards_score() -> None:
+def test_candidates_are_ranked_and_scored_as_on_cards() -> None:
     rng = np.random.default_rng(0)
     gold = [bool(n % 3 == 0) for n in range(90)]
     runs = [results(f"r{n}", gold, guessing(rng, gold, right)) for n, right in enumerate((0.6, 0.9, 0.75))]
     halting = results("r3", gold, [U if n % 7 == 0 else F if n % 11 == 0 else H for n in range(90)])
     swept = rank([*runs, halting], MERGED, (), resamples=2000, seed=1)
-    assert [one.run for one in swept.candidates] == ["r1", "r2", "r0", "r3"]
-    for one in swept.candidates:
-        own = card(next(run for run in [*runs, halting] if run.name == one.run), MERGED, resamples=2000)
-        assert one.macro_f1.value == pytest.approx(own.strict.macro_f1.value)
-        assert one.accuracy == pytest.approx(own.strict.accuracy.value)
-        assert one.coverage == pytest.approx(own.coverage.value)
-        assert one.macro_f1.low == pytest.approx(own.strict.macro_f1.low, abs=0.02)
-        assert one.macro_f1.high == pytest.approx(own.strict.macro_f1.high, abs=0.02)
+    assert [candidate.run for candidate in swept.candidates] == ["r1", "r2", "r0", "r3"]
+    for candidate in swept.candidates:
+        own_figures = card(next(run for run in [*runs, halting] if run.name == candidate.run), MERGED, resamples=2000)
+        assert candidate.macro_f1.value == pytest.approx(own_figures.strict.macro_f1.value)
+        assert candidate.accuracy == pytest.approx(own_figures.strict.accuracy.value)
+        assert candidate.coverage == pytest.approx(own_figures.coverage.value)
+        assert candidate.macro_f1.low == pytest.approx(own_figures.strict.macro_f1.low, abs=0.02)
+        assert candidate.macro_f1.high == pytest.approx(own_figures.strict.macro_f1.high, abs=0.02)
     assert swept.best.behind.value == swept.best.behind.high == 0 and swept.best.within_noise
     assert not swept.candidates[-1].within_noise and swept.candidates[-1].behind.low > 0
 
 
-def test_thresholds_read_the_scores_again_and_leave_what_has_none() -> None:
+def test_thresholds_relabel_scored_memes_and_leave_the_others() -> None:
     gold = [True] * 5 + [False] * 5
     scores = [0.4, 0.4, 0.4, 0.4, None, 0.1, 0.1, 0.3, 0.3, None]
     swept = rank([results("r", gold, [N, N, N, N, H, N, N, N, N, U], scores)], MERGED, (0.2, 0.35), resamples=100)
-    by = {one.threshold: one for one in swept.candidates}
+    by = {candidate.threshold: candidate for candidate in swept.candidates}
     assert by[0.35].accuracy == 0.9 and by[0.2].accuracy == 0.7 and by[None].accuracy == 0.5
-    assert {one.coverage for one in swept.candidates} == {0.9}
+    assert {candidate.coverage for candidate in swept.candidates} == {0.9}
     assert swept.best.threshold == 0.35
     bare = rank([results("r", gold, [H, N] * 5)], MERGED, (0.2,), resamples=100)
-    assert [one.threshold for one in bare.candidates] == [None]
+    assert [candidate.threshold for candidate in bare.candidates] == [None]
 
 
-def test_one_candidate_is_not_flattered() -> None:
+def test_single_candidate_is_not_flattered() -> None:
     gold = [bool(n % 2) for n in range(60)]
     swept = rank([results("r", gold, guessing(np.random.default_rng(0), gold, 0.7))], MERGED, (), resamples=500)
     assert swept.flattered_by == 0
@@ -140,32 +140,32 @@ def test_one_candidate_is_not_flattered() -> None:
 
 
 @pytest.mark.slow
-def test_the_best_of_many_equals_is_flattered_by_about_as_much_as_is_said() -> None:
-    """Thirty systems that are right in 70 % of all memes: what the best of them scores beyond that is luck."""
+def test_best_of_many_equals_is_flattered_by_about_the_estimate() -> None:
+    """Thirty systems that are right about 70 % of all memes: any lead of the best is luck."""
     gold = [bool(n % 2) for n in range(200)]
-    said, true = [], []
+    estimated, true = [], []
     for seed in range(12):
         rng = np.random.default_rng(seed)
         runs = [results(f"r{n}", gold, guessing(rng, gold, 0.7)) for n in range(30)]
         swept = rank(runs, MERGED, (), resamples=300, seed=seed)
-        said.append(swept.flattered_by)
+        estimated.append(swept.flattered_by)
         true.append(swept.best.macro_f1.value - 0.7)
-        assert sum(one.within_noise for one in swept.candidates) > 5
-    # The true one is two standard errors of 200 memes, .065; the estimate is known to be a little cautious.
+        assert sum(candidate.within_noise for candidate in swept.candidates) > 5
+    # The true flattery is two standard errors of 200 memes, .065; the estimate is known to be a little cautious.
     assert np.mean(true) == pytest.approx(0.065, abs=0.015)
-    assert 0.75 < np.mean(said) / np.mean(true) < 1.25
+    assert 0.75 < np.mean(estimated) / np.mean(true) < 1.25
 
 
-def test_one_that_is_far_better_owes_little_to_luck() -> None:
+def test_clearly_best_candidate_owes_little_to_luck() -> None:
     gold = [bool(n % 2) for n in range(200)]
     rng = np.random.default_rng(0)
     runs = [results(f"r{n}", gold, guessing(rng, gold, 0.9 if n == 4 else 0.6)) for n in range(10)]
     swept = rank(runs, MERGED, (), resamples=300)
     assert swept.best.run == "r4" and swept.flattered_by < 0.005
-    assert sum(one.within_noise for one in swept.candidates) == 1
+    assert sum(candidate.within_noise for candidate in swept.candidates) == 1
 
 
-def test_too_few_memes_and_other_memes_are_refused() -> None:
+def test_too_few_or_different_memes_are_refused() -> None:
     few = results("r", [True] * 3 + [False] * 30, [H] * 33)
     with pytest.raises(BadRequest) as refused:
         rank([few], MERGED, ())
@@ -176,43 +176,50 @@ def test_too_few_memes_and_other_memes_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_sweeps_without_a_model_and_takes_more_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_sweeps_without_a_model_and_extends_a_finished_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
-    made = make(tmp_path / "data", Layout.HARMEME, train=32, val=16, test=0, seed=2)
+    data = make(tmp_path / "data", Layout.HARMEME, train=32, val=16, test=0, seed=2)
     options = [
-        "sweep", "--dataset", made.dataset, "--data", str(made.root), "--out", str(tmp_path / "out"),
+        "sweep", "--dataset", data.dataset, "--data", str(data.root), "--out", str(tmp_path / "out"),
         "--protocol", "merged", "--thresholds", "0.4,0.6", "--concurrency", "2",
     ]  # fmt: skip
     environment = {"MEMECOURT_HOME": str(tmp_path / "home"), "MEMECOURT_PICTURE_WORKERS": "1"}
     first = CliRunner().invoke(cli, [*options, "--grid", "alpha=0,1"], env=environment)
     assert first.exit_code == 0, first.output
     lines = first.stdout.splitlines()
-    assert lines[0] == f"{made.dataset}, split val, protocol merged: 16 memes"
+    assert lines[0] == f"{data.dataset}, split val, protocol merged: 16 memes"
     assert any(line.startswith("Best of 6: alpha=") for line in lines)
     assert any(line.startswith("The best of many is flattered") for line in lines)
     finished = (tmp_path / "out" / "alpha=0" / "manifest.json").read_bytes()
     more = CliRunner().invoke(cli, [*options, "--grid", "alpha=0,1,0.5", "--json"], env=environment)
     assert more.exit_code == 0, more.output
     found = json.loads(more.stdout)["merged"]
-    assert {one["run"] for one in found["candidates"]} == {"alpha=0", "alpha=1", "alpha=0.5"}
+    assert {candidate["run"] for candidate in found["candidates"]} == {"alpha=0", "alpha=1", "alpha=0.5"}
     assert len(found["candidates"]) == 9 and found["n"] == 16
     assert (tmp_path / "out" / "alpha=0" / "manifest.json").read_bytes() == finished
     nothing = CliRunner().invoke(cli, ["sweep", *options[1:7], "--out", str(tmp_path / "x")], env=environment)
     assert nothing.exit_code == 2 and "nothing to choose from" in nothing.output
 
 
-def test_few_memes_of_difference_are_within_noise_and_groups_are_drawn_whole() -> None:
+def test_small_differences_are_noise_and_groups_are_drawn_whole() -> None:
     gold = [bool(n % 2) for n in range(40)]
     right = [H if harmful else N for harmful in gold]
 
     def swept(wrong: int, group: int = 0) -> Sweep:
-        worse = [N if one is H else H for one in right[:wrong]] + right[wrong:]
+        worse = [N if outcome is H else H for outcome in right[:wrong]] + right[wrong:]
         runs = [results("right", gold, right), results("worse", gold, worse)]
         if group:
-            named = [one.meme.model_copy(update={"group": f"g{n // group}"}) for n, one in enumerate(runs[0].judged)]
+            grouped_memes = [
+                one.meme.model_copy(update={"group": f"g{n // group}"}) for n, one in enumerate(runs[0].judged)
+            ]
             runs = [
                 replace(
-                    run, judged=tuple(Judged(meme, one.prediction) for meme, one in zip(named, run.judged, strict=True))
+                    run,
+                    judged=tuple(
+                        Judged(meme, one.prediction) for meme, one in zip(grouped_memes, run.judged, strict=True)
+                    ),
                 )
                 for run in runs
             ]
@@ -224,7 +231,7 @@ def test_few_memes_of_difference_are_within_noise_and_groups_are_drawn_whole() -
         assert (worse.differing, worse.within_noise) == (wrong, not sure)
     assert swept(5).candidates[1].behind.low > 0 and TOO_FEW_DIFFER in in_words(swept(5))
     assert TOO_FEW_DIFFER not in in_words(swept(20))
-    # Twenty memes of one group are wrong, which is one witness.
+    # Twenty wrong memes of one group count as one independent observation.
     assert swept(20, group=20).candidates[1].differing == 1 and swept(20, group=20).candidates[1].within_noise
     wide, narrow = (swept(20, group=size).candidates[1].macro_f1 for size in (10, 1))
     assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)

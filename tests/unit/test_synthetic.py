@@ -1,4 +1,4 @@
-"""Synthetic benchmarks: the same every time, with a rule that needs both halves; and a model whose errors are known."""
+"""Tests of synthetic benchmarks: reproducible, with a rule that needs both halves, and an oracle with known errors."""
 
 import asyncio
 import io
@@ -52,7 +52,7 @@ def memes(planted):
 
 @pytest.fixture(scope="module")
 def pictures(planted):
-    """The pictures of all sound memes, as the service reads them, and that of the re-encoded one."""
+    """The pictures of all sound memes, as the service decodes them, and that of the re-encoded one."""
 
     async def read():
         reader = GuardedPictureReader(workers=2)
@@ -72,14 +72,14 @@ def files(root):
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_other_memes(tmp_path):
+def test_same_seed_gives_the_same_bytes_and_another_seed_other_memes(tmp_path):
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
         make(tmp_path / name, Layout.FHM, train=8, val=0, test=8, seed=seed, plant=list(Plant))
     assert files(tmp_path / "a") == files(tmp_path / "b")
     assert {m.text for m in read_key(tmp_path / "a")}.isdisjoint(m.text for m in read_key(tmp_path / "c"))
 
 
-def test_every_saying_is_understood_and_ruled_by_both_halves():
+def test_every_saying_is_parsed_and_labelled_by_both_halves():
     for group in GROUPS:
         for saying, level in SAYINGS.items():
             text = text_of(OPENERS[0], group, saying, TIMES[0])
@@ -101,28 +101,28 @@ def test_confounders_change_one_half_and_flip_the_label(memes):
         for harmful in (meme for meme in family if meme.harmful):
             benign = [meme for meme in family if not meme.harmful]
             assert any((other.text == harmful.text) != (other.badge == harmful.badge) for other in benign)
-    # The badge alone is worth a coin; words alone no more than calling every bad one harmful.
+    # The badge alone predicts no better than chance; the words alone no better than calling every bad one harmful.
     by_badge = Counter((meme.family, meme.badge, meme.harmful) for meme in memes)
     assert all(by_badge[family, badge, not harmful] == count for (family, badge, harmful), count in by_badge.items())
     assert sum(claim_of(meme.text).bad == meme.harmful for meme in memes) == 0.75 * len(memes)
 
 
-def test_nothing_leaks_that_was_not_planted(memes):
+def test_unplanted_memes_do_not_leak_between_splits(memes):
     splits = defaultdict(set)
     for meme in memes:
         splits[meme.text].add(meme.split)
-    assert all(len(where) == 1 for where in splits.values())
+    assert all(len(splits_of_text) == 1 for splits_of_text in splits.values())
     assert len({meme.id for meme in memes}) == len(memes)
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_both_layouts_are_read_as_what_they_are(layout, tmp_path):
-    made = make(tmp_path / "data", layout, train=8, val=4, test=4)
-    (dataset,) = recognised(made.root)
-    assert dataset is DATASETS[made.dataset]
+def test_both_layouts_are_recognised_and_read(layout, tmp_path):
+    data = make(tmp_path / "data", layout, train=8, val=4, test=4)
+    (dataset,) = recognised(data.root)
+    assert dataset is DATASETS[data.dataset]
     for split in dataset.splits:
-        read = read_split(dataset, made.root, split)
-        known = [meme for meme in read_key(made.root) if meme.split == split]
+        read = read_split(dataset, data.root, split)
+        known = [meme for meme in read_key(data.root) if meme.split == split]
         assert not read.problems
         assert [(m.id, m.text, m.harmful) for m in read.memes] == [(m.id, m.text, m.harmful) for m in known]
         if layout is Layout.HARMEME:
@@ -131,7 +131,7 @@ def test_both_layouts_are_read_as_what_they_are(layout, tmp_path):
             assert read_badge((read.pictures / meme.image).read_bytes()) == fact.badge
 
 
-def test_the_badge_is_read_off_pixels_that_were_scaled_or_compressed_and_off_nothing_else():
+def test_badge_is_readable_after_scaling_or_compression_and_never_invented():
     for badge in GROUPS:
         image = draw("desk", 1, badge, "cake\nfor all")
         assert read_badge(png_of(image)) == badge
@@ -144,7 +144,7 @@ def test_the_badge_is_read_off_pixels_that_were_scaled_or_compressed_and_off_not
     assert read_badge(png_of(Image.new("RGB", (64, 48), (255, 255, 255)))) is None
 
 
-def test_what_is_planted_is_what_it_is_said_to_be(planted, pictures):
+def test_planted_memes_have_the_described_faults(planted, pictures):
     known = {meme.id: meme for meme in planted.memes if meme.split == "test"}
     by_kind = {(meme.planted, meme.split): meme for meme in planted.memes if meme.planted}
     images = planted.root / "images"
@@ -152,33 +152,37 @@ def test_what_is_planted_is_what_it_is_said_to_be(planted, pictures):
     def pair(kind):
         return by_kind[kind, "train"], known[by_kind[kind, "train"].of]
 
-    leaked, of = pair("same id")
-    assert leaked.id == of.id and (leaked.text, leaked.image) != (of.text, of.image)
-    leaked, of = pair("same file")
-    assert (images / leaked.image).read_bytes() == (images / of.image).read_bytes() and leaked.text != of.text
-    leaked, of = pair("same picture")
-    assert (images / leaked.image).read_bytes() != (images / of.image).read_bytes()
-    assert pictures[leaked.image].pixels_sha256 == pictures[of.image].pixels_sha256
-    leaked, of = pair("same text")
-    assert leaked.text == of.text and pictures[leaked.image].pixels_sha256 != pictures[of.image].pixels_sha256
-    leaked, of = pair("near-duplicate")
-    assert leaked.text == of.text + "!" and read_badge((images / leaked.image).read_bytes()) == of.badge
-    assert pictures[leaked.image].pixels_sha256 != pictures[of.image].pixels_sha256
+    leaked, original = pair("same id")
+    assert leaked.id == original.id and (leaked.text, leaked.image) != (original.text, original.image)
+    leaked, original = pair("same file")
+    assert (images / leaked.image).read_bytes() == (
+        images / original.image
+    ).read_bytes() and leaked.text != original.text
+    leaked, original = pair("same picture")
+    assert (images / leaked.image).read_bytes() != (images / original.image).read_bytes()
+    assert pictures[leaked.image].pixels_sha256 == pictures[original.image].pixels_sha256
+    leaked, original = pair("same text")
+    assert (
+        leaked.text == original.text and pictures[leaked.image].pixels_sha256 != pictures[original.image].pixels_sha256
+    )
+    leaked, original = pair("near-duplicate")
+    assert leaked.text == original.text + "!" and read_badge((images / leaked.image).read_bytes()) == original.badge
+    assert pictures[leaked.image].pixels_sha256 != pictures[original.image].pixels_sha256
     assert not (images / by_kind["missing picture", "train"].image).exists()
-    told = json.loads((planted.root / SYNTHETIC_KEY).read_text())
-    assert [one["kind"] for one in told["planted"]] == [meme.planted for meme in planted.memes if meme.planted]
+    document = json.loads((planted.root / SYNTHETIC_KEY).read_text())
+    assert [plant["kind"] for plant in document["planted"]] == [meme.planted for meme in planted.memes if meme.planted]
     assert Counter(meme.split for meme in planted.memes if not meme.planted) == {"train": 40, "val": 8, "test": 24}
     assert all(meme.level == level_of(meme.text, meme.badge) for meme in planted.memes)
 
 
-def test_the_command(tmp_path):
+def test_synthetic_command(tmp_path):
     run = CliRunner().invoke
     sizes = ["--train", "8", "--val", "0", "--test", "8", "--layout", "fhm"]
-    made = run(cli, ["synthetic", str(tmp_path / "out"), *sizes, "--plant", "leakage"])
-    assert made.exit_code == 0 and "21 memes" in made.output and "as data set synthetic-fhm" in made.output
-    assert "planted in train: near-duplicate, id 21, of 13" in made.output
-    again = run(cli, ["synthetic", str(tmp_path / "out")])
-    assert again.exit_code == 1 and "is not empty" in again.output
+    created = run(cli, ["synthetic", str(tmp_path / "out"), *sizes, "--plant", "leakage"])
+    assert created.exit_code == 0 and "21 memes" in created.output and "as data set synthetic-fhm" in created.output
+    assert "planted in train: near-duplicate, id 21, of 13" in created.output
+    second = run(cli, ["synthetic", str(tmp_path / "out")])
+    assert second.exit_code == 1 and "is not empty" in second.output
     assert run(cli, ["synthetic", str(tmp_path / "new"), "--plant", "weeds"]).exit_code == 2
     for wrong in ({"train": 0, "val": 0, "test": 0}, {"train": 13_000, "val": 0, "test": 0}):
         with pytest.raises(BadRequest, match="Between 1 and"):
@@ -188,7 +192,7 @@ def test_the_command(tmp_path):
 
 
 def drawn_world(count=2000):
-    """Texts and badges of many memes, half of them about those who are shown."""
+    """Texts and badges of many memes, a third of them about another group than the one shown."""
     groups = list(GROUPS)
     for number in range(count):
         group = groups[number % len(groups)]
@@ -198,30 +202,30 @@ def drawn_world(count=2000):
 
 
 @pytest.mark.parametrize("ability", [Ability(), Ability(harmful=0.7, benign=0.95, seed=9)])
-def test_with_all_help_it_is_as_good_as_it_is_told_to_be(ability):
+def test_oracle_with_all_aids_has_the_configured_accuracy(ability):
     hits, counts = Counter(), Counter()
     for text, badge in drawn_world():
         gold = level_of(text, badge) is not Level.NOT_HARMFUL
-        said = expected(text, badge, ability, precedents=[(text, badge, gold)])
-        assert said.recognised
-        hits[gold] += said.harmful == gold
+        answer = expected(text, badge, ability, precedents=[(text, badge, gold)])
+        assert answer.recognised
+        hits[gold] += answer.harmful == gold
         counts[gold] += 1
     for gold, share in ((True, ability.harmful), (False, ability.benign)):
-        # Four standard errors of a share of so many memes.
+        # Four standard errors of the share.
         assert hits[gold] / counts[gold] == pytest.approx(share, abs=4 * (share * (1 - share) / counts[gold]) ** 0.5)
 
 
-def test_each_help_lets_it_see_more_and_never_less():
+def test_each_aid_lets_the_oracle_recognise_more_and_never_less():
     least = {"dull": True}
     steps = [least, {"advocates": False}, {"captioner": False}, {"stance_from_start": False}, {}]
-    seen = []
+    recognised = []
     for settings in steps:
-        seen.append(
+        recognised.append(
             {i for i, (text, badge) in enumerate(drawn_world()) if expected(text, badge, ABLE, **settings).recognised}
         )
-    assert seen[0] < seen[1] < seen[2] == seen[3] < seen[4]
-    for share, which in zip((0.4, 0.6, 0.7, 0.7, 0.8), seen, strict=True):
-        assert len(which) / 2000 == pytest.approx(share, abs=4 * (share * (1 - share) / 2000) ** 0.5)
+    assert recognised[0] < recognised[1] < recognised[2] == recognised[3] < recognised[4]
+    for share, found in zip((0.4, 0.6, 0.7, 0.7, 0.8), recognised, strict=True):
+        assert len(found) / 2000 == pytest.approx(share, abs=4 * (share * (1 - share) / 2000) ** 0.5)
     rightly = [(text, badge, level_of(text, badge) > 0) for text, badge in drawn_world(3)]
     for text, badge in drawn_world(200):
         plain = expected(text, badge, ABLE)
@@ -230,15 +234,15 @@ def test_each_help_lets_it_see_more_and_never_less():
         assert expected(text, badge, ABLE, precedents=wrong) == plain
 
 
-def test_without_a_picture_it_goes_by_the_words_alone():
+def test_without_a_picture_the_oracle_goes_by_the_words_alone():
     for text, _ in drawn_world(200):
-        said = judge(JudgeInput(text, None, described=True, follow=True), ABLE)
-        assert not said.recognised and said.harmful == claim_of(text).bad
+        answer = judge(JudgeInput(text, None, described=True, follow=True), ABLE)
+        assert not answer.recognised and answer.harmful == claim_of(text).bad
     assert judge(JudgeInput("cake for all", "Blueland"), ABLE).harmful  # in doubt
 
 
 class SyntheticFinder(FakeFinder):
-    """Finds memes of the train split, with their pictures."""
+    """A finder that returns memes of the train split with their pictures."""
 
     def __init__(self, precedents, pictures):
         labels = [Label.HARMFUL if harmful else Label.NOT_HARMFUL for _, harmful in precedents]
@@ -264,7 +268,7 @@ SETTINGS = {
 }
 
 
-def tried(meme, picture, finder, settings, model):
+def try_with_oracle(meme, picture, finder, settings, model):
     chair = RoleModel(model)
     court = Court(
         finder=finder,
@@ -278,38 +282,45 @@ def tried(meme, picture, finder, settings, model):
 
 @pytest.mark.parametrize("truthful", [True, False], ids=["right labels", "wrong labels"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_whole_trial_ends_as_was_expected_to_the_last_digit(name, truthful, memes, pictures):
+def test_full_trial_ends_exactly_as_expected(name, truthful, memes, pictures):
     settings, changed = SETTINGS[name]
     train = [meme for meme in memes if meme.split == "train"][:3]
-    shown = [(meme, meme.harmful == truthful) for meme in train]
-    finder = SyntheticFinder(shown, pictures)
-    told = [(meme.text, meme.badge, label) for meme, label in shown]
-    told = told if settings.get("precedents", True) else []
+    labelled = [(meme, meme.harmful == truthful) for meme in train]
+    finder = SyntheticFinder(labelled, pictures)
+    precedents = [(meme.text, meme.badge, label) for meme, label in labelled]
+    precedents = precedents if settings.get("precedents", True) else []
     for meme in [meme for meme in memes if meme.split == "test"][:6]:
         model = oracle(ABLE)
-        record = tried(meme, pictures[meme.image], finder, settings, model)
-        due = expected(meme.text, meme.badge, ABLE, precedents=told, **changed)
+        record = try_with_oracle(meme, pictures[meme.image], finder, settings, model)
+        expectation = expected(meme.text, meme.badge, ABLE, precedents=precedents, **changed)
         verdict = record.verdict
-        assert (verdict.label is Label.HARMFUL, verdict.harm_score) == (due.harmful, pytest.approx(due.probability))
-        assert (verdict.strengths.harmful.level == 3) == (due.level is Level.VERY_HARMFUL)
+        assert (verdict.label is Label.HARMFUL, verdict.harm_score) == (
+            expectation.harmful,
+            pytest.approx(expectation.probability),
+        )
+        assert (verdict.strengths.harmful.level == 3) == (expectation.level is Level.VERY_HARMFUL)
         rounds = [event.rounds for event in record.events if isinstance(event, SideRested)]
         sides = 0 if name in ("dull", "no advocates") else 2
         assert rounds == [0 if name == "no captioner" else rounds_of(meme.text)] * sides
 
 
-def test_a_judge_that_is_shown_the_wrong_picture_errs_and_swapped_sides_help_nobody(memes, pictures):
-    """It looks: were the pictures of two memes mixed up on the way, the outcome would change."""
+def test_wrong_picture_misleads_the_judge_and_swapped_sides_do_not_help(memes, pictures):
+    """The oracle really sees the picture: if the pictures of two memes were swapped on the way, the outcome would
+    change.
+    """
     harmful = [meme for meme in memes if meme.harmful]
     able = Ability(harmful=1, benign=1, eyes=1)
     for meme in harmful[:4]:
-        other = next(each for each in memes if each.badge != meme.badge)
+        other = next(candidate for candidate in memes if candidate.badge != meme.badge)
         finder = SyntheticFinder([(meme, True)] * 3, pictures)
         settings = {"dull_judge": True}
-        assert tried(meme, pictures[meme.image], finder, settings, oracle(able)).verdict.label is Label.HARMFUL
-        mixed = tried(meme, pictures[other.image], finder, settings, oracle(able))
+        assert (
+            try_with_oracle(meme, pictures[meme.image], finder, settings, oracle(able)).verdict.label is Label.HARMFUL
+        )
+        mixed = try_with_oracle(meme, pictures[other.image], finder, settings, oracle(able))
         assert mixed.verdict.label is Label.NOT_HARMFUL
 
-    def ruled(accuser, defender, meme, ability):
+    def rationale_for(accuser, defender, meme, ability):
         frame = Frame(pictures[meme.image].frames[0].png, 640, 480)
         sides = "The side that says it is harmful:\n{}\n\nThe side that says it is not:\n{}"
         fenced = [f"[begin m]\n{text}\n[end m]" for text in (meme.text, accuser, defender)]
@@ -325,11 +336,11 @@ def test_a_judge_that_is_shown_the_wrong_picture_errs_and_swapped_sides_help_nob
     blind = Ability(eyes=0, answers=1)
     meme = memes[0]
     words = f"harm: as the witness answered there is the badge of {meme.badge}."
-    assert ruled(f"For {words}", f"Against {words}", meme, blind) == "The badge was made out."
-    assert ruled(f"Against {words}", f"For {words}", meme, blind) != "The badge was made out."
+    assert rationale_for(f"For {words}", f"Against {words}", meme, blind) == "The badge was made out."
+    assert rationale_for(f"Against {words}", f"For {words}", meme, blind) != "The badge was made out."
 
 
-def test_it_speaks_through_a_socket_as_it_does_without_one(memes, pictures):
+def test_oracle_gives_the_same_answers_over_a_socket(memes, pictures):
     assert parsed(["--play", "synthetic"])[0].play == "synthetic" and parsed(["--play"])[0].play == "rounds"
     tests = [meme for meme in memes if meme.split == "test"][:3]
     finder = SyntheticFinder([(meme, meme.harmful) for meme in memes[:3]], pictures)
@@ -355,8 +366,8 @@ def test_it_speaks_through_a_socket_as_it_does_without_one(memes, pictures):
             finally:
                 await model.aclose()
 
-    told = [(meme.text, meme.badge, meme.harmful) for meme in memes[:3]]
+    precedents = [(meme.text, meme.badge, meme.harmful) for meme in memes[:3]]
     for meme, record in zip(tests, asyncio.run(hear()), strict=True):
-        due = expected(meme.text, meme.badge, Ability(), precedents=told)
-        assert (record.verdict.label is Label.HARMFUL) == due.harmful
-        assert record.verdict.harm_score == pytest.approx(due.probability)
+        expectation = expected(meme.text, meme.badge, Ability(), precedents=precedents)
+        assert (record.verdict.label is Label.HARMFUL) == expectation.harmful
+        assert record.verdict.harm_score == pytest.approx(expectation.probability)

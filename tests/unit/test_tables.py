@@ -1,4 +1,4 @@
-"""Tables as spreadsheets, Windows and pandas write them: one content, in many files."""
+"""Tests of tables as spreadsheets, Windows and pandas write them: one content in many file formats."""
 
 import io
 
@@ -45,7 +45,7 @@ FILES = {
     "plain": table().encode(),
     "BOM and CRLF": table(end="\r\n").encode("utf-8-sig"),
     "UTF-16": table(end="\r\n").encode("utf-16"),
-    "UTF-16, big end first": b"\xfe\xff" + table().encode("utf-16-be"),
+    "UTF-16, big-endian": b"\xfe\xff" + table().encode("utf-16-be"),
     "lone CR": table(end="\r").encode(),
     "semicolons": table(";").encode(),
     "tabs": table("\t").encode(),
@@ -58,7 +58,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
-def test_one_table_however_it_is_written(tmp_path, content):
+def test_table_is_read_in_every_format(tmp_path, content):
     (tmp_path / "table.csv").write_bytes(content)
     rows = read_source(Source(tmp_path / "table.csv"))
     assert not rows.problems
@@ -67,14 +67,14 @@ def test_one_table_however_it_is_written(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
-def test_predictions_are_read_the_same_way(tmp_path, content):
+def test_predictions_are_read_in_every_format(tmp_path, content):
     (tmp_path / "table.csv").write_bytes(content)
     read = read_predictions(tmp_path / "table.csv", [meme(id_, label == "1") for id_, _, label, _ in ROWS])
-    assert [one.outcome.harmful for one in read.predictions] == [True, False, True, False]
+    assert [prediction.outcome.harmful for prediction in read.predictions] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "message"),
     [
         (table().encode("cp1252"), r"not UTF-8 text: line 3 has bytes of another encoding.*iconv -f WINDOWS-1252"),
         (table().encode("utf-16-le"), "UTF-16 without a mark"),
@@ -83,9 +83,9 @@ def test_predictions_are_read_the_same_way(tmp_path, content):
     ],
 )
 @pytest.mark.parametrize("read", [lambda path: read_source(Source(path)), lambda path: read_predictions(path, [])])
-def test_an_encoding_that_is_not_known_is_named_and_nothing_is_read(tmp_path, content, why, read):
+def test_unsupported_encoding_is_named_and_refused(tmp_path, content, message, read):
     (tmp_path / "table.csv").write_bytes(content)
-    with pytest.raises(BadRequest, match=why):
+    with pytest.raises(BadRequest, match=message):
         read(tmp_path / "table.csv")
 
 
@@ -103,18 +103,18 @@ def test_an_encoding_that_is_not_known_is_named_and_nothing_is_read(tmp_path, co
         (-1, "-1"),
     ],
 )
-def test_words_of_labels(value, word):
+def test_label_words_are_normalised(value, word):
     assert plain_word(value) == word
 
 
-def test_a_negative_label_is_not_its_opposite(tmp_path):
+def test_negative_label_is_not_read_as_its_opposite(tmp_path):
     (tmp_path / "table.csv").write_text(table(labels=("1", "-1")))
     rows = read_source(Source(tmp_path / "table.csv"))
     assert [row.id for row in rows.good] == ["00035", "00037"]
     assert [problem.id for problem in rows.problems] == ["00036", "00038"]
 
 
-def test_a_column_that_stands_twice_is_not_chosen_from(tmp_path):
+def test_duplicate_column_is_refused(tmp_path):
     (tmp_path / "table.csv").write_text("id,label,text,Label\na,1,words,0\n")
     with pytest.raises(BadRequest, match="has the column label twice"):
         read_source(Source(tmp_path / "table.csv"))
@@ -125,10 +125,10 @@ def test_a_column_that_stands_twice_is_not_chosen_from(tmp_path):
     [
         ('m10,0,"oops\n', 10),  # to the end of the file
         ('m10,0,"oops\n' + "x,1,y\n" * 30 + 'x,1,"y"\n', 499),  # to the next quote
-        ('m10,0,"oops\n' + "x,1,y\n" * 200 + 'x,1,y"\n', 499),  # to one that fits, so far below that it is no cell's
+        ('m10,0,"oops\n' + "x,1,y\n" * 200 + 'x,1,y"\n', 499),  # to a fitting quote, too far below to end this cell
     ],
 )
-def test_rows_that_a_quote_swallows_are_counted(tmp_path, quoted, good):
+def test_rows_swallowed_by_a_quote_are_counted(tmp_path, quoted, good):
     rows = [f"m{n},{n % 2},text number {n}\n" for n in range(500)]
     rows[10] = quoted
     (tmp_path / "table.csv").write_text("id,label,text\n" + "".join(rows))
@@ -138,7 +138,7 @@ def test_rows_that_a_quote_swallows_are_counted(tmp_path, quoted, good):
     assert len(read.problems) == "".join(rows).count("\n") - good
 
 
-def test_rows_within_a_long_cell_are_its_text(tmp_path):
+def test_lines_within_a_long_cell_belong_to_its_text(tmp_path):
     content = f'id,label,text\na,1,"{"x" * 200_000}\nb,0,inner"\nc,0,words\n'
     (tmp_path / "table.csv").write_text(content)
     rows = read_source(Source(tmp_path / "table.csv"))
@@ -146,12 +146,12 @@ def test_rows_within_a_long_cell_are_its_text(tmp_path):
     assert [problem.reason for problem in rows.problems] == ["its text is too long"]
 
 
-def test_line_ends_of_two_kinds(tmp_path):
+def test_mixed_line_ends_are_read(tmp_path):
     (tmp_path / "table.csv").write_text(table(end="\r").replace("never trust", "never\ntrust"), newline="")
     assert len(read_source(Source(tmp_path / "table.csv")).good) == 4
 
 
-def test_ids_that_a_spreadsheet_has_rounded_make_no_library(tmp_path):
+def test_ids_rounded_by_a_spreadsheet_make_no_library(tmp_path):
     rows = [f"1.23457E+18,{number % 2},text number {number}" for number in range(18)]
     (tmp_path / "table.csv").write_text("\n".join(["id,label,text", *rows]))
     command = ["precedents", "build", str(tmp_path / "library"), str(tmp_path / "table.csv")]
@@ -159,7 +159,7 @@ def test_ids_that_a_spreadsheet_has_rounded_make_no_library(tmp_path):
     assert refused.exit_code == 1 and "another meme before it has its id (17)" in refused.output
 
 
-def test_a_folder_without_the_pictures_makes_no_library(tmp_path):
+def test_folder_without_the_pictures_makes_no_library(tmp_path):
     (tmp_path / "table.csv").write_text(table())
     (tmp_path / "elsewhere").mkdir()
     command = ["precedents", "build", str(tmp_path / "library"), str(tmp_path / "table.csv")]
@@ -200,19 +200,19 @@ def pictures(tmp_path):
         "img/r\u00e9sum\u00e9.png",
     ],
 )
-def test_a_picture_is_found_by_whatever_its_table_calls_it(pictures, name):
+def test_picture_is_found_under_every_spelling_of_its_name(pictures, name):
     assert _file(name, pictures)
 
 
 @pytest.mark.parametrize(
     "name", ["../secret.png", "..\\secret.png", "img/../../secret.png", "img", "", "\\", "00002.png"]
 )
-def test_no_name_leads_out_of_the_folder(pictures, name):
+def test_picture_names_cannot_lead_out_of_the_folder(pictures, name):
     with pytest.raises(_NoPicture, match="missing"):
         _file(name, pictures)
 
 
-def test_a_table_of_which_too_much_can_not_be_used_makes_no_library(tmp_path):
+def test_table_with_too_many_unusable_rows_makes_no_library(tmp_path):
     rows = [f"m{number},{'maybe' if number < 3 else number % 2},some text number {number}" for number in range(18)]
     (tmp_path / "table.csv").write_text("\n".join(["id,label,text", *rows]))
     place, command = (
@@ -225,5 +225,5 @@ def test_a_table_of_which_too_much_can_not_be_used_makes_no_library(tmp_path):
     )
     assert not place.exists()
     assert CliRunner().invoke(cli, [*command, "--max-lost", "0.2"]).exit_code == 0
-    again = CliRunner().invoke(cli, ["precedents", "add", str(place), str(tmp_path / "table.csv")])
-    assert "3 of the 18 rows can't be used" in again.output, "what is there already is no loss"
+    added = CliRunner().invoke(cli, ["precedents", "add", str(place), str(tmp_path / "table.csv")])
+    assert "3 of the 18 rows can't be used" in added.output, "memes that are there already do not count as lost"

@@ -1,4 +1,4 @@
-"""What calls cost that no event tells of is counted in the last one: nothing that was spent is off the record."""
+"""Tests of the tally of unused calls: the last event counts every call that no other event records."""
 
 import asyncio
 import json
@@ -28,8 +28,8 @@ try_meme = partial(casts.try_meme, run=virtual_time.run)
 ONE = TrialSettings(rounds_min=1, rounds_max=1, overlap=False)
 
 
-class Counted:
-    """The models of a cast; counts what they answered."""
+class CountingModels:
+    """The models of a cast; counts their answers."""
 
     def __init__(self, cast):
         self.cast, self.answered, self.cut_off = cast, [], 0
@@ -38,15 +38,15 @@ class Counted:
                 object.__setattr__(model, name, self.counting(getattr(model, name)))
 
     def counting(self, ask):
-        async def counted(*given, within_s):
+        async def counted(*arguments, within_s):
             try:
-                said = await ask(*given, within_s=within_s)
+                answer = await ask(*arguments, within_s=within_s)
             except BaseException:
                 self.cut_off += 1
                 raise
-            if said is not None:
-                self.answered.append(said if isinstance(said, ChatReply) else said.reply)
-            return said
+            if answer is not None:
+                self.answered.append(answer if isinstance(answer, ChatReply) else answer.reply)
+            return answer
 
         return counted
 
@@ -61,12 +61,12 @@ class Counted:
         )
 
 
-def told(record):
-    """What the events of a record tell of, each call once, and what the last says besides."""
-    kept = {(event.side, event.round) for event in record.all(Summarised)}
+def recorded_figures(record):
+    """The figures of all calls in a record, each counted once, plus the unused ones of its last event."""
+    counted_rounds = {(event.side, event.round) for event in record.all(Summarised)}
     calls = []
     for event in record.events:
-        if isinstance(event, SummarisedAhead) and (event.side, event.round) in kept:
+        if isinstance(event, SummarisedAhead) and (event.side, event.round) in counted_rounds:
             continue
         call = getattr(event, "call", None)
         if call is not None:
@@ -84,13 +84,13 @@ def told(record):
 
 
 def slow_first_summary(cast):
-    """Rounds go on meanwhile, and some of it is for nothing: the side rests after its second."""
-    speak = cast.models["accuser"].reply
+    """Later rounds run meanwhile, some of them for nothing: the side rests after its second round."""
+    original_reply = cast.models["accuser"].reply
 
     async def reply(request, *, within_s):
         if task_of(request) == "summarise" and sum("Question " in part for part in request.parts) == 1:
             await asyncio.sleep(0.05)
-        return await speak(request, within_s=within_s)
+        return await original_reply(request, within_s=within_s)
 
     object.__setattr__(cast.models["accuser"], "reply", reply)
     return cast
@@ -98,44 +98,44 @@ def slow_first_summary(cast):
 
 CASTS = {
     "in order": lambda: Cast(rounds=3),
-    "rounds for nothing": lambda: slow_first_summary(Cast(rounds=1, delay_s=0.002)),
+    "unused rounds": lambda: slow_first_summary(Cast(rounds=1, delay_s=0.002)),
     "repaired": lambda: Cast(rounds=2, judge=lambda request: RULING if is_repair(request) else ""),
     "no odds in the end": lambda: Cast(rounds=2, odds=(2.0, 0.1)),
-    "an answer without odds": lambda: Cast(rounds=2, odds=()),
+    "a reply without odds": lambda: Cast(rounds=2, odds=()),
 }
 
 
 @pytest.mark.parametrize("kind", list(CASTS))
 def test_every_call_of_a_trial_is_on_its_record(kind):
-    counted = Counted(CASTS[kind]())
+    counted = CountingModels(CASTS[kind]())
     record = try_meme(counted.cast)
-    assert told(record) == counted.figures
+    assert recorded_figures(record) == counted.figures
 
 
-def test_nothing_is_unused_where_everything_was_needed():
+def test_unused_calls_are_zero_if_every_call_was_needed():
     assert try_meme(Cast(rounds=3), settings=TrialSettings(overlap=False)).last(VerdictGiven).unused == Unused()
 
 
-def test_what_came_for_nothing_is_unused():
-    for none in ((2.0, 0.1), ()):
-        record = try_meme(Cast(rounds=2, odds=none), settings=ONE)
+def test_unusable_odds_count_as_unused():
+    for masses in ((2.0, 0.1), ()):
+        record = try_meme(Cast(rounds=2, odds=masses), settings=ONE)
         assert record.last(VerdictGiven).odds is None
         unused = record.last(VerdictGiven).unused
         assert (unused.calls, unused.tokens_out, unused.unanswered) == (1, 1, 0)
 
 
-def test_a_summary_for_nothing_stands_in_the_record():
-    counted = Counted(slow_first_summary(Cast(rounds=1, delay_s=0.002)))
+def test_unused_early_summary_is_recorded():
+    counted = CountingModels(slow_first_summary(Cast(rounds=1, delay_s=0.002)))
     record = try_meme(counted.cast)
-    kept = {(event.side, event.round) for event in record.all(Summarised)}
+    counted_rounds = {(event.side, event.round) for event in record.all(Summarised)}
     early = record.all(SummarisedAhead)
-    assert [event for event in early if (event.side, event.round) not in kept]
+    assert [event for event in early if (event.side, event.round) not in counted_rounds]
     assert all(event.call.tokens_out for event in early)
 
 
-def test_a_trial_that_fails_says_what_it_cost():
+def test_failed_trial_records_its_cost():
     cut = ChatReply('{"description": "A', FinishReason.LENGTH, "m", 100, 7, 3, 0.0)
-    counted = Counted(Cast(describe=lambda request: cut))
+    counted = CountingModels(Cast(describe=lambda request: cut))
     with pytest.raises(TrialAborted) as caught:
         try_meme(counted.cast)
     assert isinstance(caught.value.cause, ReplyUnusable) and caught.value.reason == "REPLY_CUT"
@@ -143,22 +143,22 @@ def test_a_trial_that_fails_says_what_it_cost():
     assert failed.unused == Unused(calls=2, tokens_in=200, tokens_out=14, tokens_cached=6) == counted.figures
 
 
-def test_calls_that_failed_or_were_cancelled_are_counted():
-    counted = Counted(Cast(rounds=2, judge=lambda request: Unavailable("gone", reason="MODEL_GONE")))
+def test_failed_and_cancelled_calls_are_counted():
+    counted = CountingModels(Cast(rounds=2, judge=lambda request: Unavailable("gone", reason="MODEL_GONE")))
     with pytest.raises(TrialAborted) as caught:
         try_meme(counted.cast)
-    assert told(caught.value.record) == counted.figures
+    assert recorded_figures(caught.value.record) == counted.figures
     assert caught.value.record.last(TrialFailed).unused.unanswered >= 1
 
 
-def test_where_nobody_was_asked_nothing_is_said():
+def test_trial_without_calls_records_no_unused_calls():
     assert try_meme(Cast(), procedure=Procedure.SUMMARY).last(VerdictGiven).unused is None
 
 
-def test_a_record_of_before_this_was_kept_is_read():
-    given = try_meme(Cast(rounds=2)).last(VerdictGiven)
-    stored = given.model_dump(mode="json")
+def test_record_without_the_unused_field_is_readable():
+    event = try_meme(Cast(rounds=2)).last(VerdictGiven)
+    stored = event.model_dump(mode="json")
     del stored["unused"], stored["call"]["server"], stored["odds"]["call"]["server"]
     old = parse_event(json.dumps(stored))
     assert old.unused is None and old.call.server == ""
-    assert old.verdict == given.verdict
+    assert old.verdict == event.verdict

@@ -1,4 +1,4 @@
-"""Data sets in tar shards: rows by key, pictures read where they stand, and archives made to do harm."""
+"""Tests of data sets in tar shards: rows by key, pictures read in place, and malicious archives."""
 
 import asyncio
 import gzip
@@ -54,48 +54,51 @@ def read(place, card=None):
     return found
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("has_picture_member", [True, False])
 @pytest.mark.parametrize("name", ["train.tar/0/first.jpg", "../secret.jpg", "s3://memes/set/a.jpg", ["a"]])
-def test_no_member_names_a_picture(tmp_path, own, name):
-    """A sample's picture is its own, whichever its texts name; one that has none has no picture."""
+def test_text_in_a_sample_cannot_choose_its_picture(tmp_path, has_picture_member, name):
+    """A sample's picture is its own member, whatever its texts name; a sample without such a member has no picture."""
     (tmp_path / "secret.jpg").write_bytes(b"secret")
     json_ = ("m.json", json.dumps({"label": 1, "@picture": name, "@key": "first"}).encode())
     text, picture = ("m.@picture.txt", b"train.tar/0/first.jpg"), ("m.jpg", b"own")
-    # In each order: what is read later must not go before what was read earlier.
+    # In each order: a member read later must not override one read earlier.
     for place, members in enumerate(([json_, text, picture], [picture, json_, text])):
         data = tmp_path / f"data-{place}"
-        write_shard(data / "train.tar", [*sample_of("first"), *(one for one in members if own or one != picture)])
+        write_shard(
+            data / "train.tar",
+            [*sample_of("first"), *(member for member in members if has_picture_member or member != picture)],
+        )
         found = read(data)
         assert found.problems == () and [meme.id for meme in found.memes] == ["first", "m"]
         path = found.picture_of(found.memes[1])
-        assert (read_picture(path) == b"own") if own else (path is None and found.memes[1].image == "")
+        assert (read_picture(path) == b"own") if has_picture_member else (path is None and found.memes[1].image == "")
 
 
-def test_a_picture_is_read_with_one_look_at_its_header(tmp_path, monkeypatch):
+def test_reading_a_picture_parses_only_its_own_header(tmp_path, monkeypatch):
     write_shard(tmp_path / "train.tar", sample_of("a") + sample_of("b"))
-    looks = []
-    monkeypatch.setattr(shards, "_member", lambda info, parse=shards._member: looks.append(info.name) or parse(info))
+    headers = []
+    monkeypatch.setattr(shards, "_member", lambda info, parse=shards._member: headers.append(info.name) or parse(info))
 
-    def looked(do):
-        looks.clear()
-        return do(), len(looks)
+    def counting_headers(do):
+        headers.clear()
+        return do(), len(headers)
 
-    # The one row that is read is followed by no look at its picture: its place is in its name.
-    rows, seen = looked(lambda: read_split(dataset_of_card(card_of_shards()), tmp_path, "all").memes)
-    assert seen == 6 + len(["the first picture that is there, by which the folder is found"])
+    # Reading the row parses no header of its picture again: the picture's place is in its name.
+    rows, count = counting_headers(lambda: read_split(dataset_of_card(card_of_shards()), tmp_path, "all").memes)
+    assert count == 6 + len(["the first existing picture, by which the folder is found"])
     images = [row.image for row in rows]
-    assert looked(lambda: [_file(image, tmp_path) for image in images]) == ([b"picture", b"picture"], 2)
-    assert looked(lambda: bool(_digests(images, tmp_path))) == (True, 2)
-    assert looked(lambda: read_picture(tmp_path / images[0])) == (b"picture", 1)
-    # What is not there is still told from what can't be opened.
+    assert counting_headers(lambda: [_file(image, tmp_path) for image in images]) == ([b"picture", b"picture"], 2)
+    assert counting_headers(lambda: bool(_digests(images, tmp_path))) == (True, 2)
+    assert counting_headers(lambda: read_picture(tmp_path / images[0])) == (b"picture", 1)
+    # A missing picture is still distinguished from an unreadable one.
     with pytest.raises(_NoPicture, match="its picture is missing"):
         _file(images[0].replace("a.jpg", "c.jpg"), tmp_path)
 
 
-def test_a_row_is_a_key_and_its_picture_is_read_where_it_stands(tmp_path):
+def test_each_key_is_a_row_and_its_picture_is_read_in_place(tmp_path):
     for shard in range(2):
         keys = range(shard * 3, shard * 3 + 3)
-        members = [one for n in keys for one in sample_of(f"./m{n}", n % 2, f"pond {n}", b"picture %d" % n)]
+        members = [member for n in keys for member in sample_of(f"./m{n}", n % 2, f"pond {n}", b"picture %d" % n)]
         write_shard(tmp_path / f"train-{shard}.tar", members)
     found = read(tmp_path)
     assert [meme.id for meme in found.memes] == [f"m{n}" for n in range(6)]
@@ -105,12 +108,12 @@ def test_a_row_is_a_key_and_its_picture_is_read_where_it_stands(tmp_path):
     assert [read_picture(path) for path in paths] == [b"picture %d" % n for n in range(6)]
     assert picture_size(paths[0]) == len(b"picture 0")
     assert set(found.files) == {"train-0.tar", "train-1.tar"}
-    # Nothing was unpacked beside them.
+    # Nothing was unpacked beside the shards.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train-0.tar", "train-1.tar"]
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_long_names_and_folders_are_read_in_every_format_of_tar(tmp_path, form):
+def test_long_names_and_folders_are_read_in_every_tar_format(tmp_path, form):
     deep = "/".join(["folder" * 4] * 6)
     members = [member_of("folder", type=tarfile.DIRTYPE), *sample_of(f"{deep}/pond", 1, picture=b"deep")]
     write_shard(tmp_path / "a.tar", members, format=form)
@@ -143,15 +146,17 @@ def test_pictures_of_a_table_are_found_in_shards_by_name(tmp_path):
         found.picture_of(found.memes[0])
 
 
-def test_what_a_run_reads_names_each_picture_by_its_place(tmp_path):
-    write_shard(tmp_path / "a.tar", [one for n in range(3) for one in sample_of(f"m{n}", n % 2, picture=png_of(n))])
+def test_run_names_each_picture_by_its_place_in_a_shard(tmp_path):
+    write_shard(
+        tmp_path / "a.tar", [member for n in range(3) for member in sample_of(f"m{n}", n % 2, picture=png_of(n))]
+    )
     split = read_split(dataset_of_card(card_of_shards()), tmp_path, "all")
     assert split.pictures == tmp_path
     assert [read_picture(split.pictures / meme.image) for meme in split.memes] == [png_of(n) for n in range(3)]
 
 
-def test_a_picture_that_is_not_at_its_place_any_more_is_missing_and_never_another(tmp_path):
-    write_shard(tmp_path / "a.tar", [one for n in range(2) for one in sample_of(f"m{n}")])
+def test_moved_picture_is_missing_and_never_replaced_by_another(tmp_path):
+    write_shard(tmp_path / "a.tar", [member for n in range(2) for member in sample_of(f"m{n}")])
     found = read(tmp_path)
     first, second = (found.picture_of(meme) for meme in found.memes)
     write_shard(tmp_path / "a.tar", sample_of("m1"))
@@ -181,17 +186,19 @@ def test_a_picture_that_is_not_at_its_place_any_more_is_missing_and_never_anothe
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_hostile_member_costs_its_row_and_is_named(tmp_path, member, reason):
+def test_hostile_member_costs_only_its_row_and_is_named(tmp_path, member, reason):
     write_shard(tmp_path / "a.tar", [*sample_of("m0"), member, *sample_of("m2")])
     found = read(tmp_path)
     assert [meme.id for meme in found.memes] == ["m0", "m2"]
     assert [(p.source, p.line, p.reason) for p in found.problems] == [("a.tar", 2, reason)]
 
 
-def test_keys_and_members_that_stand_twice_are_refused(tmp_path):
-    twice = [("m1.jpg", b"one"), ("m1.jpg", b"two")]
-    two = [("m2.jpg", b"one"), ("m2.png", b"two")]
-    write_shard(tmp_path / "a.tar", [*sample_of("m0"), *twice, *two, *sample_of("m3"), *sample_of("m0", 1)])
+def test_duplicate_keys_and_members_are_refused(tmp_path):
+    same_name = [("m1.jpg", b"one"), ("m1.jpg", b"two")]
+    two_pictures = [("m2.jpg", b"one"), ("m2.png", b"two")]
+    write_shard(
+        tmp_path / "a.tar", [*sample_of("m0"), *same_name, *two_pictures, *sample_of("m3"), *sample_of("m0", 1)]
+    )
     write_shard(tmp_path / "b.tar", sample_of("m3"))
     found = read(tmp_path)
     assert [meme.id for meme in found.memes] == ["m0", "m3"]
@@ -203,7 +210,7 @@ def test_keys_and_members_that_stand_twice_are_refused(tmp_path):
     ]
 
 
-def test_hidden_files_are_no_rows(tmp_path):
+def test_hidden_files_are_not_rows(tmp_path):
     hidden = [("._m0.jpg", b"x"), (".DS_Store", b"x"), ("__index__.json", b"{}")]
     write_shard(tmp_path / "a.tar", [*hidden, *sample_of("m0")])
     assert read(tmp_path).rows == 1
@@ -216,7 +223,7 @@ def damage(path, at, content):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
         (lambda path: damage(path, 3 * 1024, b"\xff" * 100), r"m0\.txt: .*header is damaged"),
         (lambda path: path.write_bytes(path.read_bytes()[: 3 * 1024 + 600]), r"m1\.jpg: .*unexpected end"),
@@ -229,16 +236,18 @@ def damage(path, at, content):
         (lambda path: path.write_bytes(b""), "no whole tar file"),
     ],
 )
-def test_a_damaged_archive_is_an_error_that_names_file_and_member(tmp_path, spoil, says):
+def test_error_on_a_damaged_archive_names_file_and_member(tmp_path, spoil, message):
     path = tmp_path / "a.tar"
     write_shard(path, [*sample_of("m0"), *sample_of("m1")])
     spoil(path)
-    with pytest.raises(BadRequest, match=rf"a\.tar.*{says}" if not says.startswith("m") else rf"a\.tar.*member {says}"):
+    with pytest.raises(
+        BadRequest, match=rf"a\.tar.*{message}" if not message.startswith("m") else rf"a\.tar.*member {message}"
+    ):
         read(tmp_path)
 
 
 def header(name, size_field=b"00000000000", kind=b"0"):
-    """A header whose size can be of any kind, with the right checksum."""
+    """A header with a valid checksum whose size field may hold anything."""
     block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT))
     block[124:136] = size_field.ljust(12, b"\0")
     block[156:157] = kind
@@ -250,26 +259,26 @@ def header(name, size_field=b"00000000000", kind=b"0"):
 @pytest.mark.parametrize(
     "block",
     [
-        # Minus 1024 bytes: the next header is the one before this.
+        # Minus 1024 bytes: the next header would be the one before this.
         header("m1.jpg", b"\xff" * 10 + b"\xfc\x00"),
-        # A name of sixteen exabytes, and one of minus one.
+        # A long name of sixteen exabytes, and one of minus one byte.
         header("m1.jpg", b"\x80" + b"\0" * 3 + b"\x7f" * 8, b"L"),
         header("m1.jpg", b"\xff" * 12, b"L"),
         header("m1.jpg", b"\xff" * 12, b"x"),
         header("m1.jpg", b"77777777777"),
-        # Extended headers about each other.
+        # Extended headers that describe each other.
         header("m1.jpg", kind=b"x") * 3000,
     ],
 )
-def test_headers_made_to_do_harm_end_in_an_error(tmp_path, block):
+def test_malicious_headers_end_in_an_error(tmp_path, block):
     write_shard(tmp_path / "a.tar", sample_of("m0"))
-    whole = (tmp_path / "a.tar").read_bytes()
-    (tmp_path / "a.tar").write_bytes(whole[: 3 * 1024] + block + whole[3 * 1024 :])
+    archive = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(archive[: 3 * 1024] + block + archive[3 * 1024 :])
     with pytest.raises(BadRequest, match="no whole tar file"):
         read(tmp_path)
 
 
-def test_a_shard_that_is_a_link_out_of_the_data_set_is_not_read(tmp_path):
+def test_shard_that_links_out_of_the_data_set_is_not_read(tmp_path):
     write_shard(tmp_path / "outside.tar", sample_of("m0"))
     data = tmp_path / "data"
     data.mkdir()
@@ -313,7 +322,7 @@ def key_of(name):
     return folder, last.partition(".")[0]
 
 
-def test_a_check_says_what_is_wrong_with_members_and_finds_the_same_picture_twice(tmp_path):
+def test_check_reports_faulty_members_and_duplicate_pictures(tmp_path):
     link = member_of("m9.png", type=tarfile.SYMTYPE, linkname="m0.png")
     (tmp_path / "rows.jsonl").write_text(
         "".join(
@@ -333,7 +342,7 @@ def test_a_check_says_what_is_wrong_with_members_and_finds_the_same_picture_twic
     assert report.splits[0].pictures == 3
 
 
-def test_a_worker_of_a_cluster_has_pictures_out_of_shards(tmp_path):
+def test_cluster_worker_gets_pictures_from_shards(tmp_path):
     write_shard(tmp_path / "a.tar", sample_of("m0", picture=b"picture"))
     driver = Driver(
         {"m0": str(tmp_path / "a.tar" / "0" / "m0.jpg"), "m1": str(tmp_path / "a.tar" / "9" / "m1.jpg")}, None
@@ -342,14 +351,14 @@ def test_a_worker_of_a_cluster_has_pictures_out_of_shards(tmp_path):
     assert asyncio.run(driver.picture("m1")) is None
 
 
-def in_shards(made, place, per_shard):
-    """A synthetic data set's splits as shards, with its card."""
+def in_shards(source, place, per_shard):
+    """The splits of a synthetic data set as shards, with a card; returns the card's path."""
     for split in ("train", "val", "test"):
-        rows = [json.loads(line) for line in (made / f"{split}.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (source / f"{split}.jsonl").read_text().splitlines()]
         for start in range(0, len(rows), per_shard):
             members = []
             for row in rows[start : start + per_shard]:
-                picture = next(made.rglob(row["image"]))
+                picture = next(source.rglob(row["image"]))
                 record = {"name": row["id"], "text": row["text"], "label": row["labels"][0]}
                 members += [(f"{row['id']}{picture.suffix}", picture.read_bytes())]
                 members += [(f"{row['id']}.json", json.dumps(record).encode())]
@@ -376,32 +385,36 @@ def in_shards(made, place, per_shard):
 
 
 @pytest.mark.slow
-def test_a_run_on_shards_says_what_it_says_on_files(tmp_path, monkeypatch):
+def test_run_on_shards_gives_the_same_predictions_as_on_files(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     make(tmp_path / "files", Layout.HARMEME, train=24, val=4, test=8)
     card = in_shards(tmp_path / "files", tmp_path / "shards", 5)
-    said = {}
+    predictions = {}
     for name, dataset in (("files", "synthetic-harmeme"), ("shards", str(card))):
         words = ["run", "--dataset", dataset, "--data", tmp_path / name, "--out", tmp_path / f"run-{name}"]
         outcome = CliRunner().invoke(cli, [*map(str, words), "--procedure", "summary", "--limit", "6"])
         assert outcome.exit_code == 0, outcome.output
         found = RunFolder(tmp_path / f"run-{name}").predictions()
-        said[name] = {one.meme: one.model_copy(update={"trial": "", "cost": None}) for one in found}
-    assert len(said["files"]) == 6
-    assert said["files"] == said["shards"]
+        predictions[name] = {
+            prediction.meme: prediction.model_copy(update={"trial": "", "cost": None}) for prediction in found
+        }
+    assert len(predictions["files"]) == 6
+    assert predictions["files"] == predictions["shards"]
     assert all(".tar/" in meme.image for meme in RunFolder(tmp_path / "run-shards").memes())
 
 
-def test_a_draft_of_a_folder_of_shards_can_be_read(tmp_path):
-    write_shard(tmp_path / "train-0.tar", [one for n in range(8) for one in sample_of(f"m{n}", n % 2, f"a pond {n}")])
+def test_drafted_card_for_shards_can_be_read(tmp_path):
+    write_shard(
+        tmp_path / "train-0.tar", [member for n in range(8) for member in sample_of(f"m{n}", n % 2, f"a pond {n}")]
+    )
     (tmp_path / "card.toml").write_text(draft_card(tmp_path, "mine"))
     found = read_by_card(read_card(tmp_path / "card.toml"), tmp_path, "train")
     assert [meme.gold["label"] for meme in found.memes] == [("0",), ("1",)] * 4
     assert [read_picture(found.picture_of(meme)) for meme in found.memes] == [b"picture"] * 8
 
 
-def test_commands_say_what_is_wrong_with_a_shard_in_a_line(tmp_path):
-    samples = [one for n in range(2) for one in sample_of(f"m{n}", n, f"a pond {n}")]
+def test_commands_report_a_faulty_shard_in_one_line(tmp_path):
+    samples = [member for n in range(2) for member in sample_of(f"m{n}", n, f"a pond {n}")]
     write_shard(tmp_path / "data" / "train-0.tar", [*samples, ("../m2.jpg", b"x")])
     (tmp_path / "card.toml").write_text(draft_card(tmp_path / "data", "mine"))
     words = ["datasets", "check", str(tmp_path / "data"), "--dataset", str(tmp_path / "card.toml")]

@@ -1,4 +1,6 @@
-"""Figures of answers: intervals over groups, the ceiling of annotators, comparisons, and the choice among many."""
+"""Tests of figures of answers: intervals over groups, the annotators' ceiling, comparisons, and the choice among
+many.
+"""
 
 from dataclasses import replace
 
@@ -41,15 +43,15 @@ def meme(number, gold, **fields):
 
 
 def results(pairs, name="run", question=QUESTION, **fields):
-    """Results of a run from pairs of gold and answer, None for a failure."""
+    """Results of a run from pairs of gold label and answer (None for a failure)."""
     judged = []
-    for number, (gold, said) in enumerate(pairs):
-        own = {key: value[number] for key, value in fields.items()}
+    for number, (gold, answered) in enumerate(pairs):
+        fields_of_meme = {key: value[number] for key, value in fields.items()}
         prediction = Prediction(meme=f"m{number}", outcome=Outcome.FAILED, reason="REPLY_CUT")
-        if said is not None:
-            answer = TaskAnswer(labels=(said,))
+        if answered is not None:
+            answer = TaskAnswer(labels=(answered,))
             prediction = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
-        judged.append(Judged(meme(number, gold, **own), prediction))
+        judged.append(Judged(meme(number, gold, **fields_of_meme), prediction))
     manifest = RunManifest.model_construct(question=question, finished=True, models={}, card={}, dataset="d")
     return Results(name, "d", "test", (), tuple(judged), manifest)
 
@@ -57,7 +59,7 @@ def results(pairs, name="run", question=QUESTION, **fields):
 PAIRS = [("for", "for")] * 12 + [("against", "for")] * 4 + [("against", "against")] * 4 + [("neither", None)] * 2
 
 
-def test_figures_of_a_label_at_0_or_1_have_the_exact_interval_of_the_memes_that_they_rest_on():
+def test_label_figures_of_0_or_1_have_the_exact_interval_of_their_memes():
     card = task_card(results(PAIRS), resamples=500)
     against, neither = card.labels[1:]
     for figure, count in ((against.precision, 4), (neither.recall, 2), (neither.f1, 2)):
@@ -68,21 +70,21 @@ def test_figures_of_a_label_at_0_or_1_have_the_exact_interval_of_the_memes_that_
     for name in ("accuracy", "micro-f1", "weighted-f1"):
         assert (right.figures[name].low, right.figures[name].high) == pytest.approx((0.025 ** (1 / 5), 1))
     assert right.labels[0].accuracy.low == pytest.approx(0.025 ** (1 / 5))
-    # Memes of a group are not independent: four memes of two groups are two witnesses.
+    # Memes of a group are not independent: four memes of two groups count as two observations.
     grouped = task_card(results(PAIRS, group=["a", "b"] * 11), resamples=500)
     precision = grouped.labels[1].precision
     assert (precision.low, precision.high) == pytest.approx((0.025 ** (1 / 2), 1))
 
 
-def test_means_over_labels_that_cannot_reach_1_are_no_surer_than_the_answers_that_they_rest_on():
+def test_label_means_below_1_have_intervals_as_wide_as_their_memes_require():
     one = task_card(results([("for", "for")]), resamples=50)
     assert (one.figures["macro-f1"].value, one.labels[0].macro_f1.value) == pytest.approx((1 / 3, 1 / 2))
     for figure in (one.figures["macro-f1"], one.labels[0].macro_f1):
         assert (figure.low, figure.high) == pytest.approx((0.025 * figure.value, figure.value))
-    # Of a label that is rightly denied everywhere, whatever is wrong elsewhere.
+    # A label that is rightly denied everywhere, whatever is wrong elsewhere.
     denied = task_card(results([("for", "for"), ("for", "against")]), resamples=50).labels[2].macro_f1
     assert (denied.value, denied.low, denied.high) == pytest.approx((0.5, 0.5 * 0.025 ** (1 / 2), 0.5))
-    # Half right, and the same in every resample of one meme.
+    # Half right, and the same in every resample of a single meme.
     several = QUESTION.model_copy(update={"kind": "multi"})
     answer = Prediction(meme="m0", outcome=Outcome.ANSWERED, said={"stance": TaskAnswer(labels=("for", "neither"))})
     run = results([("for", "for")], question=several)
@@ -91,15 +93,15 @@ def test_means_over_labels_that_cannot_reach_1_are_no_surer_than_the_answers_tha
     assert half.figures["jaccard"].low < 0.05 and half.figures["jaccard"].high > 0.95
 
 
-def test_an_error_in_steps_of_0_is_no_surer_than_the_memes_are_many():
+def test_ordinal_error_of_0_has_the_exact_interval_of_its_memes():
     ordinal = QUESTION.model_copy(update={"kind": "ordinal"})
     right = task_card(results([("for", "for"), ("neither", "neither"), ("for", None)], question=ordinal), resamples=50)
-    # Of the two answered memes, each at most two steps away.
+    # Of the two answered memes, each can be at most two steps off.
     assert (right.figures["mmae"].value, right.figures["mmae"].low) == (0, 0)
     assert right.figures["mmae"].high == pytest.approx(2 * (1 - 0.025 ** (1 / 2)))
 
 
-def test_few_memes_of_difference_tell_no_two_runs_apart():
+def test_few_differing_memes_do_not_separate_two_runs():
     for count, sure in ((1, False), (5, False), (6, True)):
         pairs = [("for", "for")] * count
         right, wrong = results(pairs, name="right"), results([("for", "against")] * count, name="wrong")
@@ -108,12 +110,12 @@ def test_few_memes_of_difference_tell_no_two_runs_apart():
         assert ("within noise" in " ".join(task_comparison_in_words(compared))) is not sure
         best, other = rank_answers([right, wrong], resamples=200).ways
         assert best.within_noise and other.within_noise is not sure
-    # Six memes of two groups are two witnesses.
-    grouped = [results([("for", said)] * 6, group=["a", "b"] * 3) for said in ("for", "against")]
+    # Six memes of two groups count as two observations.
+    grouped = [results([("for", answered)] * 6, group=["a", "b"] * 3) for answered in ("for", "against")]
     assert not compare_tasks(*grouped, resamples=200).sure
 
 
-def test_what_has_no_answer_is_wrong_and_the_baseline_says_the_most_frequent_label():
+def test_unanswered_memes_are_wrong_and_the_baseline_is_the_most_frequent_label():
     card = task_card(results(PAIRS), resamples=500)
     assert (card.n, card.unanswered, card.failed, card.groups) == (22, 2, 2, 0)
     assert card.figures["accuracy"].value == pytest.approx(16 / 22)
@@ -125,17 +127,17 @@ def test_what_has_no_answer_is_wrong_and_the_baseline_says_the_most_frequent_lab
     assert card.labels[2].precision is None and card.labels[2].f1.value == 0
 
 
-def test_memes_of_one_group_are_drawn_together_which_widens_the_interval():
+def test_drawing_memes_of_a_group_together_widens_the_interval():
     alone = task_card(results(PAIRS), resamples=2000).figures["accuracy"]
-    # As if each kind of pair were one template.
+    # As if all memes of one kind of pair shared a template.
     groups = ["a"] * 12 + ["b"] * 4 + ["c"] * 4 + [""] * 2
     card = task_card(results(PAIRS, group=groups), resamples=2000)
-    assert card.groups == 5  # a meme without a group is its own
+    assert card.groups == 5  # a meme without a group is its own group
     grouped = card.figures["accuracy"]
     assert grouped.value == alone.value and grouped.high - grouped.low > 1.3 * (alone.high - alone.low)
 
 
-def test_the_ceiling_is_of_the_annotators_votes_and_absent_without_them():
+def test_agreement_ceiling_comes_from_the_annotators_votes():
     shares = [{"stance": {"for": 2 / 3, "against": 1 / 3}}] * 22
     card = task_card(results(PAIRS, shares=shares, annotators=[{"stance": 3}] * 22), resamples=200)
     # A "for" of two to one meets one for and one against: half right; the "against" meets two fors.
@@ -143,36 +145,40 @@ def test_the_ceiling_is_of_the_annotators_votes_and_absent_without_them():
     assert "agreement-ceiling" not in task_card(results(PAIRS), resamples=200).figures
 
 
-def test_a_metric_that_a_card_misspells_is_an_error():
+def test_metric_misspelled_in_a_card_is_an_error():
     wrong = QUESTION.model_copy(update={"metrics": ("f1:nobody",)})
     with pytest.raises(BadRequest, match="f1:nobody"):
         task_card(results(PAIRS, question=wrong), resamples=10)
-    named = QUESTION.model_copy(update={"metrics": ("f1:against",), "official": "f1:against"})
-    assert next(iter(task_card(results(PAIRS, question=named), resamples=10).figures)) == "f1:against"
+    with_metric = QUESTION.model_copy(update={"metrics": ("f1:against",), "official": "f1:against"})
+    assert next(iter(task_card(results(PAIRS, question=with_metric), resamples=10).figures)) == "f1:against"
 
 
-def test_a_comparison_is_by_meme_and_its_difference_is_that_of_the_figures():
+def test_comparison_is_per_meme_and_matches_the_figures():
     better = [(gold, gold) for gold, _ in PAIRS]
-    held = compare_tasks(results(better, "a"), results(PAIRS, "b"), resamples=500)
-    assert (held.n, held.only_a_right, held.only_b_right, len(held.changed)) == (22, 6, 0, 6)
-    assert held.differences["accuracy"].value == pytest.approx(6 / 22) and held.differences["accuracy"].low > 0
-    assert held.sure and held.mcnemar_p == pytest.approx(2 * 0.5**6)
-    assert "a is better in accuracy" in " ".join(task_comparison_in_words(held))
+    comparison = compare_tasks(results(better, "a"), results(PAIRS, "b"), resamples=500)
+    assert (comparison.n, comparison.only_a_right, comparison.only_b_right, len(comparison.changed)) == (22, 6, 0, 6)
+    assert (
+        comparison.differences["accuracy"].value == pytest.approx(6 / 22) and comparison.differences["accuracy"].low > 0
+    )
+    assert comparison.sure and comparison.mcnemar_p == pytest.approx(2 * 0.5**6)
+    assert "a is better in accuracy" in " ".join(task_comparison_in_words(comparison))
     same = compare_tasks(results(PAIRS, "a"), results(PAIRS, "b"), resamples=100)
     assert not same.sure and same.changed == () and "within noise" in " ".join(task_comparison_in_words(same))
-    # Memes that one alone was asked about, whichever of the two.
+    # Memes that only one of the runs was asked about, whichever it is.
     for pair in ((PAIRS, PAIRS[:20]), (PAIRS[:20], PAIRS)):
-        fewer = compare_tasks(*(results(each, name) for each, name in zip(pair, "ab", strict=True)), resamples=100)
+        fewer = compare_tasks(
+            *(results(run_pairs, name) for run_pairs, name in zip(pair, "ab", strict=True)), resamples=100
+        )
         assert (fewer.n, fewer.only_one) == (20, 2)
     other = QUESTION.model_copy(update={"task": "mood"})
     with pytest.raises(BadRequest, match="can't be compared"):
         compare_tasks(results(PAIRS), results(PAIRS, question=other))
-    swapped = [("against", said) for _, said in PAIRS]
+    swapped = [("against", answered) for _, answered in PAIRS]
     with pytest.raises(BadRequest, match="disagree on the gold label"):
         compare_tasks(results(PAIRS), results(swapped))
 
 
-def test_the_best_of_many_that_guess_is_flattered_and_not_sure():
+def test_best_of_many_guessing_runs_is_flattered_and_not_sure():
     rng = np.random.default_rng(3)
     gold = rng.choice(QUESTION.labels, 40)
     guesses = [
@@ -191,7 +197,7 @@ def test_the_best_of_many_that_guess_is_flattered_and_not_sure():
         rank_answers([right, replace(right, judged=right.judged[1:])])
 
 
-def test_most_answers_decide_and_the_first_of_equals():
+def test_majority_of_answers_decides_and_the_first_of_equals():
     assert settle(QUESTION, [("against",), ("for",), ("for",)]) == ("for",)
     assert settle(QUESTION, [("against",), ("for",)]) == ("against",)
     several = QUESTION.model_copy(update={"kind": "multi"})
@@ -199,7 +205,7 @@ def test_most_answers_decide_and_the_first_of_equals():
     assert settle(several, [("for",), ()]) == ()
 
 
-def test_groups_are_left_out_together_where_there_are_enough_of_them():
+def test_groups_are_left_out_together_if_there_are_enough():
     memes = [LabelledMeme(id=f"m{n}", label="HARMFUL", has_text=True, has_picture=False) for n in range(60)]
 
     def groups(names):
@@ -208,7 +214,7 @@ def test_groups_are_left_out_together_where_there_are_enough_of_them():
     found = groups([f"g{n % 30}" for n in range(60)])
     assert found.tolist() == [n % 30 for n in range(60)]
     assert groups([f"g{n % 5}" for n in range(60)]) is None  # too few
-    assert groups([f"g{n}" for n in range(30)] + ["large"] * 30) is None  # one holds half of the memes
+    assert groups([f"g{n}" for n in range(30)] + ["large"] * 30) is None  # one group contains half of the memes
     assert len(set(groups([f"g{n}" for n in range(25)] + [""] * 35).tolist())) == 60
 
 
@@ -231,11 +237,11 @@ CARD = {
 }
 
 
-def test_published_figures_stand_beside_runs_on_the_same_task_and_split():
+def test_published_figures_appear_beside_runs_on_the_same_task_and_split():
     run = results(PAIRS)
     run = replace(run, manifest=run.manifest.model_copy(update={"card": CARD}))
     groups = gather_tasks([run])
-    (section,) = (one for one in sections_of(groups) if one.key == "task-1-published")
+    (section,) = (candidate for candidate in sections_of(groups) if candidate.key == "task-1-published")
     head, ours, *theirs = section.rows
     assert head == ("system", "asked with", "memes", "accuracy", "macro-f1", "kappa", "source")
     assert ours[:3] == ("run", "text, 0-shot", "22") and ours[3].startswith("0.727 [") and ours[5] == "–"
@@ -249,42 +255,42 @@ def test_published_figures_stand_beside_runs_on_the_same_task_and_split():
         "On how many memes is not said: C.",
         "B: odd.",
     )
-    (told,) = as_json(groups)
-    assert [one["system"] for one in told["published"]] == ["A", "B", "C"]
+    (document,) = as_json(groups)
+    assert [row["system"] for row in document["published"]] == ["A", "B", "C"]
     (figures, *_) = sections_of(groups)
     assert "On this data set: they are few." in figures.notes
     assert "Without an answer, run: 2 REPLY_CUT." in figures.notes
-    assert not any("published" in one.key for one in sections_of(gather_tasks([results(PAIRS)])))
+    assert not any("published" in section.key for section in sections_of(gather_tasks([results(PAIRS)])))
 
 
-def test_subgroups_of_answers_are_right_or_wrong_and_label_by_label():
-    run = results(PAIRS)  # 12 for, 8 against of which 4 are said to be for, 2 neither without an answer
+def test_subgroup_tables_show_accuracy_and_each_label():
+    run = results(PAIRS)  # 12 "for", 8 "against" of which 4 are answered "for", 2 "neither" without an answer
     groups = {f"m{number}": ("first" if number < 16 else "last",) for number in range(22)}
-    whole, *labels = task_subgroup_tables(run, groups)
-    assert [(table.task, table.label) for table in (whole, *labels)] == [
+    overall, *labels = task_subgroup_tables(run, groups)
+    assert [(table.task, table.label) for table in (overall, *labels)] == [
         ("stance", ""),
         *(("stance", label) for label in QUESTION.labels),
     ]
-    first, last = whole.groups
+    first, last = overall.groups
     assert (first.name, first.n, first.accuracy.count, first.accuracy.rest) == ("first", 16, 12, 4 / 6)
-    assert (last.silent.count, last.silent.n) == (2, 6) and whole.shares == ("accuracy", "silent")
+    assert (last.silent.count, last.silent.n) == (2, 6) and overall.shares == ("accuracy", "silent")
     assert first.misses.figure is None and first.misses.p is None
     against = labels[1].groups
     assert [(g.harmful, g.misses.count, g.misses.n) for g in against] == [(4, 4, 4), (4, 0, 4)]
     assert (labels[0].groups[0].false_alarms.count, labels[0].groups[0].false_alarms.n) == (4, 4)
-    # All p-values are corrected together: the least of all of them by the number of all.
-    shares = [getattr(g, field) for t in (whole, *labels) for g in t.groups for field in SHARES]
+    # All p-values are corrected together: the smallest is multiplied by their number.
+    shares = [getattr(g, field) for t in (overall, *labels) for g in t.groups for field in SHARES]
     tested = [share for share in shares if share.p is not None]
-    assert {table.tests for table in (whole, *labels)} == {len(tested)}
+    assert {table.tests for table in (overall, *labels)} == {len(tested)}
     least = min(tested, key=lambda share: share.p)
     assert least.corrected == pytest.approx(min(1, least.p * len(tested)))
-    sections = subgroup_sections("run", (whole, *labels))
+    sections = subgroup_sections("run", (overall, *labels))
     assert sections[0].rows[0] == ("group", "memes", "accuracy", "others", "no answer")
     assert sections[2].rows[0][:4] == ("group", "memes", "against", "accuracy")
     assert sum("Fisher" in note for section in sections for note in section.notes) == 1
 
 
-def test_subgroups_of_a_task_of_two_labels_have_no_table_in_a_mirror():
+def test_task_with_two_labels_has_only_one_subgroup_table():
     two = QUESTION.model_copy(update={"kind": "binary", "labels": ("for", "against")})
     run = results(PAIRS[:20], question=two)
     (table,) = task_subgroup_tables(run, {f"m{number}": ("a",) for number in range(12)})
@@ -294,32 +300,32 @@ def test_subgroups_of_a_task_of_two_labels_have_no_table_in_a_mirror():
         task_subgroup_tables(replace(run, manifest=None), {})
 
 
-def scored(rng, wrong):
-    """Answers whose probabilities follow the true labels, under gold labels of which some are wrong."""
+def noisy_results(rng, wrong):
+    """Answers whose probabilities follow the true labels, with gold labels of which some are wrong."""
     labels = QUESTION.labels
     true = [labels[place % 3] for place in range(150)]
     gold = ["against" if number in wrong else label for number, label in enumerate(true)]
     judged = []
-    for number, (label, of) in enumerate(zip(true, gold, strict=True)):
+    for number, (label, gold_label) in enumerate(zip(true, gold, strict=True)):
         others = [label_ for label_ in labels if label_ != label]
         share = rng.uniform(0.0, 0.2, 2)
         scores = {label: float(1 - share.sum()), **dict(zip(others, map(float, share), strict=True))}
         answer = TaskAnswer(labels=(label,), scores=scores)
-        said = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
-        judged.append(Judged(meme(number, of), said))
+        prediction = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
+        judged.append(Judged(meme(number, gold_label), prediction))
     return replace(results(PAIRS), judged=tuple(judged))
 
 
-def test_planted_wrong_labels_of_a_task_are_found_label_by_label():
+def test_planted_wrong_labels_of_a_task_are_found_per_label():
     pytest.importorskip("cleanlab")
     wrong = {0, 3, 9, 12, 21, 30}  # all of them are truly "for"
     rng = np.random.default_rng(4)
-    found = find_task_noise([scored(rng, wrong), scored(rng, wrong)])
+    found = find_task_noise([noisy_results(rng, wrong), noisy_results(rng, wrong)])
     against = found.by_label["against"]
-    # Confident learning estimates how many there are, and lists no more than that.
+    # Confident learning estimates the number of wrong labels, and lists no more than that.
     for noisy, has in ((against.noisy, True), (found.by_label["for"].noisy, False)):
-        assert len(noisy) >= 4 and {one.id for one in noisy} <= {f"m{number}" for number in wrong}
-        assert {one.harmful for one in noisy} == {has}
+        assert len(noisy) >= 4 and {wrong_label.id for wrong_label in noisy} <= {f"m{number}" for number in wrong}
+        assert {wrong_label.harmful for wrong_label in noisy} == {has}
     assert found.by_label["neither"].noisy == () and found.too_few == ()
     section = noise_section(against, "d, test", 3, label="against")
     assert section.title == "Labels to look at, against: d, test" and section.rows[0][2] == "probability of against"
@@ -327,27 +333,30 @@ def test_planted_wrong_labels_of_a_task_are_found_label_by_label():
     with pytest.raises(BadRequest, match="ask for them with --odds"):
         find_task_noise([results(PAIRS)])
     with pytest.raises(BadRequest, match="disagree on the gold label of m0"):
-        find_task_noise([scored(rng, wrong), scored(rng, set())])
-    few = replace(scored(rng, wrong), judged=scored(rng, wrong).judged[:30])
+        find_task_noise([noisy_results(rng, wrong), noisy_results(rng, set())])
+    few = replace(noisy_results(rng, wrong), judged=noisy_results(rng, wrong).judged[:30])
     with pytest.raises(BadRequest, match="No label of stance has enough memes"):
         find_task_noise([few])
 
 
-def test_a_report_of_runs_over_different_memes_has_their_figures_and_compares_those_of_both():
+def test_report_compares_runs_on_the_memes_they_share():
     first = results(PAIRS, name="first")
     part = replace(
         results(PAIRS, name="part", question=QUESTION.model_copy(update={"shots": 2})), judged=first.judged[:9]
     )
     apart = replace(results(PAIRS, name="apart", question=QUESTION.model_copy(update={"shots": 4})))
     others = tuple(
-        Judged(one.meme.model_copy(update={"id": f"x{one.meme.id}"}), one.prediction) for one in apart.judged
+        Judged(judged.meme.model_copy(update={"id": f"x{judged.meme.id}"}), judged.prediction)
+        for judged in apart.judged
     )
-    sections = {one.key: one for one in sections_of(gather_tasks([first, part, replace(apart, judged=others)]))}
+    sections = {
+        section.key: section for section in sections_of(gather_tasks([first, part, replace(apart, judged=others)]))
+    }
     assert sections["task-1-choice"].notes == ("The runs did not ask about the same memes.",)
     compared = sections["task-1-compared"]
     assert [row[0] for row in compared.rows[1:]] == ["part", "apart"] and compared.rows[2][-1] == "of other memes"
     assert compared.notes == ("part is compared on 9 memes, those of both.",)
-    # The official metric takes probabilities, of which there are none.
+    # The official metric needs probabilities, which these runs lack.
     ranked = [QUESTION.model_copy(update={"official": "auroc", "shots": shots}) for shots in (0, 2)]
     sections = {one.key: one for one in sections_of(gather_tasks([results(PAIRS, question=one) for one in ranked]))}
     assert "auroc has no value" in sections["task-1-choice"].notes[0]

@@ -1,4 +1,4 @@
-"""Answers of other systems to questions of a data set's card, from files of every kind that is read."""
+"""Tests of answers of other systems to questions of a data set's card, in every accepted file format."""
 
 import json
 
@@ -41,10 +41,13 @@ def memes(*ids):
     ]
 
 
-def said_in(path, task, *ids, **options):
+def answers_in(path, task, *ids, **options):
     read = read_answers(path, memes(*ids), task, **options)
-    said = [one.said[task.id].labels if one.outcome is Outcome.ANSWERED else one.reason for one in read.predictions]
-    return said, read
+    answers = [
+        prediction.said[task.id].labels if prediction.outcome is Outcome.ANSWERED else prediction.reason
+        for prediction in read.predictions
+    ]
+    return answers, read
 
 
 def faults_in(path, task, *ids):
@@ -54,49 +57,49 @@ def faults_in(path, task, *ids):
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_one_label_is_read_as_gold_labels_are(tmp_path, form):
+def test_single_label_is_read_like_a_gold_label(tmp_path, form):
     cells = {"a": "skeptical", "b": " Convinced ", "c": "", "d": "NEITHER"}
     path = tmp_path / f"theirs.{form}"
     if form == "csv":
         path.write_text("ID,Label,note\r\n" + "".join(f"{id_},{cell},x\r\n" for id_, cell in cells.items()), newline="")
     else:
         path.write_text("".join(json.dumps({"id": id_, "label": cell or None}) + "\n" for id_, cell in cells.items()))
-    said, read = said_in(path, STANCE, "a", "b", "c", "d", "e")
-    assert said == [("skeptical",), ("convinced",), NO_ANSWER, ("neither",), "NOT_JUDGED"]
+    answers, read = answers_in(path, STANCE, "a", "b", "c", "d", "e")
+    assert answers == [("skeptical",), ("convinced",), NO_ANSWER, ("neither",), "NOT_JUDGED"]
     assert read.missing == ("e",) and read.unused == (("note",) if form == "csv" else ())
 
 
-def test_values_of_the_data_set_s_own_files_are_labels_too(tmp_path):
+def test_values_of_the_data_sets_own_files_are_accepted_as_labels(tmp_path):
     yes, no = MISOGYNOUS.map["1"], MISOGYNOUS.map["0"]
     (tmp_path / "t.csv").write_text(f"id,label\na,1\nb,0.0\nc,True\nd,false\ne,{yes}\nf,{no}\n")
-    said, _ = said_in(tmp_path / "t.csv", MISOGYNOUS, *"abcdef")
-    assert [labels[0] for labels in said] == [yes, no, yes, no, yes, no]
+    answers, _ = answers_in(tmp_path / "t.csv", MISOGYNOUS, *"abcdef")
+    assert [labels[0] for labels in answers] == [yes, no, yes, no, yes, no]
 
 
-def test_several_labels_stand_in_a_list_a_text_or_columns(tmp_path):
+def test_several_labels_may_be_a_list_a_text_or_columns(tmp_path):
     lines = [{"id": "a", "label": ["CAUSE", "real"]}, {"id": "b", "label": []}, {"id": "c", "label": None}]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert said_in(tmp_path / "t.jsonl", FRAMES, *"abc")[0] == [("REAL", "CAUSE"), (), NO_ANSWER]
+    assert answers_in(tmp_path / "t.jsonl", FRAMES, *"abc")[0] == [("REAL", "CAUSE"), (), NO_ANSWER]
     (tmp_path / "t.csv").write_text("id,label\na,CAUSE; REAL\nb,\n")
-    assert said_in(tmp_path / "t.csv", FRAMES, *"ab")[0] == [("REAL", "CAUSE"), NO_ANSWER]
+    assert answers_in(tmp_path / "t.csv", FRAMES, *"ab")[0] == [("REAL", "CAUSE"), NO_ANSWER]
     header = ",".join(["id", *(label.lower() for label in FRAMES.labels)])
     rows = ["a," + ",".join(["yes", *["no"] * 7]), "b," + ",".join(["no"] * 8), "c," + ",".join(["yes", *[""] * 7])]
     (tmp_path / "each.csv").write_text("\n".join([header, *rows]) + "\n")
-    said, read = said_in(tmp_path / "each.csv", FRAMES, *"abc")
-    assert said == [("REAL",), (), NO_ANSWER] and read.unused == ()
+    answers, read = answers_in(tmp_path / "each.csv", FRAMES, *"abc")
+    assert answers == [("REAL",), (), NO_ANSWER] and read.unused == ()
 
 
-def test_probabilities_are_of_all_labels(tmp_path):
+def test_probabilities_of_all_labels_are_read(tmp_path):
     (tmp_path / "t.csv").write_text(
         "id,label,score:convinced,score:skeptical,score:neither\na,convinced,0.7,0.2,0.1\nb,neither,,,\n"
     )
-    _, read = said_in(tmp_path / "t.csv", STANCE, "a", "b")
+    _, read = answers_in(tmp_path / "t.csv", STANCE, "a", "b")
     assert read.predictions[0].said["stance"].scores == {"convinced": 0.7, "skeptical": 0.2, "neither": 0.1}
     assert read.predictions[1].said["stance"].scores == {} and read.unused == ()
 
 
 @pytest.mark.parametrize(
-    ("task", "row", "said"),
+    ("task", "row", "message"),
     [
         (STANCE, {"label": "secret"}, "line 1: column label: it is no value that the card names for stance (convinced"),
         (STANCE, {"label": ["convinced", "neither"]}, "line 1: it has 2 labels, and a meme has one of stance"),
@@ -110,18 +113,18 @@ def test_probabilities_are_of_all_labels(tmp_path):
         (FRAMES, {"id": "stranger", "label": []}, "no meme of the split has the id 'stranger'"),
     ],
 )
-def test_what_is_no_answer_is_refused_with_its_line(tmp_path, task, row, said):
+def test_invalid_answer_is_refused_with_its_line(tmp_path, task, row, message):
     (tmp_path / "t.jsonl").write_text(json.dumps({"id": "a", **row}) + "\n")
-    told = faults_in(tmp_path / "t.jsonl", task, "a")
-    assert said in told and "secret" not in told
+    faults = faults_in(tmp_path / "t.jsonl", task, "a")
+    assert message in faults and "secret" not in faults
 
 
-def test_the_command_scores_them_beside_the_constant_answer(tmp_path):
+def test_command_scores_answers_and_reports_missing_ones(tmp_path):
     (tmp_path / "card.toml").write_text(CARD)
     gold = ["merry", "grim", "merry/grim", "merry"]
     (tmp_path / "test.csv").write_text("id,text,mood\n" + "".join(f"m{n},t,{mood}\n" for n, mood in enumerate(gold)))
     (tmp_path / "theirs.csv").write_text("id,merry,grim,why\nm0,1,0,x\nm1,0,1,x\nm2,1,0,x\n")
-    named = (
+    arguments = (
         "score",
         tmp_path / "theirs.csv",
         "--dataset",
@@ -133,31 +136,33 @@ def test_the_command_scores_them_beside_the_constant_answer(tmp_path):
     )
 
     def invoke(*words, code=0):
-        told = CliRunner().invoke(cli, [str(word) for word in (*named, *words)])
-        assert told.exit_code == code, told.output
-        return told.output
+        output = CliRunner().invoke(cli, [str(word) for word in (*arguments, *words)])
+        assert output.exit_code == code, output.output
+        return output.output
 
-    told = invoke("--task", "mood", "--name", "Theirs")
-    assert "mean-binary-accuracy (official)" in told and "elsewhere" in told
-    assert "On this data set: they are few." in told
-    assert "Of 1 meme of the split the file says nothing" in told and "Columns that nothing was read from: why" in told
+    output = invoke("--task", "mood", "--name", "Theirs")
+    assert "mean-binary-accuracy (official)" in output and "elsewhere" in output
+    assert "On this data set: they are few." in output
+    assert (
+        "Of 1 meme of the split the file says nothing" in output and "Columns that nothing was read from: why" in output
+    )
     found = json.loads(invoke("--task", "mood", "--json"))
     (run,) = found["groups"][0]["runs"]
-    # Five of the eight marks are right, and the meme that the file lacks has none.
+    # Five of the eight marks are right; the meme missing from the file has none.
     assert run["card"]["figures"]["mean-binary-accuracy"]["value"] == pytest.approx(5 / 8)
     assert run["card"]["unanswered"] == 1 and found["missing"] == ["m3"]
     assert "leave it out with --task" in invoke("--task", "mood", "--protocol", "plain", code=2)
     assert "no task 'weather'; it has mood" in invoke("--task", "weather", code=1)
 
 
-def test_what_we_export_comes_back(tmp_path):
+def test_exported_answers_are_read_back_unchanged(tmp_path):
     from tests.unit.test_task_card import PAIRS, QUESTION, results
 
     pytest.importorskip("pyarrow")
     from eval.reports.parquet import write_parquet
 
     ours = results(PAIRS)
-    # Some answers have probabilities, some have none.
+    # Some answers have probabilities, some do not.
     for number, one in enumerate(ours.judged[:20:2]):
         spread = {"for": number / 10, "against": 1 - number / 10, "neither": 0.0}
         one.prediction.said["stance"] = one.prediction.said["stance"].model_copy(update={"scores": spread})
@@ -173,6 +178,6 @@ def test_what_we_export_comes_back(tmp_path):
         },
         "d.toml",
     ).tasks[0]
-    read = read_answers(tmp_path / "run.parquet", [one.meme for one in ours.judged], task)
+    read = read_answers(tmp_path / "run.parquet", [judged.meme for judged in ours.judged], task)
     for theirs, one in zip(read.predictions, ours.judged, strict=True):
         assert theirs.said == one.prediction.said and theirs.outcome is one.prediction.outcome

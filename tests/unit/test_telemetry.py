@@ -1,4 +1,4 @@
-"""Metrics say what the records say; logs say what happened and nothing of the meme."""
+"""Tests that metrics agree with the records, and that logs report events without any text of the meme."""
 
 import asyncio
 import itertools
@@ -53,7 +53,7 @@ from tests.unit.test_trial import a_court
 
 
 def described(request):
-    """A description by a server that has half of the prompt in its cache, and calls its model by a name of its own."""
+    """A description by a server that has half of the prompt cached and reports a model name of its own."""
     return ChatReply(
         text=as_json({"description": "A crowd stands under a green flag."}),
         finish=FinishReason.STOP,
@@ -71,7 +71,7 @@ def repaired(request):
 
 
 def try_all(telemetry):
-    """Trials of every kind, told to telemetry as they happen; their records."""
+    """Runs trials of every kind, reporting their events to telemetry; returns their records."""
     records = []
 
     def hear(court, procedure, trial_id, meme=None):
@@ -106,7 +106,7 @@ def try_all(telemetry):
 
 
 def samples(metrics):
-    """All values by name and labels, those of labels that are empty left out as Prometheus does."""
+    """All values by name and labels; empty labels are left out, as Prometheus does."""
     return {
         (sample.name, frozenset((k, v) for k, v in sample.labels.items() if v)): sample.value
         for family in metrics.registry.collect()
@@ -119,15 +119,15 @@ def key(name, **labels):
 
 
 @pytest.fixture(scope="module")
-def tried():
+def all_trials():
     metrics = Metrics(Settings())
     telemetry = Telemetry(metrics)
     records = try_all(telemetry)
     return records, samples(metrics), telemetry
 
 
-def counted(values, name):
-    """A metric's values by labels."""
+def series_of(values, name):
+    """The values of a metric by labels."""
     return {labels: value for (each, labels), value in values.items() if each == name}
 
 
@@ -136,7 +136,7 @@ def by_labels(counter):
 
 
 def calls_of(record):
-    """Calls that a record tells of, by (role, figures, number): one that stands in two events once."""
+    """Yields each model call of a record with the number of requests it took; a call in two events counts once."""
     ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
     for event in record.events:
         call = getattr(event, "call", None)
@@ -146,9 +146,9 @@ def calls_of(record):
             yield event.odds.call, 2
 
 
-def test_the_trials_here_are_of_every_kind(tried):
-    """What the next tests compare is not all zero."""
-    records, *_ = tried
+def test_recorded_trials_cover_every_kind(all_trials):
+    """Ensures that the following tests compare more than zeros."""
+    records, *_ = all_trials
     states = Counter((record.opened.procedure, record.state) for record in records)
     assert states[Procedure.FULL, TrialState.DECIDED] == 6
     assert states[Procedure.FULL, TrialState.FAILED] == 2
@@ -159,8 +159,8 @@ def test_the_trials_here_are_of_every_kind(tried):
     assert any(e.unused and e.unused.calls for r in records for e in r.events if isinstance(e, VerdictGiven))
 
 
-def test_trials_are_counted_as_the_records_have_them(tried):
-    records, values, _ = tried
+def test_trial_metrics_match_the_records(all_trials):
+    records, values, _ = all_trials
     trials, opened, failed = Counter(), Counter(), Counter()
     for record in records:
         procedure = record.opened.procedure.value
@@ -169,9 +169,9 @@ def test_trials_are_counted_as_the_records_have_them(tried):
         trials[("procedure", procedure), ("outcome", record.state.value), ("label", label)] += 1
         for event in record.all(TrialFailed):
             failed[("procedure", procedure), ("step", event.step), ("reason", event.reason)] += 1
-    assert counted(values, "memecourt_trials_total") == by_labels(trials)
-    assert counted(values, "memecourt_trials_opened_total") == by_labels(opened)
-    assert counted(values, "memecourt_trial_failures_total") == by_labels(failed)
+    assert series_of(values, "memecourt_trials_total") == by_labels(trials)
+    assert series_of(values, "memecourt_trials_opened_total") == by_labels(opened)
+    assert series_of(values, "memecourt_trial_failures_total") == by_labels(failed)
     for (procedure, state), number in Counter((r.opened.procedure, r.state) for r in records).items():
         labels = {"procedure": procedure, "outcome": state}
         assert values[key("memecourt_trial_duration_seconds_count", **labels)] == number
@@ -179,69 +179,77 @@ def test_trials_are_counted_as_the_records_have_them(tried):
         assert values[key("memecourt_trial_duration_seconds_sum", **labels)] == pytest.approx(spent)
 
 
-def test_calls_and_tokens_are_counted_as_the_records_have_them(tried):
-    records, values, _ = tried
-    told = {name: Counter() for name in ("calls", "repairs", "in", "cached", "out", "seconds")}
+def test_call_and_token_metrics_match_the_records(all_trials):
+    records, values, _ = all_trials
+    expected = {name: Counter() for name in ("calls", "repairs", "in", "cached", "out", "seconds")}
     for record in records:
         for call, number in calls_of(record):
             labels = (("role", call.role.value), ("model", f"{call.role.value.lower()}-model"))
-            told["calls"][labels] += number
-            told["repairs"][labels] += bool(call.fault)
-            told["in"][labels] += call.tokens_in
-            told["cached"][labels] += call.tokens_cached
-            told["out"][labels] += call.tokens_out
-            told["seconds"][labels] += call.latency_s
-    assert counted(values, "memecourt_model_calls_total") == by_labels(told["calls"])
-    assert counted(values, "memecourt_model_input_tokens_total") == by_labels(told["in"])
-    assert counted(values, "memecourt_model_cached_input_tokens_total") == by_labels(told["cached"])
-    assert counted(values, "memecourt_model_output_tokens_total") == by_labels(told["out"])
-    assert counted(values, "memecourt_model_call_duration_seconds_sum") == pytest.approx(by_labels(told["seconds"]))
-    repairs = {labels: number for labels, number in by_labels(told["repairs"]).items() if number}
-    assert repairs and counted(values, "memecourt_model_repairs_total") == repairs
-    assert sum(told["cached"].values()) == 300  # three descriptions, half of a prompt each
+            expected["calls"][labels] += number
+            expected["repairs"][labels] += bool(call.fault)
+            expected["in"][labels] += call.tokens_in
+            expected["cached"][labels] += call.tokens_cached
+            expected["out"][labels] += call.tokens_out
+            expected["seconds"][labels] += call.latency_s
+    assert series_of(values, "memecourt_model_calls_total") == by_labels(expected["calls"])
+    assert series_of(values, "memecourt_model_input_tokens_total") == by_labels(expected["in"])
+    assert series_of(values, "memecourt_model_cached_input_tokens_total") == by_labels(expected["cached"])
+    assert series_of(values, "memecourt_model_output_tokens_total") == by_labels(expected["out"])
+    assert series_of(values, "memecourt_model_call_duration_seconds_sum") == pytest.approx(
+        by_labels(expected["seconds"])
+    )
+    repairs = {labels: number for labels, number in by_labels(expected["repairs"]).items() if number}
+    assert repairs and series_of(values, "memecourt_model_repairs_total") == repairs
+    assert sum(expected["cached"].values()) == 300  # three descriptions with half of a prompt cached each
 
     last = [r.last(VerdictGiven) or r.last(TrialFailed) for r in records]
     unused = [event.unused for event in last if event.unused]
-    for name, of in {
+    for name, field in {
         "calls": "calls",
         "input_tokens": "tokens_in",
         "cached_input_tokens": "tokens_cached",
         "output_tokens": "tokens_out",
     }.items():
-        assert values[key(f"memecourt_model_unused_{name}_total")] == sum(getattr(each, of) for each in unused)
-    assert values[key("memecourt_model_unanswered_calls_total")] == sum(each.unanswered for each in unused)
+        assert values[key(f"memecourt_model_unused_{name}_total")] == sum(
+            getattr(event_unused, field) for event_unused in unused
+        )
+    assert values[key("memecourt_model_unanswered_calls_total")] == sum(
+        event_unused.unanswered for event_unused in unused
+    )
 
 
-def test_rounds_texts_precedents_and_reviews_are_counted_as_the_records_have_them(tried):
-    records, values, _ = tried
+def test_metrics_of_rounds_texts_precedents_and_reviews_match_the_records(all_trials):
+    records, values, _ = all_trials
     rested = [event for record in records for event in record.all(SideRested)]
-    assert counted(values, "memecourt_sides_rested_total") == by_labels(
+    assert series_of(values, "memecourt_sides_rested_total") == by_labels(
         Counter((("side", event.side.value), ("reason", event.reason.value)) for event in rested)
     )
     examined = [event for event in rested if event.reason is not QuestioningEnd.NO_EXAMINATION]
-    assert sum(counted(values, "memecourt_side_rounds_sum").values()) == sum(event.rounds for event in examined) > 0
-    assert sum(counted(values, "memecourt_side_rounds_count").values()) == len(examined)
+    assert sum(series_of(values, "memecourt_side_rounds_sum").values()) == sum(event.rounds for event in examined) > 0
+    assert sum(series_of(values, "memecourt_side_rounds_count").values()) == len(examined)
     texts = [event for record in records for event in record.all(TextRead)]
-    assert counted(values, "memecourt_texts_total") == by_labels(Counter((("source", e.source.value),) for e in texts))
+    assert series_of(values, "memecourt_texts_total") == by_labels(
+        Counter((("source", e.source.value),) for e in texts)
+    )
     assert values[key("memecourt_text_read_duration_seconds_count")] == sum(bool(e.reader) for e in texts) == 1
     found = sum(len(record.all(PrecedentsCited)) for record in records)
     assert values[key("memecourt_precedents_duration_seconds_count")] == found > 0
     verdicts = [record.verdict for record in records if record.verdict]
-    assert sum(counted(values, "memecourt_verdicts_for_review_total").values()) == sum(
+    assert sum(series_of(values, "memecourt_verdicts_for_review_total").values()) == sum(
         verdict.needs_human_review for verdict in verdicts
     )
     reasons = Counter(r for verdict in verdicts for r in {review.reason.value for review in verdict.review})
-    assert counted(values, "memecourt_review_reasons_total") == by_labels(
+    assert series_of(values, "memecourt_review_reasons_total") == by_labels(
         {(("reason", reason),): number for reason, number in reasons.items()}
     )
 
 
-def test_nothing_is_remembered_of_a_trial_that_has_ended(tried):
-    *_, telemetry = tried
+def test_ended_trials_are_forgotten(all_trials):
+    *_, telemetry = all_trials
     assert not telemetry._trials
 
 
-def test_trials_whose_end_is_never_told_of_are_forgotten_in_the_end(monkeypatch):
+def test_trials_that_never_report_an_end_are_evicted(monkeypatch):
     monkeypatch.setattr("serving.telemetry._MOST_TRIALS", 10)
     telemetry = Telemetry(Metrics(Settings()))
     opened = asyncio.run(a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), Notes())).opened
@@ -250,28 +258,28 @@ def test_trials_whose_end_is_never_told_of_are_forgotten_in_the_end(monkeypatch)
     assert list(telemetry._trials) == [f"t{number}" for number in range(15, 25)]
 
 
-def test_of_a_trial_that_is_resumed_no_call_is_counted_twice_and_its_procedure_is_known():
-    whole = asyncio.run(full_court(ahead_of_time()).hear(TrialCase("t", a_meme(), Procedure.FULL), Notes()))
-    place = next(n for n, event in enumerate(whole.events) if isinstance(event, SummarisedAhead)) + 1
-    cut = TrialRecord.of(whole.events[:place])
+def test_resumed_trial_counts_each_call_once_under_its_procedure():
+    complete = asyncio.run(full_court(ahead_of_time()).hear(TrialCase("t", a_meme(), Procedure.FULL), Notes()))
+    place = next(n for n, event in enumerate(complete.events) if isinstance(event, SummarisedAhead)) + 1
+    cut = TrialRecord.of(complete.events[:place])
     metrics = Metrics(Settings())
     telemetry = Telemetry(metrics)
     telemetry.resuming(cut)
-    # The same clock goes on where the first server's stood still.
+    # The resuming server's clock continues where the first server's stopped.
     resumed = asyncio.run(full_court(Cast(rounds=3)).resume(cut, a_picture(), telemetry.watch))
     values = samples(metrics)
     assert values[key("memecourt_trials_resumed_total", procedure="FULL")] == 1
     assert values[key("memecourt_trials_total", procedure="FULL", outcome="DECIDED", label="HARMFUL")] == 1
-    assert not counted(values, "memecourt_trials_opened_total")
+    assert not series_of(values, "memecourt_trials_opened_total")
     before = sum(number for _, number in calls_of(cut))
-    assert sum(counted(values, "memecourt_model_calls_total").values()) == (
+    assert sum(series_of(values, "memecourt_model_calls_total").values()) == (
         sum(number for _, number in calls_of(resumed)) - before
     )
     assert resumed.state is TrialState.DECIDED
     assert values[key("memecourt_trial_duration_seconds_count", procedure="FULL", outcome="DECIDED")] == 1
 
 
-def test_what_is_not_a_trial_is_counted_as_it_is_told():
+def test_metrics_outside_trials_follow_their_observations():
     metrics = Metrics(Settings(concurrent_trials=3, waiting_trials=7))
     telemetry = Telemetry(metrics)
     now = {"running": 0}
@@ -295,18 +303,18 @@ def test_what_is_not_a_trial_is_counted_as_it_is_told():
     assert values[key("memecourt_limit", of="waiting_requests")] == 7
 
 
-def test_a_model_whose_prefix_cache_is_dead_is_a_metric_and_one_of_which_it_is_not_known_is_none():
+def test_prefix_cache_metric_exists_only_where_its_state_is_known():
     metrics = Metrics(Settings())
     models = {"PROPOSER": "seer", "ACCUSER": "talker", "DEFENDER": "talker", "JUDGE": "seer"}
     Telemetry(metrics).prefix_cache(models, {"PROPOSER": False, "ACCUSER": True})
     values = samples(metrics)
-    assert counted(values, "memecourt_model_prefix_cache_working") == {
+    assert series_of(values, "memecourt_model_prefix_cache_working") == {
         frozenset({("role", "PROPOSER"), ("model", "seer")}): 0,
         frozenset({("role", "ACCUSER"), ("model", "talker")}): 1,
     }
 
 
-def test_near_duplicates_are_counted_by_what_they_were_found_to_be():
+def test_near_duplicates_are_counted_by_label():
     metrics = Metrics(Settings())
     duplicate = NearDuplicate(trial_id="old", label=Label.HARMFUL, distance=3, same_text=True, same_picture=False)
     found = NearDuplicatesFound(
@@ -324,9 +332,9 @@ def test_near_duplicates_are_counted_by_what_they_were_found_to_be():
     assert values[key("memecourt_near_duplicates_duration_seconds_sum")] == 0.25
 
 
-def test_a_fault_of_telemetry_costs_no_verdict(caplog):
+def test_failing_metrics_do_not_fail_a_trial(caplog):
     class Broken:
-        def note(self, event, seen, calls):
+        def note(self, event, trial, calls):
             raise ValueError("ze" + "bra")
 
     record = asyncio.run(
@@ -337,7 +345,7 @@ def test_a_fault_of_telemetry_costs_no_verdict(caplog):
     assert "zebra" not in caplog.text
 
 
-def test_silence_counts_and_logs_nothing(caplog):
+def test_silent_telemetry_counts_and_logs_nothing(caplog):
     caplog.set_level(logging.DEBUG)
     asyncio.run(a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), telling(SILENT.watch)))
     SILENT.reused(near=True)
@@ -368,10 +376,10 @@ ALLOWED = {
     "of",
     "worker",
 }
-"""Labels whose values are closed sets, or what the operator has set up."""
+"""Labels whose values are closed sets or configured by the operator."""
 
 
-def test_metrics_are_at_their_path_alone_and_say_that_nobody_has_reviewed():
+def test_metrics_are_served_only_at_their_path_and_start_at_zero():
     metrics = MetricsPort(Metrics(Settings()).registry, "127.0.0.1:0")
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=60) as answer:
@@ -385,8 +393,8 @@ def test_metrics_are_at_their_path_alone_and_say_that_nobody_has_reviewed():
         metrics.close()
 
 
-def test_names_follow_the_conventions_and_labels_are_bounded(tried):
-    records, *_ = tried
+def test_metric_names_follow_conventions_and_labels_are_bounded(all_trials):
+    records, *_ = all_trials
     metrics = Metrics(Settings())
     for family in metrics.registry.collect():
         if not family.name.startswith("memecourt_"):
@@ -400,10 +408,10 @@ def test_names_follow_the_conventions_and_labels_are_bounded(tried):
         name for collector in metrics.registry._collector_to_names for name in getattr(collector, "_labelnames", ())
     }
     assert labels <= ALLOWED
-    # Ten times as many trials make no more series.
+    # Ten times as many trials add no series.
     telemetry = Telemetry(metrics)
 
-    async def retell(round_):
+    async def report_again(round_):
         for record in records:
             for event in record.events:
                 update = {"trial_id": f"{record.trial_id}-{round_}"}
@@ -412,10 +420,10 @@ def test_names_follow_the_conventions_and_labels_are_bounded(tried):
                     update |= {"meme": meme, "request_id": f"r{round_}", "trace_id": f"{round_:032x}"}
                 await telemetry.watch(event.model_copy(update=update))
 
-    asyncio.run(retell(0))
+    asyncio.run(report_again(0))
     series = len(samples(metrics))
     for round_ in range(1, 10):
-        asyncio.run(retell(round_))
+        asyncio.run(report_again(round_))
     assert len(samples(metrics)) == series
 
 
@@ -423,31 +431,31 @@ PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
 ROW = re.compile(r"\| `(memecourt_\w+)` \| (\w+) \|([^|]*)\| (.+) \|")
 
 
-def test_the_page_on_monitoring_tells_of_each_metric_and_asks_for_none_that_is_not_there():
+def test_monitoring_page_documents_exactly_the_existing_metrics():
     page = PAGE.read_text("utf-8")
-    told = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in ROW.findall(page)}
+    documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in ROW.findall(page)}
     collectors = {**QueueMetrics().registry._collector_to_names, **Metrics(Settings()).registry._collector_to_names}
-    there, samples_of = {}, set()
+    existing, samples_of = {}, set()
     for collector, names in collectors.items():
         for family in collector.describe() if hasattr(collector, "describe") else ():
             if family.name.startswith("memecourt_"):
                 kind = {"info": "gauge"}.get(family.type, family.type)
                 suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
                 labels = ("version",) if family.type == "info" else collector._labelnames
-                there[family.name + suffix] = (kind, labels)
+                existing[family.name + suffix] = (kind, labels)
                 samples_of |= set(names) | {f"{family.name}_bucket"}
-    assert told == there
+    assert documented == existing
     assert set(re.findall(r"\bmemecourt_\w+", page)) <= samples_of
 
 
-def test_a_place_for_metrics_that_is_no_place_is_an_error_that_says_so():
+def test_unusable_metrics_address_is_an_error():
     for address in ("127.0.0.1:notaport", "256.0.0.1:0", "127.0.0.1:99999999", "nothing"):
         with pytest.raises(BadRequest, match="Metrics can't be served") as caught:
             MetricsPort(Metrics(Settings()).registry, address)
         assert caught.value.reason == "METRICS_ADDRESS_UNUSABLE"
 
 
-def test_without_opentelemetry_all_but_traces_works(monkeypatch):
+def test_everything_but_traces_works_without_opentelemetry(monkeypatch):
     code = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "import asyncio, serving.telemetry as t\n"
@@ -475,7 +483,7 @@ def test_without_opentelemetry_all_but_traces_works(monkeypatch):
 
 
 class Lines:
-    """What a logger writes, line by line."""
+    """Collects what a logger writes; iterates over its lines."""
 
     def __init__(self):
         self.text = ""
@@ -492,7 +500,7 @@ class Lines:
 
 @contextmanager
 def logging_as(log_format):
-    """The process's logging set up as a server does it, and put back afterwards."""
+    """Sets up the process's logging as a server does, and restores it afterwards."""
     root, ours = logging.getLogger(), logging.getLogger("memecourt")
     before = root.handlers[:], root.level, ours.level, sys.unraisablehook, threading.excepthook
     lines = Lines()
@@ -506,7 +514,7 @@ def logging_as(log_format):
         ours.setLevel(before[2])
 
 
-def test_a_trial_in_the_log_names_itself_its_request_and_each_event():
+def test_log_lines_name_trial_request_and_event():
     telemetry = Telemetry(log=True)
     case = TrialCase("t-1", a_meme(), Procedure.SUMMARY, request_id="r-1", namespace="forum", content_id="post-7")
     with logging_as("text") as text:
@@ -518,14 +526,14 @@ def test_a_trial_in_the_log_names_itself_its_request_and_each_event():
         f"trial=t-1 request=r-1 seq={seq} event={kind}" for seq, kind in enumerate(kinds)
     ]
     for seq, line in enumerate(as_json_lines):
-        told = json.loads(line)
-        assert (told["trial"], told["request"], told["seq"], told["event"]) == ("t-1", "r-1", seq, kinds[seq])
-        assert (told["level"], told["logger"]) == ("INFO", "memecourt.trials")
-        assert told["time"].endswith("+00:00")
+        fields = json.loads(line)
+        assert (fields["trial"], fields["request"], fields["seq"], fields["event"]) == ("t-1", "r-1", seq, kinds[seq])
+        assert (fields["level"], fields["logger"]) == ("INFO", "memecourt.trials")
+        assert fields["time"].endswith("+00:00")
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_request_id_can_forge_neither_a_line_nor_a_field(log_format):
+def test_request_id_cannot_forge_log_lines_or_fields(log_format):
     evil = "r\n2026-01-01 00:00:00,000 INFO memecourt.trials trial=x\x1b[2J\u2028 event=VerdictGiven"
     with logging_as(log_format) as lines:
         logging.getLogger("memecourt.trials").info("trial=%s request=%s seq=%d event=%s", "t", evil, 0, "TrialOpened")
@@ -541,7 +549,7 @@ SECRET = "zebra crossing words"
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_what_libraries_and_exceptions_say_stays_out_of_the_log(log_format):
+def test_texts_of_libraries_and_exceptions_stay_out_of_the_log(log_format):
     def fail():
         try:
             raise KeyError(SECRET)
@@ -569,22 +577,22 @@ def test_what_libraries_and_exceptions_say_stays_out_of_the_log(log_format):
 
         Dropped()
     assert SECRET not in lines.text and "zebra" not in lines.text
-    # It is still said who, where and what kind.
-    for told in ("sqlalchemy.engine", "grpc._cython.cygrpc", "py.warnings", "ValueError", "KeyError", "in fail"):
-        assert told in lines.text, told
+    # Logger names, places and exception types are still logged.
+    for expected in ("sqlalchemy.engine", "grpc._cython.cygrpc", "py.warnings", "ValueError", "KeyError", "in fail"):
+        assert expected in lines.text, expected
     assert lines.text.count("ValueError") >= 4
     assert "test_telemetry.py:" in lines.text
     if log_format == "json":
         assert all(json.loads(line) for line in lines)
 
 
-def test_opentelemetry_may_say_what_ails_it():
+def test_messages_of_opentelemetry_are_logged():
     with logging_as("text") as lines:
         logging.getLogger("opentelemetry.exporter.otlp").warning("Transient error %s", "UNAVAILABLE")
     assert "Transient error UNAVAILABLE" in lines.text
 
 
-def test_formatters_take_what_is_no_template():
+def test_formatters_accept_messages_that_are_not_templates():
     records = [
         logging.LogRecord("memecourt.x", logging.INFO, "f.py", 1, message, arguments, None)
         for message, arguments in (
@@ -596,20 +604,20 @@ def test_formatters_take_what_is_no_template():
         )
     ]
     for formatter in (TextLines(), JsonLines()):
-        told = [formatter.format(record) for record in records]
-        assert "100 % of nothing" in told[0] and "50 % of it" in told[1] and "a=1" in told[2]
-    told = json.loads(JsonLines().format(records[4]))
-    assert told["width"] == 1.5 and told["name"] == "b c"
+        formatted = [formatter.format(record) for record in records]
+        assert "100 % of nothing" in formatted[0] and "50 % of it" in formatted[1] and "a=1" in formatted[2]
+    fields = json.loads(JsonLines().format(records[4]))
+    assert fields["width"] == 1.5 and fields["name"] == "b c"
 
 
-def test_time_in_a_line_is_the_record_s():
+def test_log_lines_show_the_time_of_the_record():
     record = logging.LogRecord("memecourt.x", logging.INFO, "f.py", 1, "now", (), None)
     record.created, record.msecs = 0.25, 250
     assert json.loads(JsonLines().format(record))["time"] == "1970-01-01T00:00:00.250+00:00"
     assert TextLines().format(record).startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(0)) + ",250 ")
 
 
-def test_a_clock_that_is_set_back_makes_no_trial_last_less_than_no_time():
+def test_clock_set_back_gives_a_duration_of_zero():
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     minutes = itertools.count()
     court = replace(a_court(findings([H] * 5)), now=lambda: noon - timedelta(minutes=next(minutes)))

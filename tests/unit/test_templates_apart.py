@@ -1,4 +1,4 @@
-"""Runs and studies with templates held apart: what they leave out, how they are asked for, and taken up again."""
+"""Tests of runs and studies with templates held apart: exclusions, the options that request them, and resuming."""
 
 import random
 
@@ -25,45 +25,45 @@ from tests.support.drawn_memes import BASES, COPIES, GROUPS, KIND, OPENERS, TIME
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A folder with drawn memes, of which some in train are drawn on scenes of some in test."""
+    """A folder with drawn memes; some in train share a scene with some in test."""
     root = tmp_path_factory.mktemp("apart")
     make(root / "data", Layout.HARMEME, train=40, val=4, test=8, seed=3)
     return root
 
 
 def invoke(world, *args, code=0):
-    told = CliRunner().invoke(cli, [str(arg) for arg in args], env={"MEMECOURT_HOME": str(world / "home")})
-    assert told.exit_code == code, told.output
-    return told.output
+    result = CliRunner().invoke(cli, [str(arg) for arg in args], env={"MEMECOURT_HOME": str(world / "home")})
+    assert result.exit_code == code, result.output
+    return result.output
 
 
 @pytest.mark.slow
-def test_a_run_by_the_split_template_judges_the_test_split_without_its_templates(world):
+def test_template_split_judges_the_test_split_without_its_templates(world):
     data = ("--dataset", "synthetic-harmeme", "--data", world / "data", "--limit", 3)
-    told = invoke(world, "run", *data, "--split", "template", "--out", world / "apart")
+    output = invoke(world, "run", *data, "--split", "template", "--out", world / "apart")
     folder = RunFolder(world / "apart")
     manifest = folder.manifest()
-    left_out = [one for one in folder.excluded() if one.why == "same template"]
+    left_out = [excluded for excluded in folder.excluded() if excluded.why == "same template"]
     assert manifest.split == "test" and manifest.checked["template"] == TEMPLATE
-    assert left_out and all(one.picture_similarity >= TEMPLATE for one in left_out)
-    assert f"{len(left_out)} same template" in told
-    there = {meme.id for meme in Library.open(world / "apart" / "library", None).memes}
-    assert not there & {one.precedent for one in left_out}
+    assert left_out and all(excluded.picture_similarity >= TEMPLATE for excluded in left_out)
+    assert f"{len(left_out)} same template" in output
+    in_library = {meme.id for meme in Library.open(world / "apart" / "library", None).memes}
+    assert not in_library & {excluded.precedent for excluded in left_out}
     # Judged memes on one template are drawn together for the intervals. Three memes on two scenes:
     memes = folder.memes()
-    looks = np.array([describe(Image.open(world / "data" / "images" / meme.image)) for meme in memes])
-    on_one = looks @ looks.T >= TEMPLATE
+    descriptors = np.array([describe(Image.open(world / "data" / "images" / meme.image)) for meme in memes])
+    on_one = descriptors @ descriptors.T >= TEMPLATE
     assert on_one.sum() == 5, "two of the three share a scene"
     (first, second) = np.flatnonzero(on_one.sum(axis=1) == 2)
     assert [meme.template for meme in memes].count("") == 1
     assert memes[first].template == memes[second].template == memes[first].id
     assert card(read_results(world / "apart"), Protocol.MERGED, resamples=10).groups == 2
     assert "The memes are of 2 groups" in invoke(world, "report", world / "apart")
-    # As it was begun, and with nothing said anew.
+    # Resumed with the options of its start; they can't be given again.
     invoke(world, "run", "--resume", world / "apart")
     refused = invoke(world, "run", "--resume", world / "apart", "--templates-apart", code=2)
     assert "can't be given with --resume" in refused
-    # The precedents of a run that lets templates be shared are not those of one that doesn't.
+    # A library made for a run with shared templates is refused to a run without them.
     invoke(world, "run", *data, "--out", world / "together")
     library = ("--library", world / "together" / "library")
     refused = invoke(world, "run", *data, *library, "--templates-apart", "--out", world / "other", code=1)
@@ -71,42 +71,42 @@ def test_a_run_by_the_split_template_judges_the_test_split_without_its_templates
 
 
 @pytest.mark.slow
-def test_a_question_is_asked_with_templates_apart(world):
+def test_classify_supports_the_template_split(world):
     data = ("--dataset", world / "data" / "card.toml", "--data", world / "data", "--limit", 3)
-    told = invoke(world, "classify", *data, "--task", "target", "--split", "template", "--out", world / "asked")
-    folder = RunFolder(world / "asked")
+    output = invoke(world, "classify", *data, "--task", "target", "--split", "template", "--out", world / "classified")
+    folder = RunFolder(world / "classified")
     assert folder.manifest().split == "test" and folder.manifest().checked["template"] == TEMPLATE
-    assert any(one.why == "same template" for one in folder.excluded())
-    assert any(meme.template for meme in folder.memes()) and "groups of memes" in told
+    assert any(excluded.why == "same template" for excluded in folder.excluded())
+    assert any(meme.template for meme in folder.memes()) and "groups of memes" in output
 
 
 @pytest.mark.slow
-def test_a_study_holds_templates_apart_in_all_arms(world):
+def test_study_applies_the_template_split_to_all_arms(world):
     study = ("ablate", "--dataset", "synthetic-harmeme", "--data", world / "data", "--procedure", "summary")
     study = (*study, "--arms", "full", "--limit", 3, "--out", world / "study")
     invoke(world, *study, "--split", "template")
     excluded = RunFolder(world / "study" / "full").manifest()
     assert excluded.split == "test" and excluded.checked["template"] == TEMPLATE
-    # The arms share precedents, beside which it is stored what templates the judged memes share.
+    # The arms share precedents; the templates of the judged memes are stored beside them.
     assert any(meme.template for meme in RunFolder(world / "study" / "full").memes())
     assert "templates_apart" in invoke(world, *study, code=1)
 
 
-def test_templates_are_numbered_by_what_is_near_directly_or_by_others():
+def test_template_numbers_are_connected_components_of_similar_pictures():
     rng = np.random.default_rng(5)
-    # More than a block, so that pairs of two blocks are compared as well.
-    looks = rng.normal(size=(600, 8)).astype(np.float32)
-    looks /= np.linalg.norm(looks, axis=1, keepdims=True)
-    looks[[3, 590]] = 0  # without a picture: near to nothing, not even to each other
-    numbers = template_numbers(looks, 0.9)
-    n, expected = connected_components(coo_array(looks @ looks.T >= 0.9), directed=False)
+    # More than one block, so that pairs of two blocks are compared as well.
+    descriptors = rng.normal(size=(600, 8)).astype(np.float32)
+    descriptors /= np.linalg.norm(descriptors, axis=1, keepdims=True)
+    descriptors[[3, 590]] = 0  # without a picture: similar to no other, not even to each other
+    numbers = template_numbers(descriptors, 0.9)
+    n, expected = connected_components(coo_array(descriptors @ descriptors.T >= 0.9), directed=False)
     assert len(set(numbers.tolist())) == n > 1 and n < 598
     assert len(set(zip(numbers.tolist(), expected.tolist(), strict=True))) == n
     assert numbers[0] == 0 and np.all(np.diff(np.unique(numbers, return_index=True)[1]) > 0)
     assert template_numbers(np.empty((0, 8), dtype=np.float32), 0.9).shape == (0,)
 
 
-def test_memes_of_a_group_or_on_a_template_are_one_draw():
+def test_memes_sharing_a_group_or_template_are_drawn_together():
     def judged(number, group, template):
         meme = JudgedMeme(
             id=f"m{number}", split="test", line=1, image="", text="", harmful=True, source_label="", group=group
@@ -120,38 +120,41 @@ def test_memes_of_a_group_or_on_a_template_are_one_draw():
     assert numbers(("", ""), ("", "")) is None
     assert numbers(("a", ""), ("", ""), ("a", ""), ("b", ""), ("", "")) == [0, 1, 0, 2, 3]
     assert numbers(("a", ""), ("a", "m1"), ("b", "m1"), ("b", ""), ("c", "")) == [0, 0, 0, 0, 1]
-    assert numbers(("a", ""), ("", "a")) == [0, 1], "a group is no template of that name"
+    assert numbers(("a", ""), ("", "a")) == [0, 1], "a group and a template of the same name are unrelated"
 
 
-def test_whole_templates_are_drawn_where_a_library_s_memes_are_left_out():
-    gold, said = [True] * 6 + [False] * 6, [True] * 6 + [False] * 3 + [True] * 3
-    alone = score(gold, said)
-    grouped = score(gold, said, groups=np.repeat([0, 1, 2, 3], 3))
+def test_scores_over_groups_have_wider_intervals():
+    gold, answers = [True] * 6 + [False] * 6, [True] * 6 + [False] * 3 + [True] * 3
+    alone = score(gold, answers)
+    grouped = score(gold, answers, groups=np.repeat([0, 1, 2, 3], 3))
     assert grouped.accuracy.value == alone.accuracy.value
     assert grouped.accuracy.high - grouped.accuracy.low > 1.3 * (alone.accuracy.high - alone.accuracy.low)
 
 
-def test_no_data_set_has_a_split_of_that_name():
+def test_no_data_set_has_a_split_named_template():
     assert all("template" not in dataset.splits for dataset in DATASETS.values())
 
 
 @pytest.mark.slow
-def test_the_threshold_tells_templates_apart_and_misses_many():
-    """The figures of docs/studies.md: on each of 46 pictures four memes, edited, one of them with its text on a bar."""
+def test_template_threshold_separates_pictures_but_misses_many_edits():
+    """The figures of docs/studies.md: four edited memes on each of 46 pictures, one of them with its text on a bar."""
     rng = random.Random(3)
     edits = ("the same", "JPEG, quality 70", "half the size", "cropped by 2 % a side", "white border")
-    looks, bases = [], []
+    descriptors, bases = [], []
     for place, base in enumerate(BASES):
         for number in range(4):
             words = (rng.choice(OPENERS), rng.choice(list(GROUPS)), rng.choice(list(KIND)), rng.choice(TIMES))
             picture = drawn(base, Caption(*words, bar=number == 3))
-            looks.append(describe(COPIES[edits[(number + place) % 5]](picture)))
+            descriptors.append(describe(COPIES[edits[(number + place) % 5]](picture)))
             bases.append(base)
     first, second = np.triu_indices(len(bases), 1)
-    near = (np.stack(looks) @ np.stack(looks).T)[first, second] >= TEMPLATE
+    similar = (np.stack(descriptors) @ np.stack(descriptors).T)[first, second] >= TEMPLATE
     names = np.array(bases)
     same = names[first] == names[second]
     scenes = np.array([base.partition(":")[0] for base in bases])
     other = scenes[first] != scenes[second]
-    print(f"same picture {near[same].mean():.3f} of {same.sum():,}, other {near[other].mean():.5f} of {other.sum():,}")
-    assert near[same].mean() == pytest.approx(0.54, abs=0.01) and not near[other].any()
+    print(
+        f"same picture {similar[same].mean():.3f} of {same.sum():,}, "
+        f"other {similar[other].mean():.5f} of {other.sum():,}"
+    )
+    assert similar[same].mean() == pytest.approx(0.54, abs=0.01) and not similar[other].any()

@@ -31,12 +31,12 @@ from retrieval.text import normalise_text, text_key
         (" \n\t", ""),
     ],
 )
-def test_what_is_left_of_a_text(text: str, expected: str) -> None:
+def test_normalised_text(text: str, expected: str) -> None:
     assert normalise_text(text) == expected
 
 
 @given(st.text(max_size=200))
-def test_a_text_never_vanishes_and_case_and_spacing_do_not_matter(text: str) -> None:
+def test_normalising_never_empties_a_text_and_ignores_case_and_spacing(text: str) -> None:
     normal = normalise_text(text)
     assert bool(normal) == bool(text_key(text))
     assert normal == " ".join(normal.split())
@@ -44,7 +44,7 @@ def test_a_text_never_vanishes_and_case_and_spacing_do_not_matter(text: str) -> 
 
 
 @pytest.mark.parametrize("piece", ["a", "a-", "a.", "@ ", ". ", "www ", "made with ", "made ", "ab.", "- ", "_", "/r/"])
-def test_no_text_takes_long(piece: str) -> None:
+def test_normalising_repetitive_text_is_fast(piece: str) -> None:
     began = time.process_time()
     normalise_text(piece * (10_000 // len(piece)))
     assert time.process_time() - began < 1

@@ -29,7 +29,7 @@ def picture(*stills):
 
 
 def small_beside_large():
-    """Letters of 11 pixels under letters of 100 on a picture of 1280 pixels."""
+    """Letters of 11 pixels under letters of 100 pixels on a picture of 1280 pixels."""
     still = captioned("HUGE", size=(1280, 960), height=100)
     ImageDraw.Draw(still).text((700, 800), SMALL, font=ImageFont.load_default(size=11), fill=(20, 20, 30))
     return still
@@ -47,24 +47,24 @@ def tall():
 
 
 def picture_of(still):
-    """As the service decodes it."""
+    """The picture as the service decodes it."""
 
-    async def whole():
+    async def decode():
         reader = GuardedPictureReader()
         try:
             return await reader.read(encode(still, "PNG"))
         finally:
             await reader.aclose()
 
-    return asyncio.run(whole())
+    return asyncio.run(decode())
 
 
 @pytest.fixture(scope="module")
 def readings():
-    """One process reads all of them: its start is what costs."""
+    """All readings come from one process, because starting it is the expensive part."""
     side_by_side = captioned("LEFT", size=(640, 480))
     side_by_side.paste(captioned("RIGHT", size=(300, 100)), (340, 4))
-    asked = {
+    pictures = {
         "two lines": picture(captioned("WHEN THE CAT", "SEES THE SNOW")),
         "two frames": picture(captioned("FIRST STILL"), captioned("SECOND STILL")),
         "side by side": picture(side_by_side),
@@ -80,15 +80,15 @@ def readings():
         "long": picture_of(tall()),
     }
 
-    async def whole():
+    async def read_all():
         reader = rapidocr_reader(threads=2)
         try:
             await reader.warm()
-            return {name: await reader.read(one) for name, one in asked.items()}
+            return {name: await reader.read(one) for name, one in pictures.items()}
         finally:
             await reader.aclose()
 
-    return asyncio.run(whole())
+    return asyncio.run(read_all())
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_lines_are_read_from_the_top(readings):
 
 
 @pytest.mark.slow
-def test_each_frame_is_read_and_named_by_its_index_in_the_file(readings):
+def test_each_frame_is_read_and_named_by_its_index(readings):
     assert [(line.text, line.frame) for line in readings["two frames"].lines] == [
         ("FIRST STILL", 0),
         ("SECOND STILL", 3),
@@ -118,12 +118,12 @@ def test_lines_in_one_row_are_read_from_the_left(readings):
 
 @pytest.mark.parametrize("name", ["nothing", "one pixel", "a thread"])
 @pytest.mark.slow
-def test_no_text_is_no_lines(readings, name):
+def test_picture_without_text_has_no_lines(readings, name):
     assert readings[name].lines == ()
 
 
 @pytest.mark.slow
-def test_an_extreme_frame_neither_breaks_it_nor_moves_its_boxes(readings):
+def test_very_wide_frame_is_read_with_boxes_inside_the_frame(readings):
     (line,) = readings["a strip"].lines
     assert line.text == "A LONG STRIP"
     assert max(y for _, y in line.box) <= 100
@@ -138,7 +138,7 @@ def test_small_letters_are_read_beside_large_ones(readings):
     ("name", "text_runs"), [("a quarter right", (0, 1)), ("half", (-1, 0)), ("a quarter left", (0, -1))]
 )
 @pytest.mark.slow
-def test_a_turned_picture_is_read_in_its_own_order_and_its_boxes_say_how_it_is_turned(readings, name, text_runs):
+def test_rotated_picture_is_read_in_its_own_order_with_rotated_boxes(readings, name, text_runs):
     lines = readings[name].lines
     assert [line.text for line in lines] == ["FIRST LINE", "SECOND LINE"]
     for line in lines:
@@ -148,24 +148,24 @@ def test_a_turned_picture_is_read_in_its_own_order_and_its_boxes_say_how_it_is_t
 
 
 @pytest.mark.slow
-def test_a_slanting_line_is_read(readings):
+def test_tilted_line_is_read(readings):
     assert readings["tilted"].text == "UP THE HILL"
 
 
 @pytest.mark.slow
-def test_a_long_picture_is_read_at_a_legible_size_and_its_boxes_lie_on_its_frame(readings):
+def test_long_picture_is_read_at_a_legible_size_with_boxes_on_its_frame(readings):
     lines = readings["long"].lines
     assert [line.text for line in lines] == [f"part {number} of it" for number in range(4)]
     for number, line in enumerate(lines):
         assert max(y for _, y in line.box) <= 1280 and abs(line.box[0][1] - (300 + 1500 * number) * 1280 / 6000) < 6
 
 
-def test_what_goes_into_the_record_names_engine_and_models():
+def test_identity_names_engine_and_models():
     assert rapidocr_reader().identity.startswith("rapidocr/3.")
     assert rapidocr_reader().identity.endswith(" PP-OCRv6-small, coarse to fine 1")
 
 
-def test_the_parent_imports_none_of_what_its_workers_need():
+def test_parent_process_imports_no_dependency_of_its_workers():
     program = (
         "import sys, court.backends.ocr.reader as t, court.backends.pictures.reader\n"
         "t.rapidocr_reader()\n"
@@ -176,18 +176,18 @@ def test_the_parent_imports_none_of_what_its_workers_need():
 
 
 def read_after(monkeypatch, answer):
-    """What is read when the worker answers so."""
+    """The reading for this answer of the worker."""
 
     async def run(self, body, payloads=()):
         if isinstance(answer, Exception):
             raise answer
         return Reply(answer, [], 0.1, 1)
 
-    async def whole():
+    async def read():
         return await rapidocr_reader().read(picture(Image.new("RGB", (9, 9))))
 
     monkeypatch.setattr(GuardedWorkers, "run", run)
-    return asyncio.run(whole())
+    return asyncio.run(read())
 
 
 BOX = [[0.0, 0.0], [9.0, 0.0], [9.0, 5.0], [0.0, 5.0]]
@@ -206,24 +206,24 @@ BOX = [[0.0, 0.0], [9.0, 0.0], [9.0, 5.0], [0.0, 5.0]]
         {"lines": [{"text": "x", "confidence": 0.5, "box": BOX}] * 1001},
     ],
 )
-def test_a_failure_is_never_a_picture_without_text(monkeypatch, answer):
+def test_worker_failure_is_an_error_and_never_an_empty_text(monkeypatch, answer):
     with pytest.raises(Unavailable) as caught:
         read_after(monkeypatch, answer)
     assert caught.value.reason == "TEXT_READER_FAILED"
 
 
-def test_a_process_that_is_killed_from_outside_is_not_the_picture_s_fault(monkeypatch):
+def test_external_kill_of_a_worker_is_not_blamed_on_the_picture(monkeypatch):
     with pytest.raises(Unavailable, match="Ask again") as caught:
         read_after(monkeypatch, WorkerDied(Death.KILLED, "signal SIGKILL"))
     assert caught.value.reason == "TEXT_READER_KILLED" and caught.value.retry_after
 
 
-def test_no_time_left_stays_what_it_is(monkeypatch):
+def test_overrun_is_passed_on_unchanged(monkeypatch):
     with pytest.raises(Overrun):
         read_after(monkeypatch, Overrun("No time."))
 
 
-def test_text_is_composed_and_without_control_characters(monkeypatch):
+def test_text_is_in_nfc_without_control_characters(monkeypatch):
     texts = ["cafe\u0301 \x00\x1b[31m", "\x07\x85", "  ", "a\u2028b\r\nc"]
     lines = [{"text": text, "confidence": 1.0000001, "box": BOX} for text in texts]
     reading = read_after(monkeypatch, {"lines": lines})
@@ -232,7 +232,7 @@ def test_text_is_composed_and_without_control_characters(monkeypatch):
     assert {line.confidence for line in reading.lines} == {1.0}
 
 
-def test_a_sample_that_is_read_wrongly_is_no_warm_reader(monkeypatch):
+def test_warming_fails_if_the_sample_is_misread(monkeypatch):
     async def run(self, body, payloads=()):
         return Reply({"lines": []}, [], 0.1, 1)
 
@@ -247,20 +247,20 @@ def line(text, left, top, height=10.0, width=30.0, slant=0.0):
     return TextLine(text=text, confidence=1, box=(*upper, *lower), frame=0)
 
 
-def rolled(one, corners):
+def with_rotated_corners(one, corners):
     return one.model_copy(update={"box": (*one.box[corners:], *one.box[:corners])})
 
 
 def running_down(one):
-    return rolled(one, 1)
+    return with_rotated_corners(one, 1)
 
 
-def stood_on_its_head(one):
-    return rolled(one, 2)
+def upside_down(one):
+    return with_rotated_corners(one, 2)
 
 
 def running_up(one):
-    return rolled(one, 3)
+    return with_rotated_corners(one, 3)
 
 
 @pytest.mark.parametrize(
@@ -273,9 +273,9 @@ def running_up(one):
         ([line("a", 90, 0), line("b", 60, 4), line("c", 30, 8), line("d", 0, 12)], "badc"),
         ([line("a", 0, 0, slant=8), line("b", 0, 14, slant=8)], "ab"),
         ([line("b", 9, 5, height=0), line("a", 0, 0)], "ab"),
-        ([stood_on_its_head(line("a", 0, 40)), stood_on_its_head(line("b", 0, 0))], "ab"),
-        ([stood_on_its_head(line("b", 0, 0)), stood_on_its_head(line("a", 50, 3))], "ab"),
-        ([line("a", 0, 0), line("c", 0, 40), stood_on_its_head(line("b", 0, 20, width=50))], "abc"),
+        ([upside_down(line("a", 0, 40)), upside_down(line("b", 0, 0))], "ab"),
+        ([upside_down(line("b", 0, 0)), upside_down(line("a", 50, 3))], "ab"),
+        ([line("a", 0, 0), line("c", 0, 40), upside_down(line("b", 0, 20, width=50))], "abc"),
         (
             [running_down(line("a", 80, 0, height=60, width=9)), running_down(line("b", 60, 0, height=60, width=9))],
             "ab",
@@ -288,6 +288,6 @@ def running_up(one):
         ([], ""),
     ],
 )
-def test_reading_order(lines, order):
-    assert "".join(one.text for one in in_reading_order(lines)) == order
-    assert "".join(one.text for one in in_reading_order(lines[::-1])) == order
+def test_lines_are_put_in_reading_order(lines, order):
+    assert "".join(ordered.text for ordered in in_reading_order(lines)) == order
+    assert "".join(ordered.text for ordered in in_reading_order(lines[::-1])) == order

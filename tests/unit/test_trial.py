@@ -21,7 +21,7 @@ SUMMARY = [
 ]
 
 TOGETHER = [0, 2]
-"""Where those begin that are kept together, when the text is given."""
+"""Numbers of the events that begin a group stored together, when the caller sends the text."""
 
 
 def a_court(found=None, reader=None):
@@ -39,7 +39,7 @@ def hear(court, meme=None, watch=None, procedure=Procedure.SUMMARY):
     return asyncio.run(court.hear(TrialCase("t", meme or a_meme(), procedure), watch or Notes()))
 
 
-def test_the_summary_procedure_tells_every_event_in_order():
+def test_summary_procedure_records_every_event_in_order():
     notes = Notes()
     record = hear(a_court(), watch=notes)
     assert notes.kinds == SUMMARY
@@ -49,13 +49,13 @@ def test_the_summary_procedure_tells_every_event_in_order():
     assert record.seconds == pytest.approx(0.7)
 
 
-def test_text_that_is_given_is_not_read():
+def test_text_of_the_caller_is_not_read_from_the_picture():
     reader = FakeReader("other")
     record = hear(a_court(reader=reader), a_meme("given"))
     assert (record.text.text, record.text.source, reader.calls) == ("given", TextSource.CALLER, 0)
 
 
-def test_text_that_is_not_given_is_read():
+def test_missing_text_is_read_from_the_picture():
     court = a_court(reader=FakeReader("one\ntwo\none"))
     record = hear(court, a_meme(None))
     assert (record.text.text, record.text.source) == ("one\ntwo", TextSource.OCR)
@@ -63,7 +63,7 @@ def test_text_that_is_not_given_is_read():
     assert court.finder.asked[0]["text"] == "one\ntwo"
 
 
-def test_a_meme_without_text_says_so():
+def test_meme_without_text_has_the_text_source_none():
     assert hear(a_court(), a_meme("  ")).text.source is TextSource.NONE
     assert hear(a_court(reader=FakeReader("")), a_meme(None)).text.source is TextSource.NONE
 
@@ -77,7 +77,7 @@ def test_a_meme_without_text_says_so():
         (a_court(found=ZeroDivisionError("secret/path")), "precedents"),
     ],
 )
-def test_a_failure_is_never_a_verdict(court, step):
+def test_failed_trial_has_no_verdict(court, step):
     notes = Notes()
     with pytest.raises(TrialAborted) as caught:
         hear(court, a_meme(None), notes)
@@ -91,18 +91,18 @@ def test_a_failure_is_never_a_verdict(court, step):
 
 
 @pytest.mark.parametrize(("place", "text"), [(1, None), (2, None), (2, "given"), (4, "given"), (7, "given")])
-def test_nothing_goes_on_that_was_not_kept(place, text):
+def test_trial_stops_at_the_first_event_that_cannot_be_stored(place, text):
     notes = Notes(fail_at=place)
     with pytest.raises(TrialAborted) as caught:
         hear(a_court(), a_meme(text), notes)
-    # Of those that are kept together none is, when one can't be; there may be room for how it ended.
+    # Of events stored together, none is stored if one fails; the event of the failure may still be stored.
     assert notes.kinds == SUMMARY[: min(place, 2)] + ["TrialFailed"] * (place > 2)
-    # The record ends where the docket's does: nobody is told of a verdict that was not kept.
+    # The record ends where the docket's does: no verdict is returned that was not stored.
     assert caught.value.record.events == tuple(notes.events)
     assert caught.value.record.verdict is None
 
 
-def test_a_trial_that_can_not_be_opened_leaves_nothing():
+def test_trial_that_cannot_be_opened_records_no_event():
     notes = Notes(fail_at=0, error=Unavailable("locked"))
     with pytest.raises(Unavailable):
         hear(a_court(), watch=notes)
@@ -112,7 +112,7 @@ def test_a_trial_that_can_not_be_opened_leaves_nothing():
 
 
 @pytest.mark.parametrize("procedure", [Procedure.FULL, Procedure.CASCADE])
-def test_a_procedure_that_is_not_set_up_is_refused_before_anything_is_recorded(procedure):
+def test_procedure_without_models_is_refused_before_anything_is_recorded(procedure):
     notes = Notes()
     with pytest.raises(NotLoaded) as caught:
         hear(a_court(), watch=notes, procedure=procedure)
@@ -120,7 +120,7 @@ def test_a_procedure_that_is_not_set_up_is_refused_before_anything_is_recorded(p
     assert notes.events == []
 
 
-def test_a_cancelled_trial_records_its_end():
+def test_cancelled_trial_records_its_end():
     async def scene():
         reader = FakeReader("never", wait=asyncio.Event())
         notes = Notes()
@@ -137,31 +137,31 @@ def test_a_cancelled_trial_records_its_end():
     assert TrialRecord.of(notes.events).state is TrialState.FAILED
 
 
-def test_events_between_which_nothing_is_done_are_kept_together():
+def test_events_without_work_between_them_are_stored_together():
     def groups(text):
-        told = []
+        stored_groups = []
 
         async def keep(*events):
-            told.append([event.kind for event in events])
+            stored_groups.append([event.kind for event in events])
 
         hear(a_court(), a_meme(text), keep)
-        return told
+        return stored_groups
 
     assert groups("given") == [SUMMARY[:2], SUMMARY[2:]]
-    assert groups(None) == [SUMMARY[:1], SUMMARY[1:2], SUMMARY[2:]]  # read in between
+    assert groups(None) == [SUMMARY[:1], SUMMARY[1:2], SUMMARY[2:]]  # the text is read in between
 
 
 @pytest.mark.parametrize("place", TOGETHER)
-def test_a_trial_cancelled_while_an_event_is_being_kept_neither_loses_nor_doubles_it(place):
+def test_cancelling_during_a_write_neither_loses_nor_repeats_an_event(place):
     async def scene():
-        kept = []
+        stored = []
         writing, go_on = asyncio.Event(), asyncio.Event()
 
         async def slow(*events):
             if events[0].seq == place:
                 writing.set()
                 await go_on.wait()
-            kept.extend(events)
+            stored.extend(events)
 
         trial = asyncio.create_task(a_court().hear(TrialCase("t", a_meme()), slow))
         await writing.wait()
@@ -170,15 +170,15 @@ def test_a_trial_cancelled_while_an_event_is_being_kept_neither_loses_nor_double
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await trial
-        return kept
+        return stored
 
-    kept = asyncio.run(scene())
-    assert [event.seq for event in kept] == list(range(len(kept)))
-    # Once the verdict was being written the trial is over, and stays decided.
-    assert kept[-1].kind == ("VerdictGiven" if place == TOGETHER[-1] else "TrialFailed")
+    stored = asyncio.run(scene())
+    assert [event.seq for event in stored] == list(range(len(stored)))
+    # Once the verdict is being written the trial is over, and stays decided.
+    assert stored[-1].kind == ("VerdictGiven" if place == TOGETHER[-1] else "TrialFailed")
 
 
-def test_the_record_names_settings_policy_and_versions():
+def test_record_names_settings_policy_and_versions():
     court = a_court()
     opened = hear(court).opened
     assert opened.settings == court.settings.model_dump(mode="json")
@@ -188,5 +188,5 @@ def test_the_record_names_settings_policy_and_versions():
     assert opened.policy.digest == court.policy.digest
 
 
-def test_acquittals_need_a_verdict():
+def test_benign_precedents_lead_to_an_acquittal():
     assert hear(a_court(found=findings([N] * 5))).verdict.label is Label.NOT_HARMFUL

@@ -36,8 +36,8 @@ def library(n: int, seed: int, *, without: bool = False) -> tuple[NDArray[np.flo
     return rows, CandidateIndex.build(rows, HALF)
 
 
-class Counting:
-    """A fast stage that counts how often it is asked, and may be off by some more noise."""
+class CountingStage:
+    """A first stage that counts its queries and may be made less accurate by noise."""
 
     def __init__(self, stage: CandidateIndex, noise: float = 0.0) -> None:
         self.rows, self.dim, self.text_dim = stage.rows, stage.dim, stage.text_dim
@@ -53,7 +53,7 @@ class Counting:
         return rows[order], rough[order]
 
 
-def same(found: Hits, exact: Hits) -> bool:
+def same_hits(found: Hits, exact: Hits) -> bool:
     return all(
         np.array_equal(getattr(found, name), getattr(exact, name)) for name in ("rows", "scores", "text", "picture")
     )
@@ -61,19 +61,19 @@ def same(found: Hits, exact: Hits) -> bool:
 
 @pytest.mark.parametrize("without", [False, True])
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_finds_what_a_scan_finds_at_every_alpha(alpha, without):
+def test_two_stage_search_equals_a_scan_at_every_alpha(alpha, without):
     rows, built = library(4000, 1, without=without)
-    queries, stage = clustered(60, 2), Counting(built)
+    queries, stage = clustered(60, 2), CountingStage(built)
     fast, exact = FusedIndex(rows, HALF, stage, SMALL), FusedIndex(rows, HALF)
     agreed = 0
     for query in queries:
         arguments = {"text": query[:HALF], "picture": query[HALF:], "alpha": alpha, "k": 3}
-        agreed += same(fast.search(**arguments), exact.search(**arguments))
+        agreed += same_hits(fast.search(**arguments), exact.search(**arguments))
     assert agreed == len(queries)
-    assert len(stage.asked) >= len(queries), "the fast stage was not asked"
+    assert len(stage.asked) >= len(queries), "the first stage was not used"
 
 
-def test_candidates_are_enough_for_most_queries():
+def test_candidates_suffice_for_most_queries():
     rows, stage = library(4000, 1)
     index = FusedIndex(rows, HALF, stage, SMALL)
     scans = []
@@ -84,43 +84,43 @@ def test_candidates_are_enough_for_most_queries():
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.1, 0.2])
-def test_a_stage_that_is_further_off_only_costs_more(noise):
+def test_less_accurate_first_stage_only_costs_more_candidates(noise):
     rows, built = library(4000, 1)
-    stage = Counting(built, noise)
+    stage = CountingStage(built, noise)
     fast, exact = FusedIndex(rows, HALF, stage, SMALL), FusedIndex(rows, HALF)
     for query in clustered(40, 5):
         arguments = {"text": query[:HALF], "picture": query[HALF:], "alpha": 0.4, "k": 3}
-        assert same(fast.search(**arguments), exact.search(**arguments))
-    assert len(stage.asked) > 40, "more candidates were asked for"
+        assert same_hits(fast.search(**arguments), exact.search(**arguments))
+    assert len(stage.asked) > 40, "more candidates were requested"
 
 
 @pytest.mark.parametrize("share", [0.001, 0.02, 0.2, 0.7, 1.0])
 @pytest.mark.parametrize("left_out", [0, 1, 30, 500])
-def test_a_choice_of_rows_and_rows_left_out(share, left_out):
+def test_filtered_and_excluded_rows_give_the_same_hits_as_a_scan(share, left_out):
     (rows, stage), random = library(4000, 1), np.random.default_rng(7)
     fast = FusedIndex(rows, HALF, stage, ScanPolicy(few=20, candidates=(60, 240), asked_share=1))
     exact = FusedIndex(rows, HALF)
     among = random.random(4000) < share
     for query in clustered(5, 8):
-        # The nearest are the ones left out.
-        near = exact.search(query[:HALF], query[HALF:], alpha=0.5, k=max(left_out, 1)).rows[:left_out].tolist()
+        # The most similar rows are the excluded ones.
+        nearest = exact.search(query[:HALF], query[HALF:], alpha=0.5, k=max(left_out, 1)).rows[:left_out].tolist()
         arguments = {"text": query[:HALF], "picture": query[HALF:], "alpha": 0.5, "k": 25}
-        found = fast.search(**arguments, exclude=near, among=among)
-        assert same(found, exact.search(**arguments, exclude=near, among=among))
-        assert among[found.rows].all() and not set(near) & set(found.rows.tolist())
+        found = fast.search(**arguments, exclude=nearest, among=among)
+        assert same_hits(found, exact.search(**arguments, exclude=nearest, among=among))
+        assert among[found.rows].all() and not set(nearest) & set(found.rows.tolist())
 
 
-def test_a_choice_far_from_the_query_is_scanned():
+def test_filter_far_from_the_query_is_scanned():
     rows, stage = library(4000, 1)
     query = rows[0]
     scores = rows @ query
     among = scores < np.quantile(scores, 0.3)
     arguments = {"text": query[:HALF], "picture": query[HALF:], "alpha": 0.5, "k": 3, "among": among}
     found = FusedIndex(rows, HALF, stage, SMALL).search(**arguments)
-    assert same(found, FusedIndex(rows, HALF).search(**arguments)) and found.rows.size == 3
+    assert same_hits(found, FusedIndex(rows, HALF).search(**arguments)) and found.rows.size == 3
 
 
-def test_clones_come_in_their_order_even_if_there_are_more_than_candidates():
+def test_clones_are_in_order_even_if_they_outnumber_the_candidates():
     rows = clustered(2000, 10)
     rows[300:1500] = rows[300]
     query = rows[300]
@@ -130,7 +130,7 @@ def test_clones_come_in_their_order_even_if_there_are_more_than_candidates():
     assert hits.rows.tolist() == [301, 303, 304, 305, 306]
 
 
-def test_a_query_of_nothing_finds_the_first_rows():
+def test_empty_query_finds_the_first_rows():
     rows, stage = library(4000, 1)
     hits = FusedIndex(rows, HALF, stage, SMALL).search(None, None, alpha=0.5, k=4)
     assert hits.rows.tolist() == [0, 1, 2, 3] and not hits.scores.any()
@@ -146,9 +146,7 @@ def test_a_query_of_nothing_finds_the_first_rows():
     among=st.none() | st.lists(st.booleans(), min_size=60, max_size=60),
     few=st.sampled_from([0, 5, 1000]),
 )
-def test_whatever_the_rows_what_is_found_is_allowed_and_scored_by_the_definition(
-    pairs, query, alpha, k, left_out, among, few
-):
+def test_hits_are_allowed_and_scored_by_the_definition_for_any_rows(pairs, query, alpha, k, left_out, among, few):
     rows = np.array([np.concatenate([UNITS[t], UNITS[g]]) for t, g in pairs], np.float32)
     exclude = {row for row in left_out if row < len(rows)}
     chosen = None if among is None else np.array(among[: len(rows)])
@@ -166,7 +164,7 @@ def test_whatever_the_rows_what_is_found_is_allowed_and_scored_by_the_definition
         assert found == defined[:k]
 
 
-def test_searches_of_parts_make_the_search_of_all():
+def test_merged_searches_of_parts_equal_the_search_of_all():
     rows = clustered(900, 12)
     rows[500:600] = rows[100]
     for query in (rows[100], rows[7]):
@@ -174,19 +172,21 @@ def test_searches_of_parts_make_the_search_of_all():
         parts = [
             (first, FusedIndex(rows[first:end], HALF).search(**arguments)) for first, end in ((0, 550), (550, 900))
         ]
-        assert same(merged(parts, 30), FusedIndex(rows, HALF).search(**arguments))
+        assert same_hits(merged(parts, 30), FusedIndex(rows, HALF).search(**arguments))
 
 
-def test_a_stage_of_other_rows_is_refused():
+def test_stage_of_other_rows_is_refused():
     rows, stage = library(4000, 1)
     with pytest.raises(ValueError, match="other rows"):
         FusedIndex(rows[:3999], HALF, stage)
 
 
-def test_warming_reads_all_rows_of_a_map_and_tells_how_far_it_is(tmp_path, monkeypatch):
+def test_warming_reads_all_mapped_rows_and_reports_progress(tmp_path, monkeypatch):
     np.save(tmp_path / "rows.npy", clustered(1000, 14))
     monkeypatch.setattr("retrieval.index.exact._TOUCHED", 2**16)
-    told = []
-    FusedIndex(np.load(tmp_path / "rows.npy", mmap_mode="r"), HALF).warm(lambda done, total: told.append((done, total)))
+    progress = []
+    FusedIndex(np.load(tmp_path / "rows.npy", mmap_mode="r"), HALF).warm(
+        lambda done, total: progress.append((done, total))
+    )
     size = 1000 * 2 * HALF * 4
-    assert told == [(min(done, size), size) for done in range(2**16, size + 2**16, 2**16)]
+    assert progress == [(min(done, size), size) for done in range(2**16, size + 2**16, 2**16)]

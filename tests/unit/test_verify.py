@@ -1,4 +1,4 @@
-"""What a check of a docket finds that its own key has signed, and how it tells of it; without a database.
+"""Tests of checking a docket against alterations signed with its own key, without a database.
 
 Alterations by others, in a real database, are in tests/contract/test_docket_verify.py.
 """
@@ -25,7 +25,7 @@ from tests.support.logs import MemoryLog
 
 
 class Rows:
-    """The rows of a docket that would hold such a log, everything as it has to be; a test spoils them."""
+    """The rows of a docket that stores this log correctly; tests alter them."""
 
     def __init__(self, log: MemoryLog) -> None:
         derived, erased = FromEntries(), 0
@@ -35,8 +35,8 @@ class Rows:
             except checking.BadEntry:
                 continue
             if entry.kind == "Erased" and entry.body is not None:
-                told = json.loads(entry.body)
-                erased += len(told["numbers"]) + told["buried"] + bool(told["trial_id"])
+                erasure = json.loads(entry.body)
+                erased += len(erasure["numbers"]) + erasure["buried"] + bool(erasure["trial_id"])
         self.all_entries = list(log.entries)
         self.all_checkpoints = [(len(log.entries), log.checkpoint())]
         self.all_tiles = [(level, index, log.tiles[level, index]) for level, index, _ in tile_widths(len(log.entries))]
@@ -76,7 +76,7 @@ def log() -> MemoryLog:
     return log
 
 
-def checked(log: MemoryLog, rows: Rows | None = None, anchors: Sequence[Anchor] = ()) -> Report:
+def check(log: MemoryLog, rows: Rows | None = None, anchors: Sequence[Anchor] = ()) -> Report:
     return verify(rows or Rows(log), [log.key.verifier], FromEntries(), anchors=anchors)
 
 
@@ -84,16 +84,16 @@ def faults(report: Report) -> dict[str, int]:
     return {str(fault): count for fault, count in report.counts.items()}
 
 
-def test_what_is_right_is_found_to_be_so(log: MemoryLog) -> None:
-    told: list[int] = []
-    report = verify(Rows(log), [log.key.verifier], FromEntries(), progress=told.append)
-    assert not report.violated and not report.findings and not report.unchecked and told == []
+def test_sound_docket_passes_the_check(log: MemoryLog) -> None:
+    progress: list[int] = []
+    report = verify(Rows(log), [log.key.verifier], FromEntries(), progress=progress.append)
+    assert not report.violated and not report.findings and not report.unchecked and progress == []
     assert (report.size, report.bodies, report.checkpoints, report.trials) == (len(log.entries), len(log.entries), 2, 1)
     assert report.root == log.opened().root and report.tail == report.size
     empty = MemoryLog()
     rows = Rows(empty)
     rows.all_checkpoints, rows.log_row = [], {**rows.log_row, "key": "", "checkpoint": "", "signed": 0}
-    assert not checked(empty, rows).violated  # before anything was signed
+    assert not check(empty, rows).violated  # an empty docket, before anything was signed
 
 
 def body(**values: Any) -> str:
@@ -101,28 +101,28 @@ def body(**values: Any) -> str:
 
 
 @pytest.mark.parametrize("seqs", [[1], [0, 2], [0, 0], [0, 1, 1, 2], [0, 10**18], [0, -5], [1, 0, 3]])
-def test_events_of_a_trial_are_counted_without_gaps(log: MemoryLog, seqs: list[int]) -> None:
-    """Also where the docket itself has left one out, or given a number twice, and signed that."""
+def test_event_numbers_of_a_trial_must_be_without_gaps(log: MemoryLog, seqs: list[int]) -> None:
+    """Faults that the docket itself made and signed: a missing or repeated number."""
     for seq in seqs:
         log.add("Described", body(kind="Described", seq=seq), "b", seq)
-    report = checked(log)
+    report = check(log)
     assert set(report.counts) == {Fault.SEQUENCE}, report.findings
     assert all("b" in finding.text or "entry" in finding.text.lower() for finding in report.findings)
 
 
-def test_sides_may_have_written_in_each_other_s_way(log: MemoryLog) -> None:
+def test_events_of_concurrent_sides_may_be_out_of_order(log: MemoryLog) -> None:
     for seq in (0, 2, 1, 3):
         log.add("Described", body(kind="Described", seq=seq), "b", seq)
-    assert not checked(log).violated
+    assert not check(log).violated
 
 
-def test_what_is_no_event_is_not_counted_as_one(log: MemoryLog) -> None:
+def test_other_entries_do_not_count_as_events(log: MemoryLog) -> None:
     log.add("PictureShown", body(kind="PictureShown", trial_id="a", who="ada", what="frame 0"), "a", 99)
-    assert faults(checked(log)) == {"SEQUENCE": 1}
+    assert faults(check(log)) == {"SEQUENCE": 1}
 
 
 @pytest.mark.parametrize(
-    "told",
+    "entry_body",
     [
         body(kind="TextRead", seq=0),
         body(kind="Described", seq=1),
@@ -136,18 +136,18 @@ def test_what_is_no_event_is_not_counted_as_one(log: MemoryLog) -> None:
         "{" * 100_000,
     ],
 )
-def test_a_body_tells_of_what_its_header_says(log: MemoryLog, told: str) -> None:
-    log.add("Described", told, "b", 0)
-    assert faults(checked(log)) == {"BODY_DISAGREES": 1}
+def test_body_must_agree_with_its_header(log: MemoryLog, entry_body: str) -> None:
+    log.add("Described", entry_body, "b", 0)
+    assert faults(check(log)) == {"BODY_DISAGREES": 1}
 
 
-def test_an_event_that_the_listing_is_made_of_can_be_read(log: MemoryLog) -> None:
+def test_events_behind_the_listing_must_be_readable(log: MemoryLog) -> None:
     log.add("TrialOpened", body(kind="TrialOpened", seq=0), "b", 0)
     log.add("VerdictGiven", body(kind="VerdictGiven", seq=1), "b", 1)
     log.add("Part", '{"kind":"Part","value":"of nothing"}')
     log.add("Erased", body(kind="Erased", trial_id="a"), "a")
-    report = checked(log)
-    assert faults(report) == {"BODY_DISAGREES": 5}  # an erasure is read for two reasons
+    report = check(log)
+    assert faults(report) == {"BODY_DISAGREES": 5}  # an erasure is read for two purposes
 
 
 def erased_by(*numbers: int, trial_id: str = "") -> str:
@@ -160,78 +160,78 @@ def without(log: MemoryLog, *numbers: int) -> Rows:
     return Rows(log)
 
 
-def test_what_is_gone_was_erased_and_what_was_erased_is_gone(log: MemoryLog) -> None:
-    gone = without(log, 2, 3)
-    assert faults(checked(log, gone)) == {"BODY_MISSING": 2}
+def test_missing_bodies_need_an_erasure_and_erased_bodies_must_be_missing(log: MemoryLog) -> None:
+    incomplete = without(log, 2, 3)
+    assert faults(check(log, incomplete)) == {"BODY_MISSING": 2}
     log.add("Erased", erased_by(2, 3))
-    report = checked(log)
+    report = check(log)
     assert not report.violated and report.erased == 2
     log.add("Erased", erased_by(4))
-    report = checked(log)
+    report = check(log)
     assert faults(report) == {"BODY_NOT_ERASED": 1} and report.findings[0].entry == 4
 
 
-def test_nothing_is_erased_before_it_is_there_nor_an_erasure_with_it(log: MemoryLog) -> None:
+def test_erasure_covers_neither_itself_nor_later_entries(log: MemoryLog) -> None:
     number = len(log.entries)
     log.add("Erased", erased_by(number, number + 1))
     log.add_look("a", "ada")
-    assert faults(checked(log, without(log, number + 1))) == {"BODY_MISSING": 1}
-    # Where the erasure itself is gone too, nothing says so of either.
-    assert faults(checked(log, without(log, number))) == {"BODY_MISSING": 2}
+    assert faults(check(log, without(log, number + 1))) == {"BODY_MISSING": 1}
+    # If the erasure itself is gone too, no entry explains either loss.
+    assert faults(check(log, without(log, number))) == {"BODY_MISSING": 2}
 
 
-def test_entries_that_are_missing_are_named(log: MemoryLog) -> None:
+def test_missing_entries_are_named(log: MemoryLog) -> None:
     rows = Rows(log)
     del rows.all_entries[2:4]
-    report = checked(log, rows)
+    report = check(log, rows)
     assert "entries 2 to 3 are missing" in next(f.text for f in report.findings if f.fault is Fault.ENTRY_MISSING)
     rows = Rows(log)
     rows.all_entries.insert(3, replace(rows.all_entries[1]))
-    assert Fault.ENTRY_MISPLACED in checked(log, rows).counts
+    assert Fault.ENTRY_MISPLACED in check(log, rows).counts
 
 
-def test_the_tail_is_signed_and_what_was_signed_is_there(log: MemoryLog) -> None:
+def test_tail_must_be_signed_and_signed_entries_must_exist(log: MemoryLog) -> None:
     before = Rows(log)
     log.add_look("a", "eve")
     rows = Rows(log)
     rows.all_checkpoints = before.all_checkpoints
     rows.log_row |= {"checkpoint": before.log_row["checkpoint"], "signed": before.log_row["signed"]}
-    report = checked(log, rows)
+    report = check(log, rows)
     assert faults(report) == {"TAIL_UNSIGNED": 1} and report.findings[0].text == "The last 1 entries are not signed."
     rows = before
     rows.all_checkpoints = Rows(log).all_checkpoints
-    assert Fault.TAIL_MISSING in checked(log, rows).counts
+    assert Fault.TAIL_MISSING in check(log, rows).counts
 
 
-def test_checkpoints_are_of_this_log_and_under_their_own_size(log: MemoryLog) -> None:
+def test_checkpoints_must_match_this_log_and_their_own_size(log: MemoryLog) -> None:
     size, key = len(log.entries), log.key
     rows = Rows(log)
     rows.all_checkpoints = [(size - 1, rows.all_checkpoints[0][1])]
-    assert faults(checked(log, rows)) == {"CHECKPOINT_DIFFERS": 1}
+    assert faults(check(log, rows)) == {"CHECKPOINT_DIFFERS": 1}
     rows = Rows(log)
     rows.all_checkpoints.append((size, sign_checkpoint(key, key.name, size, bytes(32))))
-    assert faults(checked(log, rows)) == {"CHECKPOINT_DIFFERS": 1}
+    assert faults(check(log, rows)) == {"CHECKPOINT_DIFFERS": 1}
     rows = Rows(log)
     rows.all_checkpoints.append((3, sign_checkpoint(key, "another.example", 3, bytes(32))))
-    assert faults(checked(log, rows)) == {"CHECKPOINT_UNSIGNED": 1}
+    assert faults(check(log, rows)) == {"CHECKPOINT_UNSIGNED": 1}
 
 
-def test_the_docket_s_own_word_for_its_key_is_the_given_one(log: MemoryLog) -> None:
+def test_key_stored_in_the_docket_must_be_the_expected_one(log: MemoryLog) -> None:
     rows = Rows(log)
     rows.log_row["key"] = str(SigningKey.create(log.key.name).verifier)
-    assert faults(checked(log, rows)) == {"KEY_DIFFERS": 1}
+    assert faults(check(log, rows)) == {"KEY_DIFFERS": 1}
     rows.log_row = {}
-    assert faults(checked(log, rows)) == {"KEY_DIFFERS": 1, "STATE_DIFFERS": 3}
-    # Two keys are given where it was changed on purpose.
+    assert faults(check(log, rows)) == {"KEY_DIFFERS": 1, "STATE_DIFFERS": 3}
+    # Two keys are expected after a deliberate rotation.
     both = [SigningKey.create("old.example").verifier, log.key.verifier]
     assert not verify(Rows(log), both, FromEntries()).violated
 
 
-def test_anchors_speak_for_what_was_before_them(log: MemoryLog) -> None:
+def test_anchors_vouch_for_the_entries_before_them(log: MemoryLog) -> None:
     early = log.checkpoint()
     log.add_events(events_of("b"))
     anchors = [Anchor("one", (early,)), Anchor("two", (early, "no note", log.checkpoint().replace("\n", "\n\n", 1)))]
-    report = checked(log, anchors=anchors)
+    report = check(log, anchors=anchors)
     assert not report.violated and (report.anchors, report.anchored) == (2, len(log.entries) - len(events_of("b")))
     assert report.tail == len(events_of("b"))
     assert len(report.unchecked) == 1 and "2 of 3 checkpoints in the anchor two" in report.unchecked[0]
@@ -239,13 +239,13 @@ def test_anchors_speak_for_what_was_before_them(log: MemoryLog) -> None:
     other = Anchor(
         "lies", (sign_checkpoint(key, key.name, 2, bytes(32)), sign_checkpoint(key, key.name, 999, bytes(32)))
     )
-    report = checked(log, anchors=[other])
+    report = check(log, anchors=[other])
     assert faults(report) == {"CHECKPOINT_DIFFERS": 1, "TAIL_MISSING": 1} and not report.unchecked
     assert all("anchor lies" in finding.text for finding in report.findings)
 
 
-def test_a_receipt_that_was_taken_out_is_missed_against_an_anchor_and_no_other_checkpoint_is() -> None:
-    """A docket keeps the receipts of its verdicts, and of all other checkpoints the newest."""
+def test_anchor_reveals_a_removed_receipt_but_no_other_removed_checkpoint() -> None:
+    """A docket stores the receipts of its verdicts and, of all other checkpoints, only the newest."""
     log = MemoryLog()
     log.add_events(events_of("a"))
     receipt, size = log.checkpoint(), len(log.entries)
@@ -254,14 +254,14 @@ def test_a_receipt_that_was_taken_out_is_missed_against_an_anchor_and_no_other_c
     log.add_look("a", "ada")
     assert log.entries[size - 1].kind == "VerdictGiven"
     anchor = Anchor("outside", (receipt, between))
-    report = checked(log, anchors=[anchor])
+    report = check(log, anchors=[anchor])
     assert faults(report) == {"CHECKPOINT_MISSING": 1} and f"over {size} entries" in report.findings[0].text
     rows = Rows(log)
     rows.all_checkpoints.insert(0, (size, receipt))
-    assert not checked(log, rows, anchors=[anchor]).violated
+    assert not check(log, rows, anchors=[anchor]).violated
 
 
-def test_rows_that_can_not_be_read_are_told_of_and_end_no_check(log: MemoryLog) -> None:
+def test_unreadable_rows_are_reported_and_do_not_end_the_check(log: MemoryLog) -> None:
     class Torn(Rows):
         def trials(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
             raise TypeError("bytes where text has to be")
@@ -271,49 +271,56 @@ def test_rows_that_can_not_be_read_are_told_of_and_end_no_check(log: MemoryLog) 
             yield from self.all_tiles
             raise ValueError("no number")
 
-    report = checked(log, Torn(log))
+    report = check(log, Torn(log))
     assert report.counts[Fault.TRIAL_DIFFERS] == 2 and report.counts[Fault.TILE_DIFFERS] == 1
     assert sum("can't be read at all" in finding.text for finding in report.findings) == 2
 
 
-def test_pictures_that_are_erased_while_they_are_looked_at_are_no_fault() -> None:
-    """Of a picture of several frames the last go first, and all of them after the last trial of it."""
-    whole = {"gone": [b"1", b"2"], "going": [b"1", b"2"], "back": [b"1", b"2"], "cut": [b"1"], "none": []}
+def test_pictures_erased_during_the_check_are_no_fault() -> None:
+    """Frames of a picture are erased from the last to the first, all of them after the last trial of the picture."""
+    frames_by_digest = {"gone": [b"1", b"2"], "going": [b"1", b"2"], "back": [b"1", b"2"], "cut": [b"1"], "none": []}
     trials = {"back", "cut", "none"}
-    asked: list[str] = []
+    queried: list[str] = []
 
     async def frames(digest: str) -> Sequence[bytes]:
-        asked.append(digest)
-        found = whole[digest]
+        queried.append(digest)
+        found = frames_by_digest[digest]
         if digest in ("gone", "going"):
-            del found[-1:]  # and so it goes on
-        return [] if digest == "back" and asked.count(digest) == 1 else list(found)
+            del found[-1:]  # the erasure continues
+        return [] if digest == "back" and queried.count(digest) == 1 else list(found)
 
     async def still_wanted(digest: str) -> bool:
         return digest in trials
 
-    def pixels(kept: Sequence[bytes]) -> str:
-        return next((name for name in ("gone", "going", "back") if len(kept) == 2 and name == asked[-1]), "another")
+    def pixels(stored_frames: Sequence[bytes]) -> str:
+        return next(
+            (name for name in ("gone", "going", "back") if len(stored_frames) == 2 and name == queried[-1]), "another"
+        )
 
     report = Report()
     asyncio.run(
         checking.verify_pictures(
-            sorted(whole), frames=frames, pixels=pixels, still_wanted=still_wanted, report=report, patience_s=0
+            sorted(frames_by_digest),
+            frames=frames,
+            pixels=pixels,
+            still_wanted=still_wanted,
+            report=report,
+            patience_s=0,
         )
     )
     assert report.pictures == 5 and report.counts == {Fault.PICTURE_DIFFERS: 2}
     assert ["cut" in f.text or "none" in f.text for f in report.findings] == [True, True]
 
 
-def test_all_faults_are_counted_and_the_first_are_told(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_faults_are_counted_and_the_first_are_listed(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "MOST_FINDINGS", 3)
-    report = checked(log, without(log, 1, 2, 3, 4, 5))
+    report = check(log, without(log, 1, 2, 3, 4, 5))
     assert report.counts == {Fault.BODY_MISSING: 5} and len(report.findings) == 3
 
 
-def test_long_checks_say_how_far_they_are(log: MemoryLog) -> None:
+def test_long_checks_report_their_progress(log: MemoryLog) -> None:
     for number in range(2_000):
         log.add("Part", json.dumps({"kind": "Part", "of": "p", "value": str(number)}))
-    told: list[int] = []
-    report = verify(Rows(log), [log.key.verifier], FromEntries(), progress=told.append)
-    assert not report.violated and told == [1000, 2000]
+    progress: list[int] = []
+    report = verify(Rows(log), [log.key.verifier], FromEntries(), progress=progress.append)
+    assert not report.violated and progress == [1000, 2000]

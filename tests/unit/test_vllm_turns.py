@@ -1,4 +1,4 @@
-"""Models that share one GPU and are asked by turns, on a stand-in for vLLM; an arena and a probe of such models."""
+"""Tests of models that share one GPU and take turns, on a stand-in for vLLM; an arena and a probe of such models."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def stand_in(tmp_path, monkeypatch):
 
 
 def with_turns(work, **options):
-    """Runs ``work(turns, say)``, where ``say(model)`` has a model say something in its turn."""
+    """Runs ``work(turns, say)``, where ``say(model)`` gets a reply of a model in its turn."""
 
     async def run():
         async with asyncio.timeout(120), VllmTurns(lambda _: None, pictures=4, **options) as turns:
@@ -38,7 +38,7 @@ def with_turns(work, **options):
                     key = served.api_key.get_secret_value()
                     model = ChatCompletions(base_url=served.url, model=served.name, api_key=key, attempts=1)
                     try:
-                        # A server that has another model answers 404.
+                        # A server with another model answers 404.
                         return await model.reply(HELLO, within_s=30)
                     finally:
                         await model.aclose()
@@ -49,28 +49,28 @@ def with_turns(work, **options):
 
 
 def one_at_a_time(journal):
-    """True if each server that was started had ended before the next one was."""
+    """True if each server had ended before the next one started."""
     pairs = zip(journal[::2], journal[1::2], strict=True)
     return all(first == ("start", model) and second == ("end", model) for first, second in pairs for model in first[1:])
 
 
 @pytest.mark.slow
-def test_a_server_has_its_turn_until_nobody_waits_for_it(stand_in):
+def test_server_runs_until_no_call_waits_for_it(stand_in):
     async def work(turns, say):
         async def chain(models):
             return [await say(model) for model in models]
 
-        # Eight chains that cross each other: asked one call after the other, they would take 40 starts.
+        # Eight interleaved chains: strictly in order of the calls, they would need 40 starts.
         chains = [("a", "b", "b", "a", "c") if n % 2 else ("b", "a", "c", "c", "b") for n in range(8)]
         return await asyncio.gather(*map(chain, chains))
 
     replies = with_turns(work, quiet_s=0.5)
-    assert [len(one) for one in replies] == [5] * 8
+    assert [len(chain_replies) for chain_replies in replies] == [5] * 8
     journal = stand_in.journal()
     assert one_at_a_time(journal) and len(journal) // 2 <= 8, journal
 
 
-def test_waiting_for_a_turn_can_be_called_off(stand_in):
+def test_waiting_for_a_turn_can_be_cancelled(stand_in):
     async def work(turns, say):
         async with turns.turn("a"):
             waiting = asyncio.create_task(say("b"))
@@ -84,10 +84,10 @@ def test_waiting_for_a_turn_can_be_called_off(stand_in):
     assert stand_in.journal() == [("start", "a"), ("end", "a")]
 
 
-def test_whoever_waits_is_told_of_a_server_that_does_not_come_up(stand_in):
+def test_failed_start_reaches_all_waiting_calls(stand_in):
     async def work(turns, say):
         outcomes = await asyncio.gather(say("missing/model"), say("missing/model"), return_exceptions=True)
-        assert [type(one) for one in outcomes] == [VllmFailed, VllmFailed]
+        assert [type(outcome) for outcome in outcomes] == [VllmFailed, VllmFailed]
         with pytest.raises(VllmFailed):
             await say("a")
 
@@ -126,30 +126,30 @@ VLLM = ("--vllm", "ash-vl", "--vllm", "beech-vl", "--vllm", "cedar-vl")
 
 
 @pytest.mark.slow
-def test_an_arena_of_models_that_are_started_by_turns(stand_in, data, tmp_path):
+def test_arena_starts_its_models_in_turns(stand_in, data, tmp_path):
     (tmp_path / "arena.toml").write_text(MODELS + ARENA)
-    given = ("--models", tmp_path / "arena.toml", "--data", data, "--out", tmp_path / "arena", "--limit", 1, "--yes")
-    outcome = evaluate("arena", *given, *VLLM, "--json")
+    options = ("--models", tmp_path / "arena.toml", "--data", data, "--out", tmp_path / "arena", "--limit", 1, "--yes")
+    outcome = evaluate("arena", *options, *VLLM, "--json")
     assert outcome.exit_code == 0, outcome.output
-    told = json.loads(outcome.stdout)
-    assert told["manifest"]["finished"] and {row["model"] for row in told["boards"][0]["rows"]} == {
+    results = json.loads(outcome.stdout)
+    assert results["manifest"]["finished"] and {row["model"] for row in results["boards"][0]["rows"]} == {
         "ash",
         "beech",
         "cedar",
     }
     journal = stand_in.journal()
     assert one_at_a_time(journal) and {name for _, name in journal} == {"ash-vl", "beech-vl", "cedar-vl"}
-    # Nothing is asked again, and so nothing but the probing of each model takes a start.
-    again = evaluate("arena", *given, *VLLM, "--json")
-    assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout)["spent"] == told["spent"]
+    # No call is repeated, so only probing each model takes a start.
+    second = evaluate("arena", *options, *VLLM, "--json")
+    assert second.exit_code == 0, second.output
+    assert json.loads(second.stdout)["spent"] == results["spent"]
 
 
 @pytest.mark.slow
-def test_a_probe_of_models_that_are_started_by_turns(stand_in, data, tmp_path):
+def test_probe_starts_its_models_in_turns(stand_in, data, tmp_path):
     (tmp_path / "models.toml").write_text(MODELS)
-    given = ("--models", tmp_path / "models.toml", "--data", data, "--out", tmp_path / "probe", "--limit", 1)
-    outcome = evaluate("probe", *given, "--target", "ash", "--controller", "beech", *VLLM[:4])
+    options = ("--models", tmp_path / "models.toml", "--data", data, "--out", tmp_path / "probe", "--limit", 1)
+    outcome = evaluate("probe", *options, "--target", "ash", "--controller", "beech", *VLLM[:4])
     assert outcome.exit_code == 0, outcome.output
     journal = stand_in.journal()
     assert one_at_a_time(journal) and {name for _, name in journal} == {"ash-vl", "beech-vl"}
@@ -162,13 +162,13 @@ def test_a_probe_of_models_that_are_started_by_turns(stand_in, data, tmp_path):
         ((*VLLM, "--vllm", "oak-vl"), "--vllm oak-vl is for nobody"),
     ],
 )
-def test_a_model_without_a_server_and_a_server_without_a_model_are_refused(stand_in, data, tmp_path, words, fault):
+def test_models_without_a_server_and_servers_without_a_model_are_refused(stand_in, data, tmp_path, words, fault):
     (tmp_path / "arena.toml").write_text(MODELS + ARENA)
-    given = ("--models", tmp_path / "arena.toml", "--data", data, "--out", tmp_path / "out")
-    outcome = evaluate("arena", *given, *words)
+    options = ("--models", tmp_path / "arena.toml", "--data", data, "--out", tmp_path / "out")
+    outcome = evaluate("arena", *options, *words)
     assert outcome.exit_code == 1 and fault in outcome.output, outcome.output
     (tmp_path / "models.toml").write_text(MODELS)
-    given = ("--models", tmp_path / "models.toml", "--data", data, "--out", tmp_path / "out")
-    outcome = evaluate("probe", *given, "--target", "ash", "--controller", "beech", "--controller", "cedar", *words)
+    options = ("--models", tmp_path / "models.toml", "--data", data, "--out", tmp_path / "out")
+    outcome = evaluate("probe", *options, "--target", "ash", "--controller", "beech", "--controller", "cedar", *words)
     assert outcome.exit_code == 1 and fault in outcome.output, outcome.output
     assert stand_in.journal() == [] and not (tmp_path / "out").exists()

@@ -24,21 +24,21 @@ settings = st.builds(
 )
 
 
-def test_a_share_worked_by_hand():
+def test_share_matches_a_calculation_by_hand():
     # Weights 1, e^-1, e^-2; the fourth is beyond k.
     similarities, harmful = [0.9, 0.8, 0.7, 0.6], [True, False, True, True]
     by_hand = (1 + math.exp(-2) + 0.25) / (1 + math.exp(-1) + math.exp(-2) + 1)
     assert share(similarities, harmful, PLAIN) == pytest.approx(by_hand)
 
 
-def test_a_probability_worked_by_hand():
+def test_probability_matches_a_calculation_by_hand():
     calibrated = PLAIN.model_copy(update={"intercept": -0.5, "slope": 2.0})
     assert probability(0.5, calibrated) == pytest.approx(1 / (1 + math.exp(0.5)))
     assert probability(0.3, PLAIN) == pytest.approx(0.3)
 
 
 @given(votes, settings)
-def test_a_vote_is_a_probability_and_rises_with_harm(pairs, chosen):
+def test_vote_is_a_probability_that_rises_with_harmful_labels(pairs, chosen):
     similarities = [s for s, _ in pairs]
     harmful = [h for _, h in pairs]
     low = probability(share(similarities, harmful, chosen), chosen)
@@ -49,27 +49,27 @@ def test_a_vote_is_a_probability_and_rises_with_harm(pairs, chosen):
 
 
 @given(votes, settings, st.floats(-0.5, 0.5))
-def test_a_share_does_not_depend_on_where_similarities_lie(pairs, chosen, shift):
+def test_share_is_unchanged_by_shifting_all_similarities(pairs, chosen, shift):
     similarities = [s for s, _ in pairs]
     harmful = [h for _, h in pairs]
     moved = share([s + shift for s in similarities], harmful, chosen)
     assert moved == pytest.approx(share(similarities, harmful, chosen), abs=1e-9)
 
 
-def test_no_precedent_no_vote():
+def test_vote_needs_precedents_with_a_label_each():
     with pytest.raises(ValueError, match="at least one"):
         share([], [], PLAIN)
     with pytest.raises(ValueError, match="a label for each"):
         share([0.1], [], PLAIN)
 
 
-def test_a_vote_counts_only_its_voters():
+def test_vote_counts_only_its_voters():
     tally = [TallyEntry(id=str(i), label=Label.HARMFUL, similarity=0.9 - i / 10) for i in range(5)]
-    held = vote(tally, PLAIN)
-    assert (held.voters, held.harmful) == (3, 3)
+    result = vote(tally, PLAIN)
+    assert (result.voters, result.harmful) == (3, 3)
 
 
-def test_entropy_by_hand():
+def test_entropy_matches_calculations_by_hand():
     assert entropy("") == 0
     assert entropy("aaaa") == 0
     assert math.copysign(1, entropy("aaaa")) == 1
@@ -79,6 +79,6 @@ def test_entropy_by_hand():
 
 
 @given(st.text(min_size=1))
-def test_entropy_is_at_most_that_of_distinct_characters(text):
+def test_entropy_is_at_most_that_of_distinct_characters_and_ignores_repeats(text):
     assert 0 <= entropy(text) <= math.log2(len(set(text))) + 1e-9
     assert entropy(text + text) == pytest.approx(entropy(text))

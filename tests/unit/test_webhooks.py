@@ -1,4 +1,4 @@
-"""Signatures, secrets and settings of webhooks, and the commands that see to them."""
+"""Tests of signatures, secrets and settings of webhooks, and of the commands that manage them."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ _OPENSSL = ("openssl", "pkeyutl", "-verify", "-pubin", "-rawin")
 
 
 def headers_of(hook, body=BODY):
-    now = int(datetime.now(UTC).timestamp())  # receivers take nothing that is older than five minutes
+    now = int(datetime.now(UTC).timestamp())  # receivers reject messages older than five minutes
     return {
         "webhook-id": "msg_1",
         "webhook-timestamp": str(now),
@@ -35,7 +35,7 @@ def headers_of(hook, body=BODY):
     }
 
 
-def test_during_rotation_a_receiver_may_know_the_old_secret_or_the_new(tmp_path):
+def test_messages_verify_with_the_old_and_new_secret_during_rotation(tmp_path):
     make_secret(tmp_path / "old", ed25519=False)
     hook = hook_to("http://a/", tmp_path, old_secret_file=tmp_path / "old")
     headers = headers_of(hook)
@@ -48,14 +48,14 @@ def test_during_rotation_a_receiver_may_know_the_old_secret_or_the_new(tmp_path)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
-def test_openssl_verifies_what_is_signed_with_ed25519(tmp_path):
+def test_openssl_verifies_ed25519_signatures(tmp_path):
     public = make_secret(tmp_path / "key", ed25519=True).public_key
     hook = hook_to("http://a/", tmp_path, secret_file=tmp_path / "key")
     assert [signer.public_key for signer in signers_of(hook)] == [public] and public.startswith("whpk_")
     headers = headers_of(hook)
     scheme, _, signature = headers["webhook-signature"].partition(",")
     assert scheme == "v1a"
-    # What a public key looks like to openssl: a fixed head before its 32 bytes (RFC 8410).
+    # A public key in DER: a fixed header before its 32 bytes (RFC 8410).
     raw = base64.b64decode(public.removeprefix("whpk_"))
     der = bytes.fromhex("302a300506032b6570032100") + raw
     (tmp_path / "public.pem").write_bytes(
@@ -63,7 +63,7 @@ def test_openssl_verifies_what_is_signed_with_ed25519(tmp_path):
     )
     (tmp_path / "signature").write_bytes(base64.b64decode(signature))
 
-    def verified(body):
+    def verify_with_openssl(body):
         (tmp_path / "message").write_bytes(f"msg_1.{headers['webhook-timestamp']}.".encode() + body)
         return subprocess.run(
             [*_OPENSSL, "-inkey", "public.pem", "-in", "message", "-sigfile", "signature"],
@@ -71,12 +71,12 @@ def test_openssl_verifies_what_is_signed_with_ed25519(tmp_path):
             capture_output=True,
         )
 
-    done = verified(BODY)
+    done = verify_with_openssl(BODY)
     assert done.returncode == 0, done.stderr
-    assert verified(BODY + b" ").returncode != 0
+    assert verify_with_openssl(BODY + b" ").returncode != 0
 
 
-def test_one_header_holds_both_schemes_while_a_receiver_goes_over(tmp_path):
+def test_header_has_both_schemes_while_a_receiver_migrates(tmp_path):
     make_secret(tmp_path / "key", ed25519=True)
     hook = hook_to("http://a/", tmp_path)
     both = hook.model_copy(update={"secret_file": tmp_path / "key", "old_secret_file": hook.secret_file})
@@ -85,11 +85,11 @@ def test_one_header_holds_both_schemes_while_a_receiver_goes_over(tmp_path):
     assert Webhook(hook.secret_file.read_text().strip()).verify(BODY, headers)
 
 
-def test_a_key_with_its_public_half_behind_it_is_the_same_key(tmp_path):
+def test_key_followed_by_its_public_half_is_the_same_key(tmp_path):
     public = make_secret(tmp_path / "key", ed25519=True).public_key
     seed = base64.b64decode((tmp_path / "key").read_text().strip().removeprefix("whsk_"))
-    whole = seed + base64.b64decode(public.removeprefix("whpk_"))
-    (tmp_path / "key").write_text("whsk_" + base64.b64encode(whole).decode())
+    both_halves = seed + base64.b64decode(public.removeprefix("whpk_"))
+    (tmp_path / "key").write_text("whsk_" + base64.b64encode(both_halves).decode())
     hook = hook_to("http://a/", tmp_path, secret_file=tmp_path / "key")
     assert signers_of(hook)[0].public_key == public
     (tmp_path / "key").write_text("whsk_" + base64.b64encode(seed + seed).decode())
@@ -98,7 +98,7 @@ def test_a_key_with_its_public_half_behind_it_is_the_same_key(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "begins with neither"),
         ("secret", "begins with neither"),
@@ -108,10 +108,10 @@ def test_a_key_with_its_public_half_behind_it_is_the_same_key(tmp_path):
         ("whsec_ä", "holds no secret"),
     ],
 )
-def test_a_file_that_holds_no_secret_says_so_without_it(tmp_path, content, said):
+def test_error_on_an_invalid_secret_does_not_quote_it(tmp_path, content, message):
     hook = hook_to("http://a/", tmp_path)
     hook.secret_file.write_text(content)
-    with pytest.raises(BadRequest, match=said) as refused:
+    with pytest.raises(BadRequest, match=message) as refused:
         Receiver(hook)
     assert refused.value.reason == "WEBHOOK_SECRET"
     assert str(tmp_path) not in refused.value.message
@@ -119,7 +119,7 @@ def test_a_file_that_holds_no_secret_says_so_without_it(tmp_path, content, said)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o622, 0o660, 0o666])
-def test_a_secret_that_others_may_read_is_refused(tmp_path, mode):
+def test_secret_readable_by_others_is_refused(tmp_path, mode):
     hook = hook_to("http://a/", tmp_path)
     assert hook.secret_file.stat().st_mode & 0o777 == 0o600
     hook.secret_file.chmod(mode)
@@ -130,7 +130,7 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path, mode):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to give a file to another user")
-def test_a_secret_that_is_mounted_may_be_read_by_its_group(tmp_path):
+def test_mounted_secret_may_be_readable_by_its_group(tmp_path):
     hook = hook_to("http://a/", tmp_path)
     os.chown(hook.secret_file, 10_001, -1)
     hook.secret_file.chmod(0o440)
@@ -141,7 +141,7 @@ def test_a_secret_that_is_mounted_may_be_read_by_its_group(tmp_path):
             Receiver(hook)
 
 
-def test_a_missing_secret_and_a_missing_authority_are_told(tmp_path):
+def test_missing_secret_and_missing_authority_are_reported(tmp_path):
     hook = hook_to("http://a/", tmp_path, ca_file=tmp_path / "none.pem")
     with pytest.raises(BadRequest, match="certificate authorities"):
         Receiver(hook)
@@ -150,7 +150,7 @@ def test_a_missing_secret_and_a_missing_authority_are_told(tmp_path):
         Receiver(hook)
 
 
-def test_attempts_take_three_days_as_the_specification_has_it():
+def test_attempts_span_three_days_as_in_the_specification():
     assert AFTER_S == (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 
 
@@ -170,7 +170,7 @@ allow_private = true
 """
 
 
-def test_what_the_settings_show_is_a_file_of_settings(tmp_path, monkeypatch):
+def test_shown_settings_with_webhooks_are_a_valid_settings_file(tmp_path, monkeypatch):
     (tmp_path / "memecourt.toml").write_text(FILE)
     monkeypatch.setenv("MEMECOURT_CONFIG", str(tmp_path / "memecourt.toml"))
     before = Settings().webhooks
@@ -184,7 +184,7 @@ def test_what_the_settings_show_is_a_file_of_settings(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"name": "Queue"}, "name"),
         ({"events": ["verdict"]}, "memecourt.verdict.given"),
@@ -195,20 +195,20 @@ def test_what_the_settings_show_is_a_file_of_settings(tmp_path, monkeypatch):
         ({"secret_file": None}, "secret_file"),
     ],
 )
-def test_settings_say_what_is_wrong(tmp_path, wrong, said):
-    with pytest.raises(ValidationError, match=said):
+def test_invalid_webhook_settings_are_explained(tmp_path, wrong, message):
+    with pytest.raises(ValidationError, match=message):
         hook_to("https://hooks.example/", tmp_path, **wrong)
 
 
-def test_names_of_receivers_are_their_own(tmp_path):
+def test_names_of_receivers_must_be_unique(tmp_path):
     hook = hook_to("http://a/", tmp_path)
     with pytest.raises(ValidationError, match="a name of its own"):
         Settings(webhooks=(hook, hook))
 
 
 @pytest.fixture
-def told(tmp_path, monkeypatch):
-    """The command line over a docket with a trial, and one receiver in its settings that was entered."""
+def command_line(tmp_path, monkeypatch):
+    """The webhooks command over a docket with one trial, with one configured receiver and one former one registered."""
     with a_receiver() as receiver:
         hook = hook_to(receiver.url, tmp_path)
         lines = f'[[webhooks]]\nname = "queue"\nurl = "{hook.url}"\nsecret_file = "{hook.secret_file}"\n'
@@ -216,13 +216,13 @@ def told(tmp_path, monkeypatch):
         monkeypatch.setenv("MEMECOURT_CONFIG", str(tmp_path / "memecourt.toml"))
         monkeypatch.setenv("MEMECOURT_DOCKET", str(tmp_path / "docket.sqlite"))
 
-        async def made():
+        async def prepare():
             docket = Docket.open(tmp_path / "docket.sqlite")
             await docket.hooks.register(["queue", "former"])
             await append_all(docket, events_of("a"))
             await docket.close()
 
-        asyncio.run(made())
+        asyncio.run(prepare())
 
         def run(*arguments, status=0):
             done = CliRunner().invoke(cli, ["webhooks", *arguments])
@@ -232,11 +232,11 @@ def told(tmp_path, monkeypatch):
         yield run, receiver
 
 
-def test_receivers_are_listed_with_where_they_are(told):
-    run, receiver = told
-    said = run("list")
-    assert "queue  enabled  at entry 0 of " in said and receiver.url in said
-    assert "former  not in the settings" in said
+def test_receivers_are_listed_with_state_and_position(command_line):
+    run, receiver = command_line
+    output = run("list")
+    assert "queue  enabled  at entry 0 of " in output and receiver.url in output
+    assert "former  not in the settings" in output
     lines = [json.loads(line) for line in run("list", "--json").splitlines()]
     assert [(line["name"], line["state"], line["waiting"]) for line in lines] == [
         ("queue", "enabled", 0),
@@ -244,14 +244,14 @@ def test_receivers_are_listed_with_where_they_are(told):
     ]
 
 
-def test_who_may_not_read_a_secret_can_list_receivers_all_the_same(told, tmp_path):
-    run, _ = told
+def test_receivers_can_be_listed_despite_an_unusable_secret(command_line, tmp_path):
+    run, _ = command_line
     (tmp_path / "queue.secret").chmod(0o644)
-    assert "queue  enabled" in (said := run("list")) and "chmod 600" in said
+    assert "queue  enabled" in (output := run("list")) and "chmod 600" in output
 
 
-def test_a_test_is_sent_at_once_and_says_what_came_of_it(told):
-    run, receiver = told
+def test_test_message_is_sent_at_once_and_its_result_is_printed(command_line):
+    run, receiver = command_line
     assert "took it" in run("test", "queue")
     (message,) = receiver.told()
     assert message["type"] == "memecourt.hook.test" and message["data"] == {}
@@ -260,11 +260,11 @@ def test_a_test_is_sent_at_once_and_says_what_came_of_it(told):
     assert "There are: queue" in run("test", "nobody", status=1)
 
 
-def test_a_receiver_is_disabled_enabled_and_told_again(told):
-    run, _ = told
+def test_receiver_can_be_disabled_enabled_and_replayed(command_line):
+    run, _ = command_line
     run("disable", "queue", "--why", "It moves.")
-    said = run("list")
-    assert "queue  disabled" in said and "It moves." in said
+    output = run("list")
+    assert "queue  disabled" in output and "It moves." in output
     run("enable", "queue")
     run("replay", "queue", "--from", "3")
     assert "queue  enabled  at entry 3 of " in run("list")
@@ -274,8 +274,8 @@ def test_a_receiver_is_disabled_enabled_and_told_again(told):
     run("replay", "queue", status=2)
 
 
-def test_a_secret_is_made_once_and_for_its_owner_alone(told, tmp_path):
-    run, _ = told
+def test_new_secret_is_private_and_never_overwritten(command_line, tmp_path):
+    run, _ = command_line
     assert "holds the secret" in run("secret", str(tmp_path / "new"))
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
     assert "can't be made" in run("secret", str(tmp_path / "new"), status=1)

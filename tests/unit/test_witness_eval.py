@@ -1,4 +1,4 @@
-"""The evaluation of the witness: files of claims, arms, figures to the digit, and a run that is taken up again."""
+"""Tests of the evaluation of the witness: files of claims, arms, exact figures, and resuming a run."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def claims_file(tmp_path, *lines):
 
 
 @pytest.mark.parametrize(
-    ("lines", "wanted"),
+    ("lines", "expected_claims"),
     [
         (
             [{"id": "a", "claim": "X is Y.", "label": "True"}, {"claim": "Z.", "label": False}],
@@ -67,11 +67,11 @@ def claims_file(tmp_path, *lines):
             ],
             [("1.1", "True"), ("2.1", "False"), ("3.1", "Unknown"), ("4.1", "Unknown")],
         ),
-        (  # Factcheck-Bench, its claims alone
+        (  # Factcheck-Bench, claims only
             [{"claim": "A", "label": "true", "revised_claim": "A"}, {"claim": "B", "label": "not_enough_evidence"}],
             [("1.1", "True"), ("2.1", "Unknown")],
         ),
-        (  # Factcheck-Bench, whole
+        (  # Factcheck-Bench, complete
             [
                 {
                     "sentences": {
@@ -86,8 +86,8 @@ def claims_file(tmp_path, *lines):
         ([{"claims": ["A", "B"], "claim_labels": [False, True], "source": "x"}], [("1.1", "False"), ("1.2", "True")]),
     ],
 )
-def test_files_of_claims_are_read_in_each_layout(tmp_path, lines, wanted):
-    assert [(one.id, str(one.gold)) for one in read_claims(claims_file(tmp_path, *lines))] == wanted
+def test_claims_are_read_in_every_layout(tmp_path, lines, expected_claims):
+    assert [(claim.id, str(claim.gold)) for claim in read_claims(claims_file(tmp_path, *lines))] == expected_claims
 
 
 @pytest.mark.parametrize(
@@ -109,32 +109,32 @@ def test_files_of_claims_are_read_in_each_layout(tmp_path, lines, wanted):
         ([{"claim": "A"}] * 9, "and 4 more lines"),
     ],
 )
-def test_a_file_that_is_none_is_refused_with_its_lines(tmp_path, lines, words):
+def test_unusable_claims_file_is_refused_with_its_lines(tmp_path, lines, words):
     with pytest.raises(BadRequest) as error:
         read_claims(claims_file(tmp_path, *lines))
     assert words in error.value.message and error.value.reason == "CLAIMS_UNREADABLE"
 
 
-def test_the_drawn_world_is_what_it_says():
+def test_drawn_world_has_the_declared_facts():
     assert Counter(fact.situation for fact in FACTS) == COUNTS and sum(COUNTS.values()) == len(FACTS) == 200
     assert sum(fact.true for fact in FACTS) == 100
     assert draw_world() == FACTS != draw_world(1)
     for fact in FACTS:
         assert claim_in(fact.claim) == (fact.trait, fact.place, fact.value if fact.true else fact.other)
     stated = {fact.place + fact.trait for fact in FACTS if fact.situation is Situation.ABSENT}
-    texts = [one.text for one in documents_of(FACTS)]
+    texts = [document.text for document in documents_of(FACTS)]
     for fact in FACTS:
         if fact.place + fact.trait in stated:
-            assert not any(who == fact.place for text in texts for who, _, _ in PROPERTIES[fact.trait].read(text))
+            assert not any(place == fact.place for text in texts for place, _, _ in PROPERTIES[fact.trait].read(text))
 
 
-def run(tmp_path, *, model=None, **given):
-    """A run on the drawn world, in a folder of its own; its cards and lines."""
+def run(tmp_path, *, model=None, **options):
+    """Runs the evaluation on the drawn world in its own folder; returns the manifest and the checked claims."""
     plan = WitnessPlan(
-        **{"out": tmp_path / "out", "claims": tuple(fact.gold for fact in FACTS), "arms": tuple(Arm), **given}
+        **{"out": tmp_path / "out", "claims": tuple(fact.gold for fact in FACTS), "arms": tuple(Arm), **options}
     )
 
-    async def go():
+    async def evaluate():
         async with AsyncExitStack() as stack:
             store = SqliteCallCache.open(tmp_path / "calls.sqlite")
             stack.push_async_callback(store.close)
@@ -143,38 +143,38 @@ def run(tmp_path, *, model=None, **given):
                 plan, model=model or reader, source=source, store=store, citations_by=WorldReader(FACTS).model()
             )
 
-    manifest = asyncio.run(go())
+    manifest = asyncio.run(evaluate())
     return manifest, read_checked(plan.out)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", ["merged", "apart"])
-def test_every_finding_of_the_drawn_world_is_the_expected_one_in_every_arm(tmp_path, steps, request):
+def test_findings_in_the_drawn_world_are_as_expected_in_every_arm(tmp_path, steps, request):
     manifest, checked = run(tmp_path, steps=steps)
     reader = WorldReader(FACTS)
-    assert [one.id for one in checked] == [fact.gold.id for _ in Arm for fact in FACTS]
+    assert [check.id for check in checked] == [fact.gold.id for _ in Arm for fact in FACTS]
     for arm in Arm:
-        lines = {one.id: one for one in checked if one.arm is arm}
+        lines = {check.id: check for check in checked if check.arm is arm}
         for fact in FACTS:
-            wanted = expected(fact, arm, remembers=reader.remembers(fact))
-            assert lines[fact.gold.id].label is wanted, (arm, fact)
+            expected_label = expected(fact, arm, remembers=reader.remembers(fact))
+            assert lines[fact.gold.id].label is expected_label, (arm, fact)
             assert all(passage.stands for passage in lines[fact.gold.id].evidence)
     cards = {card.arm: card for card in score_arms(checked)}
     right = COUNTS[Situation.STATED] + COUNTS[Situation.BURIED] + COUNTS[Situation.LINKED]
-    whole, outdated = cards[Arm.WITNESS], COUNTS[Situation.OUTDATED]
-    assert whole.accuracy.value == right / 200 == 0.6
-    assert whole.coverage.value == (right + outdated) / 200
-    assert whole.decided_accuracy.value == right / (right + outdated)
+    witness, outdated = cards[Arm.WITNESS], COUNTS[Situation.OUTDATED]
+    assert witness.accuracy.value == right / 200 == 0.6
+    assert witness.coverage.value == (right + outdated) / 200
+    assert witness.decided_accuracy.value == right / (right + outdated)
     assert cards[Arm.NO_RANK].accuracy.value == cards[Arm.ONE_SHOT].accuracy.value
     assert cards[Arm.NO_RANK].against.value == pytest.approx(-COUNTS[Situation.BURIED] / 200)
     assert cards[Arm.NO_SECOND_LOOK].against.value == pytest.approx(-COUNTS[Situation.LINKED] / 200)
-    # A passage that names the place by a nickname bears no finding by itself.
-    assert whole.citations.bearing.value == (right + outdated - COUNTS[Situation.LINKED]) / (right + outdated)
-    assert sum(one.second_looks for one in checked if one.arm is Arm.WITNESS) == COUNTS[Situation.LINKED]
-    assert not any(one.second_looks and one.calls == 0 for one in checked)
+    # A passage that names the place by a nickname does not support a finding by itself.
+    assert witness.citations.bearing.value == (right + outdated - COUNTS[Situation.LINKED]) / (right + outdated)
+    assert sum(check.second_looks for check in checked if check.arm is Arm.WITNESS) == COUNTS[Situation.LINKED]
+    assert not any(check.second_looks and check.calls == 0 for check in checked)
     if steps == "merged":
         text = as_text(witness_lead(manifest, list(cards.values())), witness_sections(manifest, list(cards.values())))
-        text = sub(r"sha256:\w+", "sha256:…", text)  # of files, which another release of bm25s writes otherwise
+        text = sub(r"sha256:\w+", "sha256:…", text)  # digests of files, which other releases of bm25s write differently
         if request.config.getoption("--write-golden"):
             GOLDEN.write_text(text + "\n")
         assert text + "\n" == GOLDEN.read_text()
@@ -184,29 +184,29 @@ def test_a_few_claims_are_checked_as_expected(tmp_path):
     some = [next(fact for fact in FACTS if fact.situation is situation) for situation in Situation]
     _, checked = run(tmp_path, claims=tuple(fact.gold for fact in some), arms=(Arm.WITNESS, Arm.ONE_SHOT))
     reader = WorldReader(FACTS)
-    for one, (arm, fact) in zip(
+    for check, (arm, fact) in zip(
         checked, [(arm, fact) for arm in (Arm.WITNESS, Arm.ONE_SHOT) for fact in some], strict=True
     ):
-        assert one.label is expected(fact, arm, remembers=reader.remembers(fact))
-    linked = next(one for one, fact in zip(checked, some, strict=False) if fact.situation is Situation.LINKED)
+        assert check.label is expected(fact, arm, remembers=reader.remembers(fact))
+    linked = next(check for check, fact in zip(checked, some, strict=False) if fact.situation is Situation.LINKED)
     assert linked.because is ClaimBasis.ENOUGH and linked.second_looks == 1 and len(linked.evidence) == 2
 
 
-def test_as_published_every_claim_gets_an_answer(tmp_path):
+def test_forced_mode_answers_every_claim_as_published(tmp_path):
     some = [fact for fact in FACTS if fact.situation is Situation.ABSENT][:6]
     _, checked = run(
         tmp_path, claims=tuple(fact.gold for fact in some), arms=(Arm.WITNESS,), forced=True, steps="apart"
     )
     reader = WorldReader(FACTS)
-    for one, fact in zip(checked, some, strict=True):
-        assert one.label is ClaimLabel.NOT_ENOUGH
-        assert one.answer is one.forced is (fact.true if reader.remembers(fact) else True)
+    for check, fact in zip(checked, some, strict=True):
+        assert check.label is ClaimLabel.NOT_ENOUGH
+        assert check.answer is check.forced is (fact.true if reader.remembers(fact) else True)
     (card,) = score_arms(checked)
     assert card.coverage.value == 1.0 and card.abstained == 0
 
 
 class Flaky:
-    """A model whose server is away after some calls."""
+    """A model whose server becomes unavailable after some calls."""
 
     name = "world-reader"
 
@@ -220,22 +220,22 @@ class Flaky:
         return await self.inner.reply(request, within_s=within_s)
 
 
-def test_a_server_that_goes_away_ends_the_run_and_is_never_an_abstention(tmp_path):
+def test_unavailable_server_ends_the_run_and_is_never_an_abstention(tmp_path):
     claims = tuple(fact.gold for fact in FACTS[:12])
     with pytest.raises(Unavailable, match="have no answer yet"):
         run(tmp_path, model=Flaky(20), claims=claims, arms=(Arm.WITNESS,), concurrency=2)
     before = read_checked(tmp_path / "out")
     assert 0 < len(before) < 12
-    assert all(one.label in (ClaimLabel.SUPPORTED, ClaimLabel.REFUTED) for one in before)
+    assert all(check.label in (ClaimLabel.SUPPORTED, ClaimLabel.REFUTED) for check in before)
     with (tmp_path / "out" / CHECKED).open("a") as file:
         file.write('{"id": "cut off in the')
     manifest, checked = run(tmp_path, claims=claims, arms=(Arm.WITNESS,), concurrency=2)
-    assert [one.id for one in checked] == [claim.id for claim in claims] and manifest.finished
-    assert {one.id: one for one in before}.items() <= {one.id: one for one in checked}.items()
+    assert [check.id for check in checked] == [claim.id for claim in claims] and manifest.finished
+    assert {check.id: check for check in before}.items() <= {check.id: check for check in checked}.items()
     assert read_manifest(tmp_path / "out") == manifest
 
 
-def test_what_differs_from_the_begun_run_is_named(tmp_path):
+def test_resuming_with_different_options_names_the_differences(tmp_path):
     claims = tuple(fact.gold for fact in FACTS[:2])
     run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
     with pytest.raises(BadRequest, match="than is there now: claims; queries"):
@@ -246,7 +246,7 @@ def test_what_differs_from_the_begun_run_is_named(tmp_path):
         run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,), out=tmp_path / "full")
 
 
-def test_a_manifest_that_can_t_be_read_is_not_a_missing_one(tmp_path):
+def test_unreadable_manifest_is_not_taken_for_a_missing_one(tmp_path):
     with pytest.raises(BadRequest, match="holds no evaluation of the witness") as caught:
         read_manifest(tmp_path)
     assert caught.value.reason == "RUN_MISSING"
@@ -265,27 +265,27 @@ def test_a_manifest_that_can_t_be_read_is_not_a_missing_one(tmp_path):
     assert caught.value.reason == "RUN_UNREADABLE"
 
 
-def line(id_, gold, label, **given):
-    return CheckedClaim(id=id_, arm=given.pop("arm", Arm.WITNESS), gold=gold, label=label, **given)
+def line(id_, gold, label, **fields):
+    return CheckedClaim(id=id_, arm=fields.pop("arm", Arm.WITNESS), gold=gold, label=label, **fields)
 
 
 def passage(relation, stands=True):
     return CitedPassage(document="d", sha256="0" * 64, quote="q", stands=stands, relation=relation)
 
 
-def test_figures_are_those_of_scikit_learn_and_of_the_hand():
+def test_figures_match_scikit_learn_and_calculations_by_hand():
     yes, no, none = ClaimLabel.SUPPORTED, ClaimLabel.REFUTED, ClaimLabel.NOT_ENOUGH
-    said = [yes] * 6 + [no] * 2 + [none] * 2 + [no] * 3 + [yes] + [None]
+    labels = [yes] * 6 + [no] * 2 + [none] * 2 + [no] * 3 + [yes] + [None]
     gold = [Gold.TRUE] * 10 + [Gold.FALSE] * 5
-    lines = [line(str(number), truth, label) for number, (truth, label) in enumerate(zip(gold, said, strict=True))]
+    lines = [line(str(number), truth, label) for number, (truth, label) in enumerate(zip(gold, labels, strict=True))]
     lines += [line("u1", Gold.UNKNOWN, none), line("u2", Gold.UNKNOWN, yes)]
     lines[0] = lines[0].model_copy(update={"evidence": (passage("supports"), passage("neither")), "quotes_dropped": 2})
     lines[1] = lines[1].model_copy(update={"evidence": (passage("refutes"),)})
     (card,) = score_arms(lines, resamples=200)
     assert (card.n, card.true, card.unknown, card.abstained, card.failed) == (15, 10, 2, 2, 1)
     assert card.accuracy.value == 9 / 15 and card.coverage.value == 12 / 15 and card.decided_accuracy.value == 9 / 12
-    truth = [int(one is Gold.TRUE) for one in gold]
-    answers = [{yes: 1, no: 0}.get(label, 2) for label in said]
+    truth = [int(label_of_claim is Gold.TRUE) for label_of_claim in gold]
+    answers = [{yes: 1, no: 0}.get(label, 2) for label in labels]
     for average, found in (("macro", card.macro_f1), ("weighted", card.weighted_f1)):
         assert found.value == pytest.approx(f1_score(truth, answers, labels=[0, 1], average=average))
         assert found.low < found.value < found.high
@@ -299,28 +299,28 @@ def test_figures_are_those_of_scikit_learn_and_of_the_hand():
         score_arms(lines[-2:])
 
 
-def test_arms_are_compared_over_the_same_claims():
+def test_arms_are_compared_over_the_same_claims_only():
     yes, no = ClaimLabel.SUPPORTED, ClaimLabel.REFUTED
     lines = [line(str(number), Gold.TRUE, yes) for number in range(20)]
     lines += [line(str(number), Gold.TRUE, yes if number < 15 else no, arm=Arm.ONE_SHOT) for number in range(20)]
-    whole, shot = score_arms(lines, resamples=500)
-    assert whole.against is None and shot.against.value == pytest.approx(-0.25)
+    witness, shot = score_arms(lines, resamples=500)
+    assert witness.against is None and shot.against.value == pytest.approx(-0.25)
     assert shot.against.high < 0
 
 
-def test_the_command_checks_the_drawn_world(tmp_path):
-    given = ["witness", "--drawn", "--out", str(tmp_path / "run"), "--limit", "12", "--arm", "one-shot", "--json"]
-    done = CliRunner().invoke(cli, given, catch_exceptions=False)
+def test_command_checks_the_drawn_world(tmp_path):
+    arguments = ["witness", "--drawn", "--out", str(tmp_path / "run"), "--limit", "12", "--arm", "one-shot", "--json"]
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["arms"][0]["arm"] == "one-shot" and figures["arms"][0]["n"] == 12
     assert (tmp_path / "run" / "witness.html").exists()
-    again = CliRunner().invoke(cli, given, catch_exceptions=False)
-    assert json.loads(again.stdout.splitlines()[-1])["arms"] == figures["arms"]
+    second = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert json.loads(second.stdout.splitlines()[-1])["arms"] == figures["arms"]
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         (["--drawn", "--corpus", "c"], "leave --corpus out"),
         (["--claims", "c"], "Missing option --model"),
@@ -329,14 +329,14 @@ def test_the_command_checks_the_drawn_world(tmp_path):
         (["--claims", "c", "--model", "m", "--corpus", "c", "--fetch"], "go with --search-url"),
     ],
 )
-def test_options_that_do_not_go_together_are_named(tmp_path, given, words):
-    done = CliRunner().invoke(cli, ["witness", "--out", str(tmp_path / "run"), *given])
+def test_conflicting_options_are_named(tmp_path, options, words):
+    done = CliRunner().invoke(cli, ["witness", "--out", str(tmp_path / "run"), *options])
     assert done.exit_code == 2 and words in done.output
     assert not (tmp_path / "run").exists()
 
 
 class Source:
-    """The drawn world's evidence, away at first where it has an error."""
+    """The drawn world's evidence; with an error, every search fails with it."""
 
     identity = "a source"
     sends_elsewhere = False
@@ -353,52 +353,54 @@ class Source:
         return await self.inner.read(document_id, within_s=within_s)
 
 
-def checked_with(plan, place, error=None):
-    async def go():
+def run_with_source(plan, place, error=None):
+    async def evaluate():
         async with AsyncExitStack() as stack:
             store = SqliteCallCache.open(place / "calls.sqlite")
             stack.push_async_callback(store.close)
             evidence, reader = open_drawn(stack)
             await run_witness(plan, model=reader, source=Source(evidence, error), store=store)
 
-    asyncio.run(go())
+    asyncio.run(evaluate())
     return read_checked(plan.out)
 
 
 @pytest.mark.parametrize("arm", [Arm.WITNESS, Arm.ONE_SHOT])
 @pytest.mark.parametrize("reason", ["EVIDENCE_UNAVAILABLE", "EVIDENCE_TOO_SLOW", "EVIDENCE_REFUSED"])
-def test_a_claim_whose_source_is_away_has_no_answer_yet_and_is_checked_when_it_is_back(tmp_path, arm, reason):
+def test_claims_without_their_source_stay_open_until_it_is_back(tmp_path, arm, reason):
     claims = tuple(fact.gold for fact in FACTS[:6])
     plan = WitnessPlan(out=tmp_path / "out", claims=claims, arms=(arm,), concurrency=2)
     away = Unavailable("The search endpoint can't be reached.", reason=reason)
     with pytest.raises(Unavailable, match=r"6 of 6 checks have no answer yet.*can't be reached.*goes on"):
-        checked_with(plan, tmp_path, away)
+        run_with_source(plan, tmp_path, away)
     assert not read_checked(plan.out) and read_manifest(plan.out).finished is None
-    checked = checked_with(plan, tmp_path)
-    assert [one.id for one in checked] == [claim.id for claim in claims] and not any(one.failure for one in checked)
-    # An earlier version wrote such a claim down as failed: it is checked again.
+    checked = run_with_source(plan, tmp_path)
+    assert [check.id for check in checked] == [claim.id for claim in claims] and not any(
+        check.failure for check in checked
+    )
+    # Earlier versions recorded such a claim as failed: it is checked again.
     failed = checked[0].model_copy(update={"label": None, "evidence": (), "failure": reason})
     (plan.out / CHECKED).write_text(
-        "".join(f"{one.model_dump_json(ensure_ascii=True)}\n" for one in [failed, *checked[1:]])
+        "".join(f"{check.model_dump_json(ensure_ascii=True)}\n" for check in [failed, *checked[1:]])
     )
-    assert checked_with(plan, tmp_path) == checked
+    assert run_with_source(plan, tmp_path) == checked
 
 
-def test_a_claim_whose_search_gives_no_answer_that_can_be_read_is_a_failure_and_no_abstention(tmp_path):
+def test_garbled_search_result_is_a_failure_and_not_an_abstention(tmp_path):
     plan = WitnessPlan(out=tmp_path / "out", claims=(FACTS[0].gold,), arms=(Arm.WITNESS,))
     garbled = Unavailable("What the search endpoint sends is no JSON.", reason="EVIDENCE_GARBLED")
-    (one,) = checked_with(plan, tmp_path, garbled)
+    (one,) = run_with_source(plan, tmp_path, garbled)
     assert one.label is None and one.failure == "EVIDENCE_GARBLED"
-    (card,) = score_arms([one, replace_id(one)])
+    (card,) = score_arms([one, with_other_id(one)])
     assert card.failed == 2 and card.abstained == 0 and card.coverage.value == 0
 
 
-def replace_id(one):
+def with_other_id(one):
     return one.model_copy(update={"id": "other"})
 
 
-class InAThread:
-    """A model server and a search endpoint on real sockets, for a command that has an event loop of its own."""
+class ThreadedServers:
+    """A model server and a search endpoint on real sockets in a thread, for a command that runs its own event loop."""
 
     def __init__(self, model_server, corpus):
         self.model_server, self.corpus = model_server, corpus
@@ -440,7 +442,7 @@ class InAThread:
 
 
 def answers(reader):
-    """What the stand-in model server says: the reader's replies to the witness, and its own to probes."""
+    """The answers of the stand-in model server: the reader's replies to the witness, and its own to probes."""
 
     def answer(payload):
         content = payload["messages"][-1]["content"]
@@ -460,20 +462,20 @@ def answers(reader):
 
 
 @pytest.mark.slow
-def test_the_command_asks_servers_over_http(tmp_path):
+def test_command_uses_model_and_search_servers_over_http(tmp_path):
     some = [fact for fact in FACTS if fact.situation is Situation.STATED][:4]
     write_corpus(tmp_path / "facts", documents_of(FACTS), name="drawn")
     server = FakeModelServer(answer=answers(WorldReader(FACTS)), keep=True)
     claims = claims_file(tmp_path, *({"id": f.gold.id, "claim": f.claim, "label": str(f.gold.gold)} for f in some))
-    with InAThread(server, open_corpus(tmp_path / "facts")) as there:
+    with ThreadedServers(server, open_corpus(tmp_path / "facts")) as servers:
         models = tmp_path / "models.toml"
         models.write_text(
-            f'[models.m]\nurl = "http://127.0.0.1:{there.model_port}/v1"\nmodel = "{server.settings.model}"\n'
+            f'[models.m]\nurl = "http://127.0.0.1:{servers.model_port}/v1"\nmodel = "{server.settings.model}"\n'
         )
         ask = ["witness", "--claims", str(claims), "--model", "m", "--models", str(models), "--json"]
         for source in (
             ["--corpus", str(tmp_path / "facts")],
-            ["--search-url", f"http://127.0.0.1:{there.search_port}/search"],
+            ["--search-url", f"http://127.0.0.1:{servers.search_port}/search"],
         ):
             out = tmp_path / source[0].strip("-")
             done = CliRunner().invoke(cli, [*ask, *source, "--out", str(out)], catch_exceptions=False)
@@ -481,6 +483,6 @@ def test_the_command_asks_servers_over_http(tmp_path):
             (card,) = json.loads(done.stdout.splitlines()[-1])["arms"]
             assert card["accuracy"]["value"] == 1.0 and card["n"] == 4, done.output
             assert card["citations"]["bearing"]["value"] == 1.0
-    assert len(there.queries) >= 4
-    # Nothing but claims and documents goes to the model: no picture, and each once.
+    assert len(servers.queries) >= 4
+    # Only claims and documents go to the model, without any picture.
     assert not any("image_url" in json.dumps(sent["messages"]) for sent in server.requests)

@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 
 @pytest.fixture(autouse=True)
 def child(tmp_path, monkeypatch):
-    """What is started is the real interpreter, isolated as ever, but with the misbehaving child as its module."""
+    """Replaces the worker module by the misbehaving child; the real interpreter still runs it, isolated as usual."""
     script = tmp_path / "python"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "$2" {CHILD} "$5"\n')
     script.chmod(0o755)
@@ -34,14 +34,14 @@ def pool(workers=1, **guard):
 
 
 def run(scenario, **kwargs):
-    async def whole():
+    async def run_in_pool():
         workers = pool(**kwargs)
         try:
             return await scenario(workers)
         finally:
             await workers.aclose()
 
-    return asyncio.run(whole())
+    return asyncio.run(run_in_pool())
 
 
 async def death_of(workers, **body):
@@ -54,7 +54,7 @@ async def pid_of(workers):
     return (await workers.run({"act": "echo"})).body["pid"]
 
 
-def test_a_job_comes_back_with_its_payloads_and_its_cost():
+def test_reply_has_payloads_and_cost_of_its_job():
     async def scenario(workers):
         reply = await workers.run({"act": "echo", "say": "grüß"}, [b"", b"\x00" * 100_000])
         assert reply.body["said"] == "grüß"
@@ -65,7 +65,7 @@ def test_a_job_comes_back_with_its_payloads_and_its_cost():
     run(scenario)
 
 
-def test_processes_are_kept_and_replaced_after_so_many_jobs():
+def test_processes_are_reused_and_replaced_after_their_number_of_jobs():
     async def scenario(workers):
         pids = [await pid_of(workers) for _ in range(5)]
         assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
@@ -89,38 +89,38 @@ def test_processes_are_kept_and_replaced_after_so_many_jobs():
         ({"act": "raw", "hex": b"hello, world".hex()}, Death.BABBLED, "header of"),
         ({"act": "forged", "job": "ready"}, Death.BABBLED, "not given"),
         ({"act": "many", "size": MIB, "count": 2}, Death.BABBLED, "payloads"),
-        # Far more than a pipe and its reader hold: its end must still be noticed.
+        # Far more than the pipe and its reader can buffer: the end must still be noticed.
         ({"act": "many", "size": 16 * MIB, "count": 2}, Death.BABBLED, "payloads"),
         ({"act": "many", "size": 1, "count": 65}, Death.BABBLED, "faults"),
     ],
 )
-def test_a_death_is_named_and_the_next_job_is_served(body, death, words):
+def test_death_of_a_worker_is_classified_and_the_next_job_is_served(body, death, words):
     async def scenario(workers):
-        died = await death_of(workers, **body)
-        assert died.death is death
-        assert words in str(died)
+        error = await death_of(workers, **body)
+        assert error.death is death
+        assert words in str(error)
         assert (await workers.run({"act": "echo", "say": 1})).body["said"] == 1
 
     run(scenario, cpu_s=0.3)
 
 
-def test_an_end_that_is_seen_late_is_no_pipe_that_was_closed(monkeypatch):
+def test_late_exit_notification_is_not_taken_for_a_closed_pipe(monkeypatch):
     async def scenario(workers):
         await workers.warm()
         (process,) = workers._alive
         wait = process._process.wait
 
-        async def late():
+        async def wait_later():
             await asyncio.sleep(1.5)
             return await wait()
 
-        monkeypatch.setattr(process._process, "wait", late)
+        monkeypatch.setattr(process._process, "wait", wait_later)
         assert (await death_of(workers, act="signal_itself", number=signal.SIGKILL)).death is Death.KILLED
 
     run(scenario)
 
 
-def test_a_process_that_closes_its_pipe_and_runs_on_is_ended(monkeypatch):
+def test_process_that_closes_its_pipe_and_keeps_running_is_ended(monkeypatch):
     monkeypatch.setattr(worker_process, "_ENDS_S", 0.5)
 
     async def scenario(workers):
@@ -133,7 +133,7 @@ def test_a_process_that_closes_its_pipe_and_runs_on_is_ended(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_ends_the_parent_in_good_order_ends_no_job(number):
+def test_shutdown_signals_of_the_parent_do_not_end_a_job(number):
     async def scenario(workers):
         before = await pid_of(workers)
         reply = await workers.run({"act": "signal_itself", "number": number, "say": "done"})
@@ -142,7 +142,7 @@ def test_what_ends_the_parent_in_good_order_ends_no_job(number):
     run(scenario)
 
 
-def test_cpu_time_is_counted_per_job_not_per_process():
+def test_cpu_time_is_counted_per_job_and_not_per_process():
     async def scenario(workers):
         before = await pid_of(workers)
         for _ in range(12):
@@ -152,7 +152,7 @@ def test_cpu_time_is_counted_per_job_not_per_process():
     run(scenario, cpu_s=0.5)
 
 
-def test_memory_is_bounded_and_a_failure_is_told_by_name_only():
+def test_memory_is_limited_and_failures_report_only_their_type():
     async def scenario(workers):
         before = await pid_of(workers)
         with pytest.raises(JobFailed) as caught:
@@ -166,7 +166,7 @@ def test_memory_is_bounded_and_a_failure_is_told_by_name_only():
     run(scenario)
 
 
-def test_no_time_left_is_retryable_and_costs_the_process_its_life():
+def test_timed_out_job_raises_overrun_and_ends_its_process():
     async def scenario(workers):
         before = await pid_of(workers)
         started = time.monotonic()
@@ -179,7 +179,7 @@ def test_no_time_left_is_retryable_and_costs_the_process_its_life():
     run(scenario, wall_s=1.0)
 
 
-def test_a_cancelled_job_takes_its_process_along():
+def test_cancelled_job_ends_its_process():
     async def scenario(workers):
         before = await pid_of(workers)
         task = asyncio.create_task(workers.run({"act": "sleep", "seconds": 60, "say": "late"}))
@@ -207,7 +207,7 @@ def test_waiting_jobs_can_be_cancelled_without_harm():
     run(scenario)
 
 
-def test_no_more_processes_than_allowed_and_all_replies_reach_their_job():
+def test_pool_size_is_respected_and_replies_reach_their_jobs():
     async def scenario(workers):
         jobs = [workers.run({"act": "sleep", "seconds": 0.01, "say": number}) for number in range(20)]
         replies = await asyncio.gather(*jobs)
@@ -217,7 +217,7 @@ def test_no_more_processes_than_allowed_and_all_replies_reach_their_job():
     run(scenario, workers=2)
 
 
-def test_a_process_that_was_killed_between_jobs_is_replaced():
+def test_process_killed_between_jobs_is_replaced():
     async def scenario(workers):
         before = await pid_of(workers)
         os.kill(before, signal.SIGKILL)
@@ -227,21 +227,21 @@ def test_a_process_that_was_killed_between_jobs_is_replaced():
     run(scenario)
 
 
-def test_what_it_prints_is_no_reply_and_it_has_no_input():
+def test_output_of_a_worker_is_no_reply_and_its_input_is_empty():
     async def scenario(workers):
         assert (await workers.run({"act": "chatter"})).payloads == [b""]
 
     run(scenario)
 
 
-def test_it_writes_no_file_and_sees_nothing_of_the_parent(tmp_path, monkeypatch):
+def test_worker_writes_no_files_and_sees_no_environment_of_its_parent(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_SECRET", "of the court")
 
     async def scenario(workers):
         with pytest.raises(JobFailed):
             await workers.run({"act": "write_file", "path": str(tmp_path / "written")})
         around = (await workers.run({"act": "surroundings"})).body
-        # A shell adds its own; nothing of ours is among them.
+        # A shell adds some variables of its own; none of ours may be among them.
         assert set(around["environ"]) <= {"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
         assert around["cwd"] == "/"
         assert "" not in around["path"]
@@ -252,8 +252,8 @@ def test_it_writes_no_file_and_sees_nothing_of_the_parent(tmp_path, monkeypatch)
     assert not written.exists() or written.stat().st_size == 0
 
 
-def test_closing_ends_running_and_waiting_jobs():
-    async def whole():
+def test_closing_the_pool_ends_running_and_waiting_jobs():
+    async def close_with_jobs():
         workers = pool()
         before = await pid_of(workers)
         jobs = [asyncio.create_task(workers.run({"act": "sleep", "seconds": 60})) for _ in range(3)]
@@ -266,10 +266,10 @@ def test_closing_ends_running_and_waiting_jobs():
         with pytest.raises(ProcessLookupError):
             os.kill(before, 0)
 
-    asyncio.run(whole())
+    asyncio.run(close_with_jobs())
 
 
-def test_what_can_not_be_started_is_unavailable(monkeypatch, tmp_path):
+def test_failed_start_of_a_worker_is_unavailable(monkeypatch, tmp_path):
     async def scenario(workers):
         with pytest.raises(Unavailable) as caught:
             await workers.run({"act": "echo"})
@@ -283,8 +283,8 @@ def test_what_can_not_be_started_is_unavailable(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("act", ["echo", "sleep"])
-def test_it_does_not_outlive_its_parent(act):
-    """Neither at rest nor in the middle of a job."""
+def test_worker_does_not_outlive_its_parent(act):
+    """Neither while idle nor in the middle of a job."""
     parent = (
         "import asyncio, os, sys\n"
         "from court.backends.sandbox.pool import GuardedWorkers\n"
@@ -310,24 +310,24 @@ def test_it_does_not_outlive_its_parent(act):
     wait_until(lambda: not alive(pid))
 
 
-def test_closing_ends_a_process_that_is_only_being_started(monkeypatch):
-    started, there, start = [], asyncio.Event(), worker_process.WorkerProcess.start
+def test_closing_the_pool_ends_a_process_that_is_still_starting(monkeypatch):
+    started, spawned, start = [], asyncio.Event(), worker_process.WorkerProcess.start
 
-    async def slowly(*of):
-        started.append(await start(*of))
-        there.set()
-        await asyncio.sleep(0.1)  # it is there, and the pool does not hold it yet
+    async def start_slowly(*arguments):
+        started.append(await start(*arguments))
+        spawned.set()
+        await asyncio.sleep(0.1)  # the process exists, but the pool does not know it yet
         return started[-1]
 
-    monkeypatch.setattr(worker_process.WorkerProcess, "start", slowly)
+    monkeypatch.setattr(worker_process.WorkerProcess, "start", start_slowly)
 
-    async def whole():
+    async def close_during_start():
         workers = pool()
         job = asyncio.create_task(workers.run({"act": "echo"}))
-        await there.wait()
+        await spawned.wait()
         await workers.aclose()
-        assert started[0]._process.returncode is not None, "nothing is left when the pool is closed"
+        assert started[0]._process.returncode is not None, "a process is left after the pool was closed"
         with pytest.raises(Unavailable, match="is being closed"):
             await job
 
-    asyncio.run(whole())
+    asyncio.run(close_during_start())

@@ -34,8 +34,8 @@ def writer(library: Library) -> LibraryWriter:
     return LibraryWriter(library)
 
 
-def reopened(writer: LibraryWriter) -> Library:
-    """The library as another process finds it, which must be as the writer has it."""
+def reopen(writer: LibraryWriter) -> Library:
+    """The library as another process opens it, after checking that it equals the writer's."""
     again = Library.open(writer.library.root, ENCODER.identity)
     ours = writer.library
     assert again.digest == ours.digest and list(again.memes) == list(ours.memes) and again.counts == ours.counts
@@ -46,7 +46,7 @@ def reopened(writer: LibraryWriter) -> Library:
     return again
 
 
-def test_adding_one_writes_a_few_bytes_and_is_there_when_it_is_acknowledged(writer: LibraryWriter) -> None:
+def test_added_precedent_is_stored_in_a_few_bytes_when_acknowledged(writer: LibraryWriter) -> None:
     before = {name: path.read_bytes() for name, path in files_of(writer.library).items()}
     meme, vector = one("d", harmful=True)
     change = writer.add(meme, vector, b"a picture of it", **WHO)
@@ -57,7 +57,7 @@ def test_adding_one_writes_a_few_bytes_and_is_there_when_it_is_acknowledged(writ
         "ada",
         "a test",
     )
-    now = reopened(writer)
+    now = reopen(writer)
     assert ids_of(now) == ["a", "b", "c", "d"] and now.generation == "000001"
     assert now.memes[3].who == "ada" and now.memes[3].added == change.at
     assert pictures_of(now) == PICTURES | {"d": b"a picture of it"}
@@ -68,7 +68,7 @@ def test_adding_one_writes_a_few_bytes_and_is_there_when_it_is_acknowledged(writ
     assert all(after[name] == before[name] for name in before if name != "CURRENT")
 
 
-def test_an_open_library_stays_as_it_was(library: Library, writer: LibraryWriter) -> None:
+def test_open_library_is_unchanged_by_later_writes(library: Library, writer: LibraryWriter) -> None:
     digest = library.digest
     writer.add(*one("d"), None, **WHO)
     writer.remove("a", **WHO)
@@ -78,15 +78,17 @@ def test_an_open_library_stays_as_it_was(library: Library, writer: LibraryWriter
     assert ids_of(library) == ["a", "b", "c"] and library.digest == digest
     assert [meme.label for meme in library.memes] == [Label.NOT_HARMFUL, Label.HARMFUL, Label.NOT_HARMFUL]
     assert ids_of(middle) == ["b", "c", "d"] and middle.overlay.rows.shape[0] == 1
-    assert ids_of(reopened(writer)) == ["b", "c", "d", "e"]
+    assert ids_of(reopen(writer)) == ["b", "c", "d", "e"]
 
 
-def test_two_that_grow_the_same_library_do_not_write_over_each_other(library: Library, writer: LibraryWriter) -> None:
+def test_two_copies_growing_from_one_library_do_not_overwrite_each_other(
+    library: Library, writer: LibraryWriter
+) -> None:
     writer.add(*one("d"), None, **WHO)
     fork = writer.library.draft()
     writer.add(*one("e"), None, **WHO)
-    kept = np.array(writer.library.overlay.rows)
-    # The same library grown a second way, as by a reader that lags behind: it must take a copy.
+    rows_before = np.array(writer.library.overlay.rows)
+    # The same library grown a second way, as by a reader that lags behind: it must copy its rows first.
     from retrieval.library.changes import Change
     from retrieval.library.journal import JournalEntry
 
@@ -95,13 +97,13 @@ def test_two_that_grow_the_same_library_do_not_write_over_each_other(library: Li
     fork.apply(JournalEntry(Change.model_validate({**WHO, **values, "after": meme}), vector))
     grown = fork.done()
     assert np.array_equal(grown.rows[1], vector)
-    assert np.array_equal(writer.library.overlay.rows, kept)
+    assert np.array_equal(writer.library.overlay.rows, rows_before)
 
 
-def test_removing_and_relabelling(writer: LibraryWriter) -> None:
+def test_precedents_are_removed_and_relabelled(writer: LibraryWriter) -> None:
     writer.remove("a", **WHO)
     change = writer.relabel("c", Label.HARMFUL, **WHO)
-    now = reopened(writer)
+    now = reopen(writer)
     assert ids_of(now) == ["b", "c"]
     assert (now.memes[1].label, now.memes[1].verified, now.memes[1].who) == (Label.HARMFUL, True, "ada")
     assert change.before is not None and change.before.label is Label.NOT_HARMFUL
@@ -112,7 +114,7 @@ def test_removing_and_relabelling(writer: LibraryWriter) -> None:
         now.picture(2)
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing(writer: LibraryWriter) -> None:
+def test_invalid_changes_are_refused_and_change_nothing(writer: LibraryWriter) -> None:
     digest = writer.library.digest
     for act, message in [
         (lambda: writer.add(*one("a"), None, **WHO), "a already"),
@@ -127,28 +129,31 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(writer: LibraryWriter)
     with pytest.raises(ValueError, match="halves of length 1"):
         writer.add(one("d")[0], one("d")[1] * 2, None, **WHO)
     assert writer.library.digest == digest
-    assert writer.history() == [] and ids_of(reopened(writer)) == ["a", "b", "c"]
+    assert writer.history() == [] and ids_of(reopen(writer)) == ["a", "b", "c"]
 
 
-def test_the_last_precedent_can_not_be_removed(tmp_path: Path) -> None:
+def test_last_precedent_cannot_be_removed(tmp_path: Path) -> None:
     writer = LibraryWriter(create(tmp_path / "library", "a"))
     with pytest.raises(BadRequest, match="only precedent"):
         writer.remove("a", **WHO)
 
 
-def test_every_change_is_told_and_can_be_revoked(writer: LibraryWriter) -> None:
+def test_every_change_is_in_the_history_and_can_be_revoked(writer: LibraryWriter) -> None:
     before = list(writer.library.memes)
     writer.add(*one("d"), b"its picture", **WHO)
     writer.remove("a", **WHO)
     writer.relabel("b", Label.NOT_HARMFUL, who="bob", why="reviewed")
     for number in (1, 2, 3):
         assert writer.revoke(number, who="eve", why="a mistake").revokes == number
-    now = reopened(writer)
+    now = reopen(writer)
     assert list(now.memes) == before and pictures_of(now) == PICTURES
-    told = now.history()
-    assert [one.change.number for one in told] == [1, 2, 3, 4, 5, 6]
-    assert [one.revoked_by for one in told] == [4, 5, 6, None, None, None]
-    assert [(one.change.who, one.change.why) for one in now.history("b")] == [("bob", "reviewed"), ("eve", "a mistake")]
+    history = now.history()
+    assert [entry.change.number for entry in history] == [1, 2, 3, 4, 5, 6]
+    assert [entry.revoked_by for entry in history] == [4, 5, 6, None, None, None]
+    assert [(entry.change.who, entry.change.why) for entry in now.history("b")] == [
+        ("bob", "reviewed"),
+        ("eve", "a mistake"),
+    ]
     with pytest.raises(BadRequest, match="revoked already, by change 4"):
         writer.revoke(1, **WHO)
     with pytest.raises(BadRequest, match="a revocation itself"):
@@ -162,10 +167,10 @@ def test_only_the_last_change_of_a_precedent_can_be_revoked(writer: LibraryWrite
         writer.revoke(1, **WHO)
     writer.revoke(2, **WHO)
     writer.revoke(1, **WHO)
-    assert ids_of(reopened(writer)) == ["a", "b", "c"]
+    assert ids_of(reopen(writer)) == ["a", "b", "c"]
 
 
-def test_an_id_is_never_given_to_a_second_meme(writer: LibraryWriter) -> None:
+def test_id_of_a_removed_meme_is_never_reused(writer: LibraryWriter) -> None:
     writer.remove("a", **WHO)
     with pytest.raises(BadRequest, match="records may name it"):
         writer.add(*one("a"), None, **WHO)
@@ -178,7 +183,7 @@ def test_an_id_is_never_given_to_a_second_meme(writer: LibraryWriter) -> None:
     assert replaced.manifest.lineage != writer.library.manifest.lineage
 
 
-def test_compacting_keeps_what_is_found_and_all_that_is_needed_to_revoke(writer: LibraryWriter) -> None:
+def test_compacting_preserves_precedents_and_the_ability_to_revoke(writer: LibraryWriter) -> None:
     writer.add(*one("d"), b"a third picture", **WHO)
     writer.add(*one("e"), None, **WHO)
     writer.remove("d", **WHO)
@@ -188,7 +193,7 @@ def test_compacting_keeps_what_is_found_and_all_that_is_needed_to_revoke(writer:
     rows, pictures, history = writer.library.rows, pictures_of(writer.library), writer.history()
     compact = writer.compact()
     assert compact.generation == "000002" and compact.overlay.changes == ()
-    now = reopened(writer)
+    now = reopen(writer)
     assert [meme.model_copy(update={"kept": None}) for meme in now.memes] == found
     assert np.array_equal(now.rows, rows) and pictures_of(now) == pictures and now.history() == history
     assert now.manifest.lineage == compact.manifest.lineage
@@ -196,19 +201,19 @@ def test_compacting_keeps_what_is_found_and_all_that_is_needed_to_revoke(writer:
     assert writer.revoke(3, **WHO).effect is Effect.APPEND
     writer.revoke(4, **WHO)
     writer.revoke(5, **WHO)
-    again = reopened(writer)
+    again = reopen(writer)
     assert ids_of(again) == ["b", "c", "e", "d", "a"]
     assert pictures_of(again) == PICTURES | {"d": b"a third picture"}
     assert next(iter(again.memes)).label is Label.HARMFUL
     assert np.array_equal(again.rows[4], content("a")[1][0])
-    # Also by a second generation, and with what came back in between.
+    # Also after a second compaction, and for precedents restored in between.
     writer.compact()
     writer.revoke(2, **WHO)
-    assert ids_of(reopened(writer)) == ["b", "c", "d", "a"]
+    assert ids_of(reopen(writer)) == ["b", "c", "d", "a"]
     assert [change.change.number for change in writer.history()] == list(range(1, 10))
 
 
-def test_what_is_to_be_forgotten_is_on_the_disk_no_longer(writer: LibraryWriter) -> None:
+def test_forgotten_precedents_are_gone_from_the_disk(writer: LibraryWriter) -> None:
     root = writer.library.root
     secret = LabelledMeme(id="x", label=Label.HARMFUL, text="erasable words", has_text=True, has_picture=False)
     writer.add(secret, one("x")[1], b"erasable picture", **WHO)
@@ -217,14 +222,14 @@ def test_what_is_to_be_forgotten_is_on_the_disk_no_longer(writer: LibraryWriter)
     writer.compact(forget=True)
     for path in root.rglob("*"):
         assert not path.is_file() or b"erasable" not in path.read_bytes()
-    told = reopened(writer).history()
-    assert [(one.change.meme, one.change.why) for one in told][:2] == [("x", "a test"), ("x", "asked to")]
+    history = reopen(writer).history()
+    assert [(entry.change.meme, entry.change.why) for entry in history][:2] == [("x", "a test"), ("x", "asked to")]
     with pytest.raises(BadRequest, match="forgotten on purpose"):
         writer.revoke(2, **WHO)
     writer.revoke(3, **WHO)
 
 
-def test_a_bit_flipped_in_the_journal_or_in_what_names_it_is_found(writer: LibraryWriter) -> None:
+def test_flipped_bits_in_journal_or_pointer_are_detected(writer: LibraryWriter) -> None:
     writer.add(*one("d"), b"picture", **WHO)
     writer.remove("a", **WHO)
     writer.relabel("b", Label.NOT_HARMFUL, **WHO)
@@ -242,17 +247,17 @@ def test_a_bit_flipped_in_the_journal_or_in_what_names_it_is_found(writer: Libra
             with pytest.raises(BadLibrary):
                 Library.open(writer.library.root, ENCODER.identity)
         path.write_bytes(good)
-    reopened(writer)
+    reopen(writer)
 
 
-def test_a_journal_with_right_digests_that_does_not_fit_is_refused(library: Library) -> None:
+def test_journal_with_valid_digests_but_invalid_changes_is_refused(library: Library) -> None:
     from retrieval.library import journal
     from retrieval.library.changes import Change
 
     values = {**WHO, "number": 1, "at": "2026-01-01T00:00:00Z", "meme": "d"}
     meme, vector = one("d")
     taken, wrong = one("a")[0], vector * 2
-    for update, after, of in [
+    for update, after, row_vector in [
         ({"kind": "add", "effect": "append", "row": 9}, meme, vector),
         ({"kind": "add", "effect": "append", "row": 3}, meme, wrong),
         ({"kind": "add", "effect": "append", "row": 3}, taken, vector),
@@ -262,7 +267,7 @@ def test_a_journal_with_right_digests_that_does_not_fit_is_refused(library: Libr
         ({"kind": "relabel", "effect": "set", "row": 0, "meme": "a"}, meme, None),
         ({"kind": "remove", "effect": "show", "row": 0, "meme": "a"}, taken, None),
     ]:
-        frame = journal.frame_of(Change.model_validate({**values, **update, "after": after}), of, None)
+        frame = journal.frame_of(Change.model_validate({**values, **update, "after": after}), row_vector, None)
         pointer = library.pointer
         journal.append(library.root / "generations" / library.generation / "journal.bin", 0, frame)
         forged = storage.Pointer(
@@ -273,30 +278,30 @@ def test_a_journal_with_right_digests_that_does_not_fit_is_refused(library: Libr
             Library.open(library.root, ENCODER.identity)
 
 
-def test_what_was_never_acknowledged_is_cut_off(writer: LibraryWriter) -> None:
+def test_unacknowledged_journal_entries_are_cut_off(writer: LibraryWriter) -> None:
     writer.add(*one("d"), None, **WHO)
     path = files_of(writer.library)["journal.bin"]
     path.write_bytes(path.read_bytes() + b"half an entry of somebody who was killed")
-    assert ids_of(reopened(writer)) == ["a", "b", "c", "d"]
+    assert ids_of(reopen(writer)) == ["a", "b", "c", "d"]
     writer.add(*one("e"), None, **WHO)
-    assert ids_of(reopened(writer)) == ["a", "b", "c", "d", "e"]
+    assert ids_of(reopen(writer)) == ["a", "b", "c", "d", "e"]
 
 
-def test_many_at_once_are_written_together_and_each_is_told_its_own(
+def test_concurrent_changes_are_batched_and_each_gets_its_own_result(
     writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced = []
     real = storage.announce
 
-    def noting(root: Path, pointer: storage.Pointer) -> None:
+    def recording_announce(root: Path, pointer: storage.Pointer) -> None:
         announced.append(pointer)
         real(root, pointer)
 
-    monkeypatch.setattr(storage, "announce", noting)
+    monkeypatch.setattr(storage, "announce", recording_announce)
 
     def add(number: int) -> int | str:
         try:
-            # Every tenth id is asked for twice, and one of the two must be refused.
+            # Every tenth id is added twice, and one of the two must be refused.
             return writer.add(*one(f"n{number - number % 10 // 9}"), None, **WHO).number
         except BadRequest as error:
             return error.reason
@@ -306,10 +311,10 @@ def test_many_at_once_are_written_together_and_each_is_told_its_own(
     numbers = sorted(outcome for outcome in outcomes if isinstance(outcome, int))
     assert numbers == list(range(1, 91)) and outcomes.count("DUPLICATE_ID") == 10
     assert len(announced) < 90
-    assert len(reopened(writer).memes) == 93
+    assert len(reopen(writer).memes) == 93
 
 
-def test_two_writers_of_one_library_see_what_the_other_did(writer: LibraryWriter) -> None:
+def test_two_writers_of_one_library_see_each_others_changes(writer: LibraryWriter) -> None:
     other = LibraryWriter.open(writer.library.root)
     barrier = threading.Barrier(2)
 
@@ -322,13 +327,13 @@ def test_two_writers_of_one_library_see_what_the_other_did(writer: LibraryWriter
         list(threads.map(work, (writer, other), ("x", "y")))
     with pytest.raises(BadRequest, match="already"):
         writer.add(*one("y3"), None, **WHO)
-    assert len(writer.history()) == 50 and len(reopened(writer).memes) == 53
+    assert len(writer.history()) == 50 and len(reopen(writer).memes) == 53
     other.compact()
     writer.remove("y3", **WHO)
     assert "y3" not in ids_of(Library.open(writer.library.root, None))
 
 
-def test_a_reader_finds_out_what_is_new_and_reads_no_more_than_that(
+def test_reader_finds_new_changes_and_reads_only_those(
     library: Library, writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert library.newer() is None
@@ -348,7 +353,7 @@ def test_a_reader_finds_out_what_is_new_and_reads_no_more_than_that(
         first.newer()
 
 
-def test_an_error_at_any_step_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+def test_error_at_any_step_leaves_the_old_or_the_new_library(tmp_path: Path) -> None:
     outcomes, nth = set(), 0
     while True:
         nth += 1
@@ -363,20 +368,20 @@ def test_an_error_at_any_step_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         assert now in (["a", "b", "c"], ["a", "b", "c", "d"])
         outcomes.add(len(now))
         writer.add(*one("e"), None, **WHO)
-        assert ids_of(reopened(writer)) == [*now, "e"]
+        assert ids_of(reopen(writer)) == [*now, "e"]
         if calls[0] < nth:
             break
     assert outcomes == {3, 4} and nth > 10
 
 
-def test_whoever_waits_too_long_for_the_lock_is_told(writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_too_long_for_the_lock_is_an_error(writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retrieval.library.writer._WAIT_S", 0.05)
     with storage.writing(writer.library.root), pytest.raises(Unavailable, match="Somebody else"):
         writer.remove("a", **WHO)
     writer.remove("a", **WHO)
 
 
-def test_a_full_journal_asks_to_be_compacted(writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_journal_must_be_compacted_first(writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retrieval.library.writer.MOST", 2)
     writer.remove("a", **WHO)
     writer.revoke(1, **WHO)
@@ -386,7 +391,7 @@ def test_a_full_journal_asks_to_be_compacted(writer: LibraryWriter, monkeypatch:
     writer.remove("a", **WHO)
 
 
-def test_changes_drawn_at_random_do_what_a_plain_list_would(tmp_path: Path) -> None:
+def test_random_changes_have_the_same_effect_as_on_a_plain_dict(tmp_path: Path) -> None:
     chance = random.Random(5)
     writer = LibraryWriter(create(tmp_path / "library", "a", "b", "c"))
     plain = {"a": False, "b": True, "c": False}
@@ -420,16 +425,16 @@ def test_changes_drawn_at_random_do_what_a_plain_list_would(tmp_path: Path) -> N
         elif act == "compact":
             writer.compact()
         assert {meme.id: meme.harmful for meme in writer.library.memes} == plain
-    reopened(writer)
+    reopen(writer)
 
 
-def test_the_digest_stands_for_all_of_it(writer: LibraryWriter) -> None:
-    seen = {writer.library.digest}
+def test_digest_changes_with_every_change_and_covers_the_manifest(writer: LibraryWriter) -> None:
+    digests = {writer.library.digest}
     for number in range(3):
         writer.add(*one(f"n{number}"), None, **WHO)
-        seen.add(writer.library.digest)
-    assert len(seen) == 4
+        digests.add(writer.library.digest)
+    assert len(digests) == 4
     raw = files_of(writer.library)["CURRENT"].read_text()
     assert writer.library.digest in raw
-    whole = hashlib.sha256(files_of(writer.library)["manifest.json"].read_bytes()).hexdigest()
-    assert raw.startswith(f"000001 sha256:{whole} ")
+    manifest_digest = hashlib.sha256(files_of(writer.library)["manifest.json"].read_bytes()).hexdigest()
+    assert raw.startswith(f"000001 sha256:{manifest_digest} ")
