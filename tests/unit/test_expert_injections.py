@@ -256,7 +256,7 @@ def test_pi_8_injection_signals_are_found_in_documents_and_search_results():
 
 
 def test_injection_tests_cover_every_task_of_the_witness():
-    record, expert, *_ = witnessed(settings=always(expert_steps="split_fenced"))
+    record, expert, *_ = witnessed(settings=always(expert_steps="apart"))
     tasks = {expert_task(request) for request in expert.requests}
     assert tasks <= {"claims", "queries", "rank", "comprehensible", "helpful", "sufficient", "more_queries", "classify"}
     assert asyncio.iscoroutinefunction(FakeEvidence.search) and record.verdict.claims
