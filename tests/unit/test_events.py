@@ -36,12 +36,12 @@ RESTED = (
 )
 
 
-def test_the_union_is_closed():
+def test_event_union_is_closed():
     assert {kind.__name__ for kind in EVENT_KINDS} == KINDS
     assert all(kind.model_fields["kind"].default == kind.__name__ for kind in EVENT_KINDS)
 
 
-def test_an_event_comes_back_from_its_stored_form():
+def test_event_round_trips_through_its_stored_form():
     event = parse_event(RESTED)
     assert parse_event(event.model_dump_json()) == event
 
@@ -59,6 +59,6 @@ def test_an_event_comes_back_from_its_stored_form():
         "",
     ],
 )
-def test_what_is_no_event_is_refused(stored):
+def test_malformed_events_are_refused(stored):
     with pytest.raises(ValidationError):
         parse_event(stored)

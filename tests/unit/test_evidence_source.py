@@ -1,4 +1,4 @@
-"""The source of evidence that settings name, and a claim that the demonstration corpus refutes."""
+"""Evidence sources named by settings, and a claim that the demonstration corpus refutes."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -22,7 +22,7 @@ from tests.support.evidence import WEIGHED, Expert, witnessed
 from tests.support.fakes import a_meme
 
 
-def opened(encoder=None, **expert):
+def identity_of_source(encoder=None, **expert):
     async def go():
         async with AsyncExitStack() as stack:
             source = await open_evidence(Settings(expert=expert), stack, encoder)
@@ -31,27 +31,27 @@ def opened(encoder=None, **expert):
     return asyncio.run(go())
 
 
-def test_a_corpus_is_opened_with_the_court_s_encoder_where_that_made_it(tmp_path):
+def test_corpus_is_opened_with_the_court_s_encoder_if_that_built_it(tmp_path):
     write_corpus(tmp_path / "facts", [FactDocument(id="a", text="one fact")], name="mine", encoder=WordEncoder())
-    assert opened(WordEncoder(), corpus=tmp_path / "facts").startswith("corpus mine sha256:")
+    assert identity_of_source(WordEncoder(), corpus=tmp_path / "facts").startswith("corpus mine sha256:")
     write_corpus(tmp_path / "words", [FactDocument(id="a", text="one fact")], name="words")
-    assert opened(corpus=tmp_path / "words").startswith("corpus words")
+    assert identity_of_source(corpus=tmp_path / "words").startswith("corpus words")
     with pytest.raises(BadLibrary):
-        opened(corpus=tmp_path / "none")
+        identity_of_source(corpus=tmp_path / "none")
 
 
-def test_an_endpoint_is_opened_with_its_key(monkeypatch):
-    assert opened() is None
+def test_search_endpoint_is_opened_with_its_key(monkeypatch):
+    assert identity_of_source() is None
     url = "https://search.example/s"
-    assert opened(url=url) == f"search searxng {url}, snippets"
-    assert opened(url=url, shape="serper", fetch=True) == f"search serper {url}, pages"
+    assert identity_of_source(url=url) == f"search searxng {url}, snippets"
+    assert identity_of_source(url=url, shape="serper", fetch=True) == f"search serper {url}, pages"
     monkeypatch.delenv("A_KEY", raising=False)
     with pytest.raises(BadRequest) as error:
-        opened(url=url, key_env="A_KEY")
+        identity_of_source(url=url, key_env="A_KEY")
     assert error.value.reason == "KEY_MISSING"
     monkeypatch.setenv("A_KEY", "sesame")
-    assert "sesame" not in opened(url=url, key_env="A_KEY")
-    assert opened(url="http://127.0.0.1:8888/s", key_env="A_KEY")
+    assert "sesame" not in identity_of_source(url=url, key_env="A_KEY")
+    assert identity_of_source(url="http://127.0.0.1:8888/s", key_env="A_KEY")
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_an_endpoint_is_opened_with_its_key(monkeypatch):
         {"url": "https://search.example/", "shape": "json", "paths": {"link": "x"}},
     ],
 )
-def test_settings_that_name_no_source_are_refused(expert):
+def test_settings_without_a_usable_source_are_refused(expert):
     with pytest.raises(ValidationError):
         Settings(expert=expert)
 
 
-def test_the_demonstration_corpus_refutes_a_claim_and_says_what_it_is(tmp_path):
+def test_demonstration_corpus_refutes_a_claim_and_names_itself_as_such(tmp_path):
     async def documents():
         extractor = TextExtractor()
         try:

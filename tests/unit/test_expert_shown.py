@@ -1,4 +1,4 @@
-"""What an expert witness found, wherever a trial is shown: pages, PDF, terminal, the wire, the draft, a trace."""
+"""Findings of an expert witness in every output: pages, PDF, terminal, wire, DSA draft, traces."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ QUOTE = f"blue tea does not shorten {SCRIPT} a cold"
 
 @pytest.fixture(scope="module")
 def hostile():
-    """A trial in which claim, document, quotation and publisher are all markup."""
+    """A trial whose claim, document, quotation and publisher all contain markup."""
     found = a_document(f"id{SCRIPT}", f"We found that {QUOTE}.", source=f"who{SCRIPT}.example")
     claims = {"statements": [{**FINDINGS["statements"][0], "claim": f"{CLAIM} {SCRIPT}"}]}
     expert = Expert(
@@ -67,9 +67,9 @@ def unchecked():
     return witnessed(source=source, cast=Cast(judge=ACQUITTAL))[0]
 
 
-def test_pages_papers_and_the_terminal_show_claim_passage_source_date_and_digest(hostile, refuted):
-    made = page(ExportSource(hostile))
-    assert SCRIPT not in made and "&lt;script&gt;" in made
+def test_pages_pdf_and_terminal_show_claim_passage_source_date_and_digest(hostile, refuted):
+    html = page(ExportSource(hostile))
+    assert SCRIPT not in html and "&lt;script&gt;" in html
     shown = page(ExportSource(refuted))
     passage = refuted.verdict.claims[0].evidence[0]
     for words in (CLAIM, "blue tea does not shorten a cold", "health.example", "2024-05-01", passage.sha256):
@@ -81,38 +81,41 @@ def test_pages_papers_and_the_terminal_show_claim_passage_source_date_and_digest
         assert pdf(ExportSource(record)).startswith(b"%PDF")
 
 
-def test_a_claim_that_could_not_be_checked_says_so_everywhere(unchecked):
+def test_unchecked_claim_is_reported_in_every_output(unchecked):
     assert "it is not known whether the claim is true" in page(ExportSource(unchecked))
     assert "none could be read" in render(unchecked) and "EVIDENCE_GONE" in render(unchecked)
     assert pdf(ExportSource(unchecked)).startswith(b"%PDF")
 
 
-def test_an_export_reads_back_as_the_same_record_with_its_documents(refuted):
+def test_exported_trial_round_trips_with_its_documents(refuted):
     again = read_document(write_document(ExportSource(refuted), messages=True))
     assert again == refuted and again.last(DocumentWeighed).text == REFUTING
     sent = document(ExportSource(refuted), messages=True)["messages"]
     assert {message["role"] for message in sent} >= {"EXPERT"} and all(message["exact"] for message in sent)
 
 
-def test_the_wire_carries_findings_with_their_passages(refuted, unchecked):
-    (told,) = verdict_of(refuted).claims
-    assert (told.claim, told.label, told.because) == (CLAIM, wire.CLAIM_LABEL_REFUTED, wire.CLAIM_BASIS_ENOUGH)
-    assert told.checked and told.documents == 1 and told.span == "Blue tea cures colds"
-    (passage,) = told.evidence
+def test_wire_message_carries_findings_with_their_passages(refuted, unchecked):
+    (finding,) = verdict_of(refuted).claims
+    assert (finding.claim, finding.label, finding.because) == (CLAIM, wire.CLAIM_LABEL_REFUTED, wire.CLAIM_BASIS_ENOUGH)
+    assert finding.checked and finding.documents == 1 and finding.span == "Blue tea cures colds"
+    (passage,) = finding.evidence
     assert (passage.source, passage.date, passage.document) == ("health.example", "2024-05-01", "one")
     assert passage.quote in REFUTING and len(passage.sha256) == 64
-    (told,) = verdict_of(unchecked).claims
-    assert not told.checked and told.label == wire.CLAIM_LABEL_NOT_ENOUGH
+    (finding,) = verdict_of(unchecked).claims
+    assert not finding.checked and finding.label == wire.CLAIM_LABEL_NOT_ENOUGH
     reasons = [wire.ReviewReason.Name(review.reason) for review in verdict_of(unchecked).review_reasons]
     assert "REVIEW_REASON_CLAIM_UNCHECKED" in reasons
 
 
-def test_the_draft_counts_refuted_claims_and_names_them_beside_the_statement(hostile, refuted):
-    made = draft(refuted)
-    assert "One claim of fact that it puts forward was compared with 1 document" in made["statement"]["decision_facts"]
-    (claim,) = made["refuted_claims"]
+def test_dsa_draft_counts_refuted_claims_and_lists_them_beside_the_statement(hostile, refuted):
+    dsa_draft = draft(refuted)
+    assert (
+        "One claim of fact that it puts forward was compared with 1 document"
+        in dsa_draft["statement"]["decision_facts"]
+    )
+    (claim,) = dsa_draft["refuted_claims"]
     assert claim["claim"] == CLAIM and claim["evidence"][0]["source"] == "health.example"
-    # The database is public: neither the meme's words nor a stranger's go there.
+    # The statement goes into a public database, so it must not quote the meme or the source.
     for record in (hostile, refuted):
         statement = json.dumps(draft(record)["statement"])
         assert "Blue tea" not in statement and "<script" not in statement and "health.example" not in statement
@@ -120,11 +123,11 @@ def test_the_draft_counts_refuted_claims_and_names_them_beside_the_statement(hos
     assert draft(none)["refuted_claims"] == [] and "claim" not in draft(none)["statement"]["decision_facts"]
 
 
-def test_a_verdict_that_lacked_evidence_is_not_given_again(refuted, unchecked):
+def test_verdict_that_lacked_evidence_is_not_cached(refuted, unchecked):
     assert whole(refuted) and not whole(unchecked)
 
 
-def test_a_refuted_claim_of_an_acquitted_meme_is_reviewed_with_the_contradictions():
+def test_refuted_claim_of_an_acquitted_meme_is_queued_with_the_contradictions():
     from serving.docket.review.projection import _VOTES
 
     record, *_ = witnessed(cast=Cast(judge=ACQUITTAL))
@@ -132,9 +135,9 @@ def test_a_refuted_claim_of_an_acquitted_meme_is_reviewed_with_the_contradiction
     assert "CLAIM_REFUTED" in _VOTES and ReviewPriority.COURT_ASKS.urgency
 
 
-def test_every_step_has_its_place_in_time_and_cost(refuted):
-    told = view_of(refuted)
-    steps = [step.name for step in told.steps if step.kind == "expert"]
+def test_every_step_of_the_expert_appears_in_the_trial_view(refuted):
+    view = view_of(refuted)
+    steps = [step.name for step in view.steps if step.kind == "expert"]
     assert steps == [
         "claims of fact found",
         "queries about claim 1",
@@ -144,19 +147,21 @@ def test_every_step_has_its_place_in_time_and_cost(refuted):
     ]
     apart, *_ = witnessed(settings=always(expert_steps="apart"))
     assert sum(step.name == "document about claim 1" for step in view_of(apart).steps) == 3
-    (claim,) = told.claims
+    (claim,) = view.claims
     assert claim.settled.label == "REFUTED" and [one.document for one in claim.documents] == ["one"]
 
 
-def test_metrics_count_each_of_its_calls_and_spans_have_what_it_said(refuted):
-    seen = ObservedTrial.opened(refuted.opened)
-    tasks = [asked.task for event in refuted.events for asked in seen.calls(event) if asked.call.role == "EXPERT"]
+def test_metrics_count_each_expert_call_and_spans_carry_its_content(refuted):
+    state = ObservedTrial.opened(refuted.opened)
+    tasks = [
+        observed.task for event in refuted.events for observed in state.calls(event) if observed.call.role == "EXPERT"
+    ]
     assert tasks == ["claims", "queries", "weigh", "classify"]
     for kind in (ClaimsFound, DocumentWeighed, ClaimSettled):
         event = refuted.last(kind)
         call = event.calls[0] if kind is DocumentWeighed else event.call
-        told = of_call(refuted, event, call, "")
-        assert told["memecourt.messages_exact"] and json.loads(told["output.value"])
+        attributes = of_call(refuted, event, call, "")
+        assert attributes["memecourt.messages_exact"] and json.loads(attributes["output.value"])
 
 
 def altered(record, kind, **changes):
@@ -166,7 +171,7 @@ def altered(record, kind, **changes):
     return TrialRecord.of(events)
 
 
-def test_a_document_or_a_passage_that_was_altered_comes_out_otherwise(refuted):
+def test_altered_document_or_passage_is_detected(refuted):
     assert differences(refuted) == ()
     (found,) = differences(altered(refuted, DocumentWeighed, text=f"{REFUTING} More."))
     assert found.what == "the digest of the document"
@@ -174,21 +179,21 @@ def test_a_document_or_a_passage_that_was_altered_comes_out_otherwise(refuted):
     passage = settled.evidence[0].model_copy(update={"quote": "blue tea is a poison for all"})
     (found,) = differences(altered(refuted, ClaimSettled, evidence=(passage,)))
     assert found.what == "the passage" and found.found == "not in its document"
-    # A passage of a document that nobody read has nothing to stand in.
+    # A passage must also be refused if its document is not among those read.
     (real,) = refuted.last(ClaimSettled).evidence
     (found,) = differences(altered(refuted, ClaimSettled, evidence=(real.model_copy(update={"sha256": "0" * 64}),)))
     assert found.what == "the passage" and found.found == "not in its document"
 
 
-def test_a_record_that_says_another_finding_than_its_replies_shows(refuted):
+def test_finding_that_contradicts_its_replies_is_detected_in_replay(refuted):
     lied = altered(refuted, ClaimSettled, label="SUPPORTED")
     again = asyncio.run(replay(lied))
     assert "claim 1's finding" in {one.what for one in again.differences} or again.obstacle
-    # What stands before the Judge follows from it: with other findings the messages are not those that were sent.
+    # The Judge's messages contain the findings, so with an altered one they are not those that were sent.
     assert "not what was sent" in again.obstacle
 
 
-def test_of_an_erased_document_the_rest_still_stands():
+def test_record_with_an_erased_document_still_verifies():
     from serving.docket.store.bodies import GONE
 
     record, *_ = witnessed()

@@ -1,4 +1,4 @@
-"""Trials as files: pages, JSON, PDF, tables. What stands in a record comes out of them, and nothing else happens."""
+"""Trials exported as pages, JSON, PDF and tables: complete, inert, and without side effects."""
 
 import asyncio
 import base64
@@ -39,7 +39,7 @@ from tests.support.fakes import a_picture
 from tests.support.hostile_trials import PAYLOADS
 from tests.support.hostile_trials import hostile as hostile_events
 from tests.support.pictures import encode, quarters
-from tests.unit.test_messages import SHOWN, altered, held, place_of
+from tests.unit.test_messages import SHOWN, altered, place_of, run_trial
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -52,22 +52,22 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def hostile():
-    """A trial in which strangers and models said all that a page could stumble over."""
-    said = {"question": HOSTILE, "answer": HOSTILE, "summary": HOSTILE, "justification": HOSTILE}
+    """A trial in which strangers and models said everything that could break a page."""
+    texts = {"question": HOSTILE, "answer": HOSTILE, "summary": HOSTILE, "justification": HOSTILE}
     cast = Cast(
         rounds=2,
         describe={"description": HOSTILE},
         answer={"answer": HOSTILE},
         ask={"question": HOSTILE},
-        summarise={key: said[key] for key in ("summary", "justification")},
+        summarise={key: texts[key] for key in ("summary", "justification")},
     )
     exhibits = tuple(
         each.model_copy(update={"text": HOSTILE, "categories": (HOSTILE,), "source": HOSTILE})
         for each in SHOWN.exhibits
     )
-    record = held(cast, text=HOSTILE, found=SHOWN.model_copy(update={"exhibits": exhibits}))
-    given = record.last(VerdictGiven)
-    record = altered(record, given.seq, verdict=given.verdict.model_copy(update={"rationale": HOSTILE}))
+    record = run_trial(cast, text=HOSTILE, found=SHOWN.model_copy(update={"exhibits": exhibits}))
+    verdict_event = record.last(VerdictGiven)
+    record = altered(record, verdict_event.seq, verdict=verdict_event.verdict.model_copy(update={"rationale": HOSTILE}))
     review = VerdictReviewed(
         trial_id="t",
         seq=len(record.events),
@@ -80,7 +80,7 @@ def hostile():
     return TrialRecord.of((*record.events, review))
 
 
-class Parts(HTMLParser):
+class ParsedPage(HTMLParser):
     """The tags of a page with their attributes, and its text."""
 
     def __init__(self, text):
@@ -101,58 +101,58 @@ class Parts(HTMLParser):
         self.text.append(data)
 
 
-def test_a_page_needs_nothing_and_runs_nothing(hostile):
-    made = page(ExportSource(hostile, (SHARP,), {"p0": SHARP}), pictures=Pictures.SHARP)
-    found = Parts(made)
+def test_page_is_self_contained_and_runs_no_code(hostile):
+    html = page(ExportSource(hostile, (SHARP,), {"p0": SHARP}), pictures=Pictures.SHARP)
+    found = ParsedPage(html)
     kinds = {tag for tag, _, _ in found.tags}
     assert not kinds & {"script", "link", "iframe", "object", "embed", "base", "form", "video", "audio", "source"}
     for tag, attributes, _ in found.tags:
         assert not [name for name in attributes if name.startswith("on") or name in ("style", "srcset", "srcdoc")], tag
         for name in ("src", "href", "xlink:href"):
             assert attributes.get(name, "#").startswith(("#", "data:image/png;base64,")), attributes
-    style = re.search(r"<style>(.*?)</style>", made, re.DOTALL)[1]
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
     assert "url(" not in style and "@import" not in style
     policy = next(attributes["content"] for tag, attributes, _ in found.tags if "http-equiv" in attributes)
     assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in policy
     assert policy.startswith("default-src 'none'")
 
 
-def test_whatever_was_said_stands_in_the_page_with_hidden_characters_shown(hostile):
-    made = page(ExportSource(hostile))
-    words = "".join(Parts(made).text)
+def test_page_contains_every_statement_and_shows_hidden_characters(hostile):
+    html = page(ExportSource(hostile))
+    words = "".join(ParsedPage(html).text)
     plain = HOSTILE.replace("\u202e", "U+202E").replace("\u202c", "U+202C").replace("\u200b", "U+200B")
     # Text, description, two rounds of two sides (question, answer, summary), two justifications, three precedents …
     assert words.count(plain) >= 1 + 1 + 12 + 2 + 3 + 1
-    assert not re.search("[\u202a-\u202e\u2066-\u2069\u200b]", made)
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\u200b]", html)
     assert words.count("exactly as sent") == len([e for e in hostile.events if getattr(e, "call", None)]) + 1
     assert "by " in words and "upheld" in words
 
 
-def test_pictures_are_veiled_in_a_file_that_holds_no_more_of_them_than_that():
-    record = held(Cast(rounds=2), found=SHOWN)
-    kept = ExportSource(record, (SHARP,), {"p1": SHARP})
-    shown = page(kept)
-    images = [a["src"] for tag, a, _ in Parts(shown).tags if tag == "img"]
+def test_pictures_are_blurred_in_the_file_unless_sharp_ones_are_requested():
+    record = run_trial(Cast(rounds=2), found=SHOWN)
+    source = ExportSource(record, (SHARP,), {"p1": SHARP})
+    shown = page(source)
+    images = [a["src"] for tag, a, _ in ParsedPage(shown).tags if tag == "img"]
     assert images == [f"data:image/png;base64,{base64.b64encode(blurred(SHARP)).decode()}"] * 2
-    assert "img" not in {tag for tag, _, _ in Parts(page(kept, pictures=Pictures.NONE)).tags}
-    sharp = Parts(page(kept, pictures=Pictures.SHARP))
-    whole = f"data:image/png;base64,{base64.b64encode(SHARP).decode()}"
-    around = [around for tag, attributes, around in sharp.tags if tag == "img" and attributes["src"] == whole]
+    assert "img" not in {tag for tag, _, _ in ParsedPage(page(source, pictures=Pictures.NONE)).tags}
+    sharp = ParsedPage(page(source, pictures=Pictures.SHARP))
+    sharp_url = f"data:image/png;base64,{base64.b64encode(SHARP).decode()}"
+    around = [around for tag, attributes, around in sharp.tags if tag == "img" and attributes["src"] == sharp_url]
     assert len(around) == 2 and all("details" in each for each in around), "shown before it is asked for"
     assert not any("open" in attributes for tag, attributes, _ in sharp.tags if tag == "details")
 
 
-def test_a_precedent_s_picture_that_is_another_now_is_told_of():
-    record = held(Cast(rounds=2), found=SHOWN)
-    then = b"picture of p0"  # what the cast's library has
+def test_precedent_picture_that_changed_since_is_reported():
+    record = run_trial(Cast(rounds=2), found=SHOWN)
+    then = b"picture of p0"  # the picture in the cast's library
     assert not ExportSource(record, (), {"p0": then}).changed("p0")
     assert ExportSource(record, (), {"p0": SHARP}).changed("p0")
     assert "has another picture for it now" in page(ExportSource(record, (), {"p0": SHARP}))
     assert "has another picture for it now" not in page(ExportSource(record, (SHARP,)))
 
 
-def test_what_does_not_agree_with_itself_is_said_in_the_page():
-    record = held(Cast(rounds=3))
+def test_inconsistent_records_are_flagged_in_the_page():
+    record = run_trial(Cast(rounds=3))
     assert "Worked out again" not in page(ExportSource(record))
     place = place_of(record, Summarised, side=Side.ACCUSER, round=2)
     worse = altered(record, place, summary="zzzz")
@@ -165,8 +165,8 @@ def test_what_does_not_agree_with_itself_is_said_in_the_page():
     )
 
 
-def test_a_trial_comes_with_its_pictures_or_without(tmp_path):
-    record = held(Cast(rounds=2), found=SHOWN)
+def test_gathered_trial_includes_pictures_unless_excluded(tmp_path):
+    record = run_trial(Cast(rounds=2), found=SHOWN)
     picture = a_picture()
 
     async def scene(docket):
@@ -183,20 +183,22 @@ def test_a_trial_comes_with_its_pictures_or_without(tmp_path):
     assert with_pictures.record == record
 
 
-def test_a_document_gives_the_same_record_back(hostile):
-    kept = ExportSource(hostile, (SHARP,))
+def test_exported_document_reads_back_as_the_same_record(hostile):
+    source = ExportSource(hostile, (SHARP,))
     for text in (
-        write_document(kept),
-        write_document(kept, pictures=Pictures.SHARP, messages=True),
-        json.dumps(document(kept)),
+        write_document(source),
+        write_document(source, pictures=Pictures.SHARP, messages=True),
+        json.dumps(document(source)),
     ):
         assert read_document(text) == hostile
-    told = document(kept, pictures=Pictures.VEILED, messages=True)
-    assert told["label"] == told["court_label"] == "HARMFUL" and told["reviewed"] == "UPHELD"
-    assert base64.b64decode(told["pictures"][0]["png_base64"]) == blurred(SHARP) and told["pictures"][0]["veiled"]
-    assert told["pictures"][0]["sha256"] == hashlib.sha256(SHARP).hexdigest()
-    assert all(call["exact"] for call in told["messages"])
-    assert "pictures" not in document(kept) and "messages" not in document(kept)
+    exported = document(source, pictures=Pictures.VEILED, messages=True)
+    assert exported["label"] == exported["court_label"] == "HARMFUL" and exported["reviewed"] == "UPHELD"
+    assert (
+        base64.b64decode(exported["pictures"][0]["png_base64"]) == blurred(SHARP) and exported["pictures"][0]["veiled"]
+    )
+    assert exported["pictures"][0]["sha256"] == hashlib.sha256(SHARP).hexdigest()
+    assert all(call["exact"] for call in exported["messages"])
+    assert "pictures" not in document(source) and "messages" not in document(source)
 
 
 @pytest.mark.parametrize(
@@ -210,19 +212,19 @@ def test_a_document_gives_the_same_record_back(hostile):
         pytest.param("[" * 100_000, id="nested"),
     ],
 )
-def test_what_is_no_document_is_refused(text):
+def test_malformed_documents_are_refused(text):
     with pytest.raises(BadRequest, match="no trial in the form"):
         read_document(text)
 
 
-# A selection.
+# Selections of trials.
 
 
-async def whole(chunks):
+async def joined(chunks):
     return b"".join([chunk async for chunk in chunks])
 
 
-def some(tmp_path, count=25):
+def fill_docket(tmp_path, count=25):
     trials = random_records(random.Random(3), count, NOON)
 
     async def fill(docket):
@@ -233,16 +235,16 @@ def some(tmp_path, count=25):
     return tmp_path / "d.sqlite", {events[0].trial_id: TrialRecord.of(events) for events in trials}
 
 
-def test_a_selection_holds_every_trial_once_whatever_the_pages(tmp_path, monkeypatch):
-    place, records = some(tmp_path)
+def test_selection_contains_each_trial_once_across_pages(tmp_path, monkeypatch):
+    place, records = fill_docket(tmp_path)
     monkeypatch.setattr(tables, "_PAGE", 7)
     monkeypatch.setattr(tables, "_GROUP_ROWS", 5)
 
     async def scene(docket):
-        lines = await whole(Selection(docket.index, docket.trials).chunks(Form.JSONL))
-        rows = await whole(Selection(docket.index, docket.trials).chunks(Form.PARQUET))
+        lines = await joined(Selection(docket.index, docket.trials).chunks(Form.JSONL))
+        rows = await joined(Selection(docket.index, docket.trials).chunks(Form.PARQUET))
         harmful = TrialFilter(labels=frozenset({"HARMFUL"}))
-        return lines, rows, await whole(Selection(docket.index, docket.trials, harmful).chunks(Form.JSONL))
+        return lines, rows, await joined(Selection(docket.index, docket.trials, harmful).chunks(Form.JSONL))
 
     lines, rows, harmful = with_docket(place, scene)
     read = [read_document(line) for line in lines.splitlines()]
@@ -252,7 +254,7 @@ def test_a_selection_holds_every_trial_once_whatever_the_pages(tmp_path, monkeyp
     assert table.num_rows == len(records) and pq.ParquetFile(io.BytesIO(rows)).num_row_groups == len(records) // 5
     for row in table.to_pylist():
         record = records[row["trial_id"]]
-        assert TrialRecord.of(map(tables_event, json.loads(row["events"]))) == record
+        assert TrialRecord.of(map(parsed_event, json.loads(row["events"]))) == record
         assert row["opened_at"] == record.opened.at and row["state"] == record.state
         assert row["label"] == (str(record.label_in_force) if record.verdict else None)
         assert row["rationale"] == (record.verdict.rationale if record.verdict else None)
@@ -260,29 +262,29 @@ def test_a_selection_holds_every_trial_once_whatever_the_pages(tmp_path, monkeyp
     assert {json.loads(line)["trial_id"] for line in harmful.splitlines()} == wanted != set(records)
 
 
-def tables_event(told):
+def parsed_event(fields):
     from court.events import parse_event
 
-    return parse_event(json.dumps(told))
+    return parse_event(json.dumps(fields))
 
 
-def test_calls_and_tokens_in_a_table_are_those_that_were_made():
+def test_table_counts_the_calls_and_tokens_actually_used():
     cast = Cast(rounds=3, describe=lambda request: None if len(request.parts) > 2 else "cut")
-    record = held(cast, overlap=False)
+    record = run_trial(cast, overlap=False)
     row = tables.row_of(record)
     assert row["model_calls"] == cast.calls()
-    said = [model.asked for model in cast.models.values()]
+    calls_by_model = [model.asked for model in cast.models.values()]
     words = sum(
         len(" ".join([a.request.system, *(p for p in a.request.parts if isinstance(p, str))]).split())
-        for asked in said
-        for a in asked
+        for calls in calls_by_model
+        for a in calls
     )
     assert row["tokens_in"] == words
     assert row["category"] == "nationality" and row["clause"] == "4" and row["models"].startswith('{"ACCUSER"')
 
 
-class Endless:
-    """A docket of so many trials, none of which it holds in memory; every seventh is erased."""
+class GeneratedDocket:
+    """A fake docket of ``count`` trials generated on demand, every seventh of them erased."""
 
     def __init__(self, count, record):
         self.count = count
@@ -308,11 +310,11 @@ def test_memory_does_not_grow_with_the_selection(form, monkeypatch):
     monkeypatch.setattr(tables, "_PAGE", 10)
     monkeypatch.setattr(tables, "_GROUP_ROWS", 10)
 
-    record = held(Cast(rounds=2))
+    record = run_trial(Cast(rounds=2))
 
     def peak(count):
         async def scene():
-            endless = Endless(count, record)
+            endless = GeneratedDocket(count, record)
             selection = Selection(endless, endless)
             size = 0
             async for chunk in selection.chunks(form):
@@ -334,55 +336,55 @@ def test_memory_does_not_grow_with_the_selection(form, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [DocketError("is no record"), TrialUnknown("listed, and not there")])
-def test_a_record_that_is_damaged_is_not_left_out_in_silence(wrong):
-    class Damaged(Endless):
+def test_damaged_record_fails_the_export(wrong):
+    class Damaged(GeneratedDocket):
         async def record(self, trial_id):
             raise wrong
 
-    damaged = Damaged(5, held(Cast(rounds=1)))
+    damaged = Damaged(5, run_trial(Cast(rounds=1)))
     with pytest.raises(type(wrong)):
-        asyncio.run(whole(Selection(damaged, damaged).chunks(Form.JSONL)))
+        asyncio.run(joined(Selection(damaged, damaged).chunks(Form.JSONL)))
 
 
 # PDF.
 
 
-def pdf_of(kept, monkeypatch, **options):
-    """The file, and all that was written in it."""
+def pdf_of(source, monkeypatch, **options):
+    """Returns the file, and all text written in it."""
     fpdf = pytest.importorskip("fpdf")
     from serving.export.pdf import pdf
 
-    said = []
+    written = []
     usual = fpdf.FPDF.write
 
     def write(self, h=None, text="", *rest, **more):
-        said.append(text)
+        written.append(text)
         return usual(self, h, text, *rest, **more)
 
     monkeypatch.setattr(fpdf.FPDF, "write", write)
-    return pdf(kept, **options), "".join(said)
+    return pdf(source, **options), "".join(written)
 
 
-def test_a_pdf_says_what_was_said_and_marks_what_can_not_be_seen(monkeypatch, caplog):
+def test_pdf_contains_every_statement_and_marks_characters_without_a_glyph(monkeypatch, caplog):
     scripts = "Привет Ελλάδα مرحبا שלום ไทย नमस्ते é “quotes” ☃\ufe0f"
     text = f"{scripts} \u202eexe 中文 <b>"
-    record = held(Cast(rounds=2, describe={"description": "An arrow → a flag."}), text=text, found=SHOWN)
+    record = run_trial(Cast(rounds=2, describe={"description": "An arrow → a flag."}), text=text, found=SHOWN)
     with caplog.at_level(logging.WARNING):
-        data, said = pdf_of(ExportSource(record, (SHARP,)), monkeypatch)
+        data, text_written = pdf_of(ExportSource(record, (SHARP,)), monkeypatch)
     assert data.startswith(b"%PDF-") and data.rstrip().endswith(b"%%EOF")
     assert "missing" not in caplog.text, "a character went into the file in a font that does not have it"
-    assert f"{scripts.replace(chr(0xFE0F), '')} [U+202E]exe [U+4E2D][U+6587] <b>" in said
+    assert f"{scripts.replace(chr(0xFE0F), '')} [U+202E]exe [U+4E2D][U+6587] <b>" in text_written
     for words in ("An arrow → a flag.", record.verdict.rationale, "text of p1", "the accuser's reasons", "Finding"):
-        assert words in said
+        assert words in text_written
     assert b"/Width 300" not in data and b"/Subtype /Image" in data
 
 
-def test_sharp_pictures_stand_at_the_end_of_a_pdf_and_messages_where_they_are_asked_for(monkeypatch):
-    record = held(Cast(rounds=1), found=SHOWN, rounds_min=1, rounds_max=1, advocates=False, score=False)
-    data, said = pdf_of(ExportSource(record, (SHARP,)), monkeypatch, pictures=Pictures.SHARP, messages=True)
+def test_sharp_pictures_are_appended_to_a_pdf_and_messages_included_on_request(monkeypatch):
+    record = run_trial(Cast(rounds=1), found=SHOWN, rounds_min=1, rounds_max=1, advocates=False, score=False)
+    data, text_written = pdf_of(ExportSource(record, (SHARP,)), monkeypatch, pictures=Pictures.SHARP, messages=True)
     assert b"/Width 300" in data
-    assert said.rstrip().endswith("the meme") and "pictures stand as they were judged" in said
-    assert "exactly as sent" in said and "You look at pictures and report what is there" in said
+    assert text_written.rstrip().endswith("the meme") and "pictures stand as they were judged" in text_written
+    assert "exactly as sent" in text_written and "You look at pictures and report what is there" in text_written
 
 
 ODD = [
@@ -397,26 +399,26 @@ ODD = [
 ]
 
 
-def test_a_pdf_is_made_of_whatever_was_said(monkeypatch):
-    """Endless words, marks without letters, private characters, scripts from right to left, markup of all kinds."""
+def test_pdf_is_made_from_any_text(monkeypatch):
+    """Very long words, marks without letters, private-use characters, right-to-left scripts, all kinds of markup."""
     for payloads in (PAYLOADS, ODD):
-        data, said = pdf_of(ExportSource(TrialRecord.of(hostile_events("one", payloads))), monkeypatch)
-        assert data.rstrip().endswith(b"%%EOF") and len(said) > 1000
-        assert not re.search("[\x00-\x08\u200b-\u200f\u202a-\u202e\ue000]", said)
+        data, text_written = pdf_of(ExportSource(TrialRecord.of(hostile_events("one", payloads))), monkeypatch)
+        assert data.rstrip().endswith(b"%%EOF") and len(text_written) > 1000
+        assert not re.search("[\x00-\x08\u200b-\u200f\u202a-\u202e\ue000]", text_written)
 
 
-def test_a_font_of_one_s_own_has_what_the_packaged_ones_lack(monkeypatch, tmp_path):
+def test_additional_font_supplies_glyphs_that_packaged_ones_lack(monkeypatch, tmp_path):
     with pytest.raises(BadRequest, match="no font file"):
-        pdf_of(ExportSource(held(Cast(rounds=1))), monkeypatch, fonts=(tmp_path / "none.ttf",))
+        pdf_of(ExportSource(run_trial(Cast(rounds=1))), monkeypatch, fonts=(tmp_path / "none.ttf",))
     for name in ("notes.txt", "notes.ttf"):
         (tmp_path / name).write_text("no font")
         with pytest.raises(BadRequest, match="is no font"):
-            pdf_of(ExportSource(held(Cast(rounds=1))), monkeypatch, fonts=(tmp_path / name,))
-    here = next(iter(Path("/usr/share/fonts").rglob("DejaVuSans.ttf")), None)
-    if here is None:
+            pdf_of(ExportSource(run_trial(Cast(rounds=1))), monkeypatch, fonts=(tmp_path / name,))
+    font = next(iter(Path("/usr/share/fonts").rglob("DejaVuSans.ttf")), None)
+    if font is None:
         pytest.skip("there is no DejaVu Sans here")
-    record = held(Cast(rounds=1), text="braille ⠓⠊", rounds_min=1, rounds_max=1)
-    assert "U+2813" not in pdf_of(ExportSource(record), monkeypatch, fonts=(here,))[1]
+    record = run_trial(Cast(rounds=1), text="braille ⠓⠊", rounds_min=1, rounds_max=1)
+    assert "U+2813" not in pdf_of(ExportSource(record), monkeypatch, fonts=(font,))[1]
 
 
 # The command.
@@ -428,7 +430,7 @@ def export(*arguments):
 
 @pytest.fixture
 def docket(tmp_path):
-    record = held(Cast(rounds=2), found=SHOWN)
+    record = run_trial(Cast(rounds=2), found=SHOWN)
 
     async def fill(docket):
         await append_all(docket, record.events)
@@ -438,7 +440,7 @@ def docket(tmp_path):
     return tmp_path / "d.sqlite"
 
 
-def test_the_command_writes_each_form(docket, tmp_path, monkeypatch):
+def test_command_writes_each_form(docket, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for form, named, begins in (
         ("json", "t.json", b'{\n "format"'),
@@ -469,14 +471,14 @@ def test_the_command_writes_each_form(docket, tmp_path, monkeypatch):
         ("t", "--as", "pdf", "--label", "HARMFUL"),
     ],
 )
-def test_options_that_mean_nothing_for_a_form_are_refused(arguments, docket):
+def test_options_without_effect_on_a_form_are_refused(arguments, docket):
     outcome = export(*arguments, "--docket", docket)
     assert outcome.exit_code == 2 and (
         "name its ID" in outcome.output or "leave out" in outcome.output or "means nothing" in outcome.output
     )
 
 
-def test_a_trial_that_is_not_there_and_a_place_that_can_not_be_written(docket, tmp_path):
+def test_unknown_trial_and_unwritable_target_are_reported(docket, tmp_path):
     assert "no trial x" in export("x", "--as", "json", "--docket", docket).output
     nowhere = tmp_path / "none" / "t.json"
     outcome = export("t", "--as", "json", "--docket", docket, "-o", nowhere)
@@ -485,7 +487,7 @@ def test_a_trial_that_is_not_there_and_a_place_that_can_not_be_written(docket, t
     assert outcome.exit_code == 1 and "can't be written" in outcome.output
 
 
-def test_an_export_that_breaks_off_leaves_no_file(docket, tmp_path, monkeypatch):
+def test_interrupted_export_leaves_no_partial_file(docket, tmp_path, monkeypatch):
     async def broken(self):
         yield b"half"
         raise DocketError("is no record")
@@ -497,8 +499,8 @@ def test_an_export_that_breaks_off_leaves_no_file(docket, tmp_path, monkeypatch)
     assert out.read_text() == "the last one" and not list(tmp_path.glob(".*.part"))
 
 
-def test_an_exported_verdict_is_shown_to_be_in_the_log(docket, tmp_path):
-    """By the verifier that stands alone; and not when its receipt is of another, or was touched."""
+def test_exported_verdict_verifies_against_the_log(docket, tmp_path):
+    """The standalone verifier accepts it, and refuses it if the receipt was altered or is another trial's."""
     key, out = tmp_path / "docket.vkey", tmp_path / "t.json"
 
     async def vkey(docket):
@@ -507,21 +509,24 @@ def test_an_exported_verdict_is_shown_to_be_in_the_log(docket, tmp_path):
     key.write_text(f"{with_docket(docket, vkey)}\n")
     assert export("t", "--as", "json", "--docket", docket, "-o", out).exit_code == 0
     assert verify.main([str(out), "--key", str(key)]) == 0
-    told = json.loads(out.read_text())
-    assert "checkpoint" in told["receipt"] and "verdict_id" in told
-    for change in ({"verdict_id": "u"}, {"receipt": {**told["receipt"], "entry": told["receipt"]["entry"] + 1}}):
-        out.write_text(json.dumps({**told, **change}))
+    exported = json.loads(out.read_text())
+    assert "checkpoint" in exported["receipt"] and "verdict_id" in exported
+    for change in (
+        {"verdict_id": "u"},
+        {"receipt": {**exported["receipt"], "entry": exported["receipt"]["entry"] + 1}},
+    ):
+        out.write_text(json.dumps({**exported, **change}))
         assert verify.main([str(out), "--key", str(key)]) == 1
     page_of = export("t", "--as", "html", "--with-picture", "none", "--docket", docket, "-o", "-").output
-    assert told["receipt"]["checkpoint"].splitlines()[2] in page_of
+    assert exported["receipt"]["checkpoint"].splitlines()[2] in page_of
 
 
-def test_what_is_no_file_is_written_to_and_stays_what_it_is(docket, tmp_path, monkeypatch):
-    """A device too: for root, a file that is moved to /dev/null takes it from every program of the machine."""
+def test_export_writes_through_pipes_and_links_without_replacing_them(docket, tmp_path, monkeypatch):
+    """Run as root, renaming a file to /dev/null would replace the device for every program on the machine."""
     monkeypatch.setattr(private_files, "_callers_umask", 0o022)
     pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
     os.mkfifo(pipe, 0o600)
-    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # else the writer would wait for a reader
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # without a reader the writer would block
     try:
         for write in (
             lambda: export("t", "--as", "json", "--docket", docket, "-o", pipe).exit_code,
@@ -530,13 +535,13 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(docket, tmp_path, mo
             ),
             lambda: replace_file(pipe, '{"format": "any"}'),
         ):
-            # What a pipe takes at once is 64 kB, more than any of these.
+            # A pipe buffers 64 kB, more than any of these writes.
             assert not write()
             assert json.loads(os.read(reading, 1 << 20))["format"]
             assert stat.S_ISFIFO(pipe.stat().st_mode) and stat.S_IMODE(pipe.stat().st_mode) == 0o600
     finally:
         os.close(reading)
-    # A link to a pipe, as /dev/stdout is one, leads to no path.
+    # A link to an anonymous pipe, such as /dev/stdout, resolves to no path.
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as read, os.fdopen(writing, "wb"):
         assert export("t", "--as", "json", "--docket", docket, "-o", f"/proc/self/fd/{writing}").exit_code == 0
@@ -548,9 +553,9 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(docket, tmp_path, mo
     assert "has no name" in export("t", "--as", "json", "--docket", docket, "-o", "").output
 
 
-def test_what_is_erased_is_in_no_export_and_counted(docket, tmp_path):
-    """And what quoted an erased precedent says that it is not what was sent any more."""
-    other = [event.model_copy(update={"trial_id": "u"}) for event in held(Cast(rounds=2), found=SHOWN).events]
+def test_erased_trials_are_left_out_of_exports_and_counted(docket, tmp_path):
+    """Trials that quoted an erased precedent state that their messages differ from those sent."""
+    other = [event.model_copy(update={"trial_id": "u"}) for event in run_trial(Cast(rounds=2), found=SHOWN).events]
 
     async def erase(docket):
         await append_all(docket, other)
@@ -563,15 +568,15 @@ def test_what_is_erased_is_in_no_export_and_counted(docket, tmp_path):
     assert "1 trial, 1 more is erased: u\n" in outcome.output
     assert [read_document(line).trial_id for line in (tmp_path / "all.jsonl").read_bytes().splitlines()] == ["t"]
     assert export("u", "--as", "json", "--docket", docket).exit_code == 1
-    made = page(ExportSource(record))
-    assert "text of p1" not in made and "text of p0" in made
+    html = page(ExportSource(record))
+    assert "text of p1" not in html and "text of p0" in html
     ruling, odds = messages_of(record, record.last(VerdictGiven))
     assert not ruling.exact and not odds.exact and "erased" in ruling.why
-    asked = [each for event in record.events for each in messages_of(record, event)]
-    assert all(each.exact for each in asked if each.call.role != "JUDGE"), "theirs never held a precedent"
+    messages = [each for event in record.events for each in messages_of(record, event)]
+    assert all(each.exact for each in messages if each.call.role != "JUDGE"), "other roles see no precedents"
 
 
-def test_sharp_pictures_go_out_of_the_command_when_that_is_noted(docket, tmp_path):
+def test_sharp_pictures_are_exported_and_the_disclosure_is_logged(docket, tmp_path):
     out = tmp_path / "t.json"
     assert (
         export("t", "--as", "json", "--with-picture", "veiled", "--docket", docket, "-o", out).exit_code == 1
@@ -584,7 +589,7 @@ def test_sharp_pictures_go_out_of_the_command_when_that_is_noted(docket, tmp_pat
     assert noted["trial_id"] == "t" and noted["what"] == "export as json" and noted["who"] == "command line"
 
 
-def test_pictures_come_from_where_the_settings_say(docket, tmp_path, monkeypatch):
+def test_pictures_are_read_from_the_configured_folder(docket, tmp_path, monkeypatch):
     (tmp_path / "d.sqlite-pictures").rename(tmp_path / "elsewhere")
     monkeypatch.setenv("MEMECOURT_PICTURES", str(tmp_path / "elsewhere"))
     out = tmp_path / "t.json"
@@ -593,9 +598,9 @@ def test_pictures_come_from_where_the_settings_say(docket, tmp_path, monkeypatch
     assert len(json.loads(out.read_text())["pictures"]) == 1
 
 
-def test_what_a_page_is_made_of_is_the_record_and_no_more():
-    """The same record gives the same page, byte for byte, but for the moment it was made."""
-    record = held(Cast(rounds=2), found=SHOWN)
+def test_page_depends_only_on_the_record():
+    """The same record gives the same page byte for byte, except for its creation time."""
+    record = run_trial(Cast(rounds=2), found=SHOWN)
     assert page(ExportSource(record), now=NOON) == page(ExportSource(record), now=NOON)
     text = record.last(TextRead)
     assert page(ExportSource(altered(record, text.seq, text="other")), now=NOON) != page(ExportSource(record), now=NOON)

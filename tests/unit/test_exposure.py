@@ -1,4 +1,4 @@
-"""Listeners beyond this machine need to know who calls, and to encrypt."""
+"""Listeners reachable from other machines require authentication and TLS."""
 
 import asyncio
 from pathlib import Path
@@ -16,10 +16,10 @@ TLS = {"tls_certificate": Path("chain.pem"), "tls_key": Path("key.pem")}
 TOKENS = {"tokens": Path("tokens.toml")}
 
 
-def guarded(host: str, **given: object) -> str:
-    """The refusal's message; empty where the listener is let be."""
+def refusal_of(host: str, **settings: object) -> str:
+    """Returns the refusal's message, or an empty string if the listener is allowed."""
     try:
-        require_guarded("The server", host, Settings(**given), field="address")
+        require_guarded("The server", host, Settings(**settings), field="address")
     except BadRequest as error:
         assert error.reason == "LISTENER_UNGUARDED"
         return error.message
@@ -27,39 +27,39 @@ def guarded(host: str, **given: object) -> str:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "unix"])
-def test_this_machine_alone_needs_nothing(host):
-    assert only_here(host) and not guarded(host)
+def test_loopback_listener_needs_neither_tls_nor_tokens(host):
+    assert only_here(host) and not refusal_of(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "10.0.0.1", "192.168.1.1", "court.example", ""])
-def test_beyond_it_both_are_asked_for_by_name(host):
-    said = guarded(host)
-    assert "memecourt tokens add" in said and "--tls-certificate" in said and "--insecure" in said
-    assert "--tls-certificate" not in guarded(host, **TLS) and "tokens add" in guarded(host, **TLS)
-    assert "tokens add" not in guarded(host, **TOKENS) and "--tls-certificate" in guarded(host, **TOKENS)
-    assert not guarded(host, **TLS, **TOKENS)
-    assert not guarded(host, **TLS, tls_client_ca=Path("ca.pem"))
+def test_public_listener_needs_tls_and_authentication(host):
+    message = refusal_of(host)
+    assert "memecourt tokens add" in message and "--tls-certificate" in message and "--insecure" in message
+    assert "--tls-certificate" not in refusal_of(host, **TLS) and "tokens add" in refusal_of(host, **TLS)
+    assert "tokens add" not in refusal_of(host, **TOKENS) and "--tls-certificate" in refusal_of(host, **TOKENS)
+    assert not refusal_of(host, **TLS, **TOKENS)
+    assert not refusal_of(host, **TLS, tls_client_ca=Path("ca.pem"))
 
 
-def test_either_is_lifted_by_its_own_name():
-    assert "tokens add" in guarded("0.0.0.0", insecure=("tls",))
-    assert "--tls-certificate" in guarded("0.0.0.0", insecure=("auth",))
-    assert not guarded("0.0.0.0", insecure=("tls", "auth"))
+def test_each_requirement_is_lifted_by_its_own_name():
+    assert "tokens add" in refusal_of("0.0.0.0", insecure=("tls",))
+    assert "--tls-certificate" in refusal_of("0.0.0.0", insecure=("auth",))
+    assert not refusal_of("0.0.0.0", insecure=("tls", "auth"))
 
 
 def test_serve_refuses_before_anything_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
-    said = CliRunner().invoke(cli, ["serve", "--address", "0.0.0.0:0"])
-    assert said.exit_code == 1 and "tokens" in said.output and "Traceback" not in said.output
+    outcome = CliRunner().invoke(cli, ["serve", "--address", "0.0.0.0:0"])
+    assert outcome.exit_code == 1 and "tokens" in outcome.output and "Traceback" not in outcome.output
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:70000", "127.0.0.1:-1", "127.0.0.1:", "127.0.0.1:٣", "50051", ""])
-def test_a_port_that_is_none_is_refused_before_anything_listens(address):
-    """By itself gRPC takes 70000 for 4464."""
+def test_invalid_port_is_refused_before_anything_listens(address):
+    """Unchecked, gRPC would wrap port 70000 around to 4464."""
     with pytest.raises(BadRequest, match=r"its port is no number from 0 to 65535\. Give host:port") as found:
         asyncio.run(serve(Settings(), address))
     assert (found.value.reason, found.value.field) == ("ADDRESS_UNUSABLE", "address")
 
 
-def test_a_listener_on_all_addresses_is_called_so():
-    assert "would listen on all addresses, where" in guarded("")
+def test_wildcard_listener_is_described_as_all_addresses():
+    assert "would listen on all addresses, where" in refusal_of("")

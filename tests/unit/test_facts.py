@@ -1,4 +1,4 @@
-"""Corpora of documents: reading files, cutting them into passages, searching, and refusing what was altered."""
+"""Corpora of fact documents: reading files, splitting into passages, searching, and detecting alterations."""
 
 import asyncio
 import itertools
@@ -28,40 +28,40 @@ from tests.support.encoders import WordEncoder
 PIECES = ("a", "bc ", "d. ", "\n\n", "\n", "word ", "é" * 30 + " ", "y" * 1500)
 
 
-def document(id_, text, **given):
-    return FactDocument(id=id_, text=text, **given)
+def a_document(id_, text, **fields):
+    return FactDocument(id=id_, text=text, **fields)
 
 
-def built(folder, *documents, encoder=None, **given):
-    write_corpus(folder, documents, name="test", encoder=encoder, **given)
+def build_corpus(folder, *documents, encoder=None, **options):
+    write_corpus(folder, documents, name="test", encoder=encoder, **options)
     return open_corpus(folder, encoder)
 
 
-def read(files, **given):
-    async def go():
+def read(files, **options):
+    async def run():
         extractor = TextExtractor()
         try:
-            return await read_documents(files, extractor, **given)
+            return await read_documents(files, extractor, **options)
         finally:
             await extractor.aclose()
 
-    return asyncio.run(go())
+    return asyncio.run(run())
 
 
 def pdf_of(*pages, title="", password=None):
-    made = FPDF()
-    made.set_font("Helvetica")
-    made.set_title(title)
+    pdf = FPDF()
+    pdf.set_font("Helvetica")
+    pdf.set_title(title)
     if password:
-        made.set_encryption(owner_password="owner", user_password=password)
+        pdf.set_encryption(owner_password="owner", user_password=password)
     for text in pages:
-        made.add_page()
-        made.multi_cell(0, 10, text)
-    return bytes(made.output())
+        pdf.add_page()
+        pdf.multi_cell(0, 10, text)
+    return bytes(pdf.output())
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_all_of_a_text_stands_in_passages_that_are_short_and_overlap_little(seed):
+def test_passages_cover_the_whole_text_and_are_short_with_little_overlap(seed):
     drawn = random.Random(seed)
     text = "".join(drawn.choices(PIECES, weights=(9, 9, 9, 2, 3, 9, 5, 1), k=drawn.randint(1, 500)))
     passages = list(passages_of(text))
@@ -81,7 +81,7 @@ def test_passages_end_at_paragraphs_before_sentences_and_words():
     assert ("Short words only. " * 200)[start:end].endswith("only.")
 
 
-def test_the_files_of_a_corpus_are_read_with_what_they_say_of_themselves(tmp_path):
+def test_corpus_files_are_read_with_their_own_metadata(tmp_path):
     (tmp_path / "boil.txt").write_text("Water boils at 100 degrees.")
     (tmp_path / "measles.md").write_text("# Measles\r\n\r\nA virus causes it.")
     (tmp_path / "wash.html").write_text(
@@ -110,7 +110,7 @@ def test_the_files_of_a_corpus_are_read_with_what_they_say_of_themselves(tmp_pat
     assert (by_id["f1"].source, by_id["f1"].date, by_id["f2"].source) == ("who.int", "2023-02", "A cook")
 
 
-def test_what_cannot_be_read_is_named_with_its_line_and_nothing_is_dropped(tmp_path):
+def test_unreadable_files_and_lines_are_each_reported(tmp_path):
     lines = (
         '{"id": "a", "text": "good"}',
         "{broken",
@@ -134,11 +134,11 @@ def test_what_cannot_be_read_is_named_with_its_line_and_nothing_is_dropped(tmp_p
     files = [*sorted(tmp_path.iterdir()), tmp_path / "gone.txt", tmp_path]
     found = read(files)
     assert [one.id for one in found.good] == ["a"]
-    said = {(one.source, one.line): one.reason for one in found.problems}
-    assert {line for name, line in said if name == "some.jsonl"} == {2, 3, 4, 5, 6, 7, 8, 9, 10}
+    reasons = {(one.source, one.line): one.reason for one in found.problems}
+    assert {line for name, line in reasons if name == "some.jsonl"} == {2, 3, 4, 5, 6, 7, 8, 9, 10}
     for line, words in {3: "no text", 4: "empty", 5: "YYYY", 6: "'colour'", 7: "taken", 8: "its id is no text"}.items():
-        assert words in said["some.jsonl", line]
-    assert "of the calendar" in said["some.jsonl", 10]
+        assert words in reasons["some.jsonl", line]
+    assert "of the calendar" in reasons["some.jsonl", 10]
     for name, words in {
         "latin.txt": "not UTF-8",
         "latin.html": "another encoding",
@@ -150,26 +150,26 @@ def test_what_cannot_be_read_is_named_with_its_line_and_nothing_is_dropped(tmp_p
         "gone.txt": "No such file",
         tmp_path.name: "folder",
     }.items():
-        assert words in said[name, 0]
+        assert words in reasons[name, 0]
     assert len(found.problems) == 18
 
 
 @pytest.mark.parametrize("text", ["", "2024", "2024-02", "2024-02-29"])
-def test_a_date_is_a_year_a_month_or_a_day(text):
+def test_date_is_a_year_a_month_or_a_day(text):
     assert is_date(text)
 
 
 @pytest.mark.parametrize("text", ["2023-02-29", "2024-04-31", "0000", "2024-1", "20240101", "2024\n", "٢٠٢٤"])
-def test_what_the_calendar_does_not_have_is_no_date(text):
+def test_impossible_dates_are_refused(text):
     assert not is_date(text)
 
 
-def test_a_page_has_the_first_of_its_dates_that_is_one():
+def test_page_date_is_its_first_valid_one():
     page = "<meta name='article:modified_time' content='2024-02-30'><meta name='date' content='2024-02-28T10:00Z'><p>x"
     assert html_text(page.encode())["date"] == "2024-02-28"
 
 
-def test_a_page_s_encoding_is_the_one_that_it_names():
+def test_page_is_decoded_by_its_declared_encoding():
     page = "<meta charset='iso-8859-1'><p>caf\xe9".encode("latin-1")
     assert html_text(page)["text"] == "café"
     assert html_text("<p>café".encode("utf-16"))["text"] == "café"
@@ -179,7 +179,7 @@ def test_a_page_s_encoding_is_the_one_that_it_names():
 
 
 def bomb_of_streams():
-    """A PDF whose one page unfolds from kilobytes to a gigabyte."""
+    """Returns a PDF whose single page expands from kilobytes to a gigabyte."""
     squeezed = zlib.compressobj(9)
     body = b"".join(squeezed.compress(b"(a) Tj " * 2**17) for _ in range(1100)) + squeezed.flush()
     objects = [
@@ -209,7 +209,7 @@ def bomb_of_streams():
     ],
 )
 def test_hostile_files_are_refused_and_the_next_file_is_read(kind, data):
-    async def go():
+    async def run():
         guard = Guard(cpu_s=2.0, wall_s=30.0, memory_bytes=1024**3, max_reply_bytes=32 * 1024**2)
         extractor = TextExtractor(guard=guard)
         try:
@@ -219,17 +219,17 @@ def test_hostile_files_are_refused_and_the_next_file_is_read(kind, data):
         finally:
             await extractor.aclose()
 
-    asyncio.run(go())
+    asyncio.run(run())
 
 
-def test_files_beyond_the_limit_are_refused_before_they_are_read(tmp_path):
+def test_oversized_files_are_refused_before_they_are_read(tmp_path):
     with (tmp_path / "huge.html").open("wb") as file:
         file.truncate(65 * 1024 * 1024)
     (problem,) = read([tmp_path / "huge.html"]).problems
     assert "more than 64 MB" in problem.reason
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+def test_named_pipes_are_refused_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     os.mkfifo(tmp_path / "pipe.jsonl")
     found = read([tmp_path / "pipe.txt", tmp_path / "pipe.jsonl"])
@@ -237,13 +237,13 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     assert len(found.problems) == 2
 
 
-def test_a_search_finds_by_words_and_by_meaning_and_trusted_sources_first(tmp_path):
+def test_search_combines_words_and_meaning_and_prefers_trusted_sources(tmp_path):
     encoder = WordEncoder()
-    found = built(
+    found = build_corpus(
         tmp_path / "facts",
-        document("m", "Measles is caused by a virus", source="blog.example"),
-        document("w", "Measles spreads through the air", url="https://www.who.int/measles"),
-        document("t", "Tetanus lives in soil", source="who.int"),
+        a_document("m", "Measles is caused by a virus", source="blog.example"),
+        a_document("w", "Measles spreads through the air", url="https://www.who.int/measles"),
+        a_document("t", "Tetanus lives in soil", source="who.int"),
         encoder=encoder,
         trust={"who.int": 3},
     )
@@ -252,24 +252,26 @@ def test_a_search_finds_by_words_and_by_meaning_and_trusted_sources_first(tmp_pa
     assert [hit.trust for hit in hits[:2]] == [3, 0]
     assert max(hits, key=lambda hit: hit.score).id == "m#1"
     assert [hit.id for hit in found.search("measles virus", 1)] == ["m#1"]
-    # The encoder knows the word in another case and form of letters; BM25 as well. Nothing is found by neither.
+    # Both the encoder and BM25 ignore case and Unicode form. A query that neither knows finds no passage.
     assert found.search("bananas", 5) == []
     assert found.search("the", 5) == [] or all(hit.score > 0 for hit in found.search("the", 5))
 
 
-def test_reciprocal_ranks_are_those_of_both_rankings(tmp_path):
+def test_score_is_the_sum_of_reciprocal_ranks_of_both_rankings(tmp_path):
     encoder = WordEncoder()
-    found = built(tmp_path / "facts", document("a", "measles virus"), document("b", "tetanus soil"), encoder=encoder)
+    found = build_corpus(
+        tmp_path / "facts", a_document("a", "measles virus"), a_document("b", "tetanus soil"), encoder=encoder
+    )
     (best, *_) = found.search("measles virus", 2)
     assert best.id == "a#1" and best.score == pytest.approx(2 / 61)
-    words = built(tmp_path / "words", document("a", "measles virus"), document("b", "tetanus soil"))
+    words = build_corpus(tmp_path / "words", a_document("a", "measles virus"), a_document("b", "tetanus soil"))
     (only,) = words.search("measles", 2)
     assert only.score == pytest.approx(1 / 61)
 
 
-def test_a_passage_is_read_with_its_neighbours_of_which_only_the_best_is_found(tmp_path):
+def test_passage_is_read_with_its_neighbours_and_only_the_best_of_them_is_a_hit(tmp_path):
     text = "\n\n".join(f"Paragraph {number} {'filler ' * 120}" for number in range(5))
-    found = built(tmp_path / "facts", document("long", text), document("other", "short"))
+    found = build_corpus(tmp_path / "facts", a_document("long", text), a_document("other", "short"))
     hits = found.search("paragraph filler", 10)
     numbers = [int(hit.id.rpartition("#")[2]) for hit in hits]
     assert len(numbers) > 1 and all(abs(a - b) > 1 for a in numbers for b in numbers if a != b)
@@ -280,15 +282,15 @@ def test_a_passage_is_read_with_its_neighbours_of_which_only_the_best_is_found(t
         found.read("long#99")
 
 
-def test_the_same_documents_make_the_same_corpus_byte_for_byte(tmp_path):
-    documents = [document(str(number), f"fact {number} about w{number % 7}") for number in range(50)]
-    digests = {built(tmp_path / str(place), *documents, encoder=WordEncoder()).digest for place in range(2)}
+def test_same_documents_make_the_same_corpus_byte_for_byte(tmp_path):
+    documents = [a_document(str(number), f"fact {number} about w{number % 7}") for number in range(50)]
+    digests = {build_corpus(tmp_path / str(place), *documents, encoder=WordEncoder()).digest for place in range(2)}
     assert len(digests) == 1
 
 
 @pytest.mark.parametrize("name", [corpora.DOCUMENTS, corpora.PASSAGES, corpora.VECTORS, corpora.MANIFEST])
-def test_a_corpus_that_was_altered_is_not_searched(tmp_path, name):
-    built(tmp_path / "facts", document("a", "one fact"), encoder=WordEncoder())
+def test_altered_corpus_is_refused(tmp_path, name):
+    build_corpus(tmp_path / "facts", a_document("a", "one fact"), encoder=WordEncoder())
     (generation,) = (tmp_path / "facts" / GENERATIONS).iterdir()
     raw = bytearray((generation / name).read_bytes())
     raw[-3] ^= 1
@@ -298,8 +300,8 @@ def test_a_corpus_that_was_altered_is_not_searched(tmp_path, name):
     assert error.value.reason == "CORPUS_DAMAGED"
 
 
-def test_a_corpus_is_searched_with_the_encoder_that_made_it_alone(tmp_path):
-    built(tmp_path / "facts", document("a", "one fact"), encoder=WordEncoder())
+def test_corpus_is_searched_only_with_the_encoder_that_built_it(tmp_path):
+    build_corpus(tmp_path / "facts", a_document("a", "one fact"), encoder=WordEncoder())
     for other in (None, WordEncoder("others")):
         with pytest.raises(BadLibrary) as error:
             open_corpus(tmp_path / "facts", other)
@@ -307,34 +309,36 @@ def test_a_corpus_is_searched_with_the_encoder_that_made_it_alone(tmp_path):
     assert open_corpus(tmp_path / "facts", None, search=False).manifest.documents == 1
 
 
-def test_places_of_other_things_are_not_written_to(tmp_path):
+def test_folders_with_other_content_are_not_overwritten(tmp_path):
     facts = tmp_path / "facts"
     with pytest.raises(BadLibrary, match="no corpus"):
         open_corpus(facts)
-    built(facts, document("a", "one fact"))
+    build_corpus(facts, a_document("a", "one fact"))
     with pytest.raises(BadRequest, match="already"):
-        built(facts, document("a", "two facts"))
-    assert built(facts, document("a", "two facts"), replace=True).documents[0].text == "two facts"
+        build_corpus(facts, a_document("a", "two facts"))
+    assert build_corpus(facts, a_document("a", "two facts"), replace=True).documents[0].text == "two facts"
     (facts / "letters.txt").write_text("mine")
     with pytest.raises(BadRequest, match="other things"):
-        built(facts, document("a", "three"), replace=True)
+        build_corpus(facts, a_document("a", "three"), replace=True)
     with pytest.raises(BadRequest, match="no document"):
-        built(tmp_path / "none")
+        build_corpus(tmp_path / "none")
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / CURRENT).write_text("000001 sha256:" + "0" * 64 + "\n")
     with pytest.raises(BadLibrary):
-        built(tmp_path / "library", document("a", "x"), replace=True)
+        build_corpus(tmp_path / "library", a_document("a", "x"), replace=True)
 
 
-def test_a_trial_asks_a_corpus_as_any_source(tmp_path):
-    facts = built(tmp_path / "facts", document("a", "Measles is caused by a virus.", title="Measles", date="2024"))
+def test_corpus_serves_a_trial_as_an_evidence_source(tmp_path):
+    facts = build_corpus(
+        tmp_path / "facts", a_document("a", "Measles is caused by a virus.", title="Measles", date="2024")
+    )
     source = CorpusEvidence(facts)
 
-    async def go():
+    async def run():
         (hit,) = await source.search("measles", most=3, within_s=60)
         return hit, await source.read(hit.id, within_s=60)
 
-    hit, found = asyncio.run(go())
+    hit, found = asyncio.run(run())
     assert (hit.title, hit.date, hit.snippet) == ("Measles", "2024", "Measles is caused by a virus.")
     assert (found.id, found.text) == (hit.id, "Measles is caused by a virus.")
     assert len(found.sha256) == 64 and facts.digest in source.identity
@@ -342,16 +346,16 @@ def test_a_trial_asks_a_corpus_as_any_source(tmp_path):
         asyncio.run(source.read("b#1", within_s=60))
 
 
-def test_a_search_that_takes_too_long_is_said_to(tmp_path, monkeypatch):
+def test_slow_search_times_out(tmp_path, monkeypatch):
     import time
 
-    facts = built(tmp_path / "facts", document("a", "x y"))
+    facts = build_corpus(tmp_path / "facts", a_document("a", "x y"))
     monkeypatch.setattr(facts, "search", lambda query, most: time.sleep(0.5))
     with pytest.raises(Overrun):
         asyncio.run(CorpusEvidence(facts).search("x", most=1, within_s=0.05))
 
 
-def test_trust_goes_by_source_then_by_host_and_the_domains_above_it():
+def test_trust_is_looked_up_by_source_then_host_then_parent_domains():
     trust = {"who.int": 3, "A cook": 1, "int": 9}
     assert trust_of("A cook", "https://who.int/x", trust) == 1
     assert trust_of("unknown", "https://www.data.who.int/x", trust) == 3
@@ -363,26 +367,26 @@ def test_trust_goes_by_source_then_by_host_and_the_domains_above_it():
 @pytest.mark.parametrize(
     "content", ["[trust]\na = -1", "[trust]\na = true", "[trust]\na = 'x'", "trust = 3", "[other]", "no toml at all"]
 )
-def test_a_file_of_trust_that_is_none_is_refused(tmp_path, content):
+def test_invalid_trust_file_is_refused(tmp_path, content):
     (tmp_path / "trust.toml").write_text(content)
     with pytest.raises(BadRequest) as error:
         read_trust(tmp_path / "trust.toml")
     assert error.value.reason == "TRUST_UNREADABLE"
 
 
-def test_texts_are_tidied_and_snippets_are_cut_at_a_word():
+def test_texts_are_normalised_and_snippets_cut_at_a_word():
     assert tidy("a\r\nb\x00c\ud800\fd") == "a\nb c\ufffd\n\nd"
     assert snippet_of("word " * 100).endswith("word …") and len(snippet_of("x" * 500)) <= 302
 
 
-def test_the_starter_corpus_is_a_dated_demonstration_that_names_its_pages(tmp_path):
+def test_starter_corpus_is_a_dated_demonstration_that_names_its_sources(tmp_path):
     found = read([STARTER_FACTS])
     assert not found.problems
     assert 200 <= len(found.good) <= 300
     assert all(
         one.date and one.source.startswith("Demonstration, after ") and len(one.text) < 300 for one in found.good
     )
-    corpus = built(tmp_path / "starter", *found.good, demonstration=True)
+    corpus = build_corpus(tmp_path / "starter", *found.good, demonstration=True)
     assert "demonstration" in CorpusEvidence(corpus).identity
     for query, words in {
         "vaccines cause autism": "do not cause autism",

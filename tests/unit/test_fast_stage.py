@@ -14,22 +14,22 @@ from retrieval.index.candidates import CandidateIndex, UnfitCandidateIndex, load
 from retrieval.index.exact import FusedIndex
 
 DIGEST = "sha256:" + "0" * 64
-TEXT_DIM, DIM = 20, 43  # neither half ends with a whole part
+TEXT_DIM, DIM = 20, 43  # neither half is a multiple of the quantiser's part size
 
 
-def drawn(n: int, seed: int = 1) -> NDArray[np.float32]:
+def random_rows(n: int, seed: int = 1) -> NDArray[np.float32]:
     random = np.random.default_rng(seed)
     halves = (unit_rows(random.normal(size=(n, dim))) for dim in (TEXT_DIM, DIM - TEXT_DIM))
     return np.ascontiguousarray(np.hstack(list(halves)))
 
 
-def sidecar(path: Path) -> Path:
+def sidecar_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
 @pytest.fixture(scope="module")
 def rows() -> NDArray[np.float32]:
-    return drawn(900)
+    return random_rows(900)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def saved(stage: CandidateIndex, tmp_path: Path) -> Path:
     return path
 
 
-def test_rough_scores_are_near_the_exact_ones_and_come_best_first(rows, stage):
+def test_approximate_scores_are_close_to_exact_and_sorted_best_first(rows, stage):
     for row in range(20):
         found, rough = stage.candidates(rows[row], 200)
         assert found[0] == row and len(set(found.tolist())) == 200
@@ -52,14 +52,14 @@ def test_rough_scores_are_near_the_exact_ones_and_come_best_first(rows, stage):
         assert np.abs(rough - rows[found] @ rows[row]).mean() < 0.15
 
 
-def test_asked_for_more_than_there_are_it_names_nearly_all(rows, stage):
-    # All but those whose sum is the least that can be: FAISS does not tell them from no row at all.
+def test_requesting_more_candidates_than_rows_returns_nearly_all(rows, stage):
+    # Rows with the least possible sum are missing: FAISS can't distinguish them from an empty slot.
     found, _ = stage.candidates(rows[0], 10_000)
     assert 890 <= len(set(found.tolist())) <= 900
 
 
-def test_the_best_rows_are_not_lost_where_the_weight_lies_evenly_on_many_parts():
-    # Sums of FAISS's tables are held in 16 bits and overflow here, first of all those of the very best rows.
+def test_best_rows_are_not_lost_if_weight_is_spread_evenly_over_many_parts():
+    # FAISS's table sums are 16-bit and overflow here, those of the very best rows first.
     signs = np.sign(np.random.default_rng(0).normal(size=(600, 1024))).astype(np.float32) / np.sqrt(
         512, dtype=np.float32
     )
@@ -70,7 +70,7 @@ def test_the_best_rows_are_not_lost_where_the_weight_lies_evenly_on_many_parts()
         assert found[0] == 7 and rough[0] == pytest.approx(1, abs=0.05)
 
 
-def test_a_half_that_is_not_there_scores_nothing_even_where_all_others_lie_to_one_side():
+def test_missing_half_scores_zero_even_if_all_others_lie_to_one_side():
     random = np.random.default_rng(2)
     text = unit_rows(1 + 0.3 * random.normal(size=(3000, 96)))
     text[::1000] = 0
@@ -82,33 +82,33 @@ def test_a_half_that_is_not_there_scores_nothing_even_where_all_others_lie_to_on
 
 
 @pytest.mark.parametrize("n", [2, 15, 17])
-def test_few_rows_are_enough_to_learn_from(n):
-    rows = drawn(n)
+def test_index_trains_on_few_rows(n):
+    rows = random_rows(n)
     found, rough = CandidateIndex.build(rows, TEXT_DIM).candidates(rows[n - 1], 5)
     assert found[0] == n - 1 and rough[0] == pytest.approx(2, abs=0.1)
 
 
-def test_one_row_is_enough_to_learn_from():
-    rows = drawn(1)
+def test_index_trains_on_one_row():
+    rows = random_rows(1)
     index = FusedIndex(rows, TEXT_DIM, CandidateIndex.build(rows, TEXT_DIM))
     assert index.search(rows[0, :TEXT_DIM], rows[0, TEXT_DIM:], alpha=0.5, k=3).rows.tolist() == [0]
 
 
-def test_no_rows_and_no_half_are_refused(rows):
+def test_empty_libraries_and_empty_halves_are_refused(rows):
     with pytest.raises(ValueError, match="no fast stage"):
         CandidateIndex.build(rows[:0], TEXT_DIM)
     with pytest.raises(ValueError, match="no fast stage"):
         CandidateIndex.build(rows, DIM)
 
 
-def test_building_tells_how_far_it_is(rows, monkeypatch):
+def test_building_reports_progress(rows, monkeypatch):
     monkeypatch.setattr("retrieval.index.candidates._BLOCK", 400)
-    told = []
-    CandidateIndex.build(rows, TEXT_DIM, lambda done, total: told.append((done, total)))
-    assert told == [(0, 900), (400, 900), (800, 900), (900, 900)]
+    progress = []
+    CandidateIndex.build(rows, TEXT_DIM, lambda done, total: progress.append((done, total)))
+    assert progress == [(0, 900), (400, 900), (800, 900), (900, 900)]
 
 
-def test_several_threads_get_what_one_gets(rows, stage):
+def test_concurrent_searches_match_sequential_ones(rows, stage):
     alone = [stage.candidates(row, 50) for row in rows[:40]]
     with ThreadPoolExecutor(4) as threads:
         together = list(threads.map(lambda row: stage.candidates(row, 50), rows[:40]))
@@ -116,7 +116,7 @@ def test_several_threads_get_what_one_gets(rows, stage):
         assert (found == found_alone).all() and (rough == rough_alone).all()
 
 
-def test_one_thread_is_for_the_calling_thread_and_only_for_a_while():
+def test_one_thread_applies_to_the_calling_thread_and_is_undone():
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(2)
     try:
@@ -128,7 +128,7 @@ def test_one_thread_is_for_the_calling_thread_and_only_for_a_while():
         faiss.omp_set_num_threads(before)
 
 
-def test_what_is_saved_finds_the_same_again(rows, stage, saved):
+def test_saved_index_finds_the_same_candidates(rows, stage, saved):
     again = CandidateIndex.open(saved, DIGEST)
     assert (again.rows, again.dim, again.text_dim) == (900, DIM, TEXT_DIM)
     for row in rows[:10]:
@@ -136,8 +136,8 @@ def test_what_is_saved_finds_the_same_again(rows, stage, saved):
     assert sorted(path.name for path in saved.parent.iterdir()) == ["fast", "fast.json"]
 
 
-def test_a_bit_flipped_anywhere_is_found(saved):
-    for path, places in ((saved, 60), (sidecar(saved), 200)):
+def test_any_flipped_bit_is_detected(saved):
+    for path, places in ((saved, 60), (sidecar_of(saved), 200)):
         content = path.read_bytes()
         for place in np.unique(np.linspace(0, len(content) - 1, places).astype(int)):
             flipped = bytearray(content)
@@ -147,64 +147,64 @@ def test_a_bit_flipped_anywhere_is_found(saved):
                 opened = CandidateIndex.open(saved, DIGEST)
             except UnfitCandidateIndex:
                 continue
-            # White space of the sidecar means nothing.
+            # Only white space in the JSON sidecar may change unnoticed.
             assert path != saved and chr(content[place]).isspace() and opened.rows == 900
         path.write_bytes(content)
     CandidateIndex.open(saved, DIGEST)
 
 
-def test_what_does_not_fit_is_refused(rows, saved, tmp_path):
+def test_mismatched_or_damaged_index_is_refused(rows, saved, tmp_path):
     with pytest.raises(UnfitCandidateIndex, match="other vectors"):
         CandidateIndex.open(saved, "sha256:" + "1" * 64)
     with pytest.raises(UnfitCandidateIndex, match="not there"):
         CandidateIndex.open(tmp_path / "elsewhere", DIGEST)
-    said = sidecar(saved).read_text()
-    sidecar(saved).write_text(said.replace('"format": 1', '"format": 2'))
+    content = sidecar_of(saved).read_text()
+    sidecar_of(saved).write_text(content.replace('"format": 1', '"format": 2'))
     with pytest.raises(UnfitCandidateIndex, match="another version"):
         CandidateIndex.open(saved, DIGEST)
-    sidecar(saved).write_text(said.replace('"rows": 900', '"rows": 901'))
+    sidecar_of(saved).write_text(content.replace('"rows": 900', '"rows": 901'))
     with pytest.raises(UnfitCandidateIndex, match="not what it was"):
         CandidateIndex.open(saved, DIGEST)
-    sidecar(saved).write_text("{}")
+    sidecar_of(saved).write_text("{}")
     with pytest.raises(UnfitCandidateIndex, match="understood"):
         CandidateIndex.open(saved, DIGEST)
     saved.write_bytes(saved.read_bytes()[:-1])
-    sidecar(saved).write_text(said)
+    sidecar_of(saved).write_text(content)
     with pytest.raises(UnfitCandidateIndex, match="not what it was"):
         CandidateIndex.open(saved, DIGEST)
 
 
-def test_an_index_of_another_kind_is_refused_even_where_the_digest_is_right(saved, stage, monkeypatch):
+def test_index_of_another_type_is_refused_even_with_a_valid_digest(saved, stage, monkeypatch):
     monkeypatch.setattr(stage, "_index", faiss.IndexFlatIP(DIM))
     stage.save(saved, DIGEST)
     with pytest.raises(UnfitCandidateIndex, match="something else"):
         CandidateIndex.open(saved, DIGEST)
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "unsaid", "other vectors"])
-def test_what_does_not_fit_is_built_again_and_kept(rows, stage, saved, harm):
+@pytest.mark.parametrize("harm", ["flip", "cut", "no sidecar", "other vectors"])
+def test_unusable_index_is_rebuilt_and_saved(rows, stage, saved, harm):
     if harm == "flip":
         content = bytearray(saved.read_bytes())
         content[len(content) // 2] ^= 1
         saved.write_bytes(content)
     elif harm == "cut":
         saved.write_bytes(saved.read_bytes()[:100])
-    elif harm == "unsaid":
-        sidecar(saved).unlink()
+    elif harm == "no sidecar":
+        sidecar_of(saved).unlink()
     else:
         CandidateIndex.build(rows[:300], TEXT_DIM).save(saved, DIGEST)
-    told = []
-    rebuilt = load_or_build(saved, rows, TEXT_DIM, DIGEST, lambda done, total: told.append(done))
-    assert told[-1] == 900
-    told.clear()
-    opened = load_or_build(saved, rows, TEXT_DIM, DIGEST, lambda done, total: told.append(done))
-    assert not told
+    progress = []
+    rebuilt = load_or_build(saved, rows, TEXT_DIM, DIGEST, lambda done, total: progress.append(done))
+    assert progress[-1] == 900
+    progress.clear()
+    opened = load_or_build(saved, rows, TEXT_DIM, DIGEST, lambda done, total: progress.append(done))
+    assert not progress
     for one in (rebuilt, opened):
         found, rough = one.candidates(rows[3], 40)
         assert (found == stage.candidates(rows[3], 40)[0]).all() and (rough == stage.candidates(rows[3], 40)[1]).all()
 
 
-def test_what_can_not_be_kept_is_used_and_said(rows, tmp_path, caplog):
+def test_index_that_cannot_be_saved_is_used_and_a_warning_logged(rows, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         stage = load_or_build(tmp_path / "no such folder" / "fast", rows, TEXT_DIM, DIGEST)
     assert "could not be kept" in caplog.text and stage.candidates(rows[5], 1)[0].tolist() == [5]

@@ -1,8 +1,8 @@
-"""RE-1: whatever goes wrong at whichever call, a trial ends, in time, with a whole record and never with a wrong label.
+"""RE-1: whatever fails at whichever call, a trial ends in time with a complete record and never with a wrong label.
 
-Thousands of trials, each with faults drawn by chance: at one call site or at several, once or for good, the docket that
-keeps the events failing too. They are held under a clock that jumps (``tests/support/virtual_time.py``), so that a
-model that hangs costs no time and how late a trial ends is exact.
+Thousands of trials run with randomly drawn faults: at one call site or several, once or permanently, with a failing
+docket too. They run on virtual time (``tests/support/virtual_time.py``), so a hanging model costs no real time, and how
+late a trial ends is exact.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ FAULTS = (
     *("gone", "overrun", "refused by the server", "hangs", "empty", "garbage", "cut in two", "cut by length"),
     *("declined", "other form", "doubled name", "slow", "breaks"),
 )
-CALL_S = 3.0  # what the court allows a call
-USUAL_S = 0.05  # what one takes
-LATE_S = 0.25  # by how much a trial may overrun its deadline
+CALL_S = 3.0  # the court's time limit for a call
+USUAL_S = 0.05  # the duration of a healthy call
+LATE_S = 0.25  # the most by which a trial may exceed its deadline
 
 TRUNCATED = json.dumps(ACQUITTAL)[:-40]
 SAYS = {
@@ -51,13 +51,13 @@ SAYS = {
 
 
 @dataclass
-class Plan:
-    """What goes wrong in one trial."""
+class FaultPlan:
+    """The faults of one trial."""
 
     seed: int
     within_s: float | None
     acquits: bool
-    broken: dict[tuple[str, int], str]  # by site and how often it was called before; -1: always
+    broken: dict[tuple[str, int], str]  # by site and number of the call, from 0; -1: every call
     docket: dict[int, str]  # by the number of the event
     settings: TrialSettings
     calls: Counter = field(default_factory=Counter)
@@ -95,9 +95,9 @@ class Plan:
         return self.broken.get((site, number)) or self.broken.get((site, -1))
 
     async def goes_wrong(self, site, within_s=None):
-        """Fails as planned, or returns what is said instead, or None where all is well."""
+        """Raises the planned fault, or returns the name of one that alters the reply, or None if all is well."""
         fault = self.fault(site)
-        # One that is slow keeps to the time it is given; one that hangs does not know of it.
+        # A slow call respects its time limit; a hanging one ignores it.
         takes = 1.0 if fault == "slow" else USUAL_S
         if within_s is not None and takes > within_s:
             await asyncio.sleep(max(within_s, 0))
@@ -117,7 +117,7 @@ class Plan:
         return fault
 
 
-class Faulty:
+class FaultyModel:
     """A model with faults."""
 
     def __init__(self, role, plan, cast, replies):
@@ -126,17 +126,17 @@ class Faulty:
     async def reply(self, request, *, within_s):
         task = task_of(request)
         fault = await self.plan.goes_wrong(task, within_s)
-        says = SAYS.get(fault)
-        if says is None:
-            says = self.cast._usual(self.name, task, request)
+        reply = SAYS.get(fault)
+        if reply is None:
+            reply = self.cast._usual(self.name, task, request)
             if task == "judge" and self.plan.acquits:
-                says = ACQUITTAL
-        if not isinstance(says, ChatReply):
-            text = says if isinstance(says, str) else json.dumps(says)
-            says = ChatReply(text, FinishReason.STOP, "m", 1, 1, 0, USUAL_S)
+                reply = ACQUITTAL
+        if not isinstance(reply, ChatReply):
+            text = reply if isinstance(reply, str) else json.dumps(reply)
+            reply = ChatReply(text, FinishReason.STOP, "m", 1, 1, 0, USUAL_S)
         if task == "judge":
-            self.replies.append(says)
-        return says
+            self.replies.append(reply)
+        return reply
 
     async def odds(self, request, options, *, within_s):
         fault = await self.plan.goes_wrong("odds", within_s)
@@ -169,7 +169,7 @@ class FaultyReader(FakeReader):
 
 
 class FaultyDocket(Notes):
-    """Keeps events, or says that it could not; both may take a while. What it kept is what counts."""
+    """Stores events or fails to, possibly slowly. The events stored are the ones that count."""
 
     def __init__(self, plan):
         super().__init__()
@@ -182,14 +182,14 @@ class FaultyDocket(Notes):
         await asyncio.sleep(0.1 if what == "slow" else 0.001)
         if what == "fails":
             raise OSError("no room")
-        assert events[0].seq == len(self.events), "an event took the number of another"
+        assert events[0].seq == len(self.events), "two events have the same number"
         self.events.extend(events)
 
 
-async def held(plan):
-    """Holds a trial as planned; what came of it."""
+async def run_trial(plan):
+    """Runs a trial as planned and returns its outcome."""
     cast, replies, docket, clock = Cast(rounds=3), [], FaultyDocket(plan), ticking()
-    chairs = RoleModels(**{role: RoleModel(Faulty(role, plan, cast, replies)) for role in cast.models})
+    chairs = RoleModels(**{role: RoleModel(FaultyModel(role, plan, cast, replies)) for role in cast.models})
     court = Court(
         finder=FaultyFinder(plan),
         text_reader=FaultyReader(plan),
@@ -203,82 +203,83 @@ async def held(plan):
     case = TrialCase("t", a_meme(None), Procedure.FULL, within_s=plan.within_s)
     began, error, record = loop.time(), None, None
     try:
-        # Far beyond all that it may take: who runs into this has hung.
+        # Far beyond any legitimate duration: a trial that exceeds this has hung.
         async with asyncio.timeout(4000):
             record = await court.hear(case, docket)
     except CourtError as caught:
         error = caught
         record = caught.record if isinstance(caught, TrialAborted) else None
     return SimpleNamespace(
-        plan=plan, error=error, record=record, kept=docket.events, seconds=loop.time() - began, replies=replies
+        plan=plan, error=error, record=record, stored=docket.events, seconds=loop.time() - began, replies=replies
     )
 
 
-def check(it):
-    """All that RE-1 promises, of one trial."""
-    kept = it.kept
-    if it.record is None:
-        assert not kept, "nothing was told of what was kept"
+def check(outcome):
+    """Checks all that RE-1 promises of one trial."""
+    stored = outcome.stored
+    if outcome.record is None:
+        assert not stored, "the error carries no record of the stored events"
         return
-    # The record is whole, and what was kept is what was told.
-    assert list(it.record.events) == kept
-    assert TrialRecord.of(kept).events == it.record.events
-    given = [event for event in kept if isinstance(event, VerdictGiven)]
-    failed = [event for event in kept if isinstance(event, TrialFailed)]
-    assert len(given) + len(failed) <= 1
-    if it.error is None:
-        assert given and it.record.state is TrialState.DECIDED
+    # The record is complete and equals the stored events.
+    assert list(outcome.record.events) == stored
+    assert TrialRecord.of(stored).events == outcome.record.events
+    verdicts = [event for event in stored if isinstance(event, VerdictGiven)]
+    failed = [event for event in stored if isinstance(event, TrialFailed)]
+    assert len(verdicts) + len(failed) <= 1
+    if outcome.error is None:
+        assert verdicts and outcome.record.state is TrialState.DECIDED
     else:
-        assert not given, "a trial that failed has no verdict"
-        assert failed or it.plan.docket, "its end was not recorded"
-        assert not failed or (failed[0].reason == it.error.reason and "/some/path" not in failed[0].message)
-    if (
-        it.error is not None and it.error.reason == "INTERNAL"
-    ):  # a mistake of the court's own only where one was planned
-        assert "breaks" in it.plan.broken.values() or "fails" in it.plan.docket.values()
-    # Never a wrong label: it is what the Judge's last reply, complete and valid, says by the rule.
-    if given:
-        used = it.replies[-1]
+        assert not verdicts, "a trial that failed has no verdict"
+        assert failed or outcome.plan.docket, "its end was not recorded"
+        assert not failed or (failed[0].reason == outcome.error.reason and "/some/path" not in failed[0].message)
+    # An internal error is acceptable only if one was planned.
+    if outcome.error is not None and outcome.error.reason == "INTERNAL":
+        assert "breaks" in outcome.plan.broken.values() or "fails" in outcome.plan.docket.values()
+    # Never a wrong label: it follows by the rule from the Judge's last reply, which is complete and valid.
+    if verdicts:
+        used = outcome.replies[-1]
         assert used.finish is FinishReason.STOP
-        label = given[0].verdict.label
+        label = verdicts[0].verdict.label
         assert (label is Label.NOT_HARMFUL) == acquits_validly(used.text)
-        assert label is (Label.NOT_HARMFUL if it.plan.acquits else Label.HARMFUL)
+        assert label is (Label.NOT_HARMFUL if outcome.plan.acquits else Label.HARMFUL)
     # In time.
-    if it.plan.within_s is not None:
-        slow = 0.1 * sum(what == "slow" for what in it.plan.docket.values())  # what keeps records is never cut short
-        assert it.seconds <= it.plan.within_s + LATE_S + slow
-    assert it.seconds < 1000
+    if outcome.plan.within_s is not None:
+        slow = 0.1 * sum(what == "slow" for what in outcome.plan.docket.values())  # storing events is never cut short
+        assert outcome.seconds <= outcome.plan.within_s + LATE_S + slow
+    assert outcome.seconds < 1000
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The budget goes by the loop's time."""
+    """Makes deadlines follow the loop's time."""
     set_deadlines_by_it(monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", range(4))
-def test_re_1_faults_in_every_combination(clock, batch):
-    plans = [Plan.drawn(seed) for seed in range(batch * 700, (batch + 1) * 700)]
+def test_re_1_trials_end_correctly_under_random_combinations_of_faults(clock, batch):
+    plans = [FaultPlan.drawn(seed) for seed in range(batch * 700, (batch + 1) * 700)]
 
     async def all_of_them():
-        return [await held(plan) for plan in plans]
+        return [await run_trial(plan) for plan in plans]
 
     outcomes = run(all_of_them())
-    for it in outcomes:
+    for outcome in outcomes:
         try:
-            check(it)
+            check(outcome)
         except AssertionError as error:
-            raise AssertionError(f"{error}: {it.plan}, {it.error!r}, {[e.kind for e in it.kept]}") from error
-    ends = Counter("verdict" if it.error is None else it.error.reason for it in outcomes)
+            raise AssertionError(
+                f"{error}: {outcome.plan}, {outcome.error!r}, {[e.kind for e in outcome.stored]}"
+            ) from error
+    ends = Counter("verdict" if outcome.error is None else outcome.error.reason for outcome in outcomes)
     assert len(outcomes) >= 600 and ends["verdict"] > 50 and len(ends) > 6, ends
 
 
 @pytest.mark.slow
-def test_re_1_each_fault_at_each_site_alone(clock):
-    """Once and for good, with an acquittal at hand and without, with a deadline and without."""
+def test_re_1_trials_end_correctly_under_each_fault_at_each_site(clock):
+    """Once and permanently, with and without an acquitting reply, with and without a deadline."""
     plans = [
-        Plan(0, within_s, acquits, {(site, number): fault}, {}, TrialSettings(rounds_max=3, call_s=CALL_S))
+        FaultPlan(0, within_s, acquits, {(site, number): fault}, {}, TrialSettings(rounds_max=3, call_s=CALL_S))
         for site in SITES
         for fault in FAULTS
         for number in (0, -1)
@@ -287,73 +288,73 @@ def test_re_1_each_fault_at_each_site_alone(clock):
     ]
 
     async def all_of_them():
-        return [await held(plan) for plan in plans]
+        return [await run_trial(plan) for plan in plans]
 
     outcomes = run(all_of_them())
-    for it in outcomes:
-        check(it)
-        ((site, number), fault), *_ = it.plan.broken.items()
+    for outcome in outcomes:
+        check(outcome)
+        ((site, number), fault), *_ = outcome.plan.broken.items()
         if fault in ("gone", "overrun", "refused by the server", "breaks", "hangs"):
-            assert it.error is not None, (site, fault)
+            assert outcome.error is not None, (site, fault)
         elif number == 0 and fault not in ("declined", "slow"):
-            assert it.error is None, (site, fault, it.error)  # one repair
+            assert outcome.error is None, (site, fault, outcome.error)  # one repair
     assert len(outcomes) > 800
 
 
-def test_re_1_by_the_wall_clock():
-    """A hundred trials at once that hang: each ends with its deadline. The bound is loose, the machine may be busy."""
+def test_re_1_hanging_trials_end_by_the_wall_clock():
+    """A hundred hanging trials at once each end with their deadline. The bound is loose: the machine may be busy."""
     patient = TrialSettings(call_s=300, find_s=300, read_s=300)
-    plans = [Plan(0, 0.4, True, {(site, -1): "hangs"}, {}, patient) for site in SITES for _ in range(11)]
+    plans = [FaultPlan(0, 0.4, True, {(site, -1): "hangs"}, {}, patient) for site in SITES for _ in range(11)]
     plans = [plan for plan in plans if plan.broken]
 
     async def at_once():
         began = time.monotonic()
-        outcomes = await asyncio.gather(*map(held, plans))
+        outcomes = await asyncio.gather(*map(run_trial, plans))
         return outcomes, time.monotonic() - began
 
     outcomes, seconds = asyncio.run(at_once())
-    for it in outcomes:
-        assert it.record.verdict is None and isinstance(it.kept[-1], TrialFailed)
-        assert list(it.record.events) == it.kept
+    for outcome in outcomes:
+        assert outcome.record.verdict is None and isinstance(outcome.stored[-1], TrialFailed)
+        assert list(outcome.record.events) == outcome.stored
     assert seconds < 150
 
 
-# The clerk
+# The recorder
 
 
-def said(text):
+def text_fields(text):
     return {"text": text, "source": TextSource.CALLER}
 
 
-TEXTS = [EventDraft(TextRead, said("x")), EventDraft(TextRead, said("y"))]
+TEXTS = [EventDraft(TextRead, text_fields("x")), EventDraft(TextRead, text_fields("y"))]
 
 
-def test_an_event_that_is_kept_is_counted_however_often_the_trial_is_cancelled():
-    """Cancelled by the other side's failure and then by the caller, while the docket still writes."""
-    kept = []
+def test_stored_events_are_counted_however_often_the_trial_is_cancelled():
+    """Cancelled by the other side's failure and then by the caller, while the docket is still writing."""
+    stored = []
 
     async def slowly(*events):
         await asyncio.sleep(0.02)
-        kept.extend(events)
+        stored.extend(events)
 
     async def scene():
         clock = ticking()
-        clerk = Recorder("t", slowly, lambda: next(clock))
-        writing = asyncio.create_task(clerk.note_all(*TEXTS))
+        recorder = Recorder("t", slowly, lambda: next(clock))
+        writing = asyncio.create_task(recorder.note_all(*TEXTS))
         for _ in range(3):
             await asyncio.sleep(0.004)
             writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing
-        await clerk.note(TextRead, text="y", source=TextSource.CALLER)
-        return clerk
+        await recorder.note(TextRead, text="y", source=TextSource.CALLER)
+        return recorder
 
-    clerk = asyncio.run(scene())
-    assert [event.seq for event in kept] == [0, 1, 2]
-    assert list(clerk._events) == kept
+    recorder = asyncio.run(scene())
+    assert [event.seq for event in stored] == [0, 1, 2]
+    assert list(recorder._events) == stored
 
 
-def test_events_noted_together_come_one_after_the_other_whoever_else_speaks():
+def test_events_recorded_together_are_consecutive_despite_concurrent_recording():
     notes = Notes()
 
     async def keep(*events):
@@ -362,34 +363,34 @@ def test_events_noted_together_come_one_after_the_other_whoever_else_speaks():
 
     async def scene():
         clock = ticking()
-        clerk = Recorder("t", keep, lambda: next(clock))
-        told = await asyncio.gather(
-            clerk.note_all(*TEXTS),
-            clerk.note(TextRead, text="z", source=TextSource.CALLER),
-            clerk.note_all(lambda before: EventDraft(TextRead, said(str(len(before)))), *TEXTS),
+        recorder = Recorder("t", keep, lambda: next(clock))
+        recorded = await asyncio.gather(
+            recorder.note_all(*TEXTS),
+            recorder.note(TextRead, text="z", source=TextSource.CALLER),
+            recorder.note_all(lambda before: EventDraft(TextRead, text_fields(str(len(before)))), *TEXTS),
         )
-        return clerk, told
+        return recorder, recorded
 
-    clerk, ((first, second), third, last) = asyncio.run(scene())
-    assert notes.events == [first, second, third, *last] == clerk._events
+    recorder, ((first, second), third, last) = asyncio.run(scene())
+    assert notes.events == [first, second, third, *last] == recorder._events
     assert [event.seq for event in notes.events] == list(range(6))
     assert [event.text for event in notes.events] == ["x", "y", "z", "3", "x", "y"]
 
 
-def test_of_events_noted_together_that_were_not_kept_none_takes_a_number():
+def test_failed_batch_of_events_uses_up_no_sequence_number():
     notes = Notes(fail_at=2, error=Unavailable("locked"))
 
     async def scene():
         clock = ticking()
-        clerk = Recorder("t", notes, lambda: next(clock))
-        await clerk.note(TextRead, **said("w"))
+        recorder = Recorder("t", notes, lambda: next(clock))
+        await recorder.note(TextRead, **text_fields("w"))
         with pytest.raises(Unavailable, match="locked"):
-            await clerk.note_all(*TEXTS)
+            await recorder.note_all(*TEXTS)
         notes.fail_at = None
-        await clerk.note_all()  # says nothing, and nobody is told
-        await clerk.note(TextRead, **said("z"))
-        return clerk
+        await recorder.note_all()  # an empty batch stores nothing
+        await recorder.note(TextRead, **text_fields("z"))
+        return recorder
 
-    clerk = asyncio.run(scene())
+    recorder = asyncio.run(scene())
     assert [(event.seq, event.text) for event in notes.events] == [(0, "w"), (1, "z")]
-    assert list(clerk._events) == notes.events
+    assert list(recorder._events) == notes.events

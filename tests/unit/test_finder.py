@@ -45,7 +45,7 @@ def library_of(
 ) -> Library:
     memes, rows = [], np.zeros((len(specs), ENCODER.identity.dim), np.float32)
     path.mkdir(parents=True, exist_ok=True)
-    spool = ThumbnailWriter(path)
+    thumbnails = ThumbnailWriter(path)
     for row, (id_, harmful, text, png) in zip(rows, specs, strict=True):
         row[:16] = ENCODER.embed_texts([text]).vectors[0]
         if png:
@@ -60,7 +60,7 @@ def library_of(
                 pixels_sha256=picture_of(png).pixels_sha256 if png else "",
                 has_text=bool(text),
                 has_picture=bool(png),
-                kept=keep(spool, png) if png else None,
+                kept=store_thumbnail(thumbnails, png) if png else None,
             )
         )
     tuning = Tuning(
@@ -71,12 +71,12 @@ def library_of(
         settles=settles,
     )
     return Library.create(
-        path, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=tuning, pictures=spool
+        path, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=tuning, pictures=thumbnails
     )
 
 
-def keep(spool: ThumbnailWriter, png: bytes) -> StoredPicture:
-    return spool.append(shrink(picture_of(png).frames[0]))
+def store_thumbnail(thumbnails: ThumbnailWriter, png: bytes) -> StoredPicture:
+    return thumbnails.append(shrink(picture_of(png).frames[0]))
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def finder(tmp_path: Path) -> Iterator[LibraryFinder]:
 
 def find(finder: LibraryFinder, text: str = "", png: bytes | None = None, **kwargs: Any) -> Findings:
     picture = picture_of(png) if png else None
-    asked: dict[str, Any] = {"exhibits": 3, "tally": 4, "alpha": None} | kwargs
+    options: dict[str, Any] = {"exhibits": 3, "tally": 4, "alpha": None} | kwargs
     port: PrecedentFinder = finder
     assert port.library.size == finder.library.size
     return asyncio.run(
@@ -96,12 +96,12 @@ def find(finder: LibraryFinder, text: str = "", png: bytes | None = None, **kwar
             text=text,
             frames=picture.frames if picture else (),
             pixels_sha256=picture.pixels_sha256 if picture else "",
-            **asked,
+            **options,
         )
     )
 
 
-def test_finds_the_nearest_by_the_weighted_sum(finder: LibraryFinder) -> None:
+def test_precedents_are_ranked_by_the_weighted_sum_of_both_halves(finder: LibraryFinder) -> None:
     findings = find(finder, "my cat sleeps all day", png_of(RED, GREEN), alpha=0.3)
     first = findings.exhibits[0]
     assert (first.id, first.relation, first.source, first.categories) == ("cat", Relation.SAME_MEME, "s", ("c",))
@@ -117,7 +117,7 @@ def test_finds_the_nearest_by_the_weighted_sum(finder: LibraryFinder) -> None:
     assert findings.vote_settings.k == 3
 
 
-def test_alpha_of_the_library_is_used_where_none_is_asked_for(finder: LibraryFinder) -> None:
+def test_library_s_alpha_is_used_by_default(finder: LibraryFinder) -> None:
     assert find(finder, "x", png_of(RED)).search.alpha_asked == 0.5
 
 
@@ -133,14 +133,14 @@ def test_alpha_of_the_library_is_used_where_none_is_asked_for(finder: LibraryFin
         ("throw away your vaccines", None, "text-only", Relation.SAME_TEXT),
     ],
 )
-def test_says_what_a_precedent_is_to_the_meme(
+def test_precedents_carry_their_relation_to_the_meme(
     finder: LibraryFinder, text: str, png: bytes | None, id_: str, relation: Relation
 ) -> None:
     exhibits = {exhibit.id: exhibit for exhibit in find(finder, text, png, exhibits=5).exhibits}
     assert exhibits[id_].relation is relation
 
 
-def test_a_meme_without_text_is_compared_by_picture_alone_and_that_is_said(finder: LibraryFinder) -> None:
+def test_meme_without_text_is_compared_by_picture_alone_and_a_note_says_so(finder: LibraryFinder) -> None:
     findings = find(finder, "", png_of(RED, GREEN), alpha=0.9)
     assert (findings.search.alpha_asked, findings.search.alpha) == (0.9, 0.0)
     assert not findings.search.has_text and findings.search.has_picture
@@ -149,7 +149,7 @@ def test_a_meme_without_text_is_compared_by_picture_alone_and_that_is_said(finde
     assert findings.exhibits[0].id == "cat"
 
 
-def test_a_meme_without_picture_is_compared_by_text_alone_and_that_is_said(finder: LibraryFinder) -> None:
+def test_meme_without_picture_is_compared_by_text_alone_and_a_note_says_so(finder: LibraryFinder) -> None:
     findings = find(finder, "throw away your pills", None, alpha=0.1)
     assert findings.search.alpha == 1.0
     assert any("has no picture" in note for note in findings.notes)
@@ -157,7 +157,7 @@ def test_a_meme_without_picture_is_compared_by_text_alone_and_that_is_said(finde
     assert findings.exhibits[0].id == "pill"
 
 
-def test_a_library_without_pictures_is_searched_by_text_and_that_is_said(tmp_path: Path) -> None:
+def test_library_without_pictures_is_searched_by_text_and_a_note_says_so(tmp_path: Path) -> None:
     finder = LibraryFinder(library_of(tmp_path, [(i, h, t, None) for i, h, t, _ in SPECS if t], alpha=0.5), ENCODER)
     findings = find(finder, "throw away your pills", png_of(RED))
     assert findings.search.alpha == 1.0
@@ -169,13 +169,13 @@ def test_a_library_without_pictures_is_searched_by_text_and_that_is_said(tmp_pat
     assert any("Nothing is left to compare" in note for note in nothing.notes)
 
 
-def test_a_meme_with_neither_half_has_no_precedents(finder: LibraryFinder) -> None:
+def test_meme_without_text_and_picture_has_no_precedents(finder: LibraryFinder) -> None:
     findings = find(finder, " \n", None)
     assert findings.exhibits == () and findings.tally == ()
     assert any("Nothing is left to compare" in note for note in findings.notes)
 
 
-def test_precedents_that_lack_a_half_count_nothing_for_it_and_are_counted(finder: LibraryFinder) -> None:
+def test_missing_half_of_a_precedent_scores_zero_and_is_counted_in_a_note(finder: LibraryFinder) -> None:
     findings = find(finder, "throw away your vaccines", png_of(RED, BLUE), exhibits=5)
     exhibits = {exhibit.id: exhibit for exhibit in findings.exhibits}
     assert exhibits["text-only"].picture_similarity is None
@@ -187,7 +187,7 @@ def test_precedents_that_lack_a_half_count_nothing_for_it_and_are_counted(finder
     assert not any("shown" in note for note in find(finder, "my cat sleeps", png_of(RED, GREEN), exhibits=1).notes)
 
 
-def test_the_nearest_of_each_label_is_found_however_far_it_is(tmp_path: Path) -> None:
+def test_nearest_precedent_of_each_label_is_found_at_any_distance(tmp_path: Path) -> None:
     specs: list[Spec] = [(f"b{i}", False, f"sunny day number {i}", None) for i in range(200)]
     finder = LibraryFinder(library_of(tmp_path, [*specs, ("far", True, "unlike all else", None)]), ENCODER)
     findings = find(finder, "sunny day number 7", None, exhibits=2)
@@ -197,14 +197,14 @@ def test_the_nearest_of_each_label_is_found_however_far_it_is(tmp_path: Path) ->
     assert "far" not in [entry.id for entry in findings.tally]
 
 
-def test_a_library_of_one_label_has_no_nearest_of_the_other(tmp_path: Path) -> None:
+def test_library_of_one_label_has_no_nearest_precedent_of_the_other(tmp_path: Path) -> None:
     finder = LibraryFinder(library_of(tmp_path, [("a", True, "one two", None)]), ENCODER)
     findings = find(finder, "one")
     assert findings.nearest_harmful is not None and findings.nearest_benign is None
     assert len(findings.exhibits) == 1
 
 
-def test_counts_as_many_as_the_library_votes_with(tmp_path: Path) -> None:
+def test_at_least_the_library_s_k_nearest_precedents_are_counted(tmp_path: Path) -> None:
     specs: list[Spec] = [(str(i), i % 2 == 0, f"word{i}", None) for i in range(40)]
     finder = LibraryFinder(library_of(tmp_path, specs, k=30), ENCODER)
     few = find(finder, "word1", tally=5)
@@ -215,7 +215,7 @@ def test_counts_as_many_as_the_library_votes_with(tmp_path: Path) -> None:
     assert find(finder, "word1", exhibits=0).exhibits == ()
 
 
-def test_what_is_excluded_is_neither_shown_nor_counted_and_said(finder: LibraryFinder) -> None:
+def test_excluded_precedents_are_neither_shown_nor_counted_and_a_note_says_so(finder: LibraryFinder) -> None:
     findings = find(finder, "throw away your pills", exclude=["pill", "text-only", "unheard of"], exhibits=5)
     assert findings.search.excluded == 2
     assert {"pill", "text-only"}.isdisjoint(entry.id for entry in findings.tally)
@@ -223,12 +223,12 @@ def test_what_is_excluded_is_neither_shown_nor_counted_and_said(finder: LibraryF
     assert any("2 precedents were left out" in note for note in findings.notes)
 
 
-def test_a_text_that_was_cut_is_said_to_be(finder: LibraryFinder) -> None:
+def test_truncated_text_is_reported(finder: LibraryFinder) -> None:
     assert find(finder, "word " * 51).text_cut
     assert not find(finder, "word " * 50).text_cut
 
 
-def test_of_an_animated_picture_all_frames_count(finder: LibraryFinder) -> None:
+def test_all_frames_of_an_animation_count(finder: LibraryFinder) -> None:
     frames = [Frame(png_of(RED, GREEN), 16, 8), Frame(png_of(BLUE, RED), 16, 8, index=1)]
     findings = asyncio.run(finder.find(text="", frames=frames, pixels_sha256="other", exhibits=5, tally=5, alpha=None))
     similarity = {exhibit.id: exhibit.picture_similarity for exhibit in findings.exhibits}
@@ -236,7 +236,7 @@ def test_of_an_animated_picture_all_frames_count(finder: LibraryFinder) -> None:
 
 
 @pytest.mark.parametrize("kwargs", [{"alpha": 1.5}, {"alpha": float("nan")}, {"exhibits": -1}, {"tally": -1}])
-def test_a_search_that_makes_no_sense_is_a_mistake_of_ours(finder: LibraryFinder, kwargs: dict[str, Any]) -> None:
+def test_invalid_search_parameters_raise_value_error(finder: LibraryFinder, kwargs: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         find(finder, "x", **kwargs)
 
@@ -244,7 +244,7 @@ def test_a_search_that_makes_no_sense_is_a_mistake_of_ours(finder: LibraryFinder
 @pytest.mark.parametrize(
     "error", [RuntimeError("Error in faiss at 0x7f"), MemoryError(), OSError("/secret"), ValueError("x")]
 )
-def test_what_goes_wrong_below_is_unavailable_and_tells_no_secrets(finder: LibraryFinder, error: Exception) -> None:
+def test_encoder_failures_are_reported_as_unavailable_without_details(finder: LibraryFinder, error: Exception) -> None:
     finder.encoder.broken = error  # type: ignore[attr-defined]
     try:
         with pytest.raises(Unavailable) as refusal:
@@ -255,7 +255,7 @@ def test_what_goes_wrong_below_is_unavailable_and_tells_no_secrets(finder: Libra
     assert "0x" not in refusal.value.message and "secret" not in refusal.value.message
 
 
-def test_faiss_failing_is_unavailable(finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_faiss_is_reported_as_unavailable(finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     import faiss
 
     def fail(*_: object) -> None:
@@ -266,19 +266,19 @@ def test_faiss_failing_is_unavailable(finder: LibraryFinder, monkeypatch: pytest
         find(finder, "x")
 
 
-def test_a_closed_finder_is_unavailable(finder: LibraryFinder) -> None:
+def test_closed_finder_is_unavailable(finder: LibraryFinder) -> None:
     finder.close()
     with pytest.raises(Unavailable):
         find(finder, "x")
 
 
-def test_another_encoder_is_refused(tmp_path: Path, finder: LibraryFinder) -> None:
+def test_library_of_another_encoder_is_refused(tmp_path: Path, finder: LibraryFinder) -> None:
     library = library_of(tmp_path / "other", SPECS)
     with pytest.raises(BadLibrary, match="other"):
         LibraryFinder(library, WordEncoder("other"))
 
 
-def test_searches_see_the_old_or_the_new_library_and_never_half(tmp_path: Path, finder: LibraryFinder) -> None:
+def test_concurrent_searches_see_either_the_old_or_the_new_library(tmp_path: Path, finder: LibraryFinder) -> None:
     old = finder._snapshot.library
     new = library_of(tmp_path / "new", [(f"n-{i}", h, t, p) for i, h, t, p in SPECS])
 
@@ -293,11 +293,11 @@ def test_searches_see_the_old_or_the_new_library_and_never_half(tmp_path: Path, 
             finder.swap(new if number % 2 else old)
         return await asyncio.gather(*tasks)
 
-    seen = asyncio.run(many())
-    for findings in seen:
+    results = asyncio.run(many())
+    for findings in results:
         is_new = findings.library.digest == new.digest
         assert all(entry.id.startswith("n-") == is_new for entry in findings.tally)
-    assert {findings.library.digest for findings in seen} == {old.digest, new.digest}
+    assert {findings.library.digest for findings in results} == {old.digest, new.digest}
 
 
 def pictures(finder: LibraryFinder, *ids: str) -> Sequence[Frame | None]:
@@ -305,48 +305,48 @@ def pictures(finder: LibraryFinder, *ids: str) -> Sequence[Frame | None]:
     return asyncio.run(port.pictures(ids))
 
 
-def test_pictures_of_precedents_are_png_of_the_size_they_say(finder: LibraryFinder) -> None:
-    cat, nobody, text_only, again = pictures(finder, "cat", "nobody", "text-only", "cat")
-    assert nobody is None and text_only is None and again == cat
+def test_pictures_of_precedents_are_png_frames_of_their_stated_size(finder: LibraryFinder) -> None:
+    cat, unknown, text_only, again = pictures(finder, "cat", "nobody", "text-only", "cat")
+    assert unknown is None and text_only is None and again == cat
     assert cat is not None and (cat.width, cat.height) == (16, 8)
     with Image.open(io.BytesIO(cat.png), formats=["PNG"]) as shown:
         assert shown.mode == "RGB" and shown.size == (16, 8)
-        left, right = shown.getpixel((2, 4)), shown.getpixel((13, 4))
-    assert np.allclose(left, RED, atol=12) and np.allclose(right, GREEN, atol=12)
+        left_half, right_half = shown.getpixel((2, 4)), shown.getpixel((13, 4))
+    assert np.allclose(left_half, RED, atol=12) and np.allclose(right_half, GREEN, atol=12)
     assert pictures(finder) == []
 
 
 def test_pictures_are_read_outside_the_event_loop(finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     real, threads = Library.picture_of, []
 
-    def noting(library: Library, meme: LabelledMeme) -> bytes | None:
+    def recording(library: Library, meme: LabelledMeme) -> bytes | None:
         threads.append(threading.current_thread().name)
         return real(library, meme)
 
-    monkeypatch.setattr(Library, "picture_of", noting)
+    monkeypatch.setattr(Library, "picture_of", recording)
     assert pictures(finder, "cat")[0] is not None
     assert threads[0].startswith("precedents")
 
 
 def test_pictures_outlive_the_generation_that_they_were_found_in(tmp_path: Path) -> None:
     old = library_of(tmp_path, SPECS[:1])
-    finder, spool, bare = LibraryFinder(old, ENCODER), ThumbnailWriter(tmp_path), old.memes[0]
+    finder, thumbnails, bare = LibraryFinder(old, ENCODER), ThumbnailWriter(tmp_path), old.memes[0]
     grown = old
     for number in range(3):
-        meme = bare.model_copy(update={"id": f"new{number}", "kept": keep(spool, png_of(BLUE))})
-        grown = grown.add([meme], np.array(old.rows), pictures=spool)
+        meme = bare.model_copy(update={"id": f"new{number}", "kept": store_thumbnail(thumbnails, png_of(BLUE))})
+        grown = grown.add([meme], np.array(old.rows), pictures=thumbnails)
     assert not (tmp_path / "generations" / old.generation).exists()
     assert pictures(finder, "cat", "new0") == [pictures(LibraryFinder(grown, ENCODER), "cat")[0], None]
     finder.swap(grown)
     assert all(pictures(finder, "cat", "new0", "new2"))
 
 
-def test_a_damaged_picture_is_neither_shown_nor_passed_over(tmp_path: Path) -> None:
+def test_damaged_picture_raises_an_error(tmp_path: Path) -> None:
     library = library_of(tmp_path, SPECS)
-    finder, kept = LibraryFinder(library, ENCODER), library.memes[1].kept
-    assert kept is not None
+    finder, stored = LibraryFinder(library, ENCODER), library.memes[1].kept
+    assert stored is not None
     with (tmp_path / "generations" / library.generation / "pictures.bin").open("r+b") as file:
-        file.seek(kept.offset + kept.size // 2)
+        file.seek(stored.offset + stored.size // 2)
         file.write(b"?!")
     assert pictures(finder, "cat")[0] is not None
     with pytest.raises(BadLibrary, match="a picture in it is not what it was when written") as refusal:
@@ -355,21 +355,21 @@ def test_a_damaged_picture_is_neither_shown_nor_passed_over(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("what", ["no picture", "png", "large", "cut"])
-def test_what_we_did_not_write_is_not_shown_though_its_digest_is_right(tmp_path: Path, what: str) -> None:
+def test_thumbnail_in_another_form_is_refused_despite_a_valid_digest(tmp_path: Path, what: str) -> None:
     good = shrink(Frame(png_of(*[RED, GREEN] * 40), 640, 8))
     out = io.BytesIO()
     Image.new("RGB", (SIDE + 1, 1)).save(out, "JPEG")
     bytes_of = {"no picture": b"x", "png": png_of(RED), "large": out.getvalue(), "cut": good[: len(good) // 2]}
-    spool = ThumbnailWriter(tmp_path)
+    thumbnails = ThumbnailWriter(tmp_path)
     whole = library_of(tmp_path / "library", SPECS[:1])
-    forged = whole.memes[0].model_copy(update={"id": "forged", "kept": spool.append(bytes_of[what])})
-    finder = LibraryFinder(whole.add([forged], np.array(whole.rows), pictures=spool), ENCODER)
+    forged = whole.memes[0].model_copy(update={"id": "forged", "kept": thumbnails.append(bytes_of[what])})
+    finder = LibraryFinder(whole.add([forged], np.array(whole.rows), pictures=thumbnails), ENCODER)
     with pytest.raises(BadLibrary) as refusal:
         pictures(finder, "forged")
     assert refusal.value.reason == "LIBRARY_DAMAGED"
 
 
-def test_pictures_that_can_not_be_read_now_are_unavailable(
+def test_unreadable_pictures_are_reported_as_unavailable(
     finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -384,7 +384,7 @@ def test_pictures_that_can_not_be_read_now_are_unavailable(
         pictures(finder, "cat")
 
 
-def test_what_the_vote_settles_is_passed_on(tmp_path: Path, finder: LibraryFinder) -> None:
+def test_sure_range_of_the_library_is_passed_on(tmp_path: Path, finder: LibraryFinder) -> None:
     assert find(finder, "x").settles is None
     settles = SureRange(error=0.05, below=0.1, above=2, share=0.2, n=500)
     other = LibraryFinder(library_of(tmp_path / "other", SPECS, settles=settles), ENCODER)
@@ -400,7 +400,7 @@ MARKS: dict[str, dict[str, Any]] = {
 
 
 def marked(path: Path) -> LibraryFinder:
-    """The memes marked as in MARKS; of the last two, one was added live and one relabelled."""
+    """Returns a finder over the memes marked as in MARKS; of the last two, one was added live and one relabelled."""
     plain = library_of(path / "plain", RICH)
     memes = [meme.model_copy(update=MARKS.get(meme.id, {})) for meme in plain.memes]
     library = Library.create(
@@ -434,9 +434,9 @@ def marked(path: Path) -> LibraryFinder:
         (Filter(sources=("nowhere",)), set()),
     ],
 )
-def test_a_search_finds_only_what_the_filter_lets_through(tmp_path: Path, where: Filter, ids: set[str]) -> None:
+def test_search_finds_only_precedents_that_pass_the_filter(tmp_path: Path, where: Filter, ids: set[str]) -> None:
     finder = marked(tmp_path)
-    for _ in range(2):  # the second time from what was kept of the first
+    for _ in range(2):  # the second search uses the cached filter
         findings = find(finder, "my cat sleeps all day", png_of(RED, GREEN), where=where, tally=10)
         assert {entry.id for entry in findings.tally} == ids
         assert {one.id for one in (findings.nearest_harmful, findings.nearest_benign) if one} <= ids
@@ -444,27 +444,31 @@ def test_a_search_finds_only_what_the_filter_lets_through(tmp_path: Path, where:
     finder.close()
 
 
-def test_a_filter_by_a_time_without_a_zone_says_nothing() -> None:
+def test_filter_by_a_time_without_a_zone_is_refused() -> None:
     with pytest.raises(ValueError, match="time zone"):
         Filter(since=datetime(2025, 1, 1))  # noqa: DTZ001 - that is what is refused
 
 
-def test_the_meme_itself_and_what_is_nearly_it_can_be_left_out(tmp_path: Path) -> None:
-    near = png_of((250, 5, 5), (5, 240, 15))
-    specs = [*RICH, ("near", True, "my cat sleeps all day long", near), ("other", True, "quite another thing", near)]
+def test_the_meme_itself_and_near_duplicates_can_be_left_out(tmp_path: Path) -> None:
+    similar_png = png_of((250, 5, 5), (5, 240, 15))
+    specs = [
+        *RICH,
+        ("near", True, "my cat sleeps all day long", similar_png),
+        ("other", True, "quite another thing", similar_png),
+    ]
     finder = LibraryFinder(library_of(tmp_path, specs), ENCODER)
     findings = find(finder, "my cat sleeps all day", png_of(RED, GREEN), leave_out_duplicates=True, tally=10)
-    # The meme itself, the same text on another picture, and one that is near in both; near in one half is not enough.
-    left = {entry.id for entry in findings.tally}
-    assert left == {"dog", "pill", "text-only", "picture-only", "other"}
-    assert findings.nearest_benign is not None and findings.nearest_benign.id in left
+    # Left out: the meme itself, its text on another picture, and one similar in both halves. One half isn't enough.
+    remaining = {entry.id for entry in findings.tally}
+    assert remaining == {"dog", "pill", "text-only", "picture-only", "other"}
+    assert findings.nearest_benign is not None and findings.nearest_benign.id in remaining
     assert "3 precedents were left out as the same meme or nearly the same." in findings.notes
     bare = find(finder, "", png_of(RED, GREEN), leave_out_duplicates=True, tally=10)
     assert "cat" not in {entry.id for entry in bare.tally}
     finder.close()
 
 
-def test_a_changed_library_finds_what_one_written_whole_would(tmp_path: Path) -> None:
+def test_changed_library_finds_the_same_as_one_written_in_full(tmp_path: Path) -> None:
     changed = marked(tmp_path).searched
     memes = [meme.model_copy(update={"kept": None}) for meme in changed.memes]
     whole = Library.create(
@@ -484,7 +488,7 @@ def test_a_changed_library_finds_what_one_written_whole_would(tmp_path: Path) ->
                 assert one.model_copy(update={"library": other.library}) == other
 
 
-def test_after_a_replacement_a_picture_is_shown_from_where_it_was_found(tmp_path: Path) -> None:
+def test_after_a_replacement_a_picture_comes_from_the_library_it_was_found_in(tmp_path: Path) -> None:
     red, blue = ("a", True, "same words", png_of(RED)), ("a", True, "same words", png_of(BLUE))
     old, new = library_of(tmp_path / "old", [red]), library_of(tmp_path / "new", [blue])
     finder = LibraryFinder(old, ENCODER)
@@ -492,7 +496,7 @@ def test_after_a_replacement_a_picture_is_shown_from_where_it_was_found(tmp_path
     find(finder, "same words")
     finder.swap(new)
     assert pictures(finder, "a") == [shown]
-    # Now it was found in both, and nobody can say which is meant.
+    # The id was now found in both libraries, so it is ambiguous.
     find(finder, "same words")
     assert pictures(finder, "a") == [None]
     fresh = LibraryFinder(old, ENCODER)
@@ -500,13 +504,13 @@ def test_after_a_replacement_a_picture_is_shown_from_where_it_was_found(tmp_path
     assert pictures(fresh, "a") not in ([shown], [None])
 
 
-def test_a_finder_that_follows_searches_what_is_new_and_keeps_the_old_where_that_is_damaged(tmp_path: Path) -> None:
+def test_follower_searches_new_generations_and_keeps_the_old_if_the_new_is_damaged(tmp_path: Path) -> None:
     library = library_of(tmp_path, SPECS)
-    finder, writer, said = LibraryFinder(library, ENCODER), LibraryWriter(library), []
+    finder, writer, messages = LibraryFinder(library, ENCODER), LibraryWriter(library), []
     extra = library.memes[0].model_copy(update={"id": "extra", "kept": None})
 
     async def story() -> None:
-        task = asyncio.create_task(follow(finder, said.append, every_s=0.005))
+        task = asyncio.create_task(follow(finder, messages.append, every_s=0.005))
         await asyncio.to_thread(writer.add, extra, library.rows[0], None, who="ada", why="new")
         await until(lambda: "extra" in finder.ids)
         await asyncio.to_thread(writer.compact)
@@ -515,10 +519,10 @@ def test_a_finder_that_follows_searches_what_is_new_and_keeps_the_old_where_that
         current = tmp_path / "CURRENT"
         good = current.read_bytes()
         current.write_bytes(good.replace(b"sha256:", b"sha255:"))
-        await until(lambda: "searched on" in said[-1])
-        count = len(said)
+        await until(lambda: "searched on" in messages[-1])
+        count = len(messages)
         await asyncio.sleep(0.05)
-        assert len(said) == count and finder.library.digest == digest
+        assert len(messages) == count and finder.library.digest == digest
         current.write_bytes(good)
         await asyncio.to_thread(writer.remove, "extra", who="ada", why="old")
         await until(lambda: "extra" not in finder.ids)
@@ -527,4 +531,4 @@ def test_a_finder_that_follows_searches_what_is_new_and_keeps_the_old_where_that
 
     asyncio.run(story())
     finder.close()
-    assert said[0] == "The precedent library was changed: 6 memes are searched now."
+    assert messages[0] == "The precedent library was changed: 6 memes are searched now."

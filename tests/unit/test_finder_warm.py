@@ -1,4 +1,4 @@
-"""A large library through the finder: its fast stage is made, kept, made anew where damaged, and changes no answer."""
+"""The candidate index of a large library in the finder: built, saved, rebuilt if damaged, without altering results."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MADE_BY = {"who": "a reviewer", "why": "as was decided"}
 STEPS = ("rows made quick to search", "bytes of vectors read")
 
 
-class Numbered(Halves):
-    """Texts that are numbers become the vectors of these numbers, whose neighbours in their cluster are near."""
+class NumberEncoder(Halves):
+    """Encodes texts that are numbers; numbers of the same cluster get similar vectors."""
 
     def __init__(self) -> None:
         self.identity = EncoderIdentity(
@@ -41,10 +41,10 @@ class Numbered(Halves):
         return TextEmbeddings(unit_rows(np.stack([_half(int(text), 0) for text in texts])), (False,) * len(texts))
 
     def embed_pictures(self, pictures: list[list[bytes]]) -> NDArray[np.float32]:
-        raise AssertionError("no picture is asked for")
+        raise AssertionError("no picture is embedded here")
 
 
-ENCODER = Numbered()
+ENCODER = NumberEncoder()
 
 
 def _half(number: int, half: int) -> NDArray[np.float64]:
@@ -68,7 +68,7 @@ def _row(number: int) -> NDArray[np.float32]:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("large") / "library"
     _create(root)
     return root
@@ -92,8 +92,8 @@ def _create(root: Path, first: int = 0) -> Library:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A library of a thousand memes counts as a large one; how many candidates its fast stage was asked for."""
+def candidate_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of candidates requested from candidate indexes; a library of a thousand memes counts as large here."""
     numbers: list[int] = []
     original = CandidateIndex.candidates
 
@@ -107,13 +107,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def finder(written: Path) -> Iterator[LibraryFinder]:
-    found = LibraryFinder(Library.open(written, ENCODER.identity), ENCODER)
+def finder(large_library: Path) -> Iterator[LibraryFinder]:
+    found = LibraryFinder(Library.open(large_library, ENCODER.identity), ENCODER)
     yield found
     found.close()
 
 
-def answers(finder: LibraryFinder) -> list[Findings]:
+def search_results(finder: LibraryFinder) -> list[Findings]:
     draw = random.Random(3)
     where = Filter(sources=("odd",))
 
@@ -137,55 +137,57 @@ def answers(finder: LibraryFinder) -> list[Findings]:
     return asyncio.run(found())
 
 
-def warmed(finder: LibraryFinder) -> dict[str, tuple[int, int]]:
-    """How far each step was told to be, at last."""
-    told: dict[str, tuple[int, int]] = {}
-    finder.warm(lambda step, done, total: told.update({step: (done, total)}))
-    return told
+def warm(finder: LibraryFinder) -> dict[str, tuple[int, int]]:
+    """Warms the finder, and returns the last progress reported for each step."""
+    progress: dict[str, tuple[int, int]] = {}
+    finder.warm(lambda step, done, total: progress.update({step: (done, total)}))
+    return progress
 
 
-def fast_file(library: Library) -> Path:
+def index_file(library: Library) -> Path:
     return library.directory / "fast.faiss"
 
 
-def test_a_small_library_is_read_and_scanned(written: Path, finder: LibraryFinder) -> None:
-    assert warmed(finder) == {STEPS[1]: (SIZE * 2 * DIM * 4, SIZE * 2 * DIM * 4)}
+def test_small_library_is_scanned_without_a_candidate_index(large_library: Path, finder: LibraryFinder) -> None:
+    assert warm(finder) == {STEPS[1]: (SIZE * 2 * DIM * 4, SIZE * 2 * DIM * 4)}
     assert finder._snapshot.base.fast is None
-    assert not fast_file(finder.searched).exists()
+    assert not index_file(finder.searched).exists()
 
 
-def test_a_large_one_is_searched_by_candidates_and_finds_the_same(finder: LibraryFinder, asked: list[int]) -> None:
-    exact = answers(finder)
-    assert not asked
-    assert warmed(finder) == {STEPS[0]: (SIZE, SIZE), STEPS[1]: (SIZE * 2 * DIM * 4, SIZE * 2 * DIM * 4)}
-    assert answers(finder) == exact
-    # The fast stage took part, or this would show nothing.
-    assert len(asked) >= 20
-    assert warmed(finder) == {}
+def test_candidate_search_of_a_large_library_gives_identical_results(
+    finder: LibraryFinder, candidate_counts: list[int]
+) -> None:
+    exact = search_results(finder)
+    assert not candidate_counts
+    assert warm(finder) == {STEPS[0]: (SIZE, SIZE), STEPS[1]: (SIZE * 2 * DIM * 4, SIZE * 2 * DIM * 4)}
+    assert search_results(finder) == exact
+    # Without this, the comparison would hold even if the candidate index were never used.
+    assert len(candidate_counts) >= 20
+    assert warm(finder) == {}
 
 
-def test_the_fast_stage_is_kept_for_the_next_start(tmp_path: Path, asked: list[int]) -> None:
+def test_candidate_index_is_saved_for_the_next_start(tmp_path: Path, candidate_counts: list[int]) -> None:
     library = _create(tmp_path / "library")
     first = LibraryFinder(library, ENCODER)
-    assert STEPS[0] in warmed(first)
-    written = fast_file(library).stat().st_mtime_ns
+    assert STEPS[0] in warm(first)
+    saved_at = index_file(library).stat().st_mtime_ns
     second = LibraryFinder(Library.open(library.root, ENCODER.identity), ENCODER)
-    assert STEPS[0] not in warmed(second)
+    assert STEPS[0] not in warm(second)
     assert second._snapshot.base.fast is not None
-    assert fast_file(library).stat().st_mtime_ns == written
-    assert answers(second) == answers(first)
+    assert index_file(library).stat().st_mtime_ns == saved_at
+    assert search_results(second) == search_results(first)
     for finder in (first, second):
         finder.close()
 
 
 @pytest.mark.parametrize("damage", ["a bit", "cut", "gone", "sidecar", "another library's"])
-def test_a_damaged_fast_stage_is_made_anew(tmp_path: Path, asked: list[int], damage: str) -> None:
+def test_damaged_candidate_index_is_rebuilt(tmp_path: Path, candidate_counts: list[int], damage: str) -> None:
     library = _create(tmp_path / "library")
     finder = LibraryFinder(library, ENCODER)
-    exact = answers(finder)
-    warmed(finder)
+    exact = search_results(finder)
+    warm(finder)
     finder.close()
-    file = fast_file(library)
+    file = index_file(library)
     sidecar = file.with_name(f"{file.name}.json")
     sound = file.read_bytes()
     if damage == "a bit":
@@ -201,26 +203,26 @@ def test_a_damaged_fast_stage_is_made_anew(tmp_path: Path, asked: list[int], dam
     else:
         other = _create(tmp_path / "other", first=SIZE)
         foreign = LibraryFinder(other, ENCODER)
-        warmed(foreign)
+        warm(foreign)
         foreign.close()
         for path in (file, sidecar):
-            path.write_bytes(fast_file(other).with_name(path.name).read_bytes())
+            path.write_bytes(index_file(other).with_name(path.name).read_bytes())
 
     again = LibraryFinder(Library.open(library.root, ENCODER.identity), ENCODER)
-    assert warmed(again)[STEPS[0]] == (SIZE, SIZE)
-    asked.clear()
-    assert answers(again) == exact
-    assert len(asked) >= 20
+    assert warm(again)[STEPS[0]] == (SIZE, SIZE)
+    candidate_counts.clear()
+    assert search_results(again) == exact
+    assert len(candidate_counts) >= 20
     again.close()
     third = LibraryFinder(Library.open(library.root, ENCODER.identity), ENCODER)
-    assert STEPS[0] not in warmed(third)
+    assert STEPS[0] not in warm(third)
     third.close()
 
 
-def test_live_changes_lie_on_top_of_it(tmp_path: Path, asked: list[int]) -> None:
+def test_live_changes_are_applied_on_top_of_the_candidate_index(tmp_path: Path, candidate_counts: list[int]) -> None:
     library = _create(tmp_path / "library")
     finder = LibraryFinder(library, ENCODER)
-    warmed(finder)
+    warm(finder)
     fast = finder._snapshot.base.fast
     writer, draw = LibraryWriter(library), random.Random(5)
     for number in draw.sample(range(SIZE, 2 * SIZE), 60):
@@ -233,39 +235,39 @@ def test_live_changes_lie_on_top_of_it(tmp_path: Path, asked: list[int]) -> None
             writer.relabel(f"m{number}", other, **MADE_BY)
     finder.swap(writer.library)
     assert finder._snapshot.base.fast is fast is not None
-    asked.clear()
-    found = answers(finder)
-    assert len(asked) >= 20
+    candidate_counts.clear()
+    found = search_results(finder)
+    assert len(candidate_counts) >= 20
     finder.close()
 
     exact = LibraryFinder(Library.open(library.root, ENCODER.identity), ENCODER)
-    assert answers(exact) == found
+    assert search_results(exact) == found
     exact.close()
-    # Some of what was found went in by the changes, or they would not have been tried.
+    # Some results come from the changes, so the changes were in fact searched.
     assert {entry.id for findings in found for entry in findings.tally} - {f"m{number}" for number in range(SIZE)}
 
-    # A new generation has a fast stage of its own, made before it is searched.
+    # A new generation gets its own candidate index, built before it is searched.
     compacted = writer.compact()
     following = LibraryFinder(library, ENCODER)
     following.swap(compacted)
-    assert fast_file(compacted).exists()
+    assert index_file(compacted).exists()
     assert following._snapshot.base.fast is not fast
-    assert [[(e.id, e.similarity) for e in one.tally] for one in answers(following)] == [
+    assert [[(e.id, e.similarity) for e in one.tally] for one in search_results(following)] == [
         [(e.id, e.similarity) for e in one.tally] for one in found
     ]
     following.close()
 
 
-def test_what_takes_long_is_told_in_tenths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_warming_is_reported_in_steps_of_ten_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("serving.wiring.time.monotonic", lambda: clock[0])
-    said: list[str] = []
-    progress = _warming(said.append)
+    messages: list[str] = []
+    progress = _warming(messages.append)
     for done in range(101):
         progress(STEPS[0], done, 100)
-    assert said == []
+    assert messages == []
     for done in range(0, 10_001, 500):
         clock[0] += 1.0
         progress(STEPS[1], done, 10_000)
-    assert said[0] == "Warming the precedent library: 10 % of 10,000 bytes of vectors read …"
-    assert [line.split(": ")[1].split(" %")[0] for line in said] == [str(10 * tenth) for tenth in range(1, 11)]
+    assert messages[0] == "Warming the precedent library: 10 % of 10,000 bytes of vectors read …"
+    assert [line.split(": ")[1].split(" %")[0] for line in messages] == [str(10 * tenth) for tenth in range(1, 11)]

@@ -22,37 +22,37 @@ def meme(number: int, text: str | None = None, picture: str | None = None) -> La
     )
 
 
-def cone(n: int, lift: float, seed: int = 0) -> np.ndarray:
-    """Rows of two halves, 32 and 48 wide; the picture half has a direction in common, as CLIP's have."""
+def random_rows(n: int, lift: float, seed: int = 0) -> np.ndarray:
+    """Returns rows of two halves, 32 and 48 wide; picture halves share a direction, as CLIP's do."""
     rng = np.random.default_rng(seed)
     text, picture = rng.normal(size=(n, 32)), rng.normal(size=(n, 48)) + lift
     return np.hstack([unit_rows(text), unit_rows(picture)])
 
 
-def by_hand(half: np.ndarray) -> float:
+def percentile_95(half: np.ndarray) -> float:
     similar = half.astype(np.float64) @ half.T
     return float(np.quantile(similar[~np.eye(len(half), dtype=bool)], 0.95))
 
 
-def test_what_the_encoder_does_not_know_is_told_from_pairs() -> None:
-    rows, memes = cone(400, 0.7), [meme(n) for n in range(400)]
-    told = measure_min_similarity(rows, memes, 32, PartialMinSimilarity())
-    assert told.text == pytest.approx(by_hand(rows[:, :32]), abs=0.01)
-    assert told.picture == pytest.approx(by_hand(rows[:, 32:]), abs=0.01)
-    assert told.picture > told.text + 0.05  # the cone shows
-    assert measure_min_similarity(rows, memes, 32, PartialMinSimilarity()) == told
+def test_floors_unknown_to_the_encoder_are_measured_on_pairs() -> None:
+    rows, memes = random_rows(400, 0.7), [meme(n) for n in range(400)]
+    floors = measure_min_similarity(rows, memes, 32, PartialMinSimilarity())
+    assert floors.text == pytest.approx(percentile_95(rows[:, :32]), abs=0.01)
+    assert floors.picture == pytest.approx(percentile_95(rows[:, 32:]), abs=0.01)
+    assert floors.picture > floors.text + 0.05  # the shared direction raises it
+    assert measure_min_similarity(rows, memes, 32, PartialMinSimilarity()) == floors
     assert measure_min_similarity(rows, memes, 32, PartialMinSimilarity(text=0.385)) == MinSimilarity(
-        text=0.385, picture=told.picture
+        text=0.385, picture=floors.picture
     )
     assert measure_min_similarity(rows, memes, 32, MinSimilarity(text=0.1, picture=0.2)) == MinSimilarity(
         text=0.1, picture=0.2
     )
 
 
-def test_twins_are_no_unrelated_memes() -> None:
-    rows, memes = cone(60, 0.3), [meme(n) for n in range(60)]
+def test_duplicates_do_not_count_as_unrelated_memes() -> None:
+    rows, memes = random_rows(60, 0.3), [meme(n) for n in range(60)]
     plain = measure_min_similarity(rows, memes, 32, PartialMinSimilarity())
-    # A template that stands there ninety times more would make half of all pairs the same.
+    # A template with ninety further copies would otherwise make half of all pairs identical.
     again = np.vstack([rows, np.repeat(rows[:1], 90, axis=0)])
     copies = [meme(100 + n, text="NOTE  0", picture="0") for n in range(90)]
     assert measure_min_similarity(again, [*memes, *copies], 32, PartialMinSimilarity()) == plain
@@ -60,11 +60,11 @@ def test_twins_are_no_unrelated_memes() -> None:
     assert measure_min_similarity(again, [*memes, *others], 32, PartialMinSimilarity()).picture > 0.99
 
 
-def test_a_half_that_is_not_there_has_no_say() -> None:
-    rows, memes = cone(50, 0.3), [meme(n) for n in range(50)]
+def test_missing_halves_are_ignored() -> None:
+    rows, memes = random_rows(50, 0.3), [meme(n) for n in range(50)]
     plain = measure_min_similarity(rows, memes, 32, PartialMinSimilarity())
     blank = np.zeros((50, 80), dtype=np.float32)
-    blank[:, :32] = cone(50, 0.3, seed=1)[:, :32]
+    blank[:, :32] = random_rows(50, 0.3, seed=1)[:, :32]
     without = [meme(100 + n, picture="") for n in range(50)]
     found = measure_min_similarity(np.vstack([rows, blank]), [*memes, *without], 32, PartialMinSimilarity())
     assert found.picture == plain.picture and found.text != plain.text
@@ -75,16 +75,16 @@ def test_a_half_that_is_not_there_has_no_say() -> None:
     )
 
 
-def test_texts_of_a_script_are_held_against_others_of_it() -> None:
-    rows = cone(200, 0.3)
-    # Unrelated texts of the second script lie near each other, as where a model only spells it.
+def test_text_floor_of_a_script_is_measured_on_texts_of_that_script() -> None:
+    rows = random_rows(200, 0.3)
+    # Unrelated texts of the second script are similar, as for a model that knows only its letters.
     rows[100:, :32] = unit_rows(rows[100:, :32] + 3 * np.eye(32)[0])
     memes = [meme(n, text=f"note {n}" if n < 100 else f"записка {n}") for n in range(200)]
-    told = measure_text_floors(rows, memes, 32, PartialMinSimilarity())
-    assert told["LATIN"] == pytest.approx(by_hand(rows[:100, :32]), abs=0.01)
-    assert told["CYRILLIC"] == pytest.approx(by_hand(rows[100:, :32]), abs=0.01)
-    assert told["CYRILLIC"] > told["LATIN"] + 0.3
-    # What an encoder knows stands for Latin letters; a script of a few memes is not measured, nor are figures.
+    floors = measure_text_floors(rows, memes, 32, PartialMinSimilarity())
+    assert floors["LATIN"] == pytest.approx(percentile_95(rows[:100, :32]), abs=0.01)
+    assert floors["CYRILLIC"] == pytest.approx(percentile_95(rows[100:, :32]), abs=0.01)
+    assert floors["CYRILLIC"] > floors["LATIN"] + 0.3
+    # An encoder's own floor applies to Latin. Scripts with few memes, and digits, are not measured.
     assert set(measure_text_floors(rows, memes, 32, MinSimilarity(text=0.4, picture=0.5))) == {"CYRILLIC"}
     assert measure_text_floors(rows[100:140], memes[100:140], 32, PartialMinSimilarity()) == {}
     figures = [meme(n, text=f"{n}") for n in range(200)]
@@ -102,5 +102,5 @@ def test_texts_of_a_script_are_held_against_others_of_it() -> None:
         ("", ""),
     ],
 )
-def test_the_script_of_a_text_is_that_of_most_of_its_letters(text: str, script: str) -> None:
+def test_script_of_a_text_is_that_of_most_of_its_letters(text: str, script: str) -> None:
     assert script_of(text) == script

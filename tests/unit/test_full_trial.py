@@ -1,4 +1,4 @@
-"""The full procedure with scripted models: the loop, the stop, who sees what, the ruling."""
+"""The full procedure with scripted models: rounds, stopping rule, visibility, ruling."""
 
 import asyncio
 import itertools
@@ -26,62 +26,62 @@ from tests.support.leftovers import soon, uncollected
 TEXT = "the meme's own words"
 
 
-def of_side(record, kind, side):
+def events_of_side(record, kind, side):
     return [event for event in record.all(kind) if event.side is side]
 
 
-def test_a_full_trial_from_description_to_verdict():
+def test_full_trial_runs_from_description_to_verdict():
     cast = Cast(rounds=3)
     record = try_meme(cast)
     kinds = [event.kind for event in record.events]
     assert kinds[0] == "TrialOpened" and kinds[-1] == "VerdictGiven"
     assert record.last(Described).description == "A crowd stands under a green flag."
     for side in Side:
-        assert of_side(record, SideRested, side)[0].reason is QuestioningEnd.CONVERGED
-    given = record.last(VerdictGiven)
-    assert given.verdict.label is Label.HARMFUL
-    assert given.verdict.finding.clause == "4" and given.verdict.finding.target == "community"
-    assert [reading.id for reading in given.ruling.precedents] == ["p0", "p1", "p2"]
-    assert given.call.model == "judge-model"
+        assert events_of_side(record, SideRested, side)[0].reason is QuestioningEnd.CONVERGED
+    verdict_event = record.last(VerdictGiven)
+    assert verdict_event.verdict.label is Label.HARMFUL
+    assert verdict_event.verdict.finding.clause == "4" and verdict_event.verdict.finding.target == "community"
+    assert [reading.id for reading in verdict_event.ruling.precedents] == ["p0", "p1", "p2"]
+    assert verdict_event.call.model == "judge-model"
     assert record.opened.versions.models["PROPOSER"] == "proposer-model"
     assert record.opened.versions.prompts.startswith("sha256:")
 
 
-def test_an_examination_stops_when_summaries_stop_gaining_and_not_before_r_min():
+def test_examination_stops_once_summaries_converge_but_not_before_rounds_min():
     """Algorithm 1: the first r >= R_min at which |Entropy(S_r) - Entropy(S_{r-1})| < epsilon."""
     record = try_meme(Cast(rounds=4))
-    said = of_side(record, Summarised, Side.ACCUSER)
-    assert [event.round for event in said] == [1, 2, 3, 4]
-    assert [event.entropy for event in said] == [pytest.approx(entropy(event.summary)) for event in said]
-    changes = [event.entropy_change for event in said]
+    summaries = events_of_side(record, Summarised, Side.ACCUSER)
+    assert [event.round for event in summaries] == [1, 2, 3, 4]
+    assert [event.entropy for event in summaries] == [pytest.approx(entropy(event.summary)) for event in summaries]
+    changes = [event.entropy_change for event in summaries]
     assert changes[0] is None
     assert all(change >= 0.02 for change in changes[1:-1]) and changes[-1] < 0.02
-    assert of_side(record, SideRested, Side.ACCUSER)[0].rounds == 4
-    # Converged from the first round on, it still goes on to R_min.
+    assert events_of_side(record, SideRested, Side.ACCUSER)[0].rounds == 4
+    # Converged from the first round on, it still continues to R_min.
     patient = TrialSettings(rounds_min=3)
     record = try_meme(Cast(rounds=1), settings=patient)
-    assert of_side(record, SideRested, Side.DEFENDER)[0].rounds == 3
+    assert events_of_side(record, SideRested, Side.DEFENDER)[0].rounds == 3
 
 
-def test_a_falling_entropy_is_a_change_too():
-    """The printed formula has no absolute value: a signed drop would stop at once."""
+def test_falling_entropy_counts_as_a_change():
+    """The printed formula has no absolute value: a signed drop would stop the examination at once."""
     lengths = iter(["abcdefgh", "ab", "ab"])
 
     def falling(request):
         return {"summary": next(lengths), "justification": "j"}
 
     record = try_meme(Cast(accuser_summarise=falling))
-    assert [event.round for event in of_side(record, Summarised, Side.ACCUSER)] == [1, 2, 3]
+    assert [event.round for event in events_of_side(record, Summarised, Side.ACCUSER)] == [1, 2, 3]
 
 
-def test_an_examination_that_does_not_converge_ends_at_r_max():
+def test_examination_that_does_not_converge_ends_at_rounds_max():
     record = try_meme(Cast(rounds=9), settings=TrialSettings(rounds_max=4))
-    rested = of_side(record, SideRested, Side.ACCUSER)[0]
+    rested = events_of_side(record, SideRested, Side.ACCUSER)[0]
     assert (rested.rounds, rested.reason) == (4, QuestioningEnd.ROUND_LIMIT)
 
 
-def test_calls_are_counted():
-    """2 + 3 (r_A + r_D), and two one-token calls for the score; nothing superfluous where nothing is asked ahead."""
+def test_number_of_calls_follows_the_formula():
+    """2 + 3 (r_A + r_D), and two one-token calls for the score; no superfluous calls without overlap."""
     cast = Cast(rounds=3)
     record = try_meme(cast, settings=TrialSettings(overlap=False))
     rounds = sum(event.rounds for event in record.all(SideRested))
@@ -90,32 +90,32 @@ def test_calls_are_counted():
     assert cast.calls() - 2 == sum(getattr(event, "call", None) is not None for event in record.events)
 
 
-def test_asking_ahead_changes_nothing_but_time():
+def test_overlap_changes_timing_only():
     apart = try_meme(Cast(rounds=3), settings=TrialSettings(overlap=False))
     ahead = try_meme(Cast(rounds=3), settings=TrialSettings(overlap=True))
     for side in Side:
         for kind, words in ((Summarised, "summary"), (QuestionAsked, "question")):
-            one = [getattr(event, words) for event in of_side(apart, kind, side)]
-            two = [getattr(event, words) for event in of_side(ahead, kind, side)]
-            # Up to three more questions may have been asked that the stop made superfluous; they count for nothing.
+            one = [getattr(event, words) for event in events_of_side(apart, kind, side)]
+            two = [getattr(event, words) for event in events_of_side(ahead, kind, side)]
+            # Up to three further questions may have been asked before the stop was known; they are ignored.
             assert two[: len(one)] == one and len(two) <= len(one) + 3
     assert apart.verdict == ahead.verdict
 
 
-# Who sees what
+# Visibility: which role sees what
 
 
-def test_the_proposer_never_sees_the_text():
+def test_proposer_never_sees_the_text():
     for meme, reader in ((a_meme(TEXT), None), (a_meme(None), FakeReader(TEXT))):
         cast = Cast(rounds=2)
         try_meme(cast, meme=meme, reader=reader)
-        seen = cast.requests("proposer")
-        assert {task_of(request) for request in seen} == {"describe", "answer"}
-        assert not any(TEXT in shown(request) for request in seen)
-        assert all(frames_of(request) for request in seen)
+        requests = cast.requests("proposer")
+        assert {task_of(request) for request in requests} == {"describe", "answer"}
+        assert not any(TEXT in shown(request) for request in requests)
+        assert all(frames_of(request) for request in requests)
 
 
-def test_the_proposer_is_not_told_who_asks():
+def test_proposer_is_not_shown_which_side_asks():
     cast = Cast(rounds=2)
     try_meme(cast)
     described, *answers = cast.requests("proposer")
@@ -131,14 +131,14 @@ def test_advocates_never_see_a_picture():
         assert TEXT in shown(request) and "green flag" in shown(request)
 
 
-def test_one_side_never_sees_the_other():
+def test_sides_never_see_each_other():
     cast = Cast(rounds=3)
     try_meme(cast)
     assert not any("defender" in shown(request) for request in cast.requests("accuser"))
     assert not any("accuser" in shown(request) for request in cast.requests("defender"))
 
 
-def test_the_judge_sees_everything_but_the_examinations():
+def test_judge_sees_everything_but_the_examinations():
     cast = Cast(rounds=2)
     try_meme(cast)
     ruling = next(request for request in cast.requests("judge") if task_of(request) == "judge")
@@ -154,7 +154,7 @@ def test_the_judge_sees_everything_but_the_examinations():
     assert "Question 1" not in words and "accuser says" not in words  # justifications, not summaries or exchanges
 
 
-def test_the_judge_is_told_label_and_likeness_of_each_precedent_and_the_tally():
+def test_judge_sees_label_and_similarity_of_each_precedent_and_the_vote():
     cast = Cast()
     try_meme(cast, found=findings([H, N, H, N, N]))
     words = shown(cast.requests("judge")[0])
@@ -163,7 +163,7 @@ def test_the_judge_is_told_label_and_likeness_of_each_precedent_and_the_tally():
     assert "Of the 5 labelled memes nearest to this one, 2 were found harmful" in words
 
 
-def test_every_system_message_is_a_constant():
+def test_system_messages_are_constant():
     one, two = Cast(rounds=2), Cast(rounds=2)
     try_meme(one)
     try_meme(two, meme=a_meme("other words"), found=findings([N, N, N]), reader=FakeReader("x"))
@@ -172,31 +172,31 @@ def test_every_system_message_is_a_constant():
     assert len(systems) == 4
 
 
-def test_what_is_sent_later_begins_with_what_was_sent_before():
-    """The prefix cache serves only what is identical from the start: the history grows, the task comes last."""
+def test_later_requests_of_a_role_share_their_prefix_with_earlier_ones():
+    """A prefix cache serves only an identical beginning: the history grows, and the task comes last."""
     cast = Cast(rounds=4)
     try_meme(cast, settings=TrialSettings(overlap=False))
-    asked = [request for request in cast.requests("accuser") if task_of(request) == "summarise"]
-    for before, after in itertools.pairwise(asked):
+    requests = [request for request in cast.requests("accuser") if task_of(request) == "summarise"]
+    for before, after in itertools.pairwise(requests):
         assert after.parts[: len(before.parts) - 1] == before.parts[:-1]
     judged = cast.requests("judge")
     assert all(request.parts[:-1] == judged[0].parts[:-1] for request in judged)
 
 
-# What each role is given
+# Token limits
 
 
-def test_a_reply_may_take_the_tokens_that_its_role_is_given_and_the_record_says_so():
+def test_reply_tokens_are_limited_by_role_and_recorded():
     cast = Cast(rounds=2)
     own = {"judge": 5000, "accuser": 700}
     chairs = cast.chairs
     limited = RoleModels(**{role: replace(getattr(chairs, role), max_tokens=own.get(role)) for role in cast.models})
     court = replace(full_court(cast), chairs=limited)
     record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
-    usual = {"proposer": 1700, "defender": 3200}  # a token and a quarter a character of the longest, and 200
+    usual = {"proposer": 1700, "defender": 3200}  # 1.25 tokens per character of the longest reply, plus 200
     for role, tokens in {**own, **usual}.items():
-        asked = {request.max_tokens for request in cast.requests(role) if task_of(request) != "odds"}
-        assert asked == {tokens}
+        limits = {request.max_tokens for request in cast.requests(role) if task_of(request) != "odds"}
+        assert limits == {tokens}
         assert record.opened.settings["max_tokens"][role.upper()] == tokens
     other = asyncio.run(full_court(Cast(rounds=2)).hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
     assert other.opened.settings["max_tokens"]["JUDGE"] == 6200
@@ -206,21 +206,21 @@ def test_a_reply_may_take_the_tokens_that_its_role_is_given_and_the_record_says_
 # The ruling
 
 
-def test_the_label_is_the_rule_s_and_a_contradiction_is_asked_about_once_and_recorded():
+def test_label_follows_the_rule_and_a_contradicting_reply_is_repaired_once():
     stubborn = {**RULING, "harmful_strength": "weak", "harmless_strength": "weak", "label": "not harmful"}
     cast = Cast(judge=lambda request: stubborn)
     record = try_meme(cast)
-    given = record.last(VerdictGiven)
-    assert given.verdict.label is Label.HARMFUL
-    assert given.ruling.label is Label.NOT_HARMFUL
-    assert ReviewReason.JUDGE_CONTRADICTS_ITSELF in {review.reason for review in given.verdict.review}
-    assert "does not follow" in given.call.fault
+    verdict_event = record.last(VerdictGiven)
+    assert verdict_event.verdict.label is Label.HARMFUL
+    assert verdict_event.ruling.label is Label.NOT_HARMFUL
+    assert ReviewReason.JUDGE_CONTRADICTS_ITSELF in {review.reason for review in verdict_event.verdict.review}
+    assert "does not follow" in verdict_event.call.fault
     assert sum(map(is_repair, cast.requests("judge"))) == 1
-    sorry = Cast(judge=lambda request: RULING if is_repair(request) else stubborn)
-    assert not try_meme(sorry).verdict.review
+    repentant = Cast(judge=lambda request: RULING if is_repair(request) else stubborn)
+    assert not try_meme(repentant).verdict.review
 
 
-def test_a_clear_vote_that_the_judge_contradicts_calls_a_person():
+def test_judge_contradicting_a_clear_vote_requests_review():
     cast = Cast(judge=lambda request: ACQUITTAL, odds=(0.1, 0.8))
     verdict = try_meme(cast, found=findings([H] * 5)).verdict
     assert verdict.label is Label.NOT_HARMFUL
@@ -228,18 +228,18 @@ def test_a_clear_vote_that_the_judge_contradicts_calls_a_person():
     assert not try_meme(Cast(judge=lambda r: ACQUITTAL, odds=(0.1, 0.8)), found=findings([N] * 5)).verdict.review
 
 
-def test_a_meme_like_no_precedent_has_the_signal_that_it_has_in_a_summary():
-    far, near = findings([H] * 5, text=0.1, picture=0.1), findings([H] * 5)
+def test_meme_far_from_all_precedents_gets_the_same_signal_as_in_a_summary():
+    far, similar = findings([H] * 5, text=0.1, picture=0.1), findings([H] * 5)
     verdict = try_meme(Cast(), found=far).verdict
     assert [signal.reason for signal in verdict.signals] == [ReviewReason.NO_SIMILAR_PRECEDENT]
     assert verdict.label is Label.HARMFUL and not verdict.review
-    assert not try_meme(Cast(), found=near).verdict.signals
+    assert not try_meme(Cast(), found=similar).verdict.signals
     shown_none = Cast(judge=lambda request: {**RULING, "precedents": {}})
     assert not try_meme(shown_none, found=far, settings=TrialSettings(precedents=False)).verdict.signals
 
 
-def test_the_score_is_the_mean_over_both_orders():
-    """A model that only ever prefers the first letter says nothing: its score is a half."""
+def test_score_is_the_mean_over_both_orders_of_the_options():
+    """A model that always prefers the first letter provides no information: its score is a half."""
     verdict = try_meme(Cast(odds=(0.6, 0.2))).verdict
     assert verdict.harm_score == pytest.approx(0.75)
     assert verdict.harm_score_meaning is ScoreMeaning.LABEL_PROBABILITY
@@ -250,20 +250,20 @@ def test_the_score_is_the_mean_over_both_orders():
     assert record.last(VerdictGiven).odds.harmful == (0.9, 0.1)
 
 
-def test_a_score_against_the_ruling_calls_a_person():
+def test_score_that_contradicts_the_ruling_requests_review():
     verdict = try_meme(Cast(odds=(0.1, 0.7))).verdict
     assert {review.reason for review in verdict.review} == {ReviewReason.SCORE_DISAGREES}
 
 
-def test_without_probabilities_there_is_no_score():
+def test_score_is_absent_without_token_probabilities():
     for cast in (Cast(odds=None), Cast(odds=(0.0, 0.0))):
         verdict = try_meme(cast).verdict
         assert verdict.harm_score is None and verdict.harm_score_meaning is None
 
 
 @pytest.mark.parametrize("odds", [(1e-9, 1e-11), (0.02, 0.02), (0.0, 0.0)])
-def test_odds_of_a_model_that_is_about_to_say_something_else_are_no_score(odds):
-    """As one that thinks first: the ratio of what is left for the labels was once taken for 99 %."""
+def test_odds_with_little_probability_on_the_labels_give_no_score(odds):
+    """A model may be about to think: the ratio of the small remaining probabilities was once taken for 99 %."""
     verdict = try_meme(Cast(odds=odds)).verdict
     assert verdict.harm_score is None and verdict.harm_score_meaning is None
     (signal,) = verdict.signals
@@ -271,7 +271,7 @@ def test_odds_of_a_model_that_is_about_to_say_something_else_are_no_score(odds):
     assert not verdict.review
 
 
-def test_how_much_of_the_probability_the_labels_must_have_is_a_setting():
+def test_least_probability_of_the_labels_is_configurable():
     settings = TrialSettings(least_label_mass=0.03)
     assert try_meme(Cast(odds=(0.03, 0.01)), settings=settings).verdict.harm_score == pytest.approx(0.75)
 
@@ -279,7 +279,7 @@ def test_how_much_of_the_probability_the_labels_must_have_is_a_setting():
 # Ablations
 
 
-def test_without_precedents_the_judge_is_shown_none():
+def test_judge_sees_no_precedents_if_they_are_disabled():
     none = {**RULING, "precedents": {}}
     cast = Cast(judge=lambda request: none)
     record = try_meme(cast, settings=TrialSettings(precedents=False))
@@ -288,7 +288,7 @@ def test_without_precedents_the_judge_is_shown_none():
     assert len(frames_of(cast.requests("judge")[0])) == 1
 
 
-def test_without_advocates_nobody_argues():
+def test_no_side_argues_if_advocates_are_disabled():
     cast = Cast()
     record = try_meme(cast, settings=TrialSettings(advocates=False))
     assert not record.all(Summarised) and not record.all(SideRested)
@@ -296,7 +296,7 @@ def test_without_advocates_nobody_argues():
     assert "The side that says" not in shown(cast.requests("judge")[0])
 
 
-def test_without_the_captioner_advocates_argue_from_the_description():
+def test_advocates_argue_from_the_description_if_the_captioner_is_disabled():
     cast = Cast()
     record = try_meme(cast, settings=TrialSettings(captioner=False))
     assert not record.all(QuestionAsked)
@@ -304,7 +304,7 @@ def test_without_the_captioner_advocates_argue_from_the_description():
     assert "the accuser's reasons" in shown(cast.requests("judge")[0])
 
 
-def test_the_dull_judge_is_one_call_with_the_meme_alone():
+def test_dull_judge_is_one_call_with_the_meme_alone():
     cast = Cast(judge=lambda request: {**RULING, "precedents": {}})
     try_meme(cast, settings=TrialSettings(dull_judge=True, score=False))
     assert cast.calls() == 1
@@ -313,7 +313,7 @@ def test_the_dull_judge_is_one_call_with_the_meme_alone():
     assert "description" not in shown(request).rpartition("Reply in JSON")[2].lower()
 
 
-def test_with_the_stance_at_the_summary_both_sides_ask_from_the_same_standpoint():
+def test_stance_at_the_summary_gives_both_sides_the_same_questioning_prompt():
     cast = Cast(rounds=2)
     try_meme(cast, settings=TrialSettings(stance_at="summary"))
     systems = {}
@@ -324,35 +324,35 @@ def test_with_the_stance_at_the_summary_both_sides_ask_from_the_same_standpoint(
     assert systems["accuser", "summarise"] != systems["defender", "summarise"]
 
 
-def test_the_query_may_hold_the_summaries():
+def test_search_query_may_include_the_summaries():
     court = {}
 
     def remember(cast, **options):
         from tests.support.cast import full_court
 
-        court["it"] = full_court(cast, **options)
-        return court["it"]
+        court["built"] = full_court(cast, **options)
+        return court["built"]
 
     cast = Cast(rounds=2)
-    it = remember(cast, settings=TrialSettings(query="text and summaries"))
+    trial_court = remember(cast, settings=TrialSettings(query="text and summaries"))
     from court.events import Procedure
     from court.trial import TrialCase
 
-    asyncio.run(it.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
-    query = it.finder.asked[0]["text"]
+    asyncio.run(trial_court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    query = trial_court.finder.asked[0]["text"]
     assert TEXT in query and "accuser says" in query and "defender says" in query
 
 
-# Thoughts
+# Thoughts of reasoning models
 
 
-def test_what_a_model_thinks_is_on_record_and_shown_to_nobody():
-    thought, asked = "SECRETLY I WONDER", Cast()
+def test_thoughts_are_recorded_but_shown_to_no_role():
+    thought, replies = "SECRETLY I WONDER", Cast()
 
     def thinking(request):
         task = task_of(request)
         role = next(name for name, model in cast.models.items() if any(one.request is request for one in model.asked))
-        return reply(json.dumps(asked._usual(role, task, request)), FinishReason.STOP, thought)
+        return reply(json.dumps(replies._usual(role, task, request)), FinishReason.STOP, thought)
 
     cast = Cast(**dict.fromkeys(("describe", "answer", "ask", "summarise", "judge"), thinking))
     record, without = try_meme(cast), try_meme(Cast())
@@ -360,18 +360,18 @@ def test_what_a_model_thinks_is_on_record_and_shown_to_nobody():
     assert calls and {call.thought for call in calls} == {thought}
     for request in cast.requests():
         assert all(thought not in part for part in request.parts if isinstance(part, str))
-    # Entropy and verdict are as without.
+    # Entropy and verdict are the same as without thoughts.
     entropies = [[event.entropy for event in one.all(Summarised)] for one in (record, without)]
     assert entropies[0] == entropies[1] and record.verdict == without.verdict
 
 
-def test_of_a_long_thought_the_beginning_is_kept():
+def test_long_thoughts_are_truncated_in_the_record():
     long = reply('{"description": "A crowd."}', FinishReason.STOP, "x" * 50_000)
     record = try_meme(Cast(describe=lambda request: long))
     assert record.last(Described).call.thought == "x" * 20_000
 
 
-def test_a_role_that_is_to_think_gets_tokens_for_it_beside_those_of_its_reply_and_none_for_odds():
+def test_thinking_role_gets_extra_tokens_except_for_odds():
     cast = Cast(rounds=2)
     chairs = replace(cast.chairs, judge=replace(cast.chairs.judge, thought_tokens=500, thoughts_by=("TEMPLATE", "x")))
     court = full_court(cast, chairs=chairs)
@@ -388,7 +388,7 @@ def test_a_role_that_is_to_think_gets_tokens_for_it_beside_those_of_its_reply_an
     assert record.opened.versions.settings != plain.opened.versions.settings
 
 
-def test_a_record_says_whose_prefix_cache_works():
+def test_record_states_which_roles_have_a_working_prefix_cache():
     cast = Cast(rounds=2)
     chairs = replace(
         cast.chairs,
@@ -398,7 +398,7 @@ def test_a_record_says_whose_prefix_cache_works():
     court = full_court(cast, chairs=chairs)
     record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
     assert record.opened.prefix_cache == {"JUDGE": False, "ACCUSER": True}
-    # A server that was started anew in the meantime is no other version.
+    # Restarting a server does not make another version.
     assert record.opened.versions == try_meme(Cast(rounds=2)).opened.versions
 
 
@@ -406,7 +406,7 @@ def test_a_record_says_whose_prefix_cache_works():
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_what_is_nearer_its_end_goes_first_and_a_batch_after_all_others(batch):
+def test_calls_closer_to_the_verdict_take_priority_and_batches_come_last(batch):
     cast = Cast(rounds=4)
     case = TrialCase("t", a_meme(TEXT), Procedure.FULL, batch=batch)
     asyncio.run(full_court(cast, settings=TrialSettings(overlap=False)).hear(case, Notes()))
@@ -421,8 +421,8 @@ def test_what_is_nearer_its_end_goes_first_and_a_batch_after_all_others(batch):
     assert by_task["judge"] == [-51] and by_task["odds"] == [-51, -51]
 
 
-def test_what_may_be_superfluous_waits_for_what_is_needed():
-    """Summaries that take long are overtaken by the next questions, which must not hold up anybody's summary."""
+def test_speculative_calls_yield_to_needed_ones():
+    """Next questions overtake slow summaries, and must not delay anyone's summary."""
     cast = Cast(rounds=6, accuser_summarise=None)
     slow = cast.models["accuser"]
     usual = slow.reply
@@ -435,12 +435,12 @@ def test_what_may_be_superfluous_waits_for_what_is_needed():
     slow.reply = reply
     asyncio.run(full_court(cast).hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
     first_ahead = next(call.request for call in slow.asked if "Question 1" in shown(call.request))
-    assert task_of(first_ahead) == "ask" and first_ahead.priority == 0  # round 2, while round 1 is all that is needed
+    assert task_of(first_ahead) == "ask" and first_ahead.priority == 0  # round 2, while only round 1 is needed
     summaries = [call.request.priority for call in slow.asked if task_of(call.request) == "summarise"]
     assert summaries[0] == -1
 
 
-# Replies that can't be used
+# Unusable replies
 
 
 def reply(text, finish, thought=""):
@@ -464,9 +464,9 @@ BAD = {
 
 @pytest.mark.parametrize("task", ["describe", "answer", "ask", "summarise", "judge"])
 @pytest.mark.parametrize("kind", list(BAD))
-def test_a_reply_that_stays_unusable_ends_the_trial_and_says_how(task, kind):
-    says, reason = BAD[kind]
-    cast = Cast(**{task: lambda request: says})
+def test_reply_that_stays_unusable_fails_the_trial_with_its_reason(task, kind):
+    bad_reply, reason = BAD[kind]
+    cast = Cast(**{task: lambda request: bad_reply})
     notes = Notes()
     with pytest.raises(TrialAborted) as caught:
         try_meme(cast, watch=notes)
@@ -478,9 +478,9 @@ def test_a_reply_that_stays_unusable_ends_the_trial_and_says_how(task, kind):
 
 @pytest.mark.parametrize("task", ["describe", "answer", "ask", "summarise", "judge"])
 @pytest.mark.parametrize("kind", ["empty", "cut", "cut in mid-thought"])
-def test_one_repair_names_the_fault(task, kind):
-    says, _ = BAD[kind]
-    cast = Cast(rounds=2, **{task: lambda request: None if is_repair(request) else says})
+def test_one_repair_request_names_the_fault(task, kind):
+    bad_reply, _ = BAD[kind]
+    cast = Cast(rounds=2, **{task: lambda request: None if is_repair(request) else bad_reply})
     record = try_meme(cast)
     assert record.state is TrialState.DECIDED
     repaired = [event.call.fault for event in record.events if getattr(event, "call", None) and event.call.fault]
@@ -489,19 +489,19 @@ def test_one_repair_names_the_fault(task, kind):
 
 @pytest.mark.parametrize("task", ["describe", "answer", "ask", "summarise", "judge"])
 @pytest.mark.parametrize("kind", [kind for kind in BAD if "loop" in kind])
-def test_a_loop_is_asked_for_once_more_against_repetition_and_not_shown_as_one(task, kind):
-    says, _ = BAD[kind]
-    cast = Cast(rounds=2, **{task: lambda request: None if is_repair(request) else says})
+def test_looping_reply_is_retried_with_a_repetition_penalty_and_quoted_briefly(task, kind):
+    bad_reply, _ = BAD[kind]
+    cast = Cast(rounds=2, **{task: lambda request: None if is_repair(request) else bad_reply})
     record = try_meme(cast)
     assert record.state is TrialState.DECIDED
-    asked = cast.requests()
-    assert {is_repair(request) for request in asked if request.avoid_repetition} == {True}
-    assert all(request.avoid_repetition for request in asked if is_repair(request))
+    requests = cast.requests()
+    assert {is_repair(request) for request in requests if request.avoid_repetition} == {True}
+    assert all(request.avoid_repetition for request in requests if is_repair(request))
     repaired = [event.call for event in record.events if getattr(event, "call", None) and event.call.fault]
     assert repaired and all("over and over" in call.fault and len(call.quoted) < 60 for call in repaired)
 
 
-def test_another_fault_is_asked_for_once_more_as_it_was():
+def test_other_faults_are_retried_without_a_repetition_penalty():
     cast = Cast(rounds=2, describe=lambda request: None if is_repair(request) else "")
     try_meme(cast)
     assert not any(request.avoid_repetition for request in cast.requests())
@@ -509,14 +509,14 @@ def test_another_fault_is_asked_for_once_more_as_it_was():
 
 @pytest.mark.parametrize("task", ["describe", "answer", "ask", "summarise", "judge"])
 @pytest.mark.parametrize("error", [Unavailable("gone", reason="MODEL_GONE"), ModelRefused("too long"), Overrun("slow")])
-def test_a_server_that_fails_ends_the_trial(task, error):
+def test_failing_server_ends_the_trial(task, error):
     with pytest.raises(TrialAborted) as caught:
         try_meme(Cast(**{task: lambda request: error}))
     assert caught.value.cause is error
     assert caught.value.record.events[-1].retryable == isinstance(error, Unavailable)
 
 
-def test_when_one_side_fails_nothing_runs_on():
+def test_failure_of_one_side_cancels_the_other():
     cast = Cast(rounds=5, delay_s=0.05, accuser_ask=lambda request: Unavailable("gone"))
     cast.models["accuser"]._delay_s = 0.01  # it fails while the other side waits for its own model
     with pytest.raises(TrialAborted):
@@ -528,14 +528,14 @@ def test_when_one_side_fails_nothing_runs_on():
 
 
 @pytest.mark.parametrize("end", ["verdict", "failure", "fault", "refusal", "late", "deadline", "left"])
-def test_what_was_shown_is_gone_with_its_trial(end):
-    """At once: pictures are large, and the collector looks for what holds itself by number alone."""
+def test_pictures_are_freed_with_their_trial(end):
+    """At once: pictures are large, and the garbage collector runs by object count alone."""
     errors = {"failure": Unavailable("away"), "fault": ValueError("a fault"), "refusal": ModelRefused("no")}
     lines = {"defender_ask": lambda _: errors[end]} if end in errors else {}
     slow = 9.0 if end in ("late", "deadline", "left") else 0.0
 
     async def shown(court):
-        # The other side asks meanwhile, and is ended with this one.
+        # The other side's call is in flight, and is cancelled with this one.
         case = TrialCase("t", a_meme(TEXT), Procedure.FULL, within_s=0.3 if end == "deadline" else None)
         trial = asyncio.ensure_future(court.hear(case, Notes()))
         if end == "left":
@@ -548,26 +548,26 @@ def test_what_was_shown_is_gone_with_its_trial(end):
         except asyncio.CancelledError:
             return "left"
         finally:
-            del trial  # what it raises remembers this frame
+            del trial  # its exception refers to this frame
         return "verdict"
 
     async def scene():
         court = full_court(Cast(delay_s=slow, **lines), settings=TrialSettings(call_s=0.3))
-        with uncollected(Picture, FullTrial, Examination) as left:
+        with uncollected(Picture, FullTrial, Examination) as uncollected_objects:
             reason = await shown(court)
             errors.clear()
-            return reason, await soon(left)
+            return reason, await soon(uncollected_objects)
 
-    reason, left = asyncio.run(scene())
-    assert left == []
-    told = {"failure": "UNAVAILABLE", "fault": "INTERNAL", "refusal": "MODEL_REFUSED", "late": "MODEL_TOO_SLOW"}
-    assert reason == {**told, "deadline": "DEADLINE"}.get(end, end)
+    reason, uncollected_objects = asyncio.run(scene())
+    assert uncollected_objects == []
+    reasons = {"failure": "UNAVAILABLE", "fault": "INTERNAL", "refusal": "MODEL_REFUSED", "late": "MODEL_TOO_SLOW"}
+    assert reason == {**reasons, "deadline": "DEADLINE"}.get(end, end)
 
 
 # Time
 
 
-def test_a_short_deadline_makes_sides_rest_early_and_the_judge_still_rules(monkeypatch):
+def test_short_deadline_ends_examinations_early_and_the_judge_still_rules(monkeypatch):
     virtual_time.set_deadlines_by_it(monkeypatch)
     cast = Cast(rounds=9, delay_s=0.05)
     record = try_meme(cast, within_s=0.75, run=virtual_time.run)
@@ -577,7 +577,7 @@ def test_a_short_deadline_makes_sides_rest_early_and_the_judge_still_rules(monke
     assert record.verdict.label is Label.HARMFUL
 
 
-def test_when_there_is_no_time_even_for_the_judge_there_is_no_verdict(monkeypatch):
+def test_deadline_too_short_for_the_judge_yields_no_verdict(monkeypatch):
     virtual_time.set_deadlines_by_it(monkeypatch)
     with pytest.raises(TrialAborted) as caught:
         try_meme(Cast(delay_s=0.05), within_s=0.12, run=virtual_time.run)
@@ -585,8 +585,8 @@ def test_when_there_is_no_time_even_for_the_judge_there_is_no_verdict(monkeypatc
     assert caught.value.record.verdict is None
 
 
-def test_the_longest_chain_is_the_overlap_floor():
-    """D + R (q + a) + s + J: calls that wait for another, counted in delays of equal length."""
+def test_longest_chain_of_calls_matches_the_overlap_formula():
+    """D + R (q + a) + s + J: calls that wait for another, in delays of equal length."""
     for overlap, chain in ((True, 1 + 2 * 4 + 1 + 1), (False, 1 + 3 * 4 + 1)):
         cast = Cast(rounds=4, delay_s=0.05)
         loop_time = {}
@@ -602,7 +602,7 @@ def test_the_longest_chain_is_the_overlap_floor():
             loop_time["s"] = asyncio.get_running_loop().time() - began
 
         asyncio.run(scene())
-        # A bound from below holds on any machine; how near it comes is a benchmark's to say.
+        # A lower bound holds on any machine; how closely it is met is measured by a benchmark.
         assert loop_time["s"] >= chain * 0.05 - 0.01
         if overlap:
             assert len([r for r in cast.requests("accuser") if task_of(r) == "ask"]) <= 5

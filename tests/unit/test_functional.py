@@ -1,4 +1,4 @@
-"""Functional tests: what they hold, who passes them, and the way from a run to figures."""
+"""Functional tests: their cases, passing rates of known behaviours, and the path from a run to figures."""
 
 import csv
 import json
@@ -28,17 +28,17 @@ def invoke(*args, code=0, **env):
     return ran.output
 
 
-def judged(said, name="ours"):
+def results_of(reply_for, name="ours"):
     return results(
-        [case.harmful for case in CASES], [said(case) for case in CASES], ids=[c.id for c in CASES], name=name
+        [case.harmful for case in CASES], [reply_for(case) for case in CASES], ids=[c.id for c in CASES], name=name
     )
 
 
-def by_label(case):
+def label_of(case):
     return H if case.harmful else N
 
 
-def test_each_functionality_has_as_many_cases_and_one_label():
+def test_each_functionality_has_equally_many_cases_of_one_label():
     counts = Counter(case.functionality for case in CASES)
     assert set(counts) == set(suite().titles) and set(counts.values()) == {6}
     labels = defaultdict(set)
@@ -49,7 +49,7 @@ def test_each_functionality_has_as_many_cases_and_one_label():
     assert len({case.id for case in CASES}) == len(CASES)
 
 
-def test_a_contrast_set_differs_in_caption_and_sign_alone():
+def test_contrast_set_differs_only_in_caption_and_sign():
     sets = defaultdict(list)
     for case in CASES:
         if case.contrast is not None:
@@ -63,47 +63,47 @@ def test_a_contrast_set_differs_in_caption_and_sign_alone():
         attack, things, kind, kind_things = own
         assert attack.caption == things.caption != kind.caption == kind_things.caption
         assert attack.sign == kind.sign != things.sign == kind_things.sign
-        # The words name nobody: without the picture, attack and complaint are the same.
+        # The caption names no group: without the picture, attack and complaint are the same.
         assert not any(group in attack.caption for group in GROUPS) and any(group in attack.sign for group in GROUPS)
         box = ImageChops.difference(draw_case(attack), draw_case(things)).getbbox()
         assert box and box[0] >= 0.15 * 640 and box[2] <= 0.85 * 640 and box[1] >= 0.4 * 480 and box[3] <= 0.6 * 480
 
 
-def test_no_case_names_anything_but_invented_groups():
+def test_cases_name_only_invented_groups():
     for case in CASES:
         assert "{" not in case.caption and "}" not in case.caption
         if case.harmful and case.contrast is None:
             assert any(group in case.caption for group in GROUPS)
 
 
-def test_who_tells_everything_passes_everything():
-    found = functional_scores(CASES, judged(by_label))
+def test_perfect_system_passes_every_case():
+    found = functional_scores(CASES, results_of(label_of))
     assert found.passed.value == 1 and found.passed.low < 1
     assert (found.sets, found.sets_passed.value, found.by_picture.value, found.by_text.value) == (6, 1, 1, 1)
 
 
-def test_who_sees_no_picture_passes_no_pair_that_the_picture_tells():
+def test_system_blind_to_pictures_passes_no_pair_that_only_the_picture_separates():
     attacks = {case.caption for case in CASES if case.functionality == CONTRAST[0]}
-    blind = functional_scores(CASES, judged(lambda case: H if case.caption in attacks or case.harmful else N))
+    blind = functional_scores(CASES, results_of(lambda case: H if case.caption in attacks or case.harmful else N))
     rates = {one.id: one.passed.value for one in blind.functionalities}
     assert rates[CONTRAST[0]] == 1 and rates[CONTRAST[1]] == 0 and rates["derogation"] == 1
     assert (blind.by_picture.value, blind.by_text.value, blind.sets_passed.value) == (0, 1, 0)
 
 
-def test_who_always_says_harmful_passes_the_harmful_cases_alone():
-    found = functional_scores(CASES, judged(lambda _: H))
+def test_system_that_always_answers_harmful_passes_only_harmful_cases():
+    found = functional_scores(CASES, results_of(lambda _: H))
     assert found.passed.value == found.always_harmful == np.mean([case.harmful for case in CASES])
     assert (found.by_picture.value, found.by_text.value) == (0, 0)
 
 
-def test_no_class_is_no_pass():
-    found = functional_scores(CASES, judged(lambda case: U if case.harmful else F))
+def test_undecided_and_failed_cases_do_not_pass():
+    found = functional_scores(CASES, results_of(lambda case: U if case.harmful else F))
     assert found.passed.value == 0 and sum(one.silent for one in found.functionalities) == len(CASES)
 
 
 def test_predictions_of_other_cases_are_refused():
     with pytest.raises(BadRequest, match=r"other functional tests"):
-        functional_scores([], judged(by_label))
+        functional_scores([], results_of(label_of))
     flipped = results([not case.harmful for case in CASES], [H] * len(CASES), ids=[case.id for case in CASES])
     with pytest.raises(BadRequest, match="labels differ"):
         functional_scores(CASES, flipped)
@@ -113,9 +113,9 @@ def test_predictions_of_other_cases_are_refused():
 
 
 @pytest.mark.slow
-def test_from_the_drawn_tests_to_pass_rates_of_the_embedded_court_and_of_anyone(tmp_path):
-    told = invoke("functional", "make", tmp_path / "tests", "--cases", 1)
-    assert "18 cases of 18 functionalities, 8 of them harmful" in told
+def test_drawn_tests_yield_pass_rates_of_a_court_and_of_foreign_predictions(tmp_path):
+    output = invoke("functional", "make", tmp_path / "tests", "--cases", 1)
+    assert "18 cases of 18 functionalities, 8 of them harmful" in output
     (dataset,) = recognised(tmp_path / "tests")
     assert dataset.id == DATASET
     key = read_key(tmp_path / "tests")
@@ -131,8 +131,8 @@ def test_from_the_drawn_tests_to_pass_rates_of_the_embedded_court_and_of_anyone(
     with file.open("w", newline="") as out:
         csv.writer(out).writerows([("id", "label"), *((case.id, int(case.harmful)) for case in key)])
     score = ("functional", "score", tmp_path / "tests", tmp_path / "court", "--predictions", file)
-    told = invoke(*score, "--html", tmp_path / "page.html")
-    assert "attack-on-shown-group" in told and "whole sets right" in told
+    output = invoke(*score, "--html", tmp_path / "page.html")
+    assert "attack-on-shown-group" in output and "whole sets right" in output
     assert "quoted-to-refuse" in (tmp_path / "page.html").read_text()
     court, oracle = json.loads(invoke(*score, "--json"))["systems"]
     assert oracle["passed"]["value"] == 1 and 0 < court["passed"]["value"] < 1
@@ -140,7 +140,7 @@ def test_from_the_drawn_tests_to_pass_rates_of_the_embedded_court_and_of_anyone(
     assert "Name a run" in invoke("functional", "score", tmp_path / "tests", code=2)
 
 
-def test_tests_are_written_into_an_empty_directory_only(tmp_path):
+def test_functional_tests_are_written_only_into_an_empty_directory(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadRequest, match="not empty"):
         write_functional(tmp_path)

@@ -1,4 +1,4 @@
-"""IM-1 and IM-5 of security.md: thousands of hostile files, each answered by a picture or a typed refusal."""
+"""IM-1 and IM-5 of security.md: thousands of hostile files, each read as a picture or refused with a typed error."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ MAGICS += [b"RIFF\xff\xff\0\0WEBPVP8L", b"RIFF\xff\xff\0\0WEBPVP8X"]
 
 
 def seeds():
-    """Small valid files of all kinds; what is hostile is made of them."""
+    """Returns small valid files of all kinds, which are then mutated."""
     still = quarters((96, 64))
     noise = Image.effect_noise((80, 60), 90)
     stills = [Image.new("RGB", (40, 30), (70 * number, 90, 200)) for number in range(4)]
@@ -83,7 +83,7 @@ def flipped_head(dice, seed, _):
 
 
 def flipped_with_good_sums(dice, seed, other):
-    """As flipped, but every PNG chunk is given the right check sum, so that the damage reaches the decoder."""
+    """Flips bits, but corrects the checksum of every PNG chunk, so that the damage reaches the decoder."""
     data = flipped(dice, seed, other)
     if not seed.startswith(PNG_MAGIC):
         return data
@@ -112,7 +112,7 @@ def dropped(dice, seed, _):
 
 
 def enlarged(dice, seed, _):
-    """A canvas that is not that large, with check sums right."""
+    """Declares a larger canvas than there is, with correct checksums."""
     size = dice.choice((0, 1, 97, 4096, 8192, 8193, 65535))
     data = bytearray(seed)
     if seed.startswith(PNG_MAGIC):
@@ -135,8 +135,8 @@ def random_after_magic(dice, _, __):
     return dice.choice(MAGICS) + dice.randbytes(dice.choice((0, 1, 20, 500, 20_000)))
 
 
-def marked(dice, seed, other):
-    """Two formats in one file, or something behind its end."""
+def polyglot(dice, seed, other):
+    """Appends another format or other data behind the end of the file."""
     return seed + dice.choice((other, b"%PDF-1.7\n", b"<script>alert(1)</script>", b"PK\3\4", bytes(70_000), b"MZ"))
 
 
@@ -155,11 +155,11 @@ def retagged(dice, seed, _):
 
 
 MUTATIONS = [cut, flipped, flipped_head, flipped_with_good_sums, spliced, repeated, dropped, enlarged]
-MUTATIONS += [random_after_magic, marked, retagged]
+MUTATIONS += [random_after_magic, polyglot, retagged]
 
 
 def bombs():
-    """Small files that would cost a careless reader dearly, and some that do cost."""
+    """Returns small files that would be costly for a naive reader, and some that are costly for any."""
     rgb = bytes(3 * 8192 + 1)
     zeros = zlib.compress(bytes(200_000_000), 9)
     tall = encode(Image.new("RGB", (4096, 4096)), "JPEG", progressive=True)
@@ -221,17 +221,17 @@ LEAK = re.compile(r"0x[0-9a-f]+|object at|/\w+/|\\|Traceback|File \"|\.py|PIL|Pi
 
 
 def is_clean(message):
-    """IM-5: no address, path, host or traceback in what a stranger is told."""
+    """True if a message to a client contains no address, path, host or traceback (IM-5)."""
     return not LEAK.search(message) and socket.gethostname() not in message and 20 < len(message) < 400
 
 
 @pytest.mark.parametrize("message", ["at 0x7f3a", "<_io.BytesIO object at", "in /usr/lib/x", 'File "a"', "x.py"])
-def test_leaks_would_be_seen(message):
+def test_leak_detector_recognises_leaks(message):
     assert not is_clean("The picture can't be read: " + message)
 
 
 @pytest.mark.slow
-def test_im_1_and_im_5_hostile_pictures(record_property):
+def test_im_1_and_im_5_hostile_pictures_are_read_or_refused_cleanly(record_property):
     costs, decisions, dirty, costly, slow = [], Counter(), [], [], 0.0
 
     async def whole():
@@ -268,7 +268,7 @@ def test_im_1_and_im_5_hostile_pictures(record_property):
     record_property("figures", figures)
     print(figures, dict(decisions))
     assert decisions.total() >= AT_LEAST
-    assert costly == []  # whatever is refused is refused by a look or by its decoder, not by the limit behind them
+    assert costly == []  # refusals come from inspection or the decoder, not from the resource limit behind them
     assert decisions["PICTURE_KILLS_READER"] == 0
     assert decisions["accepted"] > 400, "a reader that refuses everything shows nothing"
     assert dirty == []
@@ -277,7 +277,7 @@ def test_im_1_and_im_5_hostile_pictures(record_property):
 
 
 def read_with(module, monkeypatch, tmp_path, data=b"\xff\xd8\xff", **options):
-    """Reads with a worker whose code is given; the reader around it is the real one."""
+    """Reads with a worker that runs the given code; the reader around it is the real one."""
     script, child = tmp_path / "python", tmp_path / "child.py"
     child.write_text(
         "from court.backends.sandbox import child as worker_child\n" + module + "\nworker_child.serve(handle)\n"
@@ -297,7 +297,7 @@ def read_with(module, monkeypatch, tmp_path, data=b"\xff\xd8\xff", **options):
         asyncio.run(whole())
 
 
-NOT_HONEST = {
+DISHONEST_REPLIES = {
     "another reason": {"refused": "PICTURE_OF_A_CAT", "figures": {}},
     "figures missing": {"refused": "PICTURE_TOO_MANY_PIXELS", "figures": {}},
     "words for figures": {"refused": "PICTURE_NO_PIXELS", "figures": {"width": "/etc/passwd", "height": "0x7f00"}},
@@ -314,9 +314,9 @@ NOT_HONEST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("body", NOT_HONEST.values(), ids=NOT_HONEST.keys())
-def test_a_subverted_worker_is_not_believed(body, monkeypatch, tmp_path):
-    module = f"def handle(asked, payloads): return {body!r}, [b'<script>' * 9] * len({body!r}.get('frames', ()))"
+@pytest.mark.parametrize("body", DISHONEST_REPLIES.values(), ids=DISHONEST_REPLIES.keys())
+def test_replies_of_a_compromised_worker_are_not_trusted(body, monkeypatch, tmp_path):
+    module = f"def handle(request, payloads): return {body!r}, [b'<script>' * 9] * len({body!r}.get('frames', ()))"
     with pytest.raises(BadPicture) as caught:
         read_with(module, monkeypatch, tmp_path)
     assert caught.value.reason == "PICTURE_KILLS_READER"
@@ -326,13 +326,13 @@ def test_a_subverted_worker_is_not_believed(body, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        ("import os\ndef handle(asked, payloads): os.kill(os.getpid(), 11)", "PICTURE_KILLS_READER"),
-        ("def handle(asked, payloads): raise RuntimeError('at 0x7f')", "PICTURE_KILLS_READER"),
-        ("def handle(asked, payloads): bytearray(1 << 40)", "PICTURE_TOO_COSTLY"),
-        ("def handle(asked, payloads):\n  while True: pass", "PICTURE_TOO_COSTLY"),
+        ("import os\ndef handle(request, payloads): os.kill(os.getpid(), 11)", "PICTURE_KILLS_READER"),
+        ("def handle(request, payloads): raise RuntimeError('at 0x7f')", "PICTURE_KILLS_READER"),
+        ("def handle(request, payloads): bytearray(1 << 40)", "PICTURE_TOO_COSTLY"),
+        ("def handle(request, payloads):\n  while True: pass", "PICTURE_TOO_COSTLY"),
     ],
 )
-def test_what_a_decoder_may_do_is_a_typed_refusal(module, reason, monkeypatch, tmp_path):
+def test_any_failure_of_a_decoder_is_a_typed_refusal(module, reason, monkeypatch, tmp_path):
     monkeypatch.setattr(picture_reader, "CPU_S", 0.3)
     with pytest.raises(BadPicture) as caught:
         read_with(module, monkeypatch, tmp_path)
@@ -340,31 +340,31 @@ def test_what_a_decoder_may_do_is_a_typed_refusal(module, reason, monkeypatch, t
     assert is_clean(caught.value.message)
 
 
-def test_a_picture_that_spends_its_time_is_stopped_at_two_seconds(monkeypatch, tmp_path):
-    """What a process that was killed has cost is known to the kernel alone, the start of the process included."""
+def test_picture_that_exhausts_its_cpu_time_is_stopped_at_two_seconds(monkeypatch, tmp_path):
+    """The CPU time of a killed process is known only to the kernel, which includes the start of the process."""
 
     def cost(work):
-        """CPU time of a process that does this, in seconds, and why it refuses the picture."""
+        """Returns the CPU time of a process that does this, in seconds, and the reason for refusing the picture."""
         before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
         with pytest.raises(BadPicture) as caught:
-            read_with(f"def handle(asked, payloads):\n  {work}", monkeypatch, tmp_path)
+            read_with(f"def handle(request, payloads):\n  {work}", monkeypatch, tmp_path)
         return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before, caught.value.reason
 
     of_start, _ = cost("raise ValueError")
     whole, reason = cost("while True: pass")
     assert reason == "PICTURE_TOO_COSTLY"
-    # A start costs more on a machine that does much else.
+    # Starting a process costs more on a busy machine.
     assert 1.5 < whole - of_start < 2.2
 
 
-def test_no_time_on_the_clock_is_retryable(monkeypatch, tmp_path):
-    module = "import time\ndef handle(asked, payloads): time.sleep(60)"
+def test_exceeding_the_wall_clock_limit_is_retryable(monkeypatch, tmp_path):
+    module = "import time\ndef handle(request, payloads): time.sleep(60)"
     with pytest.raises(Overrun) as caught:
         read_with(module, monkeypatch, tmp_path, wall_s=0.5)
     assert is_clean(caught.value.message)
 
 
-def test_a_closed_reader_is_unavailable():
+def test_closed_reader_is_unavailable():
     async def whole():
         reader = GuardedPictureReader()
         await reader.aclose()

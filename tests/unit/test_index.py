@@ -12,7 +12,7 @@ from retrieval.embed.encoder import unit_rows
 from retrieval.index.exact import FusedIndex
 
 DIM = 4
-# Units whose products are exact in any order of summation, so that ties are ties and not roundings.
+# Unit vectors whose products are exact in any order of summation, so that equal scores are exactly equal.
 UNITS = [
     *(sign * np.eye(DIM, dtype=np.float32)[axis] for axis in range(DIM) for sign in (1, -1)),
     *(np.array([a, b, c, d], np.float32) / 2 for a in (1, -1) for b in (1, -1) for c in (1, -1) for d in (1, -1)),
@@ -24,7 +24,7 @@ half = st.sampled_from(range(len(UNITS)))
 def reference(
     rows: NDArray[np.float32], text: NDArray[np.float32], picture: NDArray[np.float32], alpha: float, allowed: list[int]
 ) -> list[tuple[float, int]]:
-    """The definition, one row at a time; sorted by (-score, row)."""
+    """Computes the definition one row at a time, sorted by (-score, row)."""
     scores = []
     for row in allowed:
         by_text = math.fsum(float(a) * float(b) for a, b in zip(text, rows[row, : text.size], strict=True))
@@ -39,13 +39,13 @@ def reference(
     query=st.tuples(half, half),
     alpha=st.one_of(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), st.floats(0, 1)),
     k=st.integers(1, 80),
-    left_out=st.sets(st.integers(0, 59), max_size=20),
+    excluded=st.sets(st.integers(0, 59), max_size=20),
 )
-def test_finds_what_the_definition_finds(
-    pairs: list[tuple[int, int]], query: tuple[int, int], alpha: float, k: int, left_out: set[int]
+def test_search_matches_the_definition(
+    pairs: list[tuple[int, int]], query: tuple[int, int], alpha: float, k: int, excluded: set[int]
 ) -> None:
     rows = np.array([np.concatenate([UNITS[t], UNITS[g]]) for t, g in pairs], np.float32)
-    exclude = {row for row in left_out if row < len(rows)}
+    exclude = {row for row in excluded if row < len(rows)}
     expected = reference(rows, UNITS[query[0]], UNITS[query[1]], alpha, sorted(set(range(len(rows))) - exclude))[:k]
 
     hits = FusedIndex(rows, DIM).search(UNITS[query[0]], UNITS[query[1]], alpha=alpha, k=k, exclude=exclude)
@@ -55,7 +55,7 @@ def test_finds_what_the_definition_finds(
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_agrees_with_numpy_on_many_rows_with_clones_and_near_ties(alpha: float) -> None:
+def test_search_matches_numpy_on_many_rows_with_duplicates_and_close_scores(alpha: float) -> None:
     random = np.random.default_rng(7)
     text, picture = (unit_rows(random.normal(size=(3000, 24))) for _ in range(2))
     text[1000:2000] = text[:1000]
@@ -75,14 +75,14 @@ def test_agrees_with_numpy_on_many_rows_with_clones_and_near_ties(alpha: float) 
         assert order == sorted(order)
 
 
-def test_equal_rows_come_in_their_order_even_if_there_are_more_than_are_fetched() -> None:
+def test_equal_rows_keep_their_order_even_beyond_the_fetched_number() -> None:
     rows = np.tile(np.array([[0.6, 0.8, 1, 0]], np.float32), (5000, 1))
     query = np.array([1, 0], np.float32)
     hits = FusedIndex(rows, 2).search(query, query, alpha=0.5, k=7, exclude=[0, 3])
     assert hits.rows.tolist() == [1, 2, 4, 5, 6, 7, 8]
 
 
-def test_only_among_the_rows_that_are_named() -> None:
+def test_search_is_restricted_to_the_named_rows() -> None:
     rows = np.eye(4, dtype=np.float32)
     index = FusedIndex(rows, 2)
     query = np.array([1, 0], np.float32)
@@ -91,7 +91,7 @@ def test_only_among_the_rows_that_are_named() -> None:
     assert nothing.rows.size == nothing.scores.size == 0
 
 
-def test_does_not_copy_the_rows_and_reads_them_where_they_are_mapped(tmp_path) -> None:
+def test_memory_mapped_rows_are_not_copied(tmp_path) -> None:
     np.save(tmp_path / "rows.npy", np.eye(6, dtype=np.float32))
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     index = FusedIndex(mapped, 3)
@@ -101,7 +101,7 @@ def test_does_not_copy_the_rows_and_reads_them_where_they_are_mapped(tmp_path) -
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_query_that_is_not_finite_is_refused(bad: float, which: int) -> None:
+def test_query_with_non_finite_values_is_refused(bad: float, which: int) -> None:
     halves = [np.array([1, 0], np.float32), np.array([1, 0], np.float32)]
     halves[which][1] = bad
     with pytest.raises(ValueError, match="not finite"):
@@ -118,12 +118,12 @@ def test_a_query_that_is_not_finite_is_refused(bad: float, which: int) -> None:
         ({"alpha": 0.5, "k": 1, "among": np.ones(3, bool)}, "shape"),
     ],
 )
-def test_a_search_that_makes_no_sense_is_refused(arguments: dict[str, object], message: str) -> None:
+def test_invalid_search_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FusedIndex(np.eye(4, dtype=np.float32), 2).search(np.array([1, 0], np.float32), None, **arguments)
 
 
-def test_a_query_of_another_length_is_refused() -> None:
+def test_query_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="2 values"):
         FusedIndex(np.eye(4, dtype=np.float32), 2).search(np.ones(3, np.float32), None, alpha=1, k=1)
 

@@ -1,4 +1,4 @@
-"""A run as a log of Inspect AI, read back by Inspect AI itself."""
+"""Runs exported as logs of Inspect AI, read back with Inspect AI itself."""
 
 import asyncio
 
@@ -16,12 +16,12 @@ from tests.support.judged import H, N, results
 from tests.support.report_runs import a_run
 
 KINDS = {"Described", "QuestionAsked", "AnswerGiven"}
-"""Of our events, those that are a call of a model and nothing else."""
+"""Kinds of events that are exactly one model call."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def inspect_log():
-    """Inspect AI's reader of logs. Imported here, since that takes a second, and each worker collects each file."""
+    """Inspect AI's log reader. Imported here because that takes a second, and every worker collects every file."""
     return pytest.importorskip("inspect_ai.log", reason="needs the extra inspect")
 
 
@@ -33,9 +33,9 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def log(run, inspect_log, tmp_path_factory):
     target = tmp_path_factory.mktemp("logs") / "run.eval"
-    told = CliRunner().invoke(cli, ["export", str(run), "--inspect", str(target)])
-    assert told.exit_code == 0, told.output
-    assert f"{len(read_results(run).judged)} samples" in told.output
+    outcome = CliRunner().invoke(cli, ["export", str(run), "--inspect", str(target)])
+    assert outcome.exit_code == 0, outcome.output
+    assert f"{len(read_results(run).judged)} samples" in outcome.output
     return inspect_log.read_eval_log(str(target))
 
 
@@ -43,15 +43,15 @@ def records(run):
     async def read():
         docket = Docket.open(run / DOCKET, create=False)
         try:
-            said = [one.prediction for one in read_results(run).judged if one.prediction.trial]
-            return {one.meme: await docket.trials.record(one.trial) for one in said}
+            predictions = [one.prediction for one in read_results(run).judged if one.prediction.trial]
+            return {one.meme: await docket.trials.record(one.trial) for one in predictions}
         finally:
             await docket.close()
 
     return asyncio.run(read())
 
 
-def test_every_meme_is_a_sample_with_its_gold_label_and_what_was_said(run, log):
+def test_every_meme_is_a_sample_with_gold_label_and_prediction(run, log):
     ours = read_results(run)
     assert [sample.id for sample in log.samples] == [one.meme.id for one in ours.judged]
     for sample, one in zip(log.samples, ours.judged, strict=True):
@@ -64,7 +64,7 @@ def test_every_meme_is_a_sample_with_its_gold_label_and_what_was_said(run, log):
         assert (sample.error is not None) == (one.prediction.outcome == "FAILED")
 
 
-def test_the_figures_are_those_of_the_report(run, log):
+def test_figures_match_those_of_the_report(run, log):
     ours = read_results(run)
     for score in log.results.scores:
         found = card(ours, next(p for p in ours.protocols if p == score.name))
@@ -74,69 +74,69 @@ def test_the_figures_are_those_of_the_report(run, log):
     assert [score.name for score in log.results.scores] == [str(p) for p in ours.protocols]
 
 
-def test_every_event_of_a_trial_stands_in_its_transcript_in_order(run, log):
-    kept = records(run)
+def test_transcript_contains_every_event_of_a_trial_in_order(run, log):
+    records_by_meme = records(run)
     for sample in log.samples:
-        if sample.id not in kept:
+        if sample.id not in records_by_meme:
             assert sample.events == []
             continue
-        record = kept[sample.id]
-        told = [event for event in sample.events if event.event not in ("span_begin", "span_end")]
-        assert [event.uuid for event in told] == [f"{record.trial_id}/{event.seq}" for event in record.events]
-        for ours, theirs in zip(record.events, told, strict=True):
+        record = records_by_meme[sample.id]
+        transcript = [event for event in sample.events if event.event not in ("span_begin", "span_end")]
+        assert [event.uuid for event in transcript] == [f"{record.trial_id}/{event.seq}" for event in record.events]
+        for ours, theirs in zip(record.events, transcript, strict=True):
             if ours.kind in KINDS:
                 assert theirs.event == "model"
                 assert theirs.output.usage.output_tokens == ours.call.tokens_out
                 assert str(ours.call.role).lower() == theirs.role
-        begun = {event.id for event in sample.events if event.event == "span_begin"}
-        assert begun == {event.id for event in sample.events if event.event == "span_end"}
+        started = {event.id for event in sample.events if event.event == "span_begin"}
+        assert started == {event.id for event in sample.events if event.event == "span_end"}
 
 
 def test_tokens_are_counted_once(run, log):
-    kept = records(run)
-    assert any(calls_of(record) for record in kept.values())
+    records_by_meme = records(run)
+    assert any(calls_of(record) for record in records_by_meme.values())
     for sample in log.samples:
-        if sample.id in kept:
-            calls = [call for call, _ in calls_of(kept[sample.id])]
+        if sample.id in records_by_meme:
+            calls = [call for call, _ in calls_of(records_by_meme[sample.id])]
             assert sum(usage.input_tokens for usage in sample.model_usage.values()) == sum(c.tokens_in for c in calls)
-            # The Judge's two calls stand in the verdict; every other one is an event of its own.
+            # The Judge's two calls belong to the verdict; every other call is an event of its own.
             own = [e.output.usage.input_tokens for e in sample.events if e.event == "model"]
             judged = [call.tokens_in for call in calls if call.role == "JUDGE"]
             assert sum(own) + sum(judged) == sum(call.tokens_in for call in calls)
 
 
-def test_a_log_that_is_there_is_not_written_over(run, tmp_path):
+def test_existing_log_is_not_overwritten(run, tmp_path):
     target = tmp_path / "run.json"
     target.write_text("mine")
-    told = CliRunner().invoke(cli, ["export", str(run), "--inspect", str(target)])
-    assert told.exit_code == 1
-    assert "is there already" in told.output
+    outcome = CliRunner().invoke(cli, ["export", str(run), "--inspect", str(target)])
+    assert outcome.exit_code == 1
+    assert "is there already" in outcome.output
     assert target.read_text() == "mine"
 
 
-def test_other_names_are_refused(run, tmp_path):
-    told = CliRunner().invoke(cli, ["export", str(run), "--inspect", str(tmp_path / "run.html")])
-    assert told.exit_code == 1
-    assert ".eval or .json" in told.output
+def test_other_file_extensions_are_refused(run, tmp_path):
+    outcome = CliRunner().invoke(cli, ["export", str(run), "--inspect", str(tmp_path / "run.html")])
+    assert outcome.exit_code == 1
+    assert ".eval or .json" in outcome.output
 
 
-def test_predictions_from_elsewhere_have_no_transcripts(tmp_path):
+def test_predictions_from_elsewhere_cannot_be_exported(tmp_path):
     from eval.reports.inspect_log import export_inspect
 
     with pytest.raises(BadRequest, match="elsewhere"):
         asyncio.run(export_inspect(results([True, False], [H, N]), None, tmp_path / "x.eval"))
 
 
-def test_a_run_that_is_not_finished_says_so(run, inspect_log, tmp_path):
+def test_log_of_an_unfinished_run_is_marked_cancelled(run, inspect_log, tmp_path):
     import shutil
 
-    begun = tmp_path / "run"
-    shutil.copytree(run, begun)
-    folder = RunFolder(begun)
+    unfinished = tmp_path / "run"
+    shutil.copytree(run, unfinished)
+    folder = RunFolder(unfinished)
     folder.write_manifest(folder.manifest().model_copy(update={"finished": None}))
     folder.write_predictions(folder.predictions()[:1])
     target = tmp_path / "run.eval"
-    assert CliRunner().invoke(cli, ["export", str(begun), "--inspect", str(target)]).exit_code == 0
+    assert CliRunner().invoke(cli, ["export", str(unfinished), "--inspect", str(target)]).exit_code == 0
     log = inspect_log.read_eval_log(str(target))
     assert log.status == "cancelled"
     assert sum(sample.error is not None for sample in log.samples) >= len(log.samples) - 1

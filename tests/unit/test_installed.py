@@ -1,4 +1,4 @@
-"""What is installed, and what is loaded of it: nothing known to be vulnerable, nothing that unpickles (SC-1)."""
+"""Installed and imported packages: none with known vulnerabilities, and none that unpickles (SC-1)."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ FORBIDDEN = {
     "dill.loads",
     "jsonpickle.decode",
 }
-"""Calls that run, or may run, what they are given; names as the source writes them."""
+"""Calls that execute, or may execute, their input; spelled as in the source."""
 ALLOWED = {("retrieval/embed/clip_weights.py", "torch.load")}
-"""With ``weights_only=True``, which the test looks at."""
+"""Accepted because of ``weights_only=True``, which the test checks."""
 
 
 WITH_ADVISORIES = "https://pypi.org/pypi/pillow/9.0.0/json"
-"""A release that is known to be vulnerable: who names none of it can't be asked about others."""
+"""A release with known vulnerabilities: an index that lists none for it has no advisories for others either."""
 
 
 def calls() -> list[tuple[str, str, ast.Call]]:
-    """Every call in our source: file, name and node."""
+    """Returns every call in our source: file, name and node."""
     return [
         (path.relative_to(ROOT).as_posix(), ast.unparse(node.func), node)
         for package in PACKAGES
@@ -53,7 +53,7 @@ def calls() -> list[tuple[str, str, ast.Call]]:
 
 
 @pytest.mark.slow
-def test_nothing_in_the_source_runs_what_it_is_given() -> None:
+def test_source_never_executes_its_input() -> None:
     found = [(path, name, node) for path, name, node in calls() if name in FORBIDDEN]
     assert {(path, name) for path, name, _ in found} <= ALLOWED
     for path, name, node in found:
@@ -68,8 +68,8 @@ def test_nothing_in_the_source_runs_what_it_is_given() -> None:
     assert shells == []
 
 
-def test_a_court_and_a_server_load_nothing_that_unpickles() -> None:
-    """What is loaded at run time, with all that it brings along."""
+def test_court_and_server_import_no_package_that_unpickles() -> None:
+    """Checks the modules imported at run time, including transitive imports."""
     program = (
         "import sys, serving.app, serving.cli.judge, retrieval.embed.builtin\n"
         "print(*sorted({'torch', 'joblib', 'dill', 'cloudpickle', 'shelve', 'marshal_loads'} & set(sys.modules)))"
@@ -80,14 +80,14 @@ def test_a_court_and_a_server_load_nothing_that_unpickles() -> None:
 
 @pytest.mark.promise("SC-1", "0 known vulnerabilities in anything that is installed")
 @pytest.mark.skipif(not FULL, reason="asks PyPI, in make test-full")
-def test_nothing_that_is_installed_is_known_to_be_vulnerable() -> None:
+def test_installed_packages_have_no_known_vulnerabilities() -> None:
     try:
         answer = httpx2.get(WITH_ADVISORIES, timeout=20)
     except httpx2.TransportError:
         pytest.skip("needs the internet")
     if answer.status_code != httpx2.codes.OK:
         pytest.skip("needs the internet: a mirror has no page of a release")
-    told = answer.json()["vulnerabilities"]
-    assert told, "PyPI names no advisories of a release that has some, so that silence of others says nothing"
+    advisories = answer.json()["vulnerabilities"]
+    assert advisories, "PyPI lists no advisories for a release that has some, so finding none elsewhere proves nothing"
     done = subprocess.run(["make", "audit"], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

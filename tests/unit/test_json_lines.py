@@ -1,4 +1,4 @@
-"""Files of JSON lines: every line counts, and what can't be read is named."""
+"""JSON Lines files: every line counts, and unreadable ones are named."""
 
 import json
 
@@ -10,7 +10,7 @@ from eval.datasets.json_lines import read_json_lines
 from eval.datasets.stored_files import replace_lines, stored_lines
 
 
-def test_lines_are_numbered_and_end_at_line_feeds_alone(tmp_path):
+def test_lines_are_numbered_and_end_only_at_line_feeds(tmp_path):
     path = tmp_path / "references.jsonl"
     texts = ("one\u2028line", "another\x85line")
     lines = [json.dumps({"meme": "m", "reasoning": text}, ensure_ascii=False) for text in texts]
@@ -19,7 +19,7 @@ def test_lines_are_numbered_and_end_at_line_feeds_alone(tmp_path):
     assert [(number, one.reasoning) for number, one in found] == [(1, texts[0]), (3, texts[1])]
 
 
-def test_what_can_t_be_read_is_named(tmp_path):
+def test_unreadable_lines_and_files_are_named(tmp_path):
     path = tmp_path / "references.jsonl"
     path.write_text('{"meme": "m", "reasoning": "x"}\n{"meme": "m"}\n')
     with pytest.raises(BadRequest, match=r"references\.jsonl, line 2: reasoning: "):
@@ -30,7 +30,7 @@ def test_what_can_t_be_read_is_named(tmp_path):
             list(read_json_lines(unreadable, HumanReference))
 
 
-def test_a_line_that_a_crash_cut_is_skipped_only_in_a_file_that_grows(tmp_path):
+def test_line_cut_by_a_crash_is_skipped_only_in_an_append_only_file(tmp_path):
     path = tmp_path / "deep" / "memes.jsonl"
     one = HumanReference(meme="m", reasoning="a line\u2028within a text")
     replace_lines(path, [one, one])

@@ -1,4 +1,4 @@
-"""Annotators' agreement, soft labels, label noise and subgroups: as others compute them, and planted ones come out."""
+"""Annotator agreement, soft labels, label noise and subgroups, against other implementations and planted effects."""
 
 import json
 import random
@@ -36,9 +36,9 @@ def invoke(*args, code=0):
 
 @pytest.mark.parametrize("scale", list(Scale))
 @pytest.mark.parametrize("seed", range(4))
-def test_alpha_is_that_of_the_package(scale, seed):
+def test_alpha_matches_the_krippendorff_package(scale, seed):
     rng = random.Random(seed)
-    # Five people, some of whom skip some of forty items; three values, not evenly used.
+    # Five annotators, some of whom skip some of forty items; three values, unevenly used.
     table = [[rng.choice([0, 0, 1, 2, None]) for _ in range(5)] for _ in range(40)]
     matrix = np.array([[np.nan if v is None else v for v in row] for row in table], dtype=float).T
     theirs = krippendorff.alpha(reliability_data=matrix, level_of_measurement=scale.value)
@@ -46,7 +46,7 @@ def test_alpha_is_that_of_the_package(scale, seed):
     assert ours == pytest.approx(theirs)
 
 
-def test_alpha_s_interval_is_that_of_drawing_items_one_by_one():
+def test_interval_of_alpha_matches_resampling_of_items():
     rng = np.random.default_rng(2)
     items = [["a" if rng.random() < p else "b" for _ in range(3)] for p in rng.choice([0.1, 0.5, 0.9], 80)]
     ours = alpha_figure(items, Scale.NOMINAL, resamples=2000)
@@ -60,30 +60,30 @@ def test_alpha_s_interval_is_that_of_drawing_items_one_by_one():
 
 
 def votes(table):
-    """Votes from a mapping of memes to labels, annotators called p0, p1 …"""
+    """Returns votes from a mapping of memes to labels, by annotators called p0, p1 …"""
     return [AnnotatorVote(meme, f"p{who}", label) for meme, labels in table.items() for who, label in enumerate(labels)]
 
 
 TABLE = {"m1": "hhh", "m2": "hhn", "m3": "nnn", "m4": "hn", "m5": "h"}
 
 
-def test_agreement_of_annotators_by_hand():
+def test_agreement_of_annotators_matches_figures_by_hand():
     found = annotator_agreement(votes(TABLE))
     assert (found.memes, found.paired, found.annotators, found.votes) == (5, 4, 3, 12)
     assert found.labels == {"h": 7, "n": 5}
-    # Pairs that agree: all, one of three, all, none.
+    # Shares of agreeing pairs: all, one of three, all, none.
     assert found.pairs.value == pytest.approx((1 + 1 / 3 + 1 + 0) / 4)
     assert found.unanimous.value == 0.5
-    # Against the rest: three of three; of hhn the n, since the others are even for each h; three; none and none of two.
+    # Against the others: 3 of 3; of hhn only the n has a majority, against it; 3 of 3; 0 of 2.
     assert found.ceiling.value == pytest.approx((3 + 0 + 3 + 0) / (3 + 1 + 3 + 2))
 
 
-def test_annotators_who_always_agree_leave_an_interval_of_some_width():
+def test_unanimous_annotators_still_leave_a_wide_interval():
     found = annotator_agreement([AnnotatorVote(f"m{meme}", who, "h") for meme in range(10) for who in "abc"])
     for figure in (found.pairs, found.unanimous, found.ceiling):
-        # Memes are what is drawn, not votes.
+        # The interval is over memes, not over votes.
         assert (figure.value, figure.low, figure.high) == (1, pytest.approx(0.025 ** (1 / 10)), 1)
-    # Two memes, on each of which all agree: alpha is 1, and would be -1/2 if all did not (1 - 4 / (8/3)).
+    # Two memes, unanimous on both: alpha is 1, and would be -1/2 with disagreement on both (1 - 4 / (8/3)).
     both = annotator_agreement([AnnotatorVote(meme, who, meme) for meme in "hn" for who in "ab"])
     assert both.alpha.value == 1
     assert (both.alpha.low, both.alpha.high) == (pytest.approx(-0.5 + 1.5 * 0.025 ** (1 / 2)), 1)
@@ -91,14 +91,14 @@ def test_annotators_who_always_agree_leave_an_interval_of_some_width():
     assert (apart.unanimous.value, apart.unanimous.low, apart.unanimous.high) == (0, 0, pytest.approx(0.975))
 
 
-def test_soft_labels_are_shares_and_the_later_vote_of_a_person_counts():
-    said = [*votes(TABLE), AnnotatorVote("m2", "p2", "h")]
-    soft = soft_labels(said)
+def test_soft_labels_are_shares_and_an_annotator_s_last_vote_counts():
+    all_votes = [*votes(TABLE), AnnotatorVote("m2", "p2", "h")]
+    soft = soft_labels(all_votes)
     assert soft["m2"] == {"h": 1.0} and soft["m4"] == {"h": 0.5, "n": 0.5}
     assert harm_shares(soft, ["h"]) == {"m1": 1.0, "m2": 1.0, "m3": 0.0, "m4": 0.5, "m5": 1.0}
 
 
-def test_labels_that_don_t_say_whether_they_are_harmful_are_asked_for():
+def test_labels_of_unclear_meaning_need_to_be_declared_harmful():
     soft = soft_labels(votes(TABLE))
     with pytest.raises(BadRequest, match=r"'h' is harmful.*--harmful"):
         harm_shares(soft)
@@ -109,7 +109,7 @@ def test_labels_that_don_t_say_whether_they_are_harmful_are_asked_for():
         annotator_agreement([])
 
 
-def test_soft_scores_by_hand():
+def test_soft_scores_match_figures_by_hand():
     ours = results([True, True, False, False, True], [H, N, U, H, H], ids=["m1", "m2", "m3", "m4", "m6"],
                    score=[1.0, 0.25, None, 0.5, 0.9])  # fmt: skip
     shares = {"m1": 1.0, "m2": 0.75, "m3": 0.0, "m4": 0.5}
@@ -117,25 +117,25 @@ def test_soft_scores_by_hand():
     assert (found.scored, found.even, found.without_votes) == (3, 1, 1)
     assert found.brier.value == pytest.approx((0 + 0.25 + 0) / 3)
     assert found.least_entropy < found.cross_entropy.value
-    # Unanimous: m1 right, m3 without a class and so wrong; contested: m2 wrong; m4 is even.
+    # Unanimous: m1 right, m3 undecided and so wrong. Contested: m2 wrong. m4 is even.
     assert (found.unanimous.value, found.contested.value) == (0.5, 0.0)
 
 
-def test_saying_the_shares_themselves_costs_the_least_entropy():
+def test_predicting_the_shares_themselves_gives_the_least_cross_entropy():
     shares = {str(i): share for i, share in enumerate([0.0, 0.2, 0.6, 1.0])}
     ours = results([True] * 4, [H] * 4, score=list(shares.values()))
     found = soft_scores(ours.judged, shares)
     assert found.cross_entropy.value == pytest.approx(found.least_entropy) and found.brier.value == 0
 
 
-def test_votes_are_read_and_shown_with_a_run(tmp_path):
+def test_votes_are_read_and_compared_with_a_run(tmp_path):
     file = tmp_path / "votes.csv"
     lines = [f"{m},p{i},{'harmful' if label == 'h' else 'not_harmful'}" for m, ls in TABLE.items()
              for i, label in enumerate(ls)]  # fmt: skip
     file.write_text("id,annotator,label\n" + "\n".join(lines) + "\n")
     write_run(tmp_path / "run", results([True, False], [H, N], ids=["m1", "m3"], score=[0.9, 0.2]))
-    told = invoke("labels", "annotators", file, tmp_path / "run", "--html", tmp_path / "page.html")
-    assert "Krippendorff’s α" in told and "accuracy, unanimous" in told
+    output = invoke("labels", "annotators", file, tmp_path / "run", "--html", tmp_path / "page.html")
+    assert "Krippendorff’s α" in output and "accuracy, unanimous" in output
     assert "Krippendorff" in (tmp_path / "page.html").read_text()
     found = json.loads(invoke("labels", "annotators", file, tmp_path / "run", "--json"))
     assert found["soft_labels"]["m4"] == {"harmful": 0.5, "not_harmful": 0.5}
@@ -143,7 +143,7 @@ def test_votes_are_read_and_shown_with_a_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("id,label\nm1,h\n", "line 1: the header must name id, annotator and label"),
         ("id,annotator,label\nm1,,h\nm2,p1,h,x\n", "line 2: annotator is empty"),
@@ -151,15 +151,15 @@ def test_votes_are_read_and_shown_with_a_run(tmp_path):
         ("", "it holds no rows"),
     ],
 )
-def test_rows_that_can_t_be_used_are_told_by_line(tmp_path, content, told):
+def test_unusable_rows_are_reported_by_line(tmp_path, content, message):
     file = tmp_path / "rows.csv"
     file.write_text(content)
     with pytest.raises(BadRequest) as error:
         read_meme_rows(file, ("id", "annotator", "label"), "votes")
-    assert told in error.value.message
+    assert message in error.value.message
 
 
-def test_rows_about_unknown_memes_are_told(tmp_path):
+def test_rows_about_unknown_memes_are_reported(tmp_path):
     file = tmp_path / "groups.jsonl"
     file.write_text('{"id": 7, "group": "a"}\n{"id": "8", "group": "b"}\n')
     assert read_meme_rows(file, ("id", "group"), "groups") == [("7", "a"), ("8", "b")]
@@ -171,7 +171,7 @@ def test_rows_about_unknown_memes_are_told(tmp_path):
 
 
 def noisy_memes(flipped=20, n=400):
-    """Memes of which some bear the other label, and probabilities by somebody who is right nine times of ten."""
+    """Returns memes some of which have a wrong label, and probabilities of a system that is right in 95 % of cases."""
     rng = np.random.default_rng(5)
     truth = rng.random(n) < 0.5
     wrong = set(rng.choice(n, flipped, replace=False).tolist())
@@ -192,21 +192,21 @@ def test_planted_wrong_labels_are_found():
     assert len(clean.noisy) < len(found.noisy) and clean.harmful_wrong < found.harmful_wrong
 
 
-def test_label_noise_of_a_few_memes_is_refused():
+def test_label_noise_of_few_memes_is_refused():
     with pytest.raises(BadRequest, match="label noise needs 20 of each"):
         find_label_noise([("1", True, 0.4), ("2", False, 0.1)])
 
 
 @pytest.mark.slow
-def test_label_noise_of_runs_takes_the_mean_of_their_scores(tmp_path):
+def test_label_noise_of_several_runs_uses_the_mean_of_their_scores(tmp_path):
     memes, wrong = noisy_memes(n=200, flipped=10)
     gold, scores = [harmful for _, harmful, _ in memes], [p for *_, p in memes]
     for name in ("a", "b"):
         write_run(tmp_path / name, results(gold, [H] * 200, name=name, score=scores))
     found = json.loads(invoke("labels", "noise", tmp_path / "a", tmp_path / "b", "--json"))
     assert len({one["id"] for one in found["noisy"]} & wrong) >= 8
-    told = invoke("labels", "noise", tmp_path / "a", "--show", 1)
-    assert "labels are likely wrong" in told and "more are not shown" in told
+    output = invoke("labels", "noise", tmp_path / "a", "--show", 1)
+    assert "labels are likely wrong" in output and "more are not shown" in output
     assert "Give either runs or --library" in invoke("labels", "noise", code=2)
     write_run(tmp_path / "c", results([not harmful for harmful in gold], [H] * 200, score=scores))
     assert "disagree on the gold label" in invoke("labels", "noise", tmp_path / "a", tmp_path / "c", code=1)
@@ -215,7 +215,7 @@ def test_label_noise_of_runs_takes_the_mean_of_their_scores(tmp_path):
 # Subgroups
 
 
-def test_holm_and_wilson_are_those_of_statsmodels():
+def test_holm_and_wilson_match_statsmodels():
     rng = np.random.default_rng(0)
     ps = rng.random(12) ** 3
     assert holm(ps.tolist()) == pytest.approx(multipletests(ps, method="holm")[1].tolist())
@@ -225,7 +225,7 @@ def test_holm_and_wilson_are_those_of_statsmodels():
     assert holm([]) == [] and wilson(0, 0) is None
 
 
-def test_subgroups_by_hand():
+def test_subgroups_match_figures_by_hand():
     ours = results([True, True, False, False, False], [H, U, H, N, F], ids="abcde")
     table = subgroup_table(ours, Protocol.PLAIN, {"a": ["x"], "b": ["x", "y"], "c": ["x"], "d": []})
     x, none, y = table.groups
@@ -236,25 +236,25 @@ def test_subgroups_by_hand():
     assert none.misses.figure is None and y.silent.figure.value == 1
 
 
-def test_a_group_that_is_treated_worse_comes_out_and_no_other_does():
-    """Forty groups of 50 memes, one with false alarms on half of its memes: uncorrected, chance makes others too."""
+def test_only_the_group_that_is_treated_worse_is_found():
+    """Forty groups of 50 memes, one with false alarms on half of its memes: uncorrected, others stand out by chance."""
     rng = random.Random(6)
-    gold, said, groups = [], [], {}
+    gold, predicted, groups = [], [], {}
     for number in range(40):
         for _ in range(50):
             groups[str(len(gold))] = [f"g{number}"]
             gold.append(rng.random() < 0.4)
             wrong = rng.random() < (0.5 if number == 3 and not gold[-1] else 0.1)
-            said.append(H if gold[-1] != wrong else N)
-    table = subgroup_table(results(gold, said), Protocol.PLAIN, groups)
+            predicted.append(H if gold[-1] != wrong else N)
+    table = subgroup_table(results(gold, predicted), Protocol.PLAIN, groups)
     assert {g.name for g in table.groups if g.false_alarms.sure} == {"g3"}
     assert not any(g.misses.sure for g in table.groups)
     assert any(g.name != "g3" and share.p < 0.05 for g in table.groups for share in (g.false_alarms, g.misses))
-    # No meme is without a class: there is nothing to test, and nothing that the correction has to pay for.
+    # No meme is undecided: that is not tested, and costs nothing in the correction.
     assert table.tests == 120 and all(g.silent.p is None for g in table.groups)
 
 
-def test_groups_by_properties_of_the_memes():
+def test_memes_are_grouped_by_their_properties():
     one = meme("1", True).model_copy(update={"text": "Синие люди", "targets": ("a", "b")})
     two = meme("2", False).model_copy(update={"text": "blue people"})
     assert groups_by([one, two], "script") == {"1": ("cyrillic",), "2": ("latin",)}
@@ -267,8 +267,8 @@ def test_subgroups_are_shown(tmp_path):
     write_run(tmp_path / "run", results([True, False] * 40, [H] * 80))
     file = tmp_path / "groups.csv"
     file.write_text("id,group\n" + "".join(f"{i},{'even' if i % 4 < 2 else 'odd'}\n" for i in range(80)))
-    told = invoke("subgroups", tmp_path / "run", "--groups", file, "--html", tmp_path / "page.html")
-    assert "No group differs from the others" in told and "even" in (tmp_path / "page.html").read_text()
+    output = invoke("subgroups", tmp_path / "run", "--groups", file, "--html", tmp_path / "page.html")
+    assert "No group differs from the others" in output and "even" in (tmp_path / "page.html").read_text()
     found = json.loads(invoke("subgroups", tmp_path / "run", "--by", "label", "--json"))
     (table,) = found["tables"]
     assert {group["name"] for group in table["groups"]} == {"True", "False"}
@@ -277,41 +277,41 @@ def test_subgroups_are_shown(tmp_path):
     assert "names no meme" in invoke("subgroups", tmp_path / "run", "--groups", file, code=2)
 
 
-# Several looks at once
+# Multiple comparisons
 
 
 def arms(*odd, n=60):
-    """A run that is right about everything, and arms that are wrong about the first so many memes."""
+    """Returns a run that is right about everything, and arms that are wrong about the first so many memes."""
     gold = [True, False] * (n // 2)
-    said = [H, N] * (n // 2)
-    wrong = [[N if (label is H) else H for label in said[:count]] + said[count:] for count in odd]
-    return [results(gold, labels, name=name) for name, labels in zip("abcde", [said, *wrong], strict=False)]
+    right = [H, N] * (n // 2)
+    wrong = [[N if (label is H) else H for label in right[:count]] + right[count:] for count in odd]
+    return [results(gold, labels, name=name) for name, labels in zip("abcde", [right, *wrong], strict=False)]
 
 
-def test_an_ablation_says_which_arms_are_left_after_the_correction(capsys):
-    """Six memes of sixty have p = .031, which one look of four does not make a difference; twenty have .000002."""
+def test_ablation_names_the_arms_that_differ_after_correction(capsys):
+    """Six memes of sixty give p = .031, insignificant as one test of four; twenty give .000002."""
     found = arms(6, 20, 0, 0)
     by_protocol = {Protocol.PLAIN: _compared(found, Protocol.PLAIN, 0)}
     _print_results(found[0], by_protocol, as_json=False)
-    told = capsys.readouterr().out
-    assert "These are 4 tests at 5 %" in told and "After Holm's correction for that many: c." in told
+    output = capsys.readouterr().out
+    assert "These are 4 tests at 5 %" in output and "After Holm's correction for that many: c." in output
     _print_results(found[0], by_protocol, as_json=True)
     rows = json.loads(capsys.readouterr().out)["plain"]
     assert [row["corrected_p"] < 0.05 for row in rows] == [False, False, True, False, False]
     assert rows[1]["mcnemar_p"] < 0.05 and rows[1]["corrected_p"] == pytest.approx(3 * rows[1]["mcnemar_p"])
 
 
-def test_a_report_says_which_comparisons_are_left_after_the_correction():
+def test_report_names_the_comparisons_that_hold_after_correction():
     runs = [(one.name, one) for one in arms(6, 20)]
-    held = contrasts(runs, Protocol.PLAIN, 200)
-    said = remarks([(name, card(one, Protocol.PLAIN, resamples=200)) for name, one in runs], held)
-    assert f"These are {len(held)} comparisons" in said[-1]
-    # Of always saying "not harmful" some are told apart; of the two others one is told from the first.
-    *_, left = said[-1].removesuffix(".").partition("correction for that many: ")
-    assert [one for one in left.split("; ") if "always" not in one] == ["c against a"]
+    comparisons = contrasts(runs, Protocol.PLAIN, 200)
+    sentences = remarks([(name, card(one, Protocol.PLAIN, resamples=200)) for name, one in runs], comparisons)
+    assert f"These are {len(comparisons)} comparisons" in sentences[-1]
+    # Only some differ from always answering "not harmful"; of the two other runs, one differs from the first.
+    *_, significant = sentences[-1].removesuffix(".").partition("correction for that many: ")
+    assert [one for one in significant.split("; ") if "always" not in one] == ["c against a"]
 
 
-def test_shares_that_add_up_to_all_or_half_of_the_annotators_are_not_missed_by_a_rounding():
+def test_rounding_does_not_miss_shares_of_all_or_half_of_the_annotators():
     labels = ["very harmful"] * 3 + ["harmful"] * 2 + ["somewhat harmful"]
     shares = harm_shares(soft_labels(votes({"m": labels, "even": [*labels, *["not harmful"] * 6]})))
     assert shares == {"m": 1.0, "even": 0.5}

@@ -1,4 +1,4 @@
-"""Metrics of labels beside scikit-learn and definitions written out meme by meme; and their intervals."""
+"""Label metrics against scikit-learn and against definitions written out meme by meme; and their intervals."""
 
 import math
 from fractions import Fraction
@@ -13,11 +13,11 @@ from eval.scores.resampling import draw_weights, mmae
 LABELS = ("north", "south", "east", "west")
 
 
-def arrays_of(gold, said, scores=None, answered=None, votes=None, labels=LABELS):
-    gold, said = np.asarray(gold, dtype=bool), np.asarray(said, dtype=bool)
+def arrays_of(gold, predicted, scores=None, answered=None, votes=None, labels=LABELS):
+    gold, predicted = np.asarray(gold, dtype=bool), np.asarray(predicted, dtype=bool)
     answered = np.ones(len(gold), dtype=bool) if answered is None else np.asarray(answered, dtype=bool)
     scores = np.full(gold.shape, np.nan) if scores is None else np.asarray(scores, dtype=float)
-    return TaskArrays(labels[: gold.shape[1]], gold, said & answered[:, None], answered, scores, votes)
+    return TaskArrays(labels[: gold.shape[1]], gold, predicted & answered[:, None], answered, scores, votes)
 
 
 def value(name, arrays):
@@ -28,91 +28,91 @@ def value(name, arrays):
 def multi(request):
     rng = np.random.default_rng(request.param)
     gold = rng.random((60, 4)) < rng.uniform(0.1, 0.6, 4)
-    said = np.where(rng.random((60, 4)) < 0.3, ~gold, gold)
-    return arrays_of(gold, said, np.round(rng.random((60, 4)), 1))
+    predicted = np.where(rng.random((60, 4)) < 0.3, ~gold, gold)
+    return arrays_of(gold, predicted, np.round(rng.random((60, 4)), 1))
 
 
 @pytest.fixture(params=range(6))
 def single(request):
     rng = np.random.default_rng(request.param)
-    gold, said = rng.choice(4, 80, p=(0.6, 0.2, 0.15, 0.05)), rng.integers(0, 3, 80)
+    gold, predicted = rng.choice(4, 80, p=(0.6, 0.2, 0.15, 0.05)), rng.integers(0, 3, 80)
     scores = rng.dirichlet(np.ones(4), 80)
-    return arrays_of(np.eye(4, dtype=bool)[gold], np.eye(4, dtype=bool)[said], scores)
+    return arrays_of(np.eye(4, dtype=bool)[gold], np.eye(4, dtype=bool)[predicted], scores)
 
 
-def test_multi_label_figures_are_those_of_scikit_learn(multi):
-    gold, said = multi.gold.astype(int), multi.predicted.astype(int)
+def test_multi_label_figures_match_scikit_learn(multi):
+    gold, predicted = multi.gold.astype(int), multi.predicted.astype(int)
     for name in ("macro", "micro", "weighted"):
-        assert value(f"{name}-f1", multi) == pytest.approx(sk.f1_score(gold, said, average=name, zero_division=0))
-    assert value("exact", multi) == pytest.approx(sk.accuracy_score(gold, said))
+        assert value(f"{name}-f1", multi) == pytest.approx(sk.f1_score(gold, predicted, average=name, zero_division=0))
+    assert value("exact", multi) == pytest.approx(sk.accuracy_score(gold, predicted))
     assert value("micro-auroc", multi) == pytest.approx(sk.roc_auc_score(gold, multi.scores, average="micro"))
     assert value("auroc", multi) == pytest.approx(sk.roc_auc_score(gold, multi.scores, average="macro"))
     each = range(4)
-    accuracies = [sk.accuracy_score(gold[:, k], said[:, k]) for k in each]
-    f1s = [sk.f1_score(gold[:, k], said[:, k], labels=[0, 1], average="macro", zero_division=0) for k in each]
+    accuracies = [sk.accuracy_score(gold[:, k], predicted[:, k]) for k in each]
+    f1s = [sk.f1_score(gold[:, k], predicted[:, k], labels=[0, 1], average="macro", zero_division=0) for k in each]
     assert value("mean-binary-accuracy", multi) == pytest.approx(np.mean(accuracies))
     assert value("mean-binary-macro-f1", multi) == pytest.approx(np.mean(f1s))
     n = gold.sum(axis=0)
     assert value("weighted-binary-macro-f1", multi) == pytest.approx((n * f1s).sum() / n.sum())
     for k, label in enumerate(LABELS):
         precision, recall, f1, _ = sk.precision_recall_fscore_support(
-            gold[:, k], said[:, k], average="binary", zero_division=np.nan
+            gold[:, k], predicted[:, k], average="binary", zero_division=np.nan
         )
         assert value(f"recall:{label}", multi) == pytest.approx(recall)
         assert value(f"f1:{label}", multi) == pytest.approx(f1)
         assert value(f"binary-accuracy:{label}", multi) == pytest.approx(accuracies[k])
         assert value(f"binary-macro-f1:{label}", multi) == pytest.approx(f1s[k])
         assert value(f"auroc:{label}", multi) == pytest.approx(sk.roc_auc_score(gold[:, k], multi.scores[:, k]))
-        if said[:, k].any():
+        if predicted[:, k].any():
             assert value(f"precision:{label}", multi) == pytest.approx(precision)
 
 
-def test_figures_of_one_label_of_several_are_those_of_scikit_learn(single):
-    gold, said = single.gold.argmax(axis=1), single.predicted.argmax(axis=1)
-    assert value("accuracy", single) == pytest.approx(sk.accuracy_score(gold, said))
+def test_multi_class_figures_match_scikit_learn(single):
+    gold, predicted = single.gold.argmax(axis=1), single.predicted.argmax(axis=1)
+    assert value("accuracy", single) == pytest.approx(sk.accuracy_score(gold, predicted))
     for name in ("macro", "micro", "weighted"):
-        # The labels are the card's: one that nobody has or says counts in a macro average all the same.
-        expected = sk.f1_score(gold, said, labels=range(4), average=name, zero_division=0)
+        # All labels of the card count in a macro average, even those that nobody has or predicts.
+        expected = sk.f1_score(gold, predicted, labels=range(4), average=name, zero_division=0)
         assert value(f"{name}-f1", single) == pytest.approx(expected)
     if len(set(gold)) == 4:
         expected = sk.roc_auc_score(gold, single.scores, multi_class="ovr", average="macro")
         assert value("auroc", single) == pytest.approx(expected)
-    cells = sk.confusion_matrix(gold, said, labels=range(4))
+    cells = sk.confusion_matrix(gold, predicted, labels=range(4))
     assert value("mmae", single) == pytest.approx(mmae(cells[None])[0])
     squares = np.mean([np.mean((p - (g == np.arange(4))) ** 2) for p, g in zip(single.scores, gold, strict=True)])
     assert value("brier", single) == pytest.approx(squares)
 
 
-def masi_by_hand(gold, said):
-    """Passonneau 2006, section 4, from sets."""
-    if gold == said:
+def masi_by_hand(gold, predicted):
+    """Computes the MASI weight of two sets, after Passonneau 2006, section 4."""
+    if gold == predicted:
         return Fraction(1)
-    if not gold & said:
+    if not gold & predicted:
         return Fraction(0)
-    worth = Fraction(2, 3) if gold < said or said < gold else Fraction(1, 3)
-    return Fraction(len(gold & said), len(gold | said)) * worth
+    weight = Fraction(2, 3) if gold < predicted or predicted < gold else Fraction(1, 3)
+    return Fraction(len(gold & predicted), len(gold | predicted)) * weight
 
 
-def test_jaccard_and_masi_are_their_definitions_set_by_set(multi):
+def test_jaccard_and_masi_match_their_definitions_on_sets(multi):
     pairs = [
-        ({LABELS[k] for k in np.flatnonzero(gold)}, {LABELS[k] for k in np.flatnonzero(said)})
-        for gold, said in zip(multi.gold, multi.predicted, strict=True)
+        ({LABELS[k] for k in np.flatnonzero(gold)}, {LABELS[k] for k in np.flatnonzero(predicted)})
+        for gold, predicted in zip(multi.gold, multi.predicted, strict=True)
     ]
     jaccards = [len(a & b) / len(a | b) if a | b else 1.0 for a, b in pairs]
     assert value("jaccard", multi) == pytest.approx(np.mean(jaccards))
     assert value("masi", multi) == pytest.approx(float(sum(masi_by_hand(a, b) for a, b in pairs) / len(pairs)))
 
 
-def test_a_meme_without_an_answer_is_wrong_and_neither_yes_nor_no():
+def test_meme_without_an_answer_counts_as_wrong_and_as_no_prediction():
     gold = [[1, 0], [0, 1], [0, 0], [1, 1]]
-    said = [[1, 0], [0, 1], [0, 0], [1, 1]]
-    all_right = arrays_of(gold, said)
-    one_silent = arrays_of(gold, said, answered=[1, 1, 0, 1])
+    predicted = [[1, 0], [0, 1], [0, 0], [1, 1]]
+    all_right = arrays_of(gold, predicted)
+    one_silent = arrays_of(gold, predicted, answered=[1, 1, 0, 1])
     assert value("exact", all_right) == value("jaccard", all_right) == value("mean-binary-macro-f1", all_right) == 1
-    # The silent meme has no label at all: a "none of them" that nobody said is no hit.
+    # The unanswered meme has no gold label: "none of them" is a hit only if it was predicted.
     assert value("exact", one_silent) == value("jaccard", one_silent) == value("masi", one_silent) == 0.75
     assert value("mean-binary-accuracy", one_silent) == 0.75
-    # Yes: F1 1. No: one of two hits, one said: 2 * 1 / (1 + 2).
+    # Yes: F1 1. No: one of two hit, one predicted: 2 * 1 / (1 + 2).
     assert value("mean-binary-macro-f1", one_silent) == pytest.approx((1 + 2 / 3) / 2)
 
 
@@ -120,23 +120,23 @@ def test_a_meme_without_an_answer_is_wrong_and_neither_yes_nor_no():
     ("votes", "expected"),
     [
         ([[3, 0]], 1.0),
-        # A "yes" of two against one: its rest is 1 to 1 (half right); the "no" meets two yeses (wrong).
+        # Two "yes", one "no": for a "yes" the others are 1:1 (half right); the "no" meets two "yes" (wrong).
         ([[2, 1]], 2 / 3 * 0.5),
         ([[1, 1]], 0.0),
         ([[3, 0], [1, 1]], 0.5),
-        # One voice alone says nothing of agreement.
+        # A single vote has nothing to agree with.
         ([[1, 0], [3, 0]], 1.0),
-        # Of five: a "yes" has a rest of 2:2, a "no" one of 3:1.
+        # Of five votes: for a "yes" the others are 2:2, for a "no" 3:1.
         ([[3, 2]], 3 / 5 * 0.5),
         ([[4, 1]], 4 / 5),
     ],
 )
-def test_the_ceiling_is_one_annotator_against_the_majority_of_the_rest(votes, expected):
+def test_agreement_ceiling_is_one_annotator_against_the_majority_of_the_others(votes, expected):
     arrays = arrays_of(np.zeros((len(votes), 2)), np.zeros((len(votes), 2)), votes=np.array(votes))
     assert value("agreement-ceiling", arrays) == pytest.approx(expected)
 
 
-def test_what_can_not_be_measured_has_no_value():
+def test_figures_without_a_defined_value_are_none():
     arrays = arrays_of([[1, 0], [1, 0]], [[1, 0], [1, 0]])
     for name in ("auroc", "micro-auroc", "brier", "agreement-ceiling", "precision:south", "recall:south"):
         assert value(name, arrays) is None
@@ -148,8 +148,8 @@ def test_what_can_not_be_measured_has_no_value():
         metric_of("kappa", LABELS)
 
 
-def test_weights_are_repetition(multi):
-    """Drawn twice, a meme counts as two memes would, in every metric."""
+def test_weights_equal_repetition(multi):
+    """A meme drawn twice counts as two memes would, in every metric."""
     rng = np.random.default_rng(5)
     weights = rng.integers(0, 4, (3, len(multi.answered)))
     silent = TaskArrays(

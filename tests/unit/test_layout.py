@@ -1,4 +1,4 @@
-"""The lines that hold the folders apart (CONTRIBUTING.md), and what is committed that was generated."""
+"""Import boundaries between folders (CONTRIBUTING.md), and generated files that are committed."""
 
 import ast
 import itertools
@@ -37,19 +37,19 @@ def run(*command, cwd=ROOT):
         cwd=cwd,
         capture_output=True,
         text=True,
-        # Without a home, buf would keep its cache in the folder that it looks at.
+        # Without a home, buf would put its cache into the folder that it checks.
         env={"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(Path.home())},
     )
 
 
-def test_who_may_import_whom():
+def test_import_contracts_hold():
     checked = run(BIN / "lint-imports", "--no-cache")
     assert checked.returncode == 0, checked.stdout
     assert "9 kept, 0 broken" in checked.stdout
 
 
-def test_only_the_wire_s_neighbours_import_it():
-    """What serves calls and turns them into what the court knows; no more than these."""
+def test_only_the_service_layer_imports_the_wire_types():
+    """Only the modules that serve calls and convert between wire and court may import them."""
     allowed = {
         f"serving/{name}.py"
         for name in (
@@ -67,7 +67,7 @@ def test_only_the_wire_s_neighbours_import_it():
         for path in (ROOT / folder).rglob("*.py")
         if re.search(r"^\s*(from|import) memecourt\b", path.read_text(), re.MULTILINE)
     }
-    # The command line is a client too, and so are load tests: they ask a server as any other client does.
+    # The command line and the load tests are clients like any other.
     others = {path for path in importers - allowed if not path.startswith(("serving/cli/", "eval/perf/"))}
     assert not others
     assert "serving/rpc/judge.py" in importers
@@ -84,8 +84,8 @@ def test_arrays_and_processes_stay_in_the_backends():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_arguments_are_named(package):
-    """No call has more than four positional arguments, but for those of variadic functions."""
+def test_calls_have_at_most_four_positional_arguments(package):
+    """Except for those of variadic functions, and of compiled ones whose arguments have no names."""
     guilty = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.func)}"
         for path in (ROOT / package).rglob("*.py")
@@ -98,39 +98,39 @@ def test_arguments_are_named(package):
     assert not guilty
 
 
-def test_the_folders_that_hide_other_names():
-    assert not (ROOT / "proto" / "__init__.py").exists()  # would hide proto-plus
+def test_packages_do_not_shadow_other_names():
+    assert not (ROOT / "proto" / "__init__.py").exists()  # would shadow proto-plus
     sources = [path for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
     assert sources
     guilty = [path.name for path in sources if re.search(r"^\s*import eval\b(?!\.)", path.read_text(), re.MULTILINE)]
     assert not guilty
 
 
-def test_generated_code_is_that_of_the_contract():
+def test_generated_code_matches_the_contract():
     checked = run(sys.executable, "scripts/generate_proto.py", "--check")
     assert checked.returncode == 0, checked.stderr
 
 
-def test_the_description_of_the_http_api_is_that_of_the_contract():
+def test_openapi_description_matches_the_contract():
     checked = run(sys.executable, "scripts/openapi.py", "--check")
     assert checked.returncode == 0, checked.stderr
 
 
-def test_the_contract_is_clean_to_buf():
+def test_contract_passes_buf_lint():
     checked = run(BIN / "buf", "lint", cwd=ROOT / "proto")
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_every_part_of_the_contract_has_a_comment():
-    """Each message, enum, field and value says what it is, in the line above it."""
+    """The line above a message, enum, field or value describes it."""
     lines = (ROOT / "proto/memecourt/v1/court.proto").read_text().splitlines()
     thing = re.compile(r"\s*(message|enum|service|rpc) \w+|\s+[\w.<>, ]+ \w+ = \d+;|\s+[A-Z_]+ = \d+;")
     bare = [line for before, line in itertools.pairwise(lines) if thing.match(line) and "//" not in before]
     assert not bare
 
 
-def test_no_unsafe_loading_anywhere():
-    """SC-1: no pickle, no unsafe YAML, no eval of strings, in what is shipped."""
+def test_shipped_code_has_no_unsafe_loading():
+    """SC-1: no pickle, no unsafe YAML, no eval of strings in shipped code."""
     unsafe = re.compile(r"\b(import pickle|pickle\.loads?|yaml\.load|torch\.load|allow_pickle=True)\b|[^.\w]eval\(")
     guilty = [
         path.relative_to(ROOT).as_posix()
@@ -141,8 +141,8 @@ def test_no_unsafe_loading_anywhere():
     assert not guilty
 
 
-def test_each_folder_of_tests_belongs_to_a_tier():
-    """One that neither tier names would be collected by make test-slow alone, and its fast tests run by nobody."""
+def test_each_test_folder_belongs_to_a_tier():
+    """Otherwise only ``make test-slow`` would collect it, and its fast tests would never run."""
     paths = set(
         tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]["testpaths"]
     )
@@ -154,11 +154,11 @@ def test_each_folder_of_tests_belongs_to_a_tier():
 
 
 @pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"])
-def test_what_a_newcomer_looks_for_is_there(name):
+def test_standard_project_files_exist(name):
     assert len((ROOT / name).read_text()) > 500
 
 
-def test_the_walk_of_one_meme_names_files_that_are_there_and_no_more_than_25():
+def test_walk_of_one_meme_links_to_existing_files_and_at_most_25():
     page = ROOT / "docs/explanation/one-meme.md"
     linked = {(page.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+\.py)\)", page.read_text())}
     assert all(path.is_file() for path in linked)

@@ -37,9 +37,8 @@ TUNING = Tuning(
 )
 
 
-def content(
-    *ids: str, kept: Mapping[str, StoredPicture] | None = None
-) -> tuple[list[LabelledMeme], NDArray[np.float32]]:
+def content(*ids: str, **fields: Mapping[str, StoredPicture]) -> tuple[list[LabelledMeme], NDArray[np.float32]]:
+    """Returns memes with these ids and their rows; ``fields`` maps ids to values of further fields of the memes."""
     memes = [
         LabelledMeme(
             id=id_,
@@ -49,7 +48,7 @@ def content(
             source="test",
             has_text=True,
             has_picture=False,
-            kept=(kept or {}).get(id_),
+            **{name: values.get(id_) for name, values in fields.items()},
         )
         for number, id_ in enumerate(ids)
     ]
@@ -67,10 +66,10 @@ PICTURES = {"a": b"first picture", "c": b"another picture, longer"}
 
 @pytest.fixture
 def library(tmp_path: Path) -> Library:
-    """Two of its three memes keep a picture."""
-    spool = ThumbnailWriter(tmp_path)
-    spool.append(b"of a meme that was dropped on the way")
-    memes, rows = content("a", "b", "c", kept={id_: spool.append(data) for id_, data in PICTURES.items()})
+    """A library of three memes, two of which have a picture."""
+    thumbnails = ThumbnailWriter(tmp_path)
+    thumbnails.append(b"of a meme that was dropped on the way")
+    memes, rows = content("a", "b", "c", kept={id_: thumbnails.append(data) for id_, data in PICTURES.items()})
     return Library.create(
         tmp_path / "library",
         name="n",
@@ -78,7 +77,7 @@ def library(tmp_path: Path) -> Library:
         memes=memes,
         rows=rows,
         tuning=TUNING,
-        pictures=spool,
+        pictures=thumbnails,
     )
 
 
@@ -97,7 +96,7 @@ def files_of(library: Library) -> dict[str, Path]:
 
 
 def forge(library: Library, change: Callable[[Path, dict], None]) -> None:
-    """Alters a generation as somebody would who keeps all digests right."""
+    """Alters a generation as an attacker would who recomputes all digests."""
     generation = library.root / "generations" / library.generation
     manifest = json.loads((generation / "manifest.json").read_text())
     change(generation, manifest)
@@ -110,7 +109,7 @@ def forge(library: Library, change: Callable[[Path, dict], None]) -> None:
     (library.root / "CURRENT").write_text(f"{library.generation} sha256:{digest}\n")
 
 
-def test_what_is_written_is_read_back(library: Library) -> None:
+def test_library_reads_back_as_written(library: Library) -> None:
     again = Library.open(library.root, ENCODER.identity)
     memes, rows = content("a", "b", "c")
     assert [meme.model_copy(update={"kept": None}) for meme in again.memes] == memes
@@ -138,11 +137,11 @@ def test_what_is_written_is_read_back(library: Library) -> None:
         again.rows[0, 0] = 1
 
 
-def test_is_looked_at_without_an_encoder(library: Library) -> None:
+def test_library_opens_without_an_encoder(library: Library) -> None:
     assert Library.open(library.root, None).manifest.encoder == ENCODER.identity
 
 
-def test_adding_makes_a_new_generation_and_leaves_the_old_object_as_it_was(library: Library) -> None:
+def test_adding_makes_a_new_generation_and_leaves_the_old_object_unchanged(library: Library) -> None:
     memes, rows = content("d", "e")
     larger = library.add(memes, rows)
     assert ids_of(larger) == ["a", "b", "c", "d", "e"]
@@ -151,13 +150,13 @@ def test_adding_makes_a_new_generation_and_leaves_the_old_object_as_it_was(libra
     assert ids_of(Library.open(library.root, ENCODER.identity)) == ids_of(larger)
 
 
-def test_only_the_generation_before_is_kept(library: Library) -> None:
+def test_only_the_previous_generation_is_retained(library: Library) -> None:
     library = library.add(*content("d"))
     library = library.add(*content("e"))
     assert sorted(path.name for path in (library.root / "generations").iterdir()) == ["000002", "000003"]
 
 
-def test_an_id_that_is_taken_is_refused_by_name(library: Library) -> None:
+def test_duplicate_ids_are_refused_and_named(library: Library) -> None:
     with pytest.raises(BadRequest, match="already in the library: b, c"):
         library.add(*content("b", "x", "c"))
     with pytest.raises(BadRequest, match="there twice: x"):
@@ -165,13 +164,13 @@ def test_an_id_that_is_taken_is_refused_by_name(library: Library) -> None:
     assert ids_of(Library.open(library.root, ENCODER.identity)) == ["a", "b", "c"]
 
 
-def test_adding_to_what_was_changed_meanwhile_is_refused(library: Library) -> None:
+def test_adding_to_an_outdated_library_object_is_refused(library: Library) -> None:
     library.add(*content("d"))
     with pytest.raises(BadRequest, match="changed since it was opened"):
         library.add(*content("e"))
 
 
-def test_is_not_overwritten_unless_asked_to(library: Library) -> None:
+def test_library_is_overwritten_only_on_request(library: Library) -> None:
     with pytest.raises(BadRequest, match="already"):
         create(library.root, "z")
     replaced = create(library.root, "z", replace=True)
@@ -179,14 +178,14 @@ def test_is_not_overwritten_unless_asked_to(library: Library) -> None:
     assert replaced.generation == "000002"
 
 
-def test_a_directory_with_other_things_is_left_alone(tmp_path: Path) -> None:
+def test_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "holiday.txt").write_text("x")
     with pytest.raises(BadRequest, match="other things"):
         create(tmp_path, "a")
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.txt"]
 
 
-def test_one_writes_at_a_time(library: Library) -> None:
+def test_concurrent_writers_are_refused(library: Library) -> None:
     with storage.writing(library.root):
         with pytest.raises(Unavailable, match="Somebody else") as refusal:
             library.add(*content("d"))
@@ -195,7 +194,7 @@ def test_one_writes_at_a_time(library: Library) -> None:
     assert len(library.add(*content("d")).memes) == 4
 
 
-def test_rows_that_do_not_fit_are_not_written(library: Library) -> None:
+def test_invalid_rows_are_not_written(library: Library) -> None:
     memes, rows = content("d")
     for bad in (rows * 2, rows * np.nan, rows * 0):
         with pytest.raises(ValueError, match="row 3 of"):
@@ -205,10 +204,10 @@ def test_rows_that_do_not_fit_are_not_written(library: Library) -> None:
     assert ids_of(Library.open(library.root, ENCODER.identity)) == ["a", "b", "c"]
 
 
-def test_a_flipped_bit_is_found_wherever_it_is(library: Library) -> None:
+def test_flipped_bit_in_any_file_is_detected(library: Library) -> None:
     for name, path in files_of(library).items():
         if name == "pictures.bin":
-            continue  # that is found when a picture is read: see below
+            continue  # damage there is detected when a picture is read: see below
         good = path.read_bytes()
         places = range(len(good)) if name == "CURRENT" else random.Random(name).sample(range(len(good)), 60)
         for place in places:
@@ -222,7 +221,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(library: Library) -> None:
     Library.open(library.root, ENCODER.identity)
 
 
-def test_a_flipped_bit_in_a_picture_is_found_when_it_is_read_and_not_carried_on(library: Library) -> None:
+def test_flipped_bit_in_a_picture_is_detected_on_reading_and_not_copied_on(library: Library) -> None:
     path = files_of(library)["pictures.bin"]
     good = path.read_bytes()
     for place in range(len(good)):
@@ -244,11 +243,11 @@ def test_a_flipped_bit_in_a_picture_is_found_when_it_is_read_and_not_carried_on(
     assert pictures_of(Library.open(library.root, ENCODER.identity).add(*content("d"))) == PICTURES
 
 
-def test_pictures_are_carried_on_and_those_of_an_open_library_stay(library: Library, tmp_path: Path) -> None:
-    spool = ThumbnailWriter(tmp_path)
-    spool.append(b"dropped")
-    memes, rows = content("d", "e", kept={"e": spool.append(b"a third")})
-    larger = library.add(memes, rows, pictures=spool)
+def test_pictures_are_copied_to_new_generations_and_stay_readable_in_old_ones(library: Library, tmp_path: Path) -> None:
+    thumbnails = ThumbnailWriter(tmp_path)
+    thumbnails.append(b"dropped")
+    memes, rows = content("d", "e", kept={"e": thumbnails.append(b"a third")})
+    larger = library.add(memes, rows, pictures=thumbnails)
     assert pictures_of(larger) == PICTURES | {"e": b"a third"}
     assert (larger.manifest.counts.kept_pictures, larger.manifest.counts.kept_bytes) == (
         3,
@@ -258,31 +257,31 @@ def test_pictures_are_carried_on_and_those_of_an_open_library_stay(library: Libr
     assert pictures_of(largest) == pictures_of(larger) and pictures_of(library) == PICTURES
 
 
-def test_a_row_that_is_not_there_has_no_picture_not_even_the_last(library: Library) -> None:
+def test_row_outside_the_library_has_no_picture(library: Library) -> None:
     for row in (-1, 3):
         with pytest.raises(IndexError):
             library.picture(row)
 
 
-def test_pictures_without_their_file_are_a_mistake_of_ours(library: Library) -> None:
-    kept = library.memes[0].kept
-    assert kept is not None
+def test_pictures_without_their_file_are_a_programming_error(library: Library) -> None:
+    stored = library.memes[0].kept
+    assert stored is not None
     with pytest.raises(ValueError, match="without the file"):
-        library.add(*content("d", kept={"d": kept}))
+        library.add(*content("d", kept={"d": stored}))
 
 
-def test_a_spool_leaves_nothing_behind_and_takes_no_giants(tmp_path: Path) -> None:
-    spool = ThumbnailWriter(tmp_path / "not" / "there" / "yet")
-    assert spool.read(spool.append(b"x" * 1000)) == b"x" * 1000
+def test_thumbnail_writer_leaves_no_files_and_refuses_oversized_pictures(tmp_path: Path) -> None:
+    thumbnails = ThumbnailWriter(tmp_path / "not" / "there" / "yet")
+    assert thumbnails.read(thumbnails.append(b"x" * 1000)) == b"x" * 1000
     with pytest.raises(ValueError, match="larger than any"):
-        spool.append(bytes(2 << 20))
+        thumbnails.append(bytes(2 << 20))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "name", ["CURRENT", "manifest.json", "flags.npy", "memes.sqlite", "pictures.bin", "vectors.npy"]
 )
-def test_a_file_that_is_cut_empty_longer_or_gone_is_named(library: Library, name: str) -> None:
+def test_truncated_empty_extended_or_missing_files_are_named(library: Library, name: str) -> None:
     path = files_of(library)[name]
     good = path.read_bytes()
     for bad in (good[:-1], good[: len(good) // 2], b"", good + b"\n"):
@@ -296,24 +295,24 @@ def test_a_file_that_is_cut_empty_longer_or_gone_is_named(library: Library, name
     assert str(library.root) not in refusal.value.message
 
 
-def test_a_library_that_is_not_there_says_how_to_build_one(tmp_path: Path) -> None:
+def test_missing_library_is_reported_with_the_command_to_build_one(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere", Path(__file__)):
         with pytest.raises(BadLibrary, match="memecourt precedents build") as refusal:
             Library.open(path, None)
         assert refusal.value.reason == "LIBRARY_MISSING"
 
 
-class _Harm:
+class _ExitsOnUnpickling:
     def __reduce__(self) -> tuple[object, ...]:
         return (os._exit, (1,))
 
 
-def test_a_pickle_is_not_opened_even_if_all_digests_are_right(library: Library) -> None:
+def test_pickle_is_not_loaded_even_with_valid_digests(library: Library) -> None:
     def as_objects(generation: Path, _: dict) -> None:
-        np.save(generation / "vectors.npy", np.array([_Harm()] * 3, dtype=object), allow_pickle=True)
+        np.save(generation / "vectors.npy", np.array([_ExitsOnUnpickling()] * 3, dtype=object), allow_pickle=True)
 
     def as_bare_pickle(generation: Path, _: dict) -> None:
-        (generation / "vectors.npy").write_bytes(pickle.dumps(_Harm()))
+        (generation / "vectors.npy").write_bytes(pickle.dumps(_ExitsOnUnpickling()))
 
     for change in (as_objects, as_bare_pickle):
         forge(library, change)
@@ -392,7 +391,7 @@ def _flags(*flags: int, **counts: int) -> Callable[[Path, dict], None]:
         (lambda _, manifest: manifest["files"].update({"../../x": {"sha256": "0" * 64, "size": 1}}), "does not list"),
     ],
 )
-def test_what_contradicts_the_manifest_is_named(
+def test_contradictions_of_the_manifest_are_named(
     library: Library, change: Callable[[Path, dict], None], message: str
 ) -> None:
     forge(library, change)
@@ -400,7 +399,7 @@ def test_what_contradicts_the_manifest_is_named(
         Library.open(library.root, ENCODER.identity)
 
 
-def test_a_newer_format_asks_for_an_upgrade(library: Library) -> None:
+def test_newer_format_requires_an_upgrade(library: Library) -> None:
     forge(library, lambda _, manifest: manifest.update(format=4, surprise=1))
     with pytest.raises(BadLibrary, match="Upgrade MemeCourt") as refusal:
         Library.open(library.root, ENCODER.identity)
@@ -408,26 +407,26 @@ def test_a_newer_format_asks_for_an_upgrade(library: Library) -> None:
 
 
 @pytest.mark.parametrize("old", [1, 2])
-def test_an_older_format_asks_to_be_built_again(library: Library, old: int) -> None:
+def test_older_format_requires_a_rebuild(library: Library, old: int) -> None:
     forge(library, lambda _, manifest: manifest.update(format=old))
     with pytest.raises(BadLibrary, match=r"older than format 3.*Build it again") as refusal:
         Library.open(library.root, ENCODER.identity)
     assert refusal.value.reason == "LIBRARY_TOO_OLD"
 
 
-def test_another_encoder_is_refused_and_both_are_named(library: Library) -> None:
+def test_library_of_another_encoder_is_refused_and_both_are_named(library: Library) -> None:
     other = WordEncoder("other")
     with pytest.raises(BadLibrary, match=r"made with the encoder words \(sha256:.*but other \(sha256:") as refusal:
         Library.open(library.root, other.identity)
     assert refusal.value.reason == "LIBRARY_FOREIGN"
 
 
-# What the disk is asked to do while a library is written; each of these may fail, or be the last thing that happens.
+# Disk operations of a write; each of them may fail, or be the last before a crash.
 CALLS = [(os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir"), (shutil, "rmtree")]
 
 
 def _break_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> list[int]:
-    """The n-th call to the disk fails; gives a list with the number of calls so far."""
+    """Makes the n-th disk operation fail; returns a list with the number of operations so far."""
     calls = [0]
 
     def breaking(real: Callable[..., object]) -> Callable[..., object]:
@@ -444,7 +443,7 @@ def _break_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> list[int]:
     return calls
 
 
-def test_an_error_at_any_step_leaves_the_old_or_the_new_generation(tmp_path: Path) -> None:
+def test_disk_error_at_any_step_leaves_the_old_or_the_new_generation(tmp_path: Path) -> None:
     outcomes, nth = set(), 0
     while True:
         nth += 1
@@ -456,7 +455,7 @@ def test_an_error_at_any_step_leaves_the_old_or_the_new_generation(tmp_path: Pat
         now = ids_of(Library.open(library.root, ENCODER.identity))
         assert now in (["a", "b", "c"], ["a", "b", "c", "d"])
         outcomes.add(len(now))
-        # And it can be written to as if nothing had been.
+        # And the library stays writable.
         again = Library.open(library.root, ENCODER.identity)
         assert ids_of(again.add(*content("e")))[-1] == "e"
         names = sorted(path.name for path in (library.root / "generations").iterdir())
@@ -466,7 +465,7 @@ def test_an_error_at_any_step_leaves_the_old_or_the_new_generation(tmp_path: Pat
     assert outcomes == {3, 4} and nth > 8
 
 
-def test_an_error_while_the_first_generation_is_written_leaves_a_place_to_build_in(tmp_path: Path) -> None:
+def test_disk_error_during_the_first_write_leaves_the_folder_usable(tmp_path: Path) -> None:
     for nth in range(1, 12):
         root = tmp_path / f"at{nth}"
         with pytest.MonkeyPatch.context() as patch:
@@ -491,7 +490,7 @@ for number in range(10_000):
 """
 
 
-def test_a_writer_that_is_killed_leaves_a_library_that_holds_all_it_announced(tmp_path: Path) -> None:
+def test_killed_writer_leaves_a_library_with_everything_it_announced(tmp_path: Path) -> None:
     chance = random.Random(3)
     for round_ in range(6):
         root = tmp_path / str(round_)
@@ -507,7 +506,7 @@ def test_a_writer_that_is_killed_leaves_a_library_that_holds_all_it_announced(tm
         Library.open(root, ENCODER.identity).add(*content("after"))
 
 
-def test_a_reader_is_not_disturbed_by_two_writes_at_the_worst_moment(
+def test_reader_survives_two_writes_while_it_opens_the_library(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, writes = storage.read_pointer, []

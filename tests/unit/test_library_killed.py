@@ -1,4 +1,4 @@
-"""Writers that are killed: what is left is the library before a step or after it, and it can be written to."""
+"""Killed writers: the library is as before a step or as after it, and stays writable."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.unit.test_library import ENCODER, TUNING, content, ids_of, pictures_o
 KILLS = 200
 WHO = {"who": "ada", "why": "a test"}
 
-Said = Callable[[object], None]
+Say = Callable[[object], None]
 
 
-def steps(root: Path, seed: int, say: Said) -> None:
-    """Changes a library at random for ever; says what it is about to do, and that it was done."""
+def steps(root: Path, seed: int, say: Say) -> None:
+    """Changes a library at random forever; reports each step before it, and that it was done."""
     chance, number = random.Random(seed), 0
     writer: LibraryWriter | None = None
     while True:
@@ -43,10 +43,10 @@ def steps(root: Path, seed: int, say: Said) -> None:
         if library is None or chance.random() < 0.1:
             ids = [f"{seed}-{number}-{place}" for place in range(3)]
             say(["replace", ids])
-            spool = ThumbnailWriter(root)
-            memes, rows = content(*ids, kept={ids[1]: spool.append(f"picture of {ids[1]}".encode())})
+            thumbnails = ThumbnailWriter(root)
+            memes, rows = content(*ids, kept={ids[1]: thumbnails.append(f"picture of {ids[1]}".encode())})
             made = {"name": "n", "encoder": ENCODER.identity, "rows": rows, "tuning": TUNING}
-            Library.create(root, memes=memes, pictures=spool, replace=True, **made)
+            Library.create(root, memes=memes, pictures=thumbnails, replace=True, **made)
             say("done")
             continue
         if writer is None or writer.library.manifest.lineage != library.manifest.lineage or chance.random() < 0.3:
@@ -80,7 +80,7 @@ def steps(root: Path, seed: int, say: Said) -> None:
 
 
 def state(root: Path) -> object:
-    """All that a library says, read after every byte of it was checked; None where there is none."""
+    """Returns a library's full contents after checking every byte of it, or None if there is none."""
     try:
         library = Library.open(root, ENCODER.identity)
     except BadLibrary as error:
@@ -97,8 +97,8 @@ def state(root: Path) -> object:
     }
 
 
-def nursery(root: Path, rounds: int) -> None:
-    """Forks writers and kills them; a process of its own, so that a fork copies no threads."""
+def kill_writers(root: Path, rounds: int) -> None:
+    """Forks writers and kills them; runs in a process of its own, so that a fork copies no threads."""
     chance = random.Random(11)
     finished = refused = halfway = 0
     for seed in range(rounds):
@@ -107,26 +107,26 @@ def nursery(root: Path, rounds: int) -> None:
         child = os.fork()
         if child == 0:
             try:
-                steps(root, seed, _saying(write))
+                steps(root, seed, _reporting_to(write))
             finally:
                 os._exit(1)
         os.close(write)
         time.sleep(chance.uniform(0, 0.3))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        with os.fdopen(read, "rb") as said:
-            told = [json.loads(line) for line in said]
-        assert os.WIFSIGNALED(status), f"the writer ended by itself in round {seed}: {told[-2:]}"
+        with os.fdopen(read, "rb") as pipe:
+            messages = [json.loads(line) for line in pipe]
+        assert os.WIFSIGNALED(status), f"the writer ended by itself in round {seed}: {messages[-2:]}"
         after = state(root)
-        done = told.count("done")
-        finished, refused = finished + done, refused + told.count("refused")
-        halfway += bool(told) and told[-1] not in ("done", "refused")
-        assert told or after == before
-        if told and told[-1] in ("done", "refused"):
+        done = messages.count("done")
+        finished, refused = finished + done, refused + messages.count("refused")
+        halfway += bool(messages) and messages[-1] not in ("done", "refused")
+        assert messages or after == before
+        if messages and messages[-1] in ("done", "refused"):
             assert done or after == before
         if done and isinstance(after, dict):
-            check(told, after)
-        # Nothing holds the lock, and the next write clears up what the last one left.
+            check_last_step(messages, after)
+        # The lock is free, and the next write cleans up after the killed one.
         if after is not None:
             LibraryWriter.open(root).add(*_one(f"after-{seed}"), f"picture of after-{seed}".encode(), **WHO)
             if seed % 10 == 0:
@@ -136,7 +136,7 @@ def nursery(root: Path, rounds: int) -> None:
     print(json.dumps({"finished": finished, "refused": refused, "halfway": halfway}))
 
 
-def _saying(to: int) -> Said:
+def _reporting_to(to: int) -> Say:
     def say(what: object) -> None:
         os.write(to, json.dumps(what).encode() + b"\n")
 
@@ -148,10 +148,10 @@ def _one(id_: str) -> tuple[object, object]:
     return meme, rows[0]
 
 
-def check(told: list[object], after: dict[str, list[list[object]]]) -> None:
-    """What was acknowledged last is there, unless the step after it undid it."""
-    act, what = [step for step, said in zip(told[::2], told[1::2], strict=False) if said == "done"][-1]
-    undone = told[-1][0] if isinstance(told[-1], list) else ""
+def check_last_step(messages: list[object], after: dict[str, list[list[object]]]) -> None:
+    """Checks that the last acknowledged step is in effect, unless the step after it undid it."""
+    act, what = [step for step, reply in zip(messages[::2], messages[1::2], strict=False) if reply == "done"][-1]
+    undone = messages[-1][0] if isinstance(messages[-1], list) else ""
     labels = {id_: label for id_, label, _ in after["memes"]}
     if undone in ("replace", "revoke", "remove", "relabel"):
         return
@@ -166,15 +166,15 @@ def check(told: list[object], after: dict[str, list[list[object]]]) -> None:
 
 
 @pytest.mark.slow
-def test_two_hundred_kills_leave_a_whole_library_each_time(tmp_path: Path) -> None:
+def test_two_hundred_kills_leave_an_intact_library_each_time(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.unit.test_library_killed", str(tmp_path / "library"), str(KILLS)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr[-4000:]
     counts = json.loads(ended.stdout)
-    # It would say nothing if the writers had not come to write, or had not been cut off while they did.
+    # The test proves something only if many steps finished, and many were interrupted halfway.
     assert counts["finished"] > KILLS / 4 and counts["halfway"] > KILLS / 4, counts
 
 
 if __name__ == "__main__":
     with suppress(KeyboardInterrupt):
-        nursery(Path(sys.argv[1]), int(sys.argv[2]))
+        kill_writers(Path(sys.argv[1]), int(sys.argv[2]))

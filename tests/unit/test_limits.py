@@ -1,4 +1,4 @@
-"""Without a caller's deadline, too, a trial ends: what it leans on has its time, and then it is said."""
+"""A trial ends without a caller's deadline too: each dependency has a time limit, and exceeding it is reported."""
 
 import asyncio
 
@@ -34,12 +34,12 @@ class HangingPictures(PictureFinder):
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """The budget goes by the loop's time."""
+    """Makes deadlines follow the loop's time."""
     set_deadlines_by_it(monkeypatch)
 
 
-def ends(procedure, *, reader=None, finder=None, within_s=None, text=None):
-    """How a trial of a meme ends, and after how many seconds."""
+def failure_of(procedure, *, reader=None, finder=None, within_s=None, text=None):
+    """Returns the reason for which a trial failed, and the seconds after which it did."""
 
     async def scene():
         court = full_court(Cast(rounds=2), reader=reader, settings=LIMITED)
@@ -59,25 +59,25 @@ def ends(procedure, *, reader=None, finder=None, within_s=None, text=None):
 
 
 @pytest.mark.parametrize("procedure", list(Procedure))
-def test_a_text_reader_that_never_comes_back(procedure):
-    assert ends(procedure, reader=HangingReader()) == ("TEXT_TOO_SLOW", READ_S)
+def test_hanging_text_reader_fails_the_trial_after_its_time_limit(procedure):
+    assert failure_of(procedure, reader=HangingReader()) == ("TEXT_TOO_SLOW", READ_S)
 
 
 @pytest.mark.parametrize("procedure", list(Procedure))
-def test_a_search_that_never_comes_back(procedure):
-    assert ends(procedure, finder=HangingFinder, text="x") == ("SEARCH_TOO_SLOW", FIND_S)
+def test_hanging_search_fails_the_trial_after_its_time_limit(procedure):
+    assert failure_of(procedure, finder=HangingFinder, text="x") == ("SEARCH_TOO_SLOW", FIND_S)
 
 
-def test_pictures_of_precedents_that_never_come():
-    assert ends(Procedure.FULL, finder=HangingPictures, text="x") == ("SEARCH_TOO_SLOW", FIND_S)
+def test_hanging_pictures_of_precedents_fail_the_trial_after_the_time_limit():
+    assert failure_of(Procedure.FULL, finder=HangingPictures, text="x") == ("SEARCH_TOO_SLOW", FIND_S)
 
 
 @pytest.mark.parametrize("procedure", [Procedure.SUMMARY, Procedure.CASCADE])
-def test_a_deadline_that_is_nearer_ends_it_before(procedure):
-    assert ends(procedure, reader=HangingReader(), within_s=3.0) == ("DEADLINE", 3.0)
-    assert ends(procedure, finder=HangingFinder, text="x", within_s=3.0) == ("DEADLINE", 3.0)
+def test_earlier_deadline_of_the_caller_takes_precedence(procedure):
+    assert failure_of(procedure, reader=HangingReader(), within_s=3.0) == ("DEADLINE", 3.0)
+    assert failure_of(procedure, finder=HangingFinder, text="x", within_s=3.0) == ("DEADLINE", 3.0)
 
 
-def test_the_limits_stand_in_the_record():
+def test_time_limits_are_recorded():
     opened = asyncio.run(full_court(Cast(rounds=2), settings=LIMITED).hear(TrialCase("t", a_meme("x")), Notes())).opened
     assert (opened.settings["find_s"], opened.settings["read_s"]) == (FIND_S, READ_S)

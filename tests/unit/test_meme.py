@@ -5,7 +5,7 @@ from court.meme import LIMITS, Picture
 from tests.support.fakes import a_meme, a_picture
 
 
-def test_a_text_of_a_megabyte_is_refused_with_its_figure_and_the_limit():
+def test_oversized_text_is_refused_with_its_length_and_the_limit():
     with pytest.raises(BadText) as caught:
         a_meme("x" * 1_000_000)
     assert "1,000,000" in caught.value.message and "10,000" in caught.value.message
@@ -13,12 +13,12 @@ def test_a_text_of_a_megabyte_is_refused_with_its_figure_and_the_limit():
     assert a_meme("x" * LIMITS.max_text).text
 
 
-def test_a_lone_surrogate_is_no_text():
+def test_lone_surrogate_is_refused():
     with pytest.raises(BadText, match="surrogate"):
         a_meme("half \ud83d")
 
 
-def test_a_picture_has_a_frame():
+def test_picture_without_a_frame_is_refused():
     values = {name: getattr(a_picture(), name) for name in Picture.__slots__}
     with pytest.raises(ValueError, match="frame"):
         Picture(**{**values, "frames": ()})

@@ -1,4 +1,4 @@
-"""The Merkle tree of RFC 6962, against published vectors and against the definition itself."""
+"""The Merkle tree of RFC 6962, against published vectors and a naive implementation of its definition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from serving.docket.log.merkle import (
 )
 from tests.support.logs import root_at, verify_consistency
 
-# Of certificate-transparency's reference implementation: cpp/merkletree/merkle_tree_test.cc.
+# From certificate-transparency's reference implementation: cpp/merkletree/merkle_tree_test.cc.
 LEAVES = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f"]
 ROOTS = [
     "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
@@ -79,7 +79,7 @@ def unhexed(proof: list[str]) -> list[bytes]:
 
 
 def root_of(leaves: list[bytes]) -> bytes:
-    """MTH as RFC 6962 §2.1 defines it, slowly."""
+    """Computes MTH as RFC 6962 §2.1 defines it, slowly."""
     if not leaves:
         return EMPTY_ROOT
     if len(leaves) == 1:
@@ -90,8 +90,8 @@ def root_of(leaves: list[bytes]) -> bytes:
     return node_hash(root_of(leaves[:middle]), root_of(leaves[middle:]))
 
 
-class Stored:
-    """A tree with its tiles, as a docket keeps them."""
+class StoredTree:
+    """A tree with its tiles, stored as in a docket."""
 
     def __init__(self, leaves: list[bytes]) -> None:
         self.leaves = leaves
@@ -104,9 +104,9 @@ class Stored:
 
     def add(self, nodes: list[Node]) -> None:
         for piece in tile_updates(nodes):
-            there = self.tiles.get((piece.level, piece.index), b"")
-            assert len(there) == 32 * piece.first
-            self.tiles[piece.level, piece.index] = there + piece.hashes
+            stored = self.tiles.get((piece.level, piece.index), b"")
+            assert len(stored) == 32 * piece.first
+            self.tiles[piece.level, piece.index] = stored + piece.hashes
 
     def nodes(self) -> TileNodes:
         return TileNodes(lambda level, index: self.tiles[level, index])
@@ -116,10 +116,10 @@ def some_leaves(count: int) -> list[bytes]:
     return [leaf_hash(b"entry %d" % number) for number in range(count)]
 
 
-CT = Stored([leaf_hash(bytes.fromhex(data)) for data in LEAVES])
+CT = StoredTree([leaf_hash(bytes.fromhex(data)) for data in LEAVES])
 
 
-def test_hashes_are_the_published_ones() -> None:
+def test_hashes_match_the_published_ones() -> None:
     assert leaf_hash(b"L123456").hex() == "395aa064aa4c29f7010acfe3f25db9485bbd4b91897b6ad7ad547639252b4d56"
     assert node_hash(b"N123", b"N456").hex() == "aa217fe888e47007fa15edab33c2b492a722cb106c64667fc2b044444de66bbb"
     frontier, roots = Frontier(), [EMPTY_ROOT.hex()]
@@ -131,23 +131,23 @@ def test_hashes_are_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize(("number", "size"), PATHS)
-def test_audit_paths_are_the_published_ones(number: int, size: int) -> None:
+def test_audit_paths_match_the_published_ones(number: int, size: int) -> None:
     proof = inclusion_proof(number, size, CT.nodes())
     assert [one.hex() for one in proof] == PATHS[number, size]
     verify_inclusion(number, size, CT.leaves[number], proof, bytes.fromhex(ROOTS[size]))
 
 
 @pytest.mark.parametrize(("old", "new"), CONSISTENCY)
-def test_consistency_proofs_are_the_published_ones(old: int, new: int) -> None:
+def test_consistency_proofs_match_the_published_ones(old: int, new: int) -> None:
     proof = consistency_proof(old, new, CT.nodes())
     assert [one.hex() for one in proof] == CONSISTENCY[old, new]
     verify_consistency(old, new, bytes.fromhex(ROOTS[old]), bytes.fromhex(ROOTS[new]), proof)
 
 
-def test_all_proofs_of_small_trees_hold_and_no_other_does() -> None:
-    """Every place and pair of sizes up to 20: the right proof holds; one altered in any single way does not."""
+def test_correct_proofs_of_small_trees_verify_and_altered_ones_fail() -> None:
+    """The proof of every entry and pair of sizes up to 20 verifies, and any single alteration of it fails."""
     chance = random.Random(7)
-    tree = Stored(some_leaves(20))
+    tree = StoredTree(some_leaves(20))
     roots = [root_of(tree.leaves[:size]) for size in range(21)]
     for size in range(1, 21):
         for number in range(size):
@@ -175,14 +175,14 @@ def test_all_proofs_of_small_trees_hold_and_no_other_does() -> None:
                 with pytest.raises(BadProof):
                     verify_consistency(old, size, roots[old], roots[size], other)
             for pair in ((roots[old], chance.randbytes(32)), (chance.randbytes(32), roots[size])):
-                if old or pair[0] != roots[0]:  # of the empty log every log is a continuation
+                if old or pair[0] != roots[0]:  # every log continues the empty log
                     with pytest.raises(BadProof):
                         verify_consistency(old, size, *pair, proof)
     with pytest.raises(BadProof):
         verify_consistency(3, 2, roots[3], roots[2], [])
 
 
-def test_a_tree_grows_to_what_the_definition_says_and_can_be_taken_up_anywhere() -> None:
+def test_growing_tree_matches_the_definition_and_resumes_at_any_size() -> None:
     leaves = some_leaves(300)
     frontier = Frontier()
     for size, leaf in enumerate(leaves):
@@ -196,8 +196,8 @@ def test_a_tree_grows_to_what_the_definition_says_and_can_be_taken_up_anywhere()
             Frontier.from_bytes(damaged)
 
 
-def test_tiles_hold_what_c2sp_says() -> None:
-    """C2SP tlog-tiles, "Partial Tiles": what a tree of 70,000 entries consists of."""
+def test_tile_widths_match_the_c2sp_specification() -> None:
+    """C2SP tlog-tiles, "Partial Tiles": the tiles of a tree of 70,000 entries."""
     widths = list(tile_widths(70_000))
     assert [width for level, _, width in widths if level == 0] == [256] * 273 + [112]
     assert [(level, width) for level, _, width in widths if level] == [(1, 256), (1, 17), (2, 1)]
@@ -205,9 +205,9 @@ def test_tiles_hold_what_c2sp_says() -> None:
     assert list(tile_widths(0)) == []
 
 
-def test_what_is_stored_of_a_tree_gives_every_node_and_proof() -> None:
+def test_stored_tiles_yield_every_node_and_proof() -> None:
     leaves = some_leaves(TILE_WIDTH * 3 + 77)
-    tree = Stored(leaves)
+    tree = StoredTree(leaves)
     assert {tile: len(hashes) // 32 for tile, hashes in tree.tiles.items()} == {
         (level, index): width for level, index, width in tile_widths(len(leaves))
     }

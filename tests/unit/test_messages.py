@@ -1,4 +1,4 @@
-"""Messages made again from a record: they are those that the models were sent, word for word, and a digest says so."""
+"""Messages rebuilt from a record: identical to those sent to the models, as a digest confirms."""
 
 import asyncio
 import dataclasses
@@ -40,8 +40,8 @@ CUT = "no JSON at all, but [[brackets]], <|im_end|>, [begin mark] and half a cha
 )
 
 
-def held(cast, *, procedure=Procedure.FULL, text="go home, <|im_end|> all of you", found=None, **settings):
-    """A trial as it is kept, and every request that was sent in it."""
+def run_trial(cast, *, procedure=Procedure.FULL, text="go home, <|im_end|> all of you", found=None, **settings):
+    """Returns the record of a trial, as it is stored."""
     settings = TrialSettings(**{"overlap": False, **settings})
     court = full_court(cast, found=found, settings=settings)
     court = dataclasses.replace(court, fence_mark=None)
@@ -49,37 +49,40 @@ def held(cast, *, procedure=Procedure.FULL, text="go home, <|im_end|> all of you
     return stored(record)
 
 
+held = run_trial  # test_dsa.py imports it by this name
+
+
 def stored(record):
-    """As it comes out of a docket."""
+    """Returns the record as it is read from a docket."""
     return TrialRecord.of(parse_event(event.model_dump_json()) for event in record.events)
 
 
-def sent(cast):
-    """Each request that models were sent: system message, texts, digests of pictures."""
+def requests_sent(cast):
+    """Counts the requests that models were sent: system message, texts, digests of pictures."""
     return Counter(
         (each.system, tuple(file_sha256(part.png) if isinstance(part, Frame) else part for part in each.parts))
         for each in cast.requests()
     )
 
 
-def told(record):
-    """The same, of what is made again; a call that two events tell of (a summary ahead of its turn) counts once."""
+def requests_rebuilt(record):
+    """Counts the requests rebuilt from a record; a call in two events (a summary ahead of its turn) counts once."""
     calls = {}
     for event in record.events:
-        for made in messages_of(record, event):
-            assert made.exact and not made.why, made.why
+        for message in messages_of(record, event):
+            assert message.exact and not message.why, message.why
             turn = (getattr(event, "side", None), getattr(event, "round", None))
-            calls[(*turn, made.call.prompt_id)] = made
+            calls[(*turn, message.call.prompt_id)] = message
     return Counter(
         (request.system, tuple(part.sha256 if isinstance(part, PictureShown) else part for part in request.parts))
-        for made in calls.values()
-        for request in made.requests
+        for message in calls.values()
+        for request in message.requests
     )
 
 
-def not_exact(record):
-    """Sequence numbers of the events whose messages are not those that were sent."""
-    return {event.seq for event in record.events for made in messages_of(record, event) if not made.exact}
+def inexact_events(record):
+    """Returns the sequence numbers of events whose rebuilt messages differ from those sent."""
+    return {event.seq for event in record.events for message in messages_of(record, event) if not message.exact}
 
 
 def altered(record, place, **changes):
@@ -100,7 +103,7 @@ SHOWN = findings([H, N, H, H, N])
 FIRST = {"categories": ("nationality",), "source_label": "very harmful"}
 SHOWN = SHOWN.model_copy(update={"exhibits": (SHOWN.exhibits[0].model_copy(update=FIRST), *SHOWN.exhibits[1:])})
 NONE_SHOWN = {"precedents", "dull_judge", "exhibits_shown"}
-"""Settings that leave the Judge without a precedent."""
+"""Settings that leave the Judge without precedents."""
 
 
 @pytest.mark.parametrize(
@@ -119,16 +122,16 @@ NONE_SHOWN = {"precedents", "dull_judge", "exhibits_shown"}
         {"exhibits_shown": False},
         {"exhibit_labels": "original"},
     ],
-    ids=lambda settings: ", ".join(settings) or "as it is",
+    ids=lambda settings: ", ".join(settings) or "defaults",
 )
-def test_what_is_made_again_is_what_was_sent(settings):
+def test_rebuilt_messages_match_those_sent(settings):
     lines = {"judge": {**RULING, "precedents": {}}} if NONE_SHOWN & settings.keys() else {}
     cast = Cast(rounds=3, **lines)
-    record = held(cast, found=SHOWN, **settings)
-    assert told(record) == sent(cast)
+    record = run_trial(cast, found=SHOWN, **settings)
+    assert requests_rebuilt(record) == requests_sent(cast)
 
 
-def test_a_library_without_pictures_and_a_meme_without_text():
+def test_rebuilt_messages_match_for_missing_pictures_and_an_empty_text():
     cast = Cast(rounds=2)
     court = full_court(cast, found=SHOWN, settings=TrialSettings(overlap=False))
 
@@ -137,51 +140,51 @@ def test_a_library_without_pictures_and_a_meme_without_text():
 
     court.finder.pictures = pictures
     record = stored(asyncio.run(court.hear(TrialCase("t", a_meme(""), Procedure.FULL), Notes())))
-    assert told(record) == sent(cast)
+    assert requests_rebuilt(record) == requests_sent(cast)
     (ruling, odds) = messages_of(record, record.last(VerdictGiven))
     shown = [part for part in ruling.requests[0].parts if isinstance(part, PictureShown)]
     assert [(each.owner, each.frame) for each in shown] == [("meme", 0), ("p1", 0)]
     assert len(odds.requests) == 2 and odds.call.prompt_id == "judge/1/odds"
 
 
-def test_a_cascade_that_became_a_full_trial_and_one_that_did_not():
+def test_rebuilt_messages_match_for_cascades_with_and_without_a_full_trial():
     cast = Cast(rounds=2)
     settles = SureRange(error=0.05, below=0.2, above=0.8, share=0.5, n=100)
-    unsure = held(cast, procedure=Procedure.CASCADE, found=findings([H, N, H, N, H], settles=settles))
-    assert told(unsure) == sent(cast) and cast.calls()
-    settled = held(Cast(), procedure=Procedure.CASCADE, found=findings([H] * 5, settles=settles))
-    assert not told(settled)
+    unsure = run_trial(cast, procedure=Procedure.CASCADE, found=findings([H, N, H, N, H], settles=settles))
+    assert requests_rebuilt(unsure) == requests_sent(cast) and cast.calls()
+    settled = run_trial(Cast(), procedure=Procedure.CASCADE, found=findings([H] * 5, settles=settles))
+    assert not requests_rebuilt(settled)
     summary = stored(hear(a_court()))
-    assert not told(summary)
+    assert not requests_rebuilt(summary)
     assert summary.opened.policy.content is None and not summary.opened.meme.frames and not summary.opened.fence_mark
 
 
 @pytest.mark.parametrize("task", ["describe", "accuser_ask", "answer", "defender_summarise", "judge"])
-def test_a_turn_that_repairs_a_reply_is_made_again_with_that_reply(task):
-    """Whatever the first reply held: what could be taken for a fence, for control tokens, or is no character."""
+def test_repair_request_is_rebuilt_with_the_reply_that_it_quotes(task):
+    """Even if the reply contains fence markers, control tokens or invalid characters."""
     cast = Cast(rounds=2)
     cast.lines[task] = lambda request: None if is_repair(request) else CUT
-    record = held(cast)
-    assert told(record) == sent(cast)
-    mended = [made for event in record.events for made in messages_of(record, event) if made.call.fault]
-    assert mended and all(len(made.requests) == 2 and made.call.quoted == quotable(CUT) for made in mended)
-    # The first reply is a part of what was sent: to alter it is noticed.
+    record = run_trial(cast)
+    assert requests_rebuilt(record) == requests_sent(cast)
+    mended = [message for event in record.events for message in messages_of(record, event) if message.call.fault]
+    assert mended and all(len(message.requests) == 2 and message.call.quoted == quotable(CUT) for message in mended)
+    # The first reply is part of what was sent, so altering it is detected.
     event = next(e for e in record.events if getattr(e, "call", None) and e.call.fault)
     call = event.call.model_copy(update={"quoted": event.call.quoted.replace("no JSON", "fine JSON")})
-    assert event.seq in not_exact(altered(record, event.seq, call=call))
+    assert event.seq in inexact_events(altered(record, event.seq, call=call))
 
 
-def test_a_turn_that_repairs_a_loop_is_made_again_with_its_phrase_said_once():
+def test_repair_of_a_loop_is_rebuilt_with_its_phrase_quoted_once():
     cast = Cast(rounds=2)
     cast.lines["answer"] = lambda request: None if is_repair(request) else '{"answer": "' + "There is a lamp. " * 40
-    record = held(cast)
-    assert told(record) == sent(cast)
-    mended = [made.call for event in record.events for made in messages_of(record, event) if made.call.fault]
+    record = run_trial(cast)
+    assert requests_rebuilt(record) == requests_sent(cast)
+    mended = [message.call for event in record.events for message in messages_of(record, event) if message.call.fault]
     assert mended and {call.quoted for call in mended} == {'{"answer": "There is a lamp. '}
 
 
-def test_a_schema_that_was_told_in_words_is_shown_with_the_message():
-    """A server that knows no schema finds it at the end of the message, and whoever reads the record too."""
+def test_schema_described_in_words_is_part_of_the_rebuilt_message():
+    """A server without schema support gets it at the end of the message, and so does a reader of the record."""
     cast = Cast(rounds=2)
     usual = dict(cast.models)
     for role, model in usual.items():
@@ -192,54 +195,56 @@ def test_a_schema_that_was_told_in_words_is_shown_with_the_message():
             return reply
 
         cast.models[role] = ScriptedModel(in_their_words, name=model.name)
-    record = held(cast)
-    assert not not_exact(record)
+    record = run_trial(cast)
+    assert not inexact_events(record)
     for event in record.events:
-        for made in messages_of(record, event):
-            asked = next(each for each in cast.requests() if each.parts == _texts(made.requests[0].parts[:-1], each))
-            assert made.requests[0].parts[-1] == in_words(asked.reply_schema)
+        for message in messages_of(record, event):
+            request = next(
+                each for each in cast.requests() if each.parts == _texts(message.requests[0].parts[:-1], each)
+            )
+            assert message.requests[0].parts[-1] == in_words(request.reply_schema)
 
 
 def _texts(parts, request):
-    """The parts with the request's own pictures in the place of what stands for them."""
+    """Returns the parts with the request's own pictures in place of their placeholders."""
     frames = iter(part for part in request.parts if isinstance(part, Frame))
     return tuple(next(frames, None) if isinstance(part, PictureShown) else part for part in parts)
 
 
 @pytest.mark.parametrize("place", [2, 5, 9, 14])
-def test_a_trial_that_was_taken_up_again_has_new_fences_from_there_on(place):
-    whole = held(Cast(rounds=3))
+def test_resumed_trial_has_a_new_fence_mark_from_there_on(place):
+    whole = run_trial(Cast(rounds=3))
     cut = TrialRecord.of(whole.events[:place])
     assert not isinstance(cut.events[-1], VerdictGiven)
     court = dataclasses.replace(full_court(Cast(rounds=3), settings=TrialSettings(overlap=False)), fence_mark=None)
     record = stored(asyncio.run(court.resume(cut, a_picture(), Notes())))
     marks = [event.fence_mark for event in record.events if isinstance(event, TrialOpened | TrialResumed)]
     assert len(set(marks)) == 2 and all(marks)
-    assert not not_exact(record)
-    # Were it the old one throughout, the calls that came later would not be those that were sent.
-    assert not_exact(altered(record, place, fence_mark=marks[0]))
+    assert not inexact_events(record)
+    # With the old mark throughout, later calls would not match those sent.
+    assert inexact_events(altered(record, place, fence_mark=marks[0]))
 
 
-def test_rounds_that_were_held_ahead_are_made_again_too():
+def test_messages_of_speculative_rounds_are_rebuilt_too():
     cast = Cast(rounds=3, delay_s=0.001)
-    record = held(cast, overlap=True)
-    assert not not_exact(record)
-    assert sum(told(record).values()) <= cast.calls()
+    record = run_trial(cast, overlap=True)
+    assert not inexact_events(record)
+    assert sum(requests_rebuilt(record).values()) <= cast.calls()
 
 
-def test_a_trial_that_failed_shows_what_was_sent_until_then():
+def test_failed_trial_shows_the_messages_sent_before_the_failure():
     cast = Cast(rounds=2, judge="never a ruling")
     notes = Notes()
     court = full_court(cast, settings=TrialSettings(overlap=False))
     with pytest.raises(Exception, match="could not be used"):
         asyncio.run(court.hear(TrialCase("t", a_meme(), Procedure.FULL), notes))
     record = stored(TrialRecord.of(notes.events))
-    assert record.last(TrialFailed) and not not_exact(record)
-    assert sum(told(record).values()) == len(cast.requests("proposer", "accuser", "defender"))
+    assert record.last(TrialFailed) and not inexact_events(record)
+    assert sum(requests_rebuilt(record).values()) == len(cast.requests("proposer", "accuser", "defender"))
 
 
 def alterations(record):
-    """What of a record was shown to a model, altered a little: what, and the record."""
+    """Yields records in which something shown to a model is slightly altered: its name, and the record."""
     opened = record.opened
     policy = opened.policy.content
     clause = policy.clauses[3].model_copy(update={"text": policy.clauses[3].text + " Or not."})
@@ -273,11 +278,14 @@ def alterations(record):
     fewer = cited.findings.model_copy(update={"exhibits": tuple(others)})
     yield "a precedent left out", altered(record, at, findings=fewer)
     yield "vote", altered(record, at, vote=cited.vote.model_copy(update={"harmful": 0}))
-    given = record.last(VerdictGiven)
-    readings = (given.ruling.precedents[0].model_copy(update={"picture": "0" * 64}), *given.ruling.precedents[1:])
+    verdict_event = record.last(VerdictGiven)
+    readings = (
+        verdict_event.ruling.precedents[0].model_copy(update={"picture": "0" * 64}),
+        *verdict_event.ruling.precedents[1:],
+    )
     yield (
         "precedent's picture",
-        altered(record, given.seq, ruling=given.ruling.model_copy(update={"precedents": readings})),
+        altered(record, verdict_event.seq, ruling=verdict_event.ruling.model_copy(update={"precedents": readings})),
     )
     for event in record.events:
         if call := getattr(event, "call", None):
@@ -285,20 +293,20 @@ def alterations(record):
             yield f"digest {event.seq}", altered(record, event.seq, call=other)
 
 
-def test_what_is_altered_in_a_record_is_noticed():
-    record = held(Cast(rounds=3), found=SHOWN)
-    assert not not_exact(record)
-    seen = 0
+def test_any_alteration_of_a_record_is_detected():
+    record = run_trial(Cast(rounds=3), found=SHOWN)
+    assert not inexact_events(record)
+    count = 0
     for what, worse in alterations(record):
-        assert not_exact(worse), f"nobody noticed: {what}"
-        seen += 1
-    assert seen > 40
+        assert inexact_events(worse), f"undetected: {what}"
+        count += 1
+    assert count > 40
 
 
-def test_an_altered_answer_shows_in_the_calls_that_were_told_it_and_in_no_other():
-    record = held(Cast(rounds=3))
+def test_altered_answer_affects_exactly_the_later_calls_that_quote_it():
+    record = run_trial(Cast(rounds=3))
     place = place_of(record, AnswerGiven, side="ACCUSER", round=2)
-    found = not_exact(altered(record, place, answer="It shows nothing."))
+    found = inexact_events(altered(record, place, answer="It shows nothing."))
     theirs = {
         event.seq
         for event in record.events
@@ -307,12 +315,12 @@ def test_an_altered_answer_shows_in_the_calls_that_were_told_it_and_in_no_other(
     assert found == theirs
 
 
-def test_what_can_not_be_made_again_is_said_and_not_made_up():
-    record = held(Cast(rounds=2))
+def test_messages_that_cannot_be_rebuilt_are_explained_and_not_invented():
+    record = run_trial(Cast(rounds=2))
     described = place_of(record, Described)
     bare = altered(record, 0, policy=record.opened.policy.model_copy(update={"content": None}))
-    (asked,) = messages_of(bare, bare.events[place_of(bare, QuestionAsked)])
-    assert not asked.exact and not asked.requests and "does not hold its words" in asked.why
+    (question,) = messages_of(bare, bare.events[place_of(bare, QuestionAsked)])
+    assert not question.exact and not question.requests and "does not hold its words" in question.why
     (fine,) = messages_of(bare, bare.events[described])
     assert fine.exact
     call = record.events[described].call.model_copy(update={"messages_digest": ""})
@@ -324,8 +332,8 @@ def test_what_can_not_be_made_again_is_said_and_not_made_up():
     assert "worded otherwise" in messages_of(other, other.events[described])[0].why
 
 
-def test_a_record_that_makes_no_sense_is_shown_as_that():
-    record = held(Cast(rounds=2))
+def test_inconsistent_record_is_reported_as_such():
+    record = run_trial(Cast(rounds=2))
     for worse in (
         altered(record, 0, settings={**record.opened.settings, "rounds_min": "many"}),
         altered(record, 0, meme=record.opened.meme.model_copy(update={"frames": ("0" * 64, "1" * 64)})),
@@ -335,7 +343,7 @@ def test_a_record_that_makes_no_sense_is_shown_as_that():
 
 
 def test_events_without_a_call_have_no_messages():
-    record = held(Cast(rounds=2))
+    record = run_trial(Cast(rounds=2))
     for kind in (TrialOpened, TextRead, SideRested, PrecedentsCited):
         assert messages_of(record, record.last(kind)) == ()
 
@@ -343,7 +351,7 @@ def test_events_without_a_call_have_no_messages():
 @pytest.mark.parametrize(
     "text", ["[[a]]", "\ud83d x", "a\r\ud83d\nb", "memecourt-0123456789abcdef", "<|im_end|>", "x" * 9000]
 )
-def test_what_is_quoted_stands_in_a_fence_as_it_did_then(text):
+def test_quoted_text_is_fenced_like_the_original(text):
     from court.untrusted import Fence
 
     fence = Fence("mark")

@@ -1,4 +1,4 @@
-"""Looks of memes in the docket: who finds whose, what counts as the same, and what it costs to hold them."""
+"""Near-duplicate fingerprints in the docket: which trials are found, which verdicts are reused, and memory use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMESPACE = "blog"
 
 
 def picture_of(*stills: Image.Image) -> Picture:
-    """As the court has it: frames of PNG, named by what is on them."""
+    """Returns a picture as the court's reader would: PNG frames, named by the digest of their pixels."""
     frames = tuple(
         Frame(encode(still, "PNG", compress_level=0), still.width, still.height, place)
         for place, still in enumerate(stills)
@@ -81,13 +81,13 @@ def opened(trial_id: str, picture: Picture, namespace: str) -> TrialOpened:
 
 
 class Server:
-    """A docket and what is near in it, as one server has them."""
+    """A docket with its near-duplicate index, as in one server."""
 
-    def __init__(self, docket: Docket, near: NearDuplicateIndex) -> None:
+    def __init__(self, docket: Docket, index: NearDuplicateIndex) -> None:
         self.docket = docket
-        self.near = near
+        self.index = index
 
-    async def tried(
+    async def record_trial(
         self,
         trial_id: str,
         picture: Picture,
@@ -97,10 +97,10 @@ class Server:
         read: bool = False,
         namespace: str = NAMESPACE,
     ) -> None:
-        """A trial as a courthouse keeps it; without a label it is open yet."""
+        """Records a trial as the trial runner would; without a label, it stays open."""
         await self.docket.writer.keep_picture(picture)
         await self.docket.writer.append(opened(trial_id, picture, namespace))
-        await self.near.learn(trial_id, picture, text=text, text_read=read, namespace=namespace)
+        await self.index.learn(trial_id, picture, text=text, text_read=read, namespace=namespace)
         if label is not None:
             await self.docket.writer.append(VerdictGiven(trial_id=trial_id, seq=1, at=AT, verdict=a_verdict(label)))
 
@@ -109,20 +109,22 @@ class Server:
             trial_id, outcome=ReviewOutcome.OVERRULED, label=label, reason="seen", clause="", reviewer="ada", at=AT
         )
 
-    async def cited(self, picture: Picture, text: str = TEXT, *, read: bool = False, namespace: str = NAMESPACE):
-        return await self.near.find(picture, text, read, namespace)
+    async def find(self, picture: Picture, text: str = TEXT, *, read: bool = False, namespace: str = NAMESPACE):
+        return await self.index.find(picture, text, read, namespace)
 
-    async def ids(self, *asked: Any, **options: Any) -> list[str]:
-        return [each.trial_id for each in await self.cited(*asked, **options)]
+    async def ids(self, *meme: Any, **options: Any) -> list[str]:
+        return [each.trial_id for each in await self.find(*meme, **options)]
 
-    async def same(self, picture: Picture, text: str = TEXT, *, read: bool = False, namespace=NAMESPACE, **options):
-        return await self.near.same(picture, text, read, namespace, **options)
+    async def reusable_trial(
+        self, picture: Picture, text: str = TEXT, *, read: bool = False, namespace=NAMESPACE, **options
+    ):
+        return await self.index.same(picture, text, read, namespace, **options)
 
 
 @asynccontextmanager
 async def a_server(place: Path, *, reuse="namespace", reuse_near=False, **options):
     docket = Docket.open(place)
-    near = NearDuplicateIndex(
+    index = NearDuplicateIndex(
         fingerprints=docket.fingerprints,
         trials=docket.trials,
         index=docket.index,
@@ -130,9 +132,9 @@ async def a_server(place: Path, *, reuse="namespace", reuse_near=False, **option
         **options,
     )
     try:
-        yield Server(docket, near)
+        yield Server(docket, index)
     finally:
-        await near.close()
+        await index.close()
         await docket.close()
 
 
@@ -142,8 +144,8 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def on(place: Path) -> Callable[..., Any]:
-    """Plays a scene with a server of its own."""
+def run_scene(place: Path) -> Callable[..., Any]:
+    """Runs a scene with a server of its own."""
 
     def play(scene: Callable[[Server], Coroutine[Any, Any, Any]], **options: Any) -> Any:
         return play_in(a_server(place, **options), scene)
@@ -177,111 +179,111 @@ def with_a_disc(still: Image.Image) -> Image.Image:
     return changed
 
 
-# What is cited
+# Citations
 
 
-def test_a_copy_is_cited_with_its_distance_and_what_its_trial_came_to(on, meme, copy, other):
+def test_copy_is_cited_with_its_distance_and_the_outcome_of_its_trial(run_scene, meme, copy, other):
     async def scene(server):
-        await server.tried("first", meme, label=H)
-        (found,) = await server.cited(copy)
+        await server.record_trial("first", meme, label=H)
+        (found,) = await server.find(copy)
         assert (found.trial_id, found.label, found.same_text, found.same_picture) == ("first", H, True, True)
         assert 0 < found.distance <= 31
-        (other_text,) = await server.cited(copy, "something else")
+        (other_text,) = await server.find(copy, "something else")
         assert (other_text.distance, other_text.same_text, other_text.same_picture) == (found.distance, False, False)
-        (itself,) = await server.cited(meme)
+        (itself,) = await server.find(meme)
         assert (itself.distance, itself.same_text, itself.same_picture) == (0, True, True)
-        assert await server.cited(other) == []
+        assert await server.find(other) == []
 
-    on(scene)
+    run_scene(scene)
 
 
-def test_a_tile_that_differs_is_told(on, still, meme):
+def test_difference_in_a_single_tile_is_detected(run_scene, still, meme):
     async def scene(server):
-        await server.tried("first", meme)
-        (found,) = await server.cited(picture_of(with_a_disc(still)))
+        await server.record_trial("first", meme)
+        (found,) = await server.find(picture_of(with_a_disc(still)))
         assert (found.same_text, found.same_picture) == (True, False)
 
-    on(scene)
+    run_scene(scene)
 
 
-def test_trials_without_a_verdict_have_nothing_to_say(on, meme, copy):
+def test_trials_without_a_verdict_are_not_cited(run_scene, meme, copy):
     async def scene(server):
-        await server.tried("open", meme, label=None)
-        await server.near.learn("of no trial", meme, text=TEXT, text_read=False, namespace=NAMESPACE)
-        assert await server.cited(copy) == []
+        await server.record_trial("open", meme, label=None)
+        await server.index.learn("of no trial", meme, text=TEXT, text_read=False, namespace=NAMESPACE)
+        assert await server.find(copy) == []
         await server.docket.writer.append(VerdictGiven(trial_id="open", seq=1, at=AT, verdict=a_verdict(N)))
         assert await server.ids(copy) == ["open"]
 
-    on(scene)
+    run_scene(scene)
 
 
-def test_a_trial_that_was_overruled_counts_with_the_reviewers_label(on, meme, copy):
+def test_overruled_trial_is_cited_with_the_reviewer_s_label(run_scene, meme, copy):
     async def scene(server):
-        await server.tried("first", meme, label=N)
-        assert [each.label for each in await server.cited(copy)] == [N]
+        await server.record_trial("first", meme, label=N)
+        assert [each.label for each in await server.find(copy)] == [N]
         await server.overrule("first", H)
-        assert [each.label for each in await server.cited(copy)] == [H]
-        await server.tried("undecided", meme, label=U)
-        assert {each.label for each in await server.cited(copy)} == {H, U}
+        assert [each.label for each in await server.find(copy)] == [H]
+        await server.record_trial("undecided", meme, label=U)
+        assert {each.label for each in await server.find(copy)} == {H, U}
 
-    on(scene)
+    run_scene(scene)
 
 
-def test_nobody_hides_a_harmful_one_behind_others(on, still, meme, copy):
+def test_harmful_duplicate_is_cited_among_many_harmless_ones(run_scene, still, meme, copy):
     async def scene(server):
-        await server.tried("harmful", meme, "what was said before", label=H)
+        await server.record_trial("harmful", meme, "what was said before", label=H)
         for number in range(12):
-            await server.tried(f"benign {number}", copy, label=N)
-        found = await server.cited(copy)
+            await server.record_trial(f"benign {number}", copy, label=N)
+        found = await server.find(copy)
         assert [each.label for each in found].count(H) == 1
         assert [each.label for each in found].count(N) == 5
         assert [each.distance for each in found] == sorted(each.distance for each in found)
         assert {each.trial_id for each in found if each.label is N} == {f"benign {n}" for n in range(7, 12)}
 
-    on(scene)
+    run_scene(scene)
 
 
-def test_the_same_text_is_found_among_more_captions_than_are_compared(on, meme, copy, monkeypatch):
+def test_same_text_is_found_among_more_captions_than_are_compared(run_scene, meme, copy, monkeypatch):
     monkeypatch.setattr("serving.runner.near_duplicates._WEIGHED", 3)
 
     async def scene(server):
-        await server.tried("wanted", meme, "Bring  SOUP", label=H)
+        await server.record_trial("wanted", meme, "Bring  SOUP", label=H)
         for number in range(9):
-            await server.tried(f"other {number}", copy, f"caption of the number {number}", label=H)
+            await server.record_trial(f"other {number}", copy, f"caption of the number {number}", label=H)
         assert "wanted" in await server.ids(copy, "bring soup")
         assert "wanted" not in await server.ids(copy, "bring soap")
 
-    on(scene)
+    run_scene(scene)
 
 
-# Whose
+# Namespaces and servers
 
 
-def test_other_namespaces_are_not_seen_unless_reuse_is_everywhere(on, meme, copy):
+def test_other_namespaces_are_visible_only_with_reuse_everywhere(run_scene, meme, copy):
     async def first(server):
-        await server.tried("mine", meme)
-        await server.tried("theirs", meme, namespace="shop")
+        await server.record_trial("mine", meme)
+        await server.record_trial("theirs", meme, namespace="shop")
 
     async def ids(server):
         return sorted(await server.ids(copy)), sorted(await server.ids(copy, namespace="shop"))
 
-    on(first)
-    assert on(ids) == on(ids, reuse="off") == (["mine"], ["theirs"])
-    assert on(ids, reuse="everywhere") == (["mine", "theirs"], ["mine", "theirs"])
-    assert on(lambda server: server.ids(copy, namespace="")) == []
+    run_scene(first)
+    assert run_scene(ids) == run_scene(ids, reuse="off") == (["mine"], ["theirs"])
+    assert run_scene(ids, reuse="everywhere") == (["mine", "theirs"], ["mine", "theirs"])
+    assert run_scene(lambda server: server.ids(copy, namespace="")) == []
 
 
-def test_two_servers_see_each_others_at_once_and_after_a_start_all_are_there(place, on, meme, copy):
+def test_two_servers_share_fingerprints_at_once_and_across_restarts(place, run_scene, meme, copy):
     async def scene(server):
         async with a_server(place) as another:
             assert await another.ids(copy) == []
-            await server.tried("here", meme)
+            await server.record_trial("here", meme)
             assert await another.ids(copy) == ["here"]
-            await another.tried("there", copy)
+            await another.record_trial("there", copy)
             assert await server.ids(copy) == ["there", "here"]
 
-    on(scene)
-    assert on(lambda server: server.ids(copy)) == ["there", "here"]
+    run_scene(scene)
+    assert run_scene(lambda server: server.ids(copy)) == ["there", "here"]
 
 
 ELSEWHERE = """
@@ -292,7 +294,7 @@ from tests.unit.test_near import CAPTION, a_server, picture_of
 
 async def run():
     async with a_server(Path(sys.argv[1])) as server:
-        await server.tried("in another process", picture_of(drawn("chelsea.png", CAPTION)))
+        await server.record_trial("in another process", picture_of(drawn("chelsea.png", CAPTION)))
         print(*await server.ids(picture_of(drawn("chelsea.png", CAPTION))), flush=True)
 
 asyncio.run(run())
@@ -300,55 +302,55 @@ asyncio.run(run())
 
 
 @pytest.mark.slow
-def test_another_process_sees_them_and_is_seen(place, on, meme, copy):
+def test_processes_share_fingerprints(place, run_scene, meme, copy):
     async def scene(server):
-        await server.tried("here", meme)
+        await server.record_trial("here", meme)
         assert await server.ids(copy) == ["here"]
         run = [sys.executable, "-c", ELSEWHERE, str(place)]
         done = await asyncio.to_thread(subprocess.run, run, capture_output=True, text=True, cwd=Path.cwd())
         assert done.stdout.split() == ["in", "another", "process", "here"], done.stderr
         assert await server.ids(copy) == ["in another process", "here"]
 
-    on(scene)
+    run_scene(scene)
 
 
-def test_many_questions_at_once_read_once_or_twice_and_none_misses_what_was_kept_before(on, meme, copy):
+def test_concurrent_searches_share_reads_and_see_all_earlier_trials(run_scene, meme, copy):
     async def scene(server):
         reads = 0
-        looks = server.docket.fingerprints.fingerprints
+        fingerprints = server.docket.fingerprints.fingerprints
 
         async def counted(since, *, most):
             nonlocal reads
             reads += 1
-            return await looks(since, most=most)
+            return await fingerprints(since, most=most)
 
         server.docket.fingerprints.fingerprints = counted
-        await server.tried("first", meme)
+        await server.record_trial("first", meme)
         assert await asyncio.gather(*(server.ids(copy, "said now") for _ in range(20))) == [["first"]] * 20
-        # A round reads until nothing comes: twice where there was something, once where not.
+        # Each round reads until nothing new comes: twice with new fingerprints, otherwise once.
         assert reads <= 3
 
-    on(scene)
+    run_scene(scene)
 
 
-def test_a_caller_who_leaves_takes_nobody_along(on, meme, copy):
+def test_cancelled_search_does_not_cancel_others(run_scene, meme, copy):
     async def scene(server):
-        await server.tried("first", meme)
+        await server.record_trial("first", meme)
         leaving = asyncio.create_task(server.ids(copy))
         staying = asyncio.create_task(server.ids(copy))
         await asyncio.sleep(0)
         leaving.cancel()
         assert await staying == ["first"]
-        await server.tried("second", meme)
+        await server.record_trial("second", meme)
         assert await server.ids(copy) == ["second", "first"]
 
-    on(scene)
+    run_scene(scene)
 
 
-def test_a_docket_that_is_gone_is_told_and_later_all_is_found(on, meme, copy):
+def test_unavailable_docket_is_reported_and_searches_recover(run_scene, meme, copy):
     async def scene(server):
-        await server.tried("first", meme)
-        looks = server.docket.fingerprints.fingerprints
+        await server.record_trial("first", meme)
+        fingerprints = server.docket.fingerprints.fingerprints
 
         async def gone(since, *, most):
             raise Unavailable("gone", reason="DOCKET_UNAVAILABLE")
@@ -357,114 +359,114 @@ def test_a_docket_that_is_gone_is_told_and_later_all_is_found(on, meme, copy):
         for _ in range(2):
             with pytest.raises(Unavailable, match="gone"):
                 await server.ids(copy)
-        server.docket.fingerprints.fingerprints = looks
+        server.docket.fingerprints.fingerprints = fingerprints
         assert await server.ids(copy) == ["first"]
 
-    on(scene)
+    run_scene(scene)
 
 
-def test_a_verdict_does_not_wait_for_a_look_that_another_server_holds_up(on, meme, caplog, monkeypatch):
+def test_verdict_does_not_wait_for_a_fingerprint_blocked_by_another_server(run_scene, meme, caplog, monkeypatch):
     monkeypatch.setattr("serving.runner.near_duplicates._PATIENCE", 0.01)
 
     async def scene(server):
         go_on = asyncio.Event()
-        keep = server.docket.fingerprints.put_fingerprint
+        put_fingerprint = server.docket.fingerprints.put_fingerprint
 
-        async def held_up(trial_id, look):
+        async def blocked(trial_id, fingerprint):
             await go_on.wait()
-            await keep(trial_id, look)
+            await put_fingerprint(trial_id, fingerprint)
 
-        server.docket.fingerprints.put_fingerprint = held_up
-        await server.tried("first", meme)
-        assert await server.cited(meme) == []
+        server.docket.fingerprints.put_fingerprint = blocked
+        await server.record_trial("first", meme)
+        assert await server.find(meme) == []
         monkeypatch.setattr("serving.runner.near_duplicates._PATIENCE", 60.0)
         go_on.set()
-        await server.near.close()  # waits for it
+        await server.index.close()  # waits for the pending write
         assert [trial_id for _, trial_id, _ in await server.docket.fingerprints.fingerprints(0)] == ["first"]
 
-    on(scene)
+    run_scene(scene)
     assert "its look is not kept yet" in caplog.text
 
 
-def test_a_look_that_can_t_be_kept_is_told(on, meme):
+def test_failure_to_store_a_fingerprint_is_reported(run_scene, meme):
     async def scene(server):
-        async def full(trial_id, look):
+        async def full(trial_id, fingerprint):
             raise Unavailable("full", reason="DOCKET_UNAVAILABLE")
 
         server.docket.fingerprints.put_fingerprint = full
         with pytest.raises(Unavailable, match="full"):
-            await server.near.learn("first", meme, text=TEXT, text_read=False, namespace=NAMESPACE)
+            await server.index.learn("first", meme, text=TEXT, text_read=False, namespace=NAMESPACE)
 
-    on(scene)
-
-
-# Pictures of other kinds
+    run_scene(scene)
 
 
-def test_animated_memes_are_found_by_any_frame_and_are_the_same_in_all(on, still, other):
+# Other kinds of pictures
+
+
+def test_animations_are_found_by_any_frame_and_equal_only_in_all_frames(run_scene, still, other):
     blank = Image.new("RGB", still.size, "white")
     another = drawn("coffee.png", CAPTION)
 
     async def scene(server):
-        await server.tried("moving", picture_of(blank, still, another))
+        await server.record_trial("moving", picture_of(blank, still, another))
         again = COPIES["JPEG, quality 70"]
-        (found,) = await server.cited(picture_of(blank, again(still), again(another)))
-        # Nothing can be said of a blank frame, so that these are not the same.
+        (found,) = await server.find(picture_of(blank, again(still), again(another)))
+        # A blank frame can't be compared, so these don't count as the same picture.
         assert (found.trial_id, found.same_text, found.same_picture) == ("moving", True, False)
-        assert [each.same_picture for each in await server.cited(picture_of(again(still)))] == [False]
-        assert await server.cited(other) == []
-        await server.tried("moving too", picture_of(still, another))
-        moved = {each.trial_id: each for each in await server.cited(picture_of(again(still), again(another)))}
-        assert moved["moving too"].same_picture and not moved["moving"].same_picture
-        turned = await server.cited(picture_of(again(another), again(still)))
+        assert [each.same_picture for each in await server.find(picture_of(again(still)))] == [False]
+        assert await server.find(other) == []
+        await server.record_trial("moving too", picture_of(still, another))
+        cited = {each.trial_id: each for each in await server.find(picture_of(again(still), again(another)))}
+        assert cited["moving too"].same_picture and not cited["moving"].same_picture
+        turned = await server.find(picture_of(again(another), again(still)))
         assert turned and not any(each.same_picture for each in turned)
 
-    on(scene)
+    run_scene(scene)
 
 
-def test_a_picture_with_too_little_in_it_is_near_nothing_and_harms_nothing(on, meme):
+def test_picture_with_too_little_detail_matches_nothing_and_disturbs_nothing(run_scene, meme):
     blank = picture_of(Image.new("RGB", (400, 300), "white"))
 
     async def scene(server):
-        await server.tried("blank", blank)
-        await server.tried("first", meme)
-        assert await server.cited(blank) == []
+        await server.record_trial("blank", blank)
+        await server.record_trial("first", meme)
+        assert await server.find(blank) == []
         assert await server.ids(meme) == ["first"]
 
-    on(scene)
+    run_scene(scene)
 
 
 @pytest.mark.parametrize("text", ["", "Schöne Grüße 🎉", "soup " * 2000, "\ud800 lone"])
-def test_a_look_comes_back_with_every_text_and_namespace(on, meme, text):
+def test_fingerprint_round_trips_with_any_text_and_namespace(run_scene, meme, text):
     async def scene(server):
-        await server.tried("first", meme, text, namespace="größe/1", read=True)
-        (found,) = await server.cited(meme, text, namespace="größe/1", read=True)
+        await server.record_trial("first", meme, text, namespace="größe/1", read=True)
+        (found,) = await server.find(meme, text, namespace="größe/1", read=True)
         assert (found.trial_id, found.same_text, found.same_picture) == ("first", True, True)
-        (other,) = await server.cited(meme, text + " and more of it, much more", namespace="größe/1")
+        (other,) = await server.find(meme, text + " and more of it, much more", namespace="größe/1")
         assert not other.same_text
 
-    on(scene)
+    run_scene(scene)
 
 
-def test_looks_that_are_damaged_or_of_a_later_format_are_passed_over(on, meme, copy, caplog):
+def test_damaged_fingerprints_and_later_formats_are_skipped(run_scene, meme, copy, caplog):
     async def scene(server):
         await server.docket.fingerprints.put_fingerprint("later", b"\x02 whatever comes")
         await server.docket.fingerprints.put_fingerprint("none", b"")
         await server.docket.fingerprints.put_fingerprint("damaged", b"\x01\x02 cut off")
-        await server.tried("first", meme)
+        await server.record_trial("first", meme)
         assert await server.ids(copy) == ["first"]
 
-    on(scene)
+    run_scene(scene)
     assert [record.getMessage() for record in caplog.records] == [
         "trial damaged: its look is damaged and is passed over"
     ]
 
 
-# Giving a verdict again
+# Reusing a verdict
 
 
 def changed(still: Image.Image, name: str) -> Picture:
-    """A picture that is near or not, and whose tiles differ or not."""
+    """Returns a variant of the still by name; the parameters of the test below say how it differs."""
     return {
         "copy": lambda: picture_of(COPIES["JPEG, quality 40"](still)),
         "disc": lambda: picture_of(with_a_disc(still)),
@@ -473,38 +475,38 @@ def changed(still: Image.Image, name: str) -> Picture:
 
 
 @pytest.mark.parametrize(
-    ("near", "text", "tiles", "name", "radius", "same"),
+    ("found", "text", "tiles", "name", "radius", "same"),
     [
         (True, True, True, "copy", 80, True),
         (True, True, False, "disc", 80, False),
         (True, False, True, "copy", 80, False),
         (True, False, False, "disc", 80, False),
-        (False, True, True, "copy", 0, False),  # the same to the eye, and the hash is further off than is asked for
+        (False, True, True, "copy", 0, False),  # looks the same, but its hash is farther away than the radius
         (False, True, False, "other", 80, False),
         (False, False, True, "copy", 0, False),
         (False, False, False, "other", 80, False),
     ],
 )
 @pytest.mark.parametrize("read", [False, True])
-def test_a_verdict_is_given_again_only_where_hash_text_and_tiles_agree(
-    on, still, meme, near, text, tiles, name, radius, same, read
+def test_verdict_is_reused_only_if_hash_text_and_tiles_agree(
+    run_scene, still, meme, found, text, tiles, name, radius, same, read
 ):
     new = changed(still, name)
     words = TEXT if text else TEXT.replace("soup", "what is left of it").replace("My aunt", "His other uncle")
 
     async def scene(server):
-        await server.tried("first", meme, read=read)
-        cited = await server.cited(new, words, read=read)
-        assert bool(cited) is near
-        for each in cited:
+        await server.record_trial("first", meme, read=read)
+        duplicates = await server.find(new, words, read=read)
+        assert bool(duplicates) is found
+        for each in duplicates:
             assert (each.same_text, each.same_picture) == (text, tiles and text)
-        return await server.same(new, words, read=read)
+        return await server.reusable_trial(new, words, read=read)
 
-    assert on(scene, reuse_near=True, nearness=MatchThresholds(radius=radius)) == ("first" if same else None)
+    assert run_scene(scene, reuse_near=True, nearness=MatchThresholds(radius=radius)) == ("first" if same else None)
 
 
 @pytest.mark.parametrize(
-    ("options", "given"),
+    ("options", "reused"),
     [
         ({"reuse_near": False}, None),
         ({"reuse_near": True, "reuse": "off"}, None),
@@ -512,71 +514,71 @@ def test_a_verdict_is_given_again_only_where_hash_text_and_tiles_agree(
         ({"reuse_near": True, "reuse": "everywhere"}, "theirs"),
     ],
 )
-def test_a_verdict_is_given_again_only_where_the_settings_allow_it(on, meme, copy, options, given):
+def test_verdict_is_reused_only_if_settings_allow_it(run_scene, meme, copy, options, reused):
     async def scene(server):
-        await server.tried("mine", meme)
-        await server.tried("theirs", meme, namespace="shop")
-        return await server.same(copy)
+        await server.record_trial("mine", meme)
+        await server.record_trial("theirs", meme, namespace="shop")
+        return await server.reusable_trial(copy)
 
-    assert on(scene, **options) == given
+    assert run_scene(scene, **options) == reused
 
 
-def test_nothing_is_given_again_that_was_overruled_or_is_open_or_will_not_do(on, meme, copy):
+def test_overruled_open_and_unusable_verdicts_are_not_reused(run_scene, meme, copy):
     async def scene(server):
-        await server.tried("open", meme, label=None)
-        assert await server.same(copy) is None
-        await server.tried("first", meme)
-        assert await server.same(copy) == "first"
-        asked = []
+        await server.record_trial("open", meme, label=None)
+        assert await server.reusable_trial(copy) is None
+        await server.record_trial("first", meme)
+        assert await server.reusable_trial(copy) == "first"
+        checked = []
 
         async def usable(trial_id):
-            asked.append(trial_id)
+            checked.append(trial_id)
             return trial_id == "first"
 
-        await server.tried("with other versions", meme)
-        assert await server.same(copy, usable=usable) == "first"
-        assert asked == ["with other versions", "first"]
+        await server.record_trial("with other versions", meme)
+        assert await server.reusable_trial(copy, usable=usable) == "first"
+        assert checked == ["with other versions", "first"]
         await server.overrule("first", N)
-        assert await server.same(copy, usable=usable) is None
+        assert await server.reusable_trial(copy, usable=usable) is None
 
-    on(scene, reuse_near=True)
+    run_scene(scene, reuse_near=True)
 
 
-def test_what_was_erased_since_it_was_looked_at_is_passed_over(on, meme, copy):
+def test_trial_erased_since_it_was_indexed_is_skipped(run_scene, meme, copy):
     async def scene(server):
         for trial_id in ("older", "erased"):
-            await server.tried(trial_id, meme)
-        assert await server.same(copy) == "erased"  # it is at hand from now on
+            await server.record_trial(trial_id, meme)
+        assert await server.reusable_trial(copy) == "erased"  # it is in the index from now on
         await server.docket.eraser.erase("erased", who="Ruth", why="asked for", at=AT)
-        return await server.same(copy)
+        return await server.reusable_trial(copy)
 
-    assert on(scene, reuse_near=True) == "older"
+    assert run_scene(scene, reuse_near=True) == "older"
 
 
-def test_where_no_text_was_read_the_tiles_are_held_to_more(on, still, meme):
-    """A reader that reads nothing does not say that nothing stands there."""
+def test_tile_threshold_is_stricter_if_no_text_could_be_read(run_scene, still, meme):
+    """A reader that reads nothing does not prove that there is no text."""
 
     async def scene(server):
-        await server.tried("read", meme, "", read=True)
-        await server.tried("given", meme, "", namespace="shop")
+        await server.record_trial("read", meme, "", read=True)
+        await server.record_trial("given", meme, "", namespace="shop")
         faint = still.copy()
         ImageDraw.Draw(faint).rectangle((300, 200, 311, 211), fill=tuple(int(c) for c in _toned(still)))
         new = picture_of(faint)
-        return await server.same(new, "", namespace="shop"), await server.same(new, "", read=True)
+        return await server.reusable_trial(new, "", namespace="shop"), await server.reusable_trial(new, "", read=True)
 
-    assert on(scene, reuse_near=True) == ("given", None)
+    assert run_scene(scene, reuse_near=True) == ("given", None)
 
 
 def _toned(still: Image.Image) -> np.ndarray:
-    """What stands at a place, 26 levels brighter or darker: between the two bounds of the tiles."""
-    here = np.asarray(still)[200:212, 300:312].reshape(-1, 3).mean(axis=0)
-    return np.where(here > 128, here - 26, here + 26)
+    """Returns the colour of a region, 26 levels brighter or darker: between the two thresholds of the tiles."""
+    region = np.asarray(still)[200:212, 300:312].reshape(-1, 3).mean(axis=0)
+    return np.where(region > 128, region - 26, region + 26)
 
 
 # DP-4: same picture, other text
 
 PAIRS = 75 if FULL else 4
-"""A picture; there are 46."""
+"""Pairs per base picture; there are 46 pictures."""
 EDITS = ("the same", "JPEG, quality 40", "half the size", "grey", "brighter by 20 %", "mirrored", "white border")
 
 
@@ -589,23 +591,23 @@ def captions(base: str) -> Sequence[Caption]:
     ]
 
 
-def test_dp_4_is_about_so_many_pairs():
+def test_dp_4_covers_the_stated_number_of_pairs():
     assert len(BASES) * PAIRS == (3450 if FULL else 184)
 
 
 @pytest.mark.promise("DP-4", "3,450 pairs of the same picture under another text: 0 verdicts given again")
 @pytest.mark.parametrize("base", BASES)
-def test_dp_4_no_verdict_is_given_again_for_the_same_picture_under_another_text(on, base):
-    """Each pair twice: with the texts as they are given, and as a reader that makes no mistake reads them, where one
-    letter in twenty is forgiven. All of them against all known memes of the picture."""
+def test_dp_4_verdict_is_not_reused_for_the_same_picture_with_another_text(run_scene, base):
+    """Tests each pair with texts as given, and as read by a perfect reader, where one letter in twenty may differ. All
+    are compared with all known memes of the picture."""
     known = captions(base)
 
     async def scene(server):
         for number, caption in enumerate(known):
-            await server.tried(f"known {number}", picture_of(drawn(base, caption)), caption.words())
+            await server.record_trial(f"known {number}", picture_of(drawn(base, caption)), caption.words())
         copy = picture_of(COPIES["JPEG, quality 70"](drawn(base, known[0])))
-        # Or nothing would be shown by this.
-        assert await server.same(copy, known[0].words(), read=True) == "known 0"
+        # Otherwise the test would prove nothing.
+        assert await server.reusable_trial(copy, known[0].words(), read=True) == "known 0"
         reused, rng = [], random.Random(f"pairs of {base}")
         for pair in range(PAIRS):
             caption, change = known[pair % len(known)], list(CAPTIONS)[pair % len(CAPTIONS)]
@@ -615,18 +617,18 @@ def test_dp_4_no_verdict_is_given_again_for_the_same_picture_under_another_text(
             edit = COPIES[rng.choice(EDITS)]
             new = picture_of(edit(drawn(base, Caption("", "", "", "", text=text or " "))))
             for read in (False, True):
-                if (trial := await server.same(new, text, read=read)) is not None:
+                if (trial := await server.reusable_trial(new, text, read=read)) is not None:
                     reused.append((change, text, read, trial))
         return reused
 
-    assert on(scene, reuse_near=True) == []
+    assert run_scene(scene, reuse_near=True) == []
 
 
-# Texts that were sent alone
+# Texts without a picture
 
 
-async def said_alone(server, trial_id, text, label=H, *, namespace=NAMESPACE):
-    """A trial of a text without a picture, as a courthouse keeps it."""
+async def record_text_trial(server, trial_id, text, label=H, *, namespace=NAMESPACE):
+    """Records a trial of a text without a picture, as the trial runner would."""
     meme = MemeIdentity(
         bytes_sha256="",
         pixels_sha256="",
@@ -639,108 +641,110 @@ async def said_alone(server, trial_id, text, label=H, *, namespace=NAMESPACE):
         text_digest=text_digest(text),
         namespace=namespace,
     )
-    first = opened(trial_id, picture_of(drawn("chelsea.png", CAPTION)), namespace)
-    await server.docket.writer.append(first.model_copy(update={"meme": meme}))
-    await server.near.learn(trial_id, None, text=text, text_read=False, namespace=namespace)
+    template = opened(trial_id, picture_of(drawn("chelsea.png", CAPTION)), namespace)
+    await server.docket.writer.append(template.model_copy(update={"meme": meme}))
+    await server.index.learn(trial_id, None, text=text, text_read=False, namespace=namespace)
     await server.docket.writer.append(VerdictGiven(trial_id=trial_id, seq=1, at=AT, verdict=a_verdict(label)))
 
 
-def test_a_text_alone_is_near_to_others_of_the_same_letters(place, on):
+def test_text_without_picture_matches_texts_of_the_same_letters(place, run_scene):
     async def scene(server):
-        await said_alone(server, "a", TEXT)
-        await said_alone(server, "b", f"{TEXT.upper()} !!!", N)
-        await said_alone(server, "other", "Another text altogether")
-        await said_alone(server, "elsewhere", TEXT, namespace="forum")
-        return await server.cited(None, TEXT), await server.cited(None, "no letters of these")
+        await record_text_trial(server, "a", TEXT)
+        await record_text_trial(server, "b", f"{TEXT.upper()} !!!", N)
+        await record_text_trial(server, "other", "Another text altogether")
+        await record_text_trial(server, "elsewhere", TEXT, namespace="forum")
+        return await server.find(None, TEXT), await server.find(None, "no letters of these")
 
     async def ids(server):
         return await server.ids(None, TEXT.replace("o", "0"))
 
-    (cited, none) = on(scene)
-    assert [(each.trial_id, each.label) for each in cited] == [("b", N), ("a", H)] and none == []
-    assert all(each.text_alone and each.same_text and not each.same_picture and each.distance == 0 for each in cited)
-    assert on(ids) == ["b", "a"], "after a start, and with a letter that looks like another"
-    assert on(ids, reuse="everywhere") == ["elsewhere", "b", "a"]
+    (found, none) = run_scene(scene)
+    assert [(each.trial_id, each.label) for each in found] == [("b", N), ("a", H)] and none == []
+    assert all(each.text_alone and each.same_text and not each.same_picture and each.distance == 0 for each in found)
+    assert run_scene(ids) == ["b", "a"], "after a start, and with a letter that looks like another"
+    assert run_scene(ids, reuse="everywhere") == ["elsewhere", "b", "a"]
 
 
-def test_a_text_alone_is_near_to_no_picture_and_no_picture_to_it(on, meme):
+def test_text_without_picture_never_matches_a_picture(run_scene, meme):
     async def scene(server):
-        await server.tried("pictured", meme, TEXT)
-        await said_alone(server, "alone", TEXT)
+        await server.record_trial("pictured", meme, TEXT)
+        await record_text_trial(server, "alone", TEXT)
         return await server.ids(None, TEXT), await server.ids(meme, TEXT)
 
-    assert on(scene) == (["alone"], ["pictured"])
+    assert run_scene(scene) == (["alone"], ["pictured"])
 
 
 @pytest.mark.parametrize("text", ["!!!", "\u2620\u2620", "   "])
-def test_texts_without_letters_are_not_all_the_same(on, text):
+def test_texts_without_letters_do_not_match_each_other(run_scene, text):
     async def scene(server):
-        await said_alone(server, "a", "???")
+        await record_text_trial(server, "a", "???")
         return await server.ids(None, text)
 
-    assert on(scene) == []
+    assert run_scene(scene) == []
 
 
-def test_texts_that_share_a_fingerprint_by_chance_are_told_apart(on, monkeypatch):
+def test_texts_with_colliding_fingerprints_are_distinguished(run_scene, monkeypatch):
     monkeypatch.setattr("serving.runner.near_duplicates._fingerprint", lambda _: b"the same")
 
     async def scene(server):
-        await said_alone(server, "a", "one text")
-        await said_alone(server, "b", "another text")
+        await record_text_trial(server, "a", "one text")
+        await record_text_trial(server, "b", "another text")
         return await server.ids(None, "one text")
 
-    assert on(scene) == ["a"]
+    assert run_scene(scene) == ["a"]
 
 
-def test_of_more_texts_than_are_held_the_latest_are(on):
+def test_index_holds_the_latest_texts_up_to_its_limit(run_scene):
     async def scene(server):
         for number in range(6):
-            await said_alone(server, f"t{number}", f"text {'abcdef'[number]}")
-            await server.near.catch_up()
-        assert len(server.near) <= 5
+            await record_text_trial(server, f"t{number}", f"text {'abcdef'[number]}")
+            await server.index.catch_up()
+        assert len(server.index) <= 5
         return [await server.ids(None, f"text {letter}") for letter in "abcdef"]
 
-    assert on(scene, most=4) == [[], [], ["t2"], ["t3"], ["t4"], ["t5"]]
+    assert run_scene(scene, most=4) == [[], [], ["t2"], ["t3"], ["t4"], ["t5"]]
 
 
-# What it costs
+# Memory
 
 
-def test_a_known_meme_takes_a_few_hundred_bytes(on):
+def test_indexed_meme_takes_a_few_hundred_bytes(run_scene):
     rng = np.random.default_rng(0)
     many = 20_000
 
-    def look(number: int) -> bytes:
+    def fingerprint(number: int) -> bytes:
         words = MemeText(
             f"People from Blueland bring soup to the neighbours, for the {number}th time this spring", True
         )
         pixels = hashlib.sha256(str(number).encode()).hexdigest()
         return StoredFingerprint(pixels, NAMESPACE, words, rng.integers(0, 256, (1, 32), dtype=np.uint8)).to_bytes()
 
-    looks = [(number, f"8f14e45f-ceea-467f-a4d2-{number:012}", look(number)) for number in range(1, many + 1)]
-    assert max(len(each) for *_, each in looks) < 250
+    fingerprints = [
+        (number, f"8f14e45f-ceea-467f-a4d2-{number:012}", fingerprint(number)) for number in range(1, many + 1)
+    ]
+    assert max(len(each) for *_, each in fingerprints) < 250
 
     async def scene(server):
         async def page(since, *, most):
-            return looks[since : since + most]
+            return fingerprints[since : since + most]
 
         server.docket.fingerprints.fingerprints = page
-        await server.near.catch_up()
+        await server.index.catch_up()
 
     async def measured(server):
         tracemalloc.start()
         await scene(server)
-        held, _ = tracemalloc.get_traced_memory()
+        allocated, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert len(server.near) == many
-        return held / many
+        assert len(server.index) == many
+        return allocated / many
 
-    held = on(measured)
-    # FAISS, which is not traced, has its 32 bytes a hash on top, and up to as many while it grows.
-    assert 150 < held < 350
+    bytes_per_meme = run_scene(measured)
+    # FAISS's memory is not traced: another 32 bytes per hash, and up to as much again while it grows.
+    assert 150 < bytes_per_meme < 350
 
 
-def test_of_more_than_are_held_the_latest_are(on):
+def test_index_holds_the_latest_pictures_up_to_its_limit(run_scene):
     pictures = [picture_of(drawn(base, CAPTION)) for base in BASES[:6]]
 
     async def ids(server):
@@ -748,10 +752,10 @@ def test_of_more_than_are_held_the_latest_are(on):
 
     async def scene(server):
         for number, each in enumerate(pictures):
-            await server.tried(f"t{number}", each)
-            await server.near.catch_up()
-        assert len(server.near) <= 5
+            await server.record_trial(f"t{number}", each)
+            await server.index.catch_up()
+        assert len(server.index) <= 5
         return await ids(server)
 
-    assert on(scene, most=4) == [[], [], ["t2"], ["t3"], ["t4"], ["t5"]]
-    assert on(ids) == [[f"t{number}"] for number in range(6)]
+    assert run_scene(scene, most=4) == [[], [], ["t2"], ["t3"], ["t4"], ["t5"]]
+    assert run_scene(ids) == [[f"t{number}"] for number in range(6)]

@@ -17,7 +17,7 @@ from serving.docket.log.notes import (
     split_note,
 )
 
-# Of Go's golang.org/x/mod/sumdb/note (example_test.go, note_test.go), which the format comes from.
+# From Go's golang.org/x/mod/sumdb/note (example_test.go, note_test.go), the origin of the format.
 PETER = "PRIVATE+KEY+PeterNeumann+c74f20a3+AYEKFALVFGyNhPJEMzD1QIDr+Y7hfZx09iUvxdXHKDFz"
 PETER_PUBLIC = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"
 ENOCH_PUBLIC = "EnochRoot+af0cfe78+ATtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
@@ -28,20 +28,20 @@ PETER_SIGNED = (
 ENOCH_SIGNED = (
     "— EnochRoot rwz+eBzmZa0SO3NbfRGzPCpDckykFXSdeX+MNtCOXm2/5n2tiOHp+vAF1aGrQ5ovTG01oOTGwnWLox33WWd1RvMc+QQ=\n"
 )
-# Of C2SP's signed-note.
+# From C2SP's signed-note.
 SPEC_PUBLIC = "example.com/foo+530d903a+AekyeRrm56hApGFkyQR4ZCbV54Id2LKaANYcrnKv3U2k"
 SPEC_NOTE = (
     "This is an example message.\n\n"
     "— example.com/foo Uw2QOkn8srV1yJGh2VYRlL1Tnagv1YEq6TfXppzi2ONncAlTgK7Ztg1ERYNZXsYjOBH3mFXmRKuwHjG1Yu72IneyaQM=\n"
 )
-# Of C2SP's tlog-checkpoint; its key is not published, so that only the text can be held against it.
+# From C2SP's tlog-checkpoint; its key is not published, so only the text can be checked.
 SPEC_CHECKPOINT = (
     "example.com/behind-the-sofa\n20852163\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n\n"
     "— example.com/behind-the-sofa Az3grlgtzPICa5OS8npVmf1Myq/5IZniMp+ZJurmRDeOoRDe4URYN7u5/Zhcyv2q1gGzGku9nTo+zyWE+xeMcTOAYQ8=\n"  # noqa: E501
 )
 
 
-def test_a_note_is_signed_as_the_reference_signs_it() -> None:
+def test_note_is_signed_as_by_the_reference_implementation() -> None:
     key = SigningKey.parse(PETER)
     assert str(key.verifier) == PETER_PUBLIC and key.secret() == PETER
     assert sign_note(TEXT, [key]) == f"{TEXT}\n{PETER_SIGNED}"
@@ -52,7 +52,7 @@ def test_a_note_is_signed_as_the_reference_signs_it() -> None:
     assert open_note(SPEC_NOTE, [VerifierKey.parse(SPEC_PUBLIC)]) == "This is an example message.\n"
 
 
-def test_a_note_is_not_opened_by_what_is_altered_unknown_or_torn() -> None:
+def test_altered_unknown_and_malformed_signatures_are_refused() -> None:
     peter, enoch = VerifierKey.parse(PETER_PUBLIC), VerifierKey.parse(ENOCH_PUBLIC)
     note = f"{TEXT}\n{PETER_SIGNED}"
     with pytest.raises(BadNote, match="None of the given keys"):
@@ -73,7 +73,7 @@ def test_a_note_is_not_opened_by_what_is_altered_unknown_or_torn() -> None:
         note.replace("— ", "- "),
         note.replace("PeterNeumann x", "PeterNeumann  x"),
         note.replace("AM=\n", "AM\n"),
-        note.replace("AM=\n", "AN=\n"),  # bits that base64 has no use for
+        note.replace("AM=\n", "AN=\n"),  # sets bits that base64 ignores
         note.replace(" is ", "\ris "),
         "\ud800" + note,
         f"{TEXT}\n— PeterNeumann AAAA\n",
@@ -84,7 +84,7 @@ def test_a_note_is_not_opened_by_what_is_altered_unknown_or_torn() -> None:
             open_note(torn, [peter])
 
 
-def test_a_text_may_hold_empty_lines() -> None:
+def test_text_may_contain_empty_lines() -> None:
     key = SigningKey.create("a.example/log")
     text = "one\n\n— two\n\nthree\n"
     note = sign_note(text, [key])
@@ -95,8 +95,8 @@ def test_a_text_may_hold_empty_lines() -> None:
 
 
 @pytest.mark.parametrize(("text", "kind"), [(PETER_PUBLIC, VerifierKey), (PETER, SigningKey)])
-def test_no_mangled_key_is_taken(text: str, kind: type[VerifierKey] | type[SigningKey]) -> None:
-    """As note_test.go has it: every part of the text, and every letter put one further."""
+def test_mangled_keys_are_refused(text: str, kind: type[VerifierKey] | type[SigningKey]) -> None:
+    """Mangled as in note_test.go: every substring of the key, and every character incremented."""
     kind.parse(text)
     parts = {text[start:end] for start in range(len(text)) for end in range(start + 1, len(text) + 1)} - {text}
     altered = {text[:place] + chr(ord(text[place]) + 1) + text[place + 1 :] for place in range(len(text))}
@@ -107,8 +107,8 @@ def test_no_mangled_key_is_taken(text: str, kind: type[VerifierKey] | type[Signi
 
 def test_keys_of_other_kinds_are_refused() -> None:
     for bad in (
-        "PeterNeumann+cc469956+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TWBADKEY==",  # too long, its id right
-        "PeterNeumann+173116ae+ZRpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW",  # another algorithm, its id right
+        "PeterNeumann+cc469956+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TWBADKEY==",  # too long, with a valid id
+        "PeterNeumann+173116ae+ZRpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW",  # another algorithm, with a valid id
         "",
     ):
         with pytest.raises(BadNote):
@@ -118,16 +118,16 @@ def test_keys_of_other_kinds_are_refused() -> None:
             SigningKey.create(name)
 
 
-def test_a_private_key_does_not_show_itself() -> None:
+def test_private_key_is_not_revealed_in_repr_or_errors() -> None:
     key = SigningKey.parse(PETER)
     assert "AYEKFA" not in repr(key) and "AYEKFA" not in str(key)
     for damaged in (PETER[:-4], PETER.replace("c74f20a3", "c74f20a4")):
-        with pytest.raises(BadNote) as told:
+        with pytest.raises(BadNote) as caught:
             SigningKey.parse(damaged)
-        assert "AYEKFA" not in str(told.value)
+        assert "AYEKFA" not in str(caught.value)
 
 
-def test_checkpoints() -> None:
+def test_checkpoints_are_read_signed_and_opened() -> None:
     text, signatures = split_note(SPEC_CHECKPOINT)
     spec = read_checkpoint(text)
     assert (spec.origin, spec.size, spec.text) == ("example.com/behind-the-sofa", 20852163, text)
@@ -137,7 +137,7 @@ def test_checkpoints() -> None:
     assert open_checkpoint(note, [key.verifier]) == Checkpoint("court.example/docket", 5, bytes(range(32)))
     with pytest.raises(BadNote, match="another log"):
         open_checkpoint(sign_checkpoint(key, "other.example/docket", 5, bytes(32)), [key.verifier])
-    # Witnesses may add lines below, and signatures of their own.
+    # Witnesses may add lines below the text, and their own signatures.
     witness = SigningKey.create("witness.example")
     more = sign_note(f"{spec.text}witnessed\n", [witness])
     assert read_checkpoint(open_note(more, [witness.verifier])) == spec
@@ -157,6 +157,6 @@ def test_checkpoints() -> None:
         "a.example\n5\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n\nmore\n",
     ],
 )
-def test_what_is_no_checkpoint_is_refused(text: str) -> None:
+def test_malformed_checkpoints_are_refused(text: str) -> None:
     with pytest.raises(BadNote):
         read_checkpoint(text)

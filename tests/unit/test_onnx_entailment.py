@@ -1,4 +1,4 @@
-"""Models of natural-language inference that users bring as ONNX: tiny ones, made here with onnx and tokenizers."""
+"""User-supplied ONNX models of natural-language inference: tiny ones, built here with onnx and tokenizers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = ["[UNK]", "[CLS]", "[SEP]", "tea", "cures", "colds", "yes", "no"]
 LABELS = {"0": "contradiction", "1": "neutral", "2": "entailment"}
 
 
-def write(
+def write_model(
     folder: Path,
     *,
     labels=LABELS,
@@ -33,7 +33,7 @@ def write(
     most=16,
     broken=None,
 ) -> Path:
-    """A model that adds up what each word says: ``yes`` entails, ``no`` contradicts, the rest says neither."""
+    """Writes a model that sums a score per word: ``yes`` entails, ``no`` contradicts, other words are neutral."""
     folder.mkdir(parents=True, exist_ok=True)
     table = np.zeros((len(WORDS), width), dtype=np.float32)
     table[WORDS.index("yes"), width - 1] = table[WORDS.index("no"), 0] = 4.0
@@ -63,49 +63,49 @@ def write(
     return folder
 
 
-def inferred(model: OnnxEntailment, premise: str, hypothesis: str = "tea cures colds") -> Entailed:
+def infer(model: OnnxEntailment, premise: str, hypothesis: str = "tea cures colds") -> Entailed:
     return asyncio.run(model.infer(premise, hypothesis))
 
 
 @pytest.mark.parametrize("inputs", [("input_ids",), ("input_ids", "attention_mask", "token_type_ids")])
-def test_a_pair_is_weighed_by_the_model_and_its_labels_are_those_of_the_folder(tmp_path, inputs):
-    model = OnnxEntailment(write(tmp_path, inputs=inputs))
+def test_pair_is_scored_by_the_model_with_the_folder_s_labels(tmp_path, inputs):
+    model = OnnxEntailment(write_model(tmp_path, inputs=inputs))
     for premise, strongest in (("yes tea", "entailment"), ("no tea", "contradiction")):
-        given = inferred(model, premise)
-        assert getattr(given, strongest) == pytest.approx(np.exp(4) / (np.exp(4) + 2), rel=1e-5)
-        assert given.entailment + given.neutral + given.contradiction == pytest.approx(1)
-    neither = inferred(model, "tea")
+        scores = infer(model, premise)
+        assert getattr(scores, strongest) == pytest.approx(np.exp(4) / (np.exp(4) + 2), rel=1e-5)
+        assert scores.entailment + scores.neutral + scores.contradiction == pytest.approx(1)
+    neither = infer(model, "tea")
     assert neither.entailment == neither.neutral == neither.contradiction == pytest.approx(1 / 3)
     model.close()
 
 
-def test_labels_in_another_order_and_other_letters_are_read_as_they_are_named(tmp_path):
+def test_labels_are_mapped_by_name_in_any_order_and_case(tmp_path):
     other = {"0": "ENTAILMENT", "1": "NEUTRAL", "2": "CONTRADICTION"}
-    model = OnnxEntailment(write(tmp_path, labels=other))
-    assert inferred(model, "yes tea").contradiction > 0.9 and inferred(model, "no tea").entailment > 0.9
+    model = OnnxEntailment(write_model(tmp_path, labels=other))
+    assert infer(model, "yes tea").contradiction > 0.9 and infer(model, "no tea").entailment > 0.9
 
 
-def test_of_a_long_premise_the_beginning_is_read_and_the_claim_whole(tmp_path):
-    model = OnnxEntailment(write(tmp_path, most=16))  # 14 tokens, of which claim and marks take 6
-    assert inferred(model, "tea " * 7 + "yes " + "no " * 50).entailment > 0.9
-    assert inferred(model, "tea " * 8 + "yes").entailment == pytest.approx(1 / 3)
-    assert inferred(model, "tea " * 50, "no tea cures colds").contradiction > 0.9
-    assert inferred(model, "", "tea " * 100).neutral == pytest.approx(1 / 3)
+def test_long_premise_is_truncated_and_the_hypothesis_is_not(tmp_path):
+    model = OnnxEntailment(write_model(tmp_path, most=16))  # 14 tokens, 6 of them for hypothesis and separators
+    assert infer(model, "tea " * 7 + "yes " + "no " * 50).entailment > 0.9
+    assert infer(model, "tea " * 8 + "yes").entailment == pytest.approx(1 / 3)
+    assert infer(model, "tea " * 50, "no tea cures colds").contradiction > 0.9
+    assert infer(model, "", "tea " * 100).neutral == pytest.approx(1 / 3)
 
 
-def test_its_identity_is_its_files_not_their_place(tmp_path):
-    first = OnnxEntailment(write(tmp_path / "one")).identity
+def test_identity_depends_on_the_files_and_not_on_their_path(tmp_path):
+    first = OnnxEntailment(write_model(tmp_path / "one")).identity
     assert open_entailment(f"onnx:{shutil.copytree(tmp_path / 'one', tmp_path / 'moved')}").identity == first
     other = {"0": "neutral", "1": "contradiction", "2": "entailment"}
     others = {
-        OnnxEntailment(write(tmp_path / name, **how)).identity
+        OnnxEntailment(write_model(tmp_path / name, **how)).identity
         for name, how in (("labels", {"labels": other}), ("tokens", {"most": 32}))
     }
     assert len({first, *others}) == 3 and str(tmp_path) not in first
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "message"),
     [
         ("no folder", "is no folder"),
         ("no tokenizer", "lacks one"),
@@ -118,7 +118,7 @@ def test_its_identity_is_its_files_not_their_place(tmp_path):
         ("other width", "it gives 2 figures"),
     ],
 )
-def test_what_can_not_be_used_is_named(tmp_path, fault, says):
+def test_unusable_models_are_refused_with_the_fault(tmp_path, fault, message):
     folder = tmp_path / "model"
     labels = {
         "other labels": {"0": "good", "1": "bad", "2": "so"},
@@ -126,7 +126,7 @@ def test_what_can_not_be_used_is_named(tmp_path, fault, says):
         "no config": None,
     }
     if fault != "no folder":
-        write(
+        write_model(
             folder,
             labels=labels.get(fault, LABELS),
             inputs=("input_ids", "pixel_values") if fault == "other input" else ("input_ids",),
@@ -137,20 +137,20 @@ def test_what_can_not_be_used_is_named(tmp_path, fault, says):
         (folder / "tokenizer.json").unlink()
     if fault == "damaged model":
         (folder / "model.onnx").write_bytes(b"nothing")
-    with pytest.raises(BadRequest, match=says) as caught:
+    with pytest.raises(BadRequest, match=message) as caught:
         OnnxEntailment(folder)
     assert (caught.value.reason, caught.value.field) == ("ENTAILMENT_DAMAGED", "entailment")
 
 
-def test_only_a_folder_can_be_named():
+def test_entailment_setting_must_name_a_folder():
     with pytest.raises(BadRequest, match="onnx:FOLDER"):
         open_entailment("roberta-large-mnli")
 
 
-def test_figures_that_are_none_are_a_failure_of_the_model_and_no_finding(tmp_path):
-    model = OnnxEntailment(write(tmp_path, broken="yes"))
-    assert inferred(model, "tea").neutral == pytest.approx(1 / 3)
+def test_non_finite_scores_are_a_failure_of_the_model(tmp_path):
+    model = OnnxEntailment(write_model(tmp_path, broken="yes"))
+    assert infer(model, "tea").neutral == pytest.approx(1 / 3)
     with pytest.raises(Unavailable) as caught:
-        inferred(model, "yes tea")
+        infer(model, "yes tea")
     assert caught.value.reason == "ENTAILMENT_FAILED"
     model.close()

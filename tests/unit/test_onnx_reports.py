@@ -1,4 +1,4 @@
-"""onnxruntime reports to its makers by itself; in processes of the court it does not, and leaves no id of the user."""
+"""onnxruntime's telemetry: processes of the court disable it, and leave no user id behind."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from court.backends.onnx import NO_REPORTS, import_onnxruntime
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_process_that_imports_it_leaves_nothing_in_the_home_of_its_user(tmp_path):
-    # It is silent by itself where it takes a machine for one of continuous integration.
+def test_importing_onnxruntime_writes_nothing_into_the_user_s_home(tmp_path):
+    # onnxruntime disables telemetry by itself if it detects continuous integration.
     plain = {name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH")}
     code = "from court.backends.onnx import import_onnxruntime; print(import_onnxruntime().__version__)"
     done = subprocess.run(
@@ -32,19 +32,19 @@ def test_a_process_that_imports_it_leaves_nothing_in_the_home_of_its_user(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_operator_who_wants_the_reports_has_them(monkeypatch):
+def test_operator_can_enable_telemetry(monkeypatch):
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
     import_onnxruntime()
     assert os.environ["ORT_DISABLE_TELEMETRY"] == "0"
 
 
-def test_workers_that_read_text_are_started_so():
+def test_text_reading_workers_start_with_telemetry_disabled():
     assert rapidocr_reader()._workers._guard.environment.items() >= NO_REPORTS.items()
 
 
 @pytest.mark.parametrize("folder", ["court", "retrieval", "serving", "eval"])
-def test_no_module_imports_it_otherwise(folder):
-    """RapidOCR imports it too: in the workers above, and in a benchmark that runs it without them."""
+def test_modules_import_onnxruntime_only_through_the_wrapper(folder):
+    """RapidOCR imports it too: in the workers above, and in a benchmark that runs it directly."""
     direct = re.compile(
         r"^\s*(?:import|from) (?:onnxruntime|rapidocr)\b|import_module\(\"(?:onnxruntime|rapidocr)", re.M
     )

@@ -1,4 +1,4 @@
-"""Sentence encoders that users bring as ONNX: tiny ones, made here with onnx and tokenizers."""
+"""User-supplied ONNX sentence encoders: tiny ones, built here with onnx and tokenizers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = ["[UNK]", "[CLS]", "[SEP]", *LATIN, *CYRILLIC]
 DIM = 8
 
 
-def write(
+def write_model(
     folder: Path,
     *,
     output: str = "last_hidden_state",
@@ -35,7 +35,7 @@ def write(
     inputs: tuple[str, ...] = ("input_ids", "attention_mask"),
     seed: int = 0,
 ) -> Path:
-    """A model that looks each word up in a table; with ``sentence_embedding`` it pools the mean itself."""
+    """Writes a model that looks words up in a table; with ``sentence_embedding`` it does the mean pooling itself."""
     folder.mkdir(parents=True, exist_ok=True)
     table = np.random.default_rng(seed).normal(size=(len(WORDS), DIM)).astype(np.float32)
     nodes = [helper.make_node("Gather", ["table", "input_ids"], ["tokens"])]
@@ -76,8 +76,8 @@ def table_of(seed: int = 0) -> np.ndarray:
         ("last_hidden_state", "pooling_mode_cls_token"),
     ],
 )
-def test_a_text_is_pooled_as_the_folder_says(tmp_path: Path, output: str, pooling: str | None) -> None:
-    encoder = OnnxTextEncoder(write(tmp_path, output=output, pooling=pooling))
+def test_text_is_pooled_as_the_folder_configures(tmp_path: Path, output: str, pooling: str | None) -> None:
+    encoder = OnnxTextEncoder(write_model(tmp_path, output=output, pooling=pooling))
     found = encoder.embed_texts(["People from BLUELAND", "", "people from blueland"]).vectors
     tokens = table_of()[[1, 3, 4, 5, 2]]
     wanted = tokens[0] if pooling == "pooling_mode_cls_token" else tokens.mean(axis=0)
@@ -85,34 +85,34 @@ def test_a_text_is_pooled_as_the_folder_says(tmp_path: Path, output: str, poolin
     assert not found[1].any() and np.array_equal(found[0], found[2])
 
 
-def test_a_script_that_the_vocabulary_has_is_read_and_one_that_it_lacks_is_no_text(tmp_path: Path) -> None:
-    encoder = OnnxTextEncoder(write(tmp_path, inputs=("input_ids", "attention_mask", "token_type_ids")))
+def test_script_missing_from_the_vocabulary_counts_as_no_text(tmp_path: Path) -> None:
+    encoder = OnnxTextEncoder(write_model(tmp_path, inputs=("input_ids", "attention_mask", "token_type_ids")))
     found = encoder.embed_texts(["Кот спит", "ሰዎች ከሰማያዊ", "😂😂😂", "people ሰዎች", "\u200b\u2060"]).vectors.any(axis=1)
     assert found.tolist() == [True, False, False, True, False]
 
 
-def test_a_text_is_cut_where_the_folder_says_and_not_where_the_tokenizer_would(tmp_path: Path) -> None:
-    encoder = OnnxTextEncoder(write(tmp_path))
+def test_text_is_truncated_at_the_folder_s_limit_rather_than_the_tokenizer_s(tmp_path: Path) -> None:
+    encoder = OnnxTextEncoder(write_model(tmp_path))
     assert encoder.identity.text_tokens == 12
     found = encoder.embed_texts(["here " * 10, "here " * 11, "here " * 30])
     assert found.cut == (False, True, True)
     assert np.array_equal(found.vectors[1], found.vectors[2])
 
 
-def test_its_identity_is_its_files_not_their_place(tmp_path: Path) -> None:
-    first = OnnxTextEncoder(write(tmp_path / "one")).identity
+def test_identity_depends_on_the_files_and_not_on_their_path(tmp_path: Path) -> None:
+    first = OnnxTextEncoder(write_model(tmp_path / "one")).identity
     assert first.name == NAME == name_of(f"onnx:{tmp_path / 'one'}") and first.text_dim == DIM
     assert OnnxTextEncoder(Path(shutil.copytree(tmp_path / "one", tmp_path / "moved"))).identity == first
     others = {
-        OnnxTextEncoder(write(tmp_path / "weights", seed=1)).identity.digest,
-        OnnxTextEncoder(write(tmp_path / "pooling", pooling="pooling_mode_cls_token")).identity.digest,
+        OnnxTextEncoder(write_model(tmp_path / "weights", seed=1)).identity.digest,
+        OnnxTextEncoder(write_model(tmp_path / "pooling", pooling="pooling_mode_cls_token")).identity.digest,
         first.digest,
     }
     assert len(others) == 3
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "message"),
     [
         ("no folder", "is no folder"),
         ("no tokenizer", "lacks one"),
@@ -124,10 +124,10 @@ def test_its_identity_is_its_files_not_their_place(tmp_path: Path) -> None:
         ("other input", "it takes"),
     ],
 )
-def test_what_can_not_be_used_is_named(tmp_path: Path, fault: str, says: str) -> None:
+def test_unusable_encoders_are_refused_with_the_fault(tmp_path: Path, fault: str, message: str) -> None:
     folder = tmp_path / "model"
     if fault != "no folder":
-        write(
+        write_model(
             folder,
             output="logits" if fault == "other output" else "last_hidden_state",
             pooling={"no pooling": None, "other pooling": "pooling_mode_max_tokens"}.get(
@@ -139,16 +139,16 @@ def test_what_can_not_be_used_is_named(tmp_path: Path, fault: str, says: str) ->
         (folder / "tokenizer.json").unlink()
     if fault.startswith("damaged"):
         (folder / ("model.onnx" if fault == "damaged model" else "tokenizer.json")).write_bytes(b"\x00{" * 9)
-    with pytest.raises(BadRequest, match=says) as caught:
+    with pytest.raises(BadRequest, match=message) as caught:
         load_encoder(f"onnx:{folder}")
     assert caught.value.reason == "ENCODER_DAMAGED"
 
 
-def test_a_library_in_another_script_is_built_searched_and_judged_with(
+def test_library_in_two_scripts_is_built_searched_and_used_by_a_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-    folder, library = write(tmp_path / "model"), tmp_path / "library"
+    folder, library = write_model(tmp_path / "model"), tmp_path / "library"
     rng, rows = np.random.default_rng(1), []
     for number in range(140):
         label, words = ("very harmful", LATIN) if number % 2 else ("not harmful", CYRILLIC)
@@ -168,11 +168,11 @@ def test_a_library_in_another_script_is_built_searched_and_judged_with(
     assert tuning.floors_of("CYRILLIC").text == tuning.text_floors["CYRILLIC"] != tuning.floors_of("THAI").text
     with pytest.raises(BadLibrary, match="name them with --encoder"):
         load_encoder_for(library)
-    asked = ("--text", "кот спит на окне", "--library", library)
-    found = call("precedents", "search", *asked, "--encoder", f"onnx:{folder}")
+    options = ("--text", "кот спит на окне", "--library", library)
+    found = call("precedents", "search", *options, "--encoder", f"onnx:{folder}")
     assert "not harmful" in found.splitlines()[0]
     shown = tmp_path / "meme.png"
     shown.write_bytes(png_of((200, 0, 0)))
     monkeypatch.setenv("MEMECOURT_ENCODER", f"onnx:{folder}")
-    judged = call("judge", shown, *asked, "--json")
+    judged = call("judge", shown, *options, "--json")
     assert json.loads(judged)["verdict"]["label"] == "LABEL_NOT_HARMFUL" and "TEXT_NOT_UNDERSTOOD" not in judged

@@ -35,7 +35,7 @@ from tests.support.encoders import PlainPictureReader, WordEncoder, png_of
 if TYPE_CHECKING:
     import torch
 
-# Where they are used, torch and open_clip are imported: that takes seconds, and each worker collects each file.
+# torch and open_clip are imported where they are used: it takes seconds, and every worker collects every file.
 TINY = "tiny-for-tests"
 LONG = "tiny-long-for-tests"
 CONFIG: dict[str, Any] = {
@@ -48,7 +48,7 @@ RED, BLUE = png_of((250, 20, 20), (10, 10, 10)), png_of((20, 20, 250), (240, 240
 
 @pytest.fixture(scope="module", autouse=True)
 def configs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Small models that open_clip knows by name from here on; their weights are drawn where they are needed."""
+    """Registers small models with open_clip by name; their weights are drawn where they are needed."""
     folder = tmp_path_factory.mktemp("configs")
     (folder / f"{TINY}.json").write_text(json.dumps(CONFIG))
     longer = CONFIG | {"text_cfg": CONFIG["text_cfg"] | {"context_length": 300}}
@@ -59,7 +59,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True)
-def same_threads() -> Iterator[None]:
+def restore_thread_count() -> Iterator[None]:
     import torch
 
     threads = torch.get_num_threads()
@@ -99,7 +99,7 @@ def mixed(checkpoint: Path) -> OpenClipEncoder:
     return OpenClipEncoder.load(ClipSource(TINY, path=checkpoint), device="cpu", threads=2)
 
 
-def refused(source: ClipSource) -> CourtError:
+def refusal_of(source: ClipSource) -> CourtError:
     with pytest.raises(CourtError) as caught:
         OpenClipEncoder.load(source, texts="clip", device="cpu")
     assert source.path is None or str(source.path) not in caught.value.message
@@ -121,43 +121,45 @@ def refused(source: ClipSource) -> CourtError:
         ("local-dir:/a/b", ClipSource("local-dir", path=Path("/a/b")), "open_clip:local-dir (local)"),
     ],
 )
-def test_names(named: str, source: ClipSource, name: str | None) -> None:
+def test_encoder_names_are_parsed(named: str, source: ClipSource, name: str | None) -> None:
     assert parse_clip(named) == source
     assert name is None or source.name == name
     if source.path is None:
-        assert parse_clip(source.name) == source  # a name that a manifest holds leads back
+        assert parse_clip(source.name) == source  # the name stored in a manifest can be parsed again
 
 
 @pytest.mark.parametrize(
     "named", ["open_clip:", "open_clip:ViT-B-32", "open_clip:ViT-B-32/", "open_clip:/x", "hf-hub:x", "local-dir:"]
 )
-def test_half_a_name_is_refused(named: str) -> None:
+def test_incomplete_encoder_names_are_refused(named: str) -> None:
     with pytest.raises(BadRequest) as caught:
         load_encoder(named)
     assert caught.value.reason == "ENCODER_MALFORMED"
 
 
-def test_an_unknown_encoder_is_refused() -> None:
+def test_unknown_encoder_is_refused() -> None:
     with pytest.raises(BadRequest, match="open_clip:MODEL/TAG"):
         load_encoder("clip")
     with pytest.raises(BadRequest, match="--encoder"):
         load_encoder("builtin", texts="clip")
 
 
-def test_an_unknown_model_lists_near_names_and_an_unknown_tag_those_there_are() -> None:
-    near = refused(ClipSource("vit-b32-siglip2", "webli"))
-    assert near.reason == "ENCODER_UNKNOWN" and "ViT-B-32-SigLIP2-256" in near.message
-    tags = refused(ClipSource("ViT-L-14", "no_such"))
-    assert tags.reason == "ENCODER_UNKNOWN" and "openai" in tags.message and "no_such" in tags.message
-    assert "nor any others" in refused(ClipSource(TINY, "no_such")).message
+def test_unknown_model_or_tag_is_refused_with_similar_or_existing_names() -> None:
+    unknown_model = refusal_of(ClipSource("vit-b32-siglip2", "webli"))
+    assert unknown_model.reason == "ENCODER_UNKNOWN" and "ViT-B-32-SigLIP2-256" in unknown_model.message
+    unknown_tag = refusal_of(ClipSource("ViT-L-14", "no_such"))
+    assert (
+        unknown_tag.reason == "ENCODER_UNKNOWN" and "openai" in unknown_tag.message and "no_such" in unknown_tag.message
+    )
+    assert "nor any others" in refusal_of(ClipSource(TINY, "no_such")).message
 
 
 # Weights
 
 
-def test_what_is_not_there_is_said_and_no_path_told(tmp_path: Path) -> None:
-    assert "no checkpoint" in refused(ClipSource(TINY, path=tmp_path / "none.pt")).message
-    assert "open_clip_config.json" in refused(ClipSource("local-dir", path=tmp_path)).message
+def test_missing_files_are_reported_without_a_path(tmp_path: Path) -> None:
+    assert "no checkpoint" in refusal_of(ClipSource(TINY, path=tmp_path / "none.pt")).message
+    assert "open_clip_config.json" in refusal_of(ClipSource("local-dir", path=tmp_path)).message
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
@@ -169,10 +171,10 @@ def test_damaged_weights_are_refused(tmp_path: Path, suffix: str) -> None:
     whole = path.read_bytes()
     for length in (0, 5, 2000, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        assert refused(ClipSource(TINY, path=path)).reason == "ENCODER_DAMAGED", length
+        assert refusal_of(ClipSource(TINY, path=path)).reason == "ENCODER_DAMAGED", length
 
 
-def test_no_pickle_is_run(tmp_path: Path) -> None:
+def test_pickled_code_is_not_executed(tmp_path: Path) -> None:
     import torch
 
     class Trap:
@@ -180,7 +182,7 @@ def test_no_pickle_is_run(tmp_path: Path) -> None:
             return Path.touch, (tmp_path / "sprung",)
 
     torch.save({"state_dict": Trap()}, tmp_path / "trap.pt")
-    assert refused(ClipSource(TINY, path=tmp_path / "trap.pt")).reason == "ENCODER_DAMAGED"
+    assert refusal_of(ClipSource(TINY, path=tmp_path / "trap.pt")).reason == "ENCODER_DAMAGED"
     assert not (tmp_path / "sprung").exists()
 
 
@@ -194,19 +196,19 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     for number, other in enumerate([shorter, wider, more, {"a": torch.zeros(1)}, {}]):
         path = tmp_path / f"{number}.safetensors"
         save_file(other, path)
-        assert refused(ClipSource(TINY, path=path)).reason in ("ENCODER_FOREIGN", "ENCODER_DAMAGED"), number
+        assert refusal_of(ClipSource(TINY, path=path)).reason in ("ENCODER_FOREIGN", "ENCODER_DAMAGED"), number
     torch.save([1, 2], tmp_path / "list.pt")
-    assert refused(ClipSource(TINY, path=tmp_path / "list.pt")).reason in ("ENCODER_FOREIGN", "ENCODER_DAMAGED")
+    assert refusal_of(ClipSource(TINY, path=tmp_path / "list.pt")).reason in ("ENCODER_FOREIGN", "ENCODER_DAMAGED")
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+def test_non_finite_weights_are_refused(tmp_path: Path) -> None:
     state = weights(1)
     state["visual.proj"][3, 3] = float("nan")
     save_file(state, tmp_path / "nan.safetensors")
-    assert refused(ClipSource(TINY, path=tmp_path / "nan.safetensors")).reason == "ENCODER_DAMAGED"
+    assert refusal_of(ClipSource(TINY, path=tmp_path / "nan.safetensors")).reason == "ENCODER_DAMAGED"
 
 
-def test_without_a_network_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_or_private_weights_are_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
     def none(*args: object, **kwargs: object) -> str:
@@ -223,19 +225,19 @@ def test_without_a_network_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch
         try:
             raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
         except RepositoryNotFoundError:
-            raise FileNotFoundError("no file")  # noqa: B904 - so open_clip has it
+            raise FileNotFoundError("no file")  # noqa: B904 - as open_clip raises it
 
     monkeypatch.setattr("open_clip.factory.download_pretrained_from_hf", absent)
-    assert refused_hub().reason == "ENCODER_UNKNOWN"
+    assert refusal_of_hub().reason == "ENCODER_UNKNOWN"
 
 
-def refused_hub() -> CourtError:
+def refusal_of_hub() -> CourtError:
     with pytest.raises(BadRequest, match="HF_TOKEN") as caught:
         OpenClipEncoder.load(ClipSource("hf-hub:org/name"))
     return caught.value
 
 
-def test_without_open_clip_the_command_to_install_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_open_clip_is_reported_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with pytest.raises(NotLoaded, match=r"memecourt\[clip\]"):
         OpenClipEncoder.load(ClipSource("ViT-B-32", "openai"))
@@ -256,35 +258,39 @@ def test_weights_by_tag_bring_their_activation_and_preprocessing(
     monkeypatch.setattr("open_clip.download_pretrained", lambda known: str(tmp_path / "w.safetensors"))
     tagged = OpenClipEncoder.load(parse_clip(f"open_clip:{TINY}/Some-Tag"), texts="clip", device="cpu")
     assert tagged.identity.name == f"open_clip:{TINY}/some_tag"
-    said = tagged.identity.preprocessing
-    assert said is not None and (said.resize_mode, said.interpolation, said.mean) == ("squash", "bilinear", (0.5,) * 3)
+    preprocessing = tagged.identity.preprocessing
+    assert preprocessing is not None and (
+        preprocessing.resize_mode,
+        preprocessing.interpolation,
+        preprocessing.mean,
+    ) == ("squash", "bilinear", (0.5,) * 3)
     model = open_clip.create_model(TINY, str(tmp_path / "w.safetensors"), force_quick_gelu=True).eval()
     local = OpenClipEncoder.load(ClipSource(TINY, path=tmp_path / "w.safetensors"), texts="clip", device="cpu")
-    # A checkpoint by path is prepared for as the published weights all are; only the activation is the model's own.
-    assert local.identity.preprocessing == said and local.identity.digest != tagged.identity.digest
+    # A checkpoint by path gets the preprocessing common to all published weights; only the activation is the model's.
+    assert local.identity.preprocessing == preprocessing and local.identity.digest != tagged.identity.digest
     with torch.inference_mode():
         expected = model.encode_image(tagged.prepare([RED]), normalize=True)[0].numpy()
     assert tagged.embed_pictures([[RED]])[0] == pytest.approx(expected, abs=1e-5)
     assert np.abs(local.embed_pictures([[RED]])[0] - expected).max() > 1e-4
 
 
-def test_a_directory_with_its_own_config(tmp_path: Path) -> None:
+def test_local_directory_with_its_own_config_is_loaded(tmp_path: Path) -> None:
     save_file(weights(1), tmp_path / "open_clip_model.safetensors")
-    said = {"mean": [0.4, 0.4, 0.4], "std": [0.2, 0.2, 0.2], "resize_mode": "longest"}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CONFIG, "preprocess_cfg": said}))
+    preprocessing = {"mean": [0.4, 0.4, 0.4], "std": [0.2, 0.2, 0.2], "resize_mode": "longest"}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CONFIG, "preprocess_cfg": preprocessing}))
     encoder = load_encoder(f"local-dir:{tmp_path}", texts="clip")
     assert encoder.identity.preprocessing is not None
     assert encoder.identity.preprocessing.mean == (0.4, 0.4, 0.4)
     assert encoder.identity.preprocessing.resize_mode == "longest"
     assert str(tmp_path) not in encoder.identity.model_dump_json()
     (tmp_path / "open_clip_model.safetensors").write_bytes(b"short")
-    assert refused(ClipSource("local-dir", path=tmp_path)).reason == "ENCODER_DAMAGED"
+    assert refusal_of(ClipSource("local-dir", path=tmp_path)).reason == "ENCODER_DAMAGED"
 
 
 # Vectors
 
 
-def test_pictures_are_what_open_clip_makes_of_them(clip: OpenClipEncoder, checkpoint: Path) -> None:
+def test_picture_vectors_match_open_clip(clip: OpenClipEncoder, checkpoint: Path) -> None:
     import open_clip
     import torch
 
@@ -303,7 +309,7 @@ def test_pictures_are_what_open_clip_makes_of_them(clip: OpenClipEncoder, checkp
         clip.embed_pictures([[RED], []])
 
 
-def test_many_pictures_come_back_in_their_order(clip: OpenClipEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_pictures_come_back_in_order(clip: OpenClipEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "BATCH", 4)
     pngs = [png_of((n * 11 % 256, n * 7 % 256, 255 - n), (n, 255 - n, n * 5 % 256)) for n in range(23)]
     together = clip.embed_pictures([[png] for png in pngs])
@@ -315,7 +321,7 @@ def test_many_pictures_come_back_in_their_order(clip: OpenClipEncoder, monkeypat
             assert np.array_equal(found, together)
 
 
-def test_a_strip_is_read_by_its_middle(clip: OpenClipEncoder) -> None:
+def test_extremely_long_pictures_are_cropped_to_their_middle(clip: OpenClipEncoder) -> None:
     def png(width: int, height: int) -> bytes:
         out = io.BytesIO()
         Image.linear_gradient("L").resize((width, height)).convert("RGB").save(out, "PNG")
@@ -326,12 +332,12 @@ def test_a_strip_is_read_by_its_middle(clip: OpenClipEncoder) -> None:
         assert np.linalg.norm(clip.embed_pictures([[png(width, height)]])) == pytest.approx(1, abs=1e-6)
 
 
-def test_texts_by_clip_itself_are_cut_and_that_is_told(clip: OpenClipEncoder, checkpoint: Path) -> None:
+def test_clip_text_vectors_match_open_clip_and_truncation_is_reported(clip: OpenClipEncoder, checkpoint: Path) -> None:
     import open_clip
     import torch
 
     assert (clip.identity.text_tokens, clip.identity.texts_by, clip.identity.text_dim) == (16, "", 24)
-    # Two of the tokens mark the beginning and the end.
+    # Two of the 16 tokens mark beginning and end.
     just, over, long = "word " * 14, "word " * 15, "word " * 40
     found = clip.embed_texts([just, over, "", "A cat  on a MAT", long, "a cat on a mat"])
     assert found.cut == (False, True, False, False, True, False)
@@ -344,7 +350,7 @@ def test_texts_by_clip_itself_are_cut_and_that_is_told(clip: OpenClipEncoder, ch
     assert clip.embed_texts([]).vectors.shape == (0, 24)
 
 
-def test_texts_go_to_the_sentence_encoder_where_clip_reads_too_little(
+def test_texts_go_to_the_sentence_encoder_if_clip_reads_too_few_tokens(
     mixed: OpenClipEncoder, clip: OpenClipEncoder
 ) -> None:
     builtin = BuiltinEncoder()
@@ -358,13 +364,13 @@ def test_texts_go_to_the_sentence_encoder_where_clip_reads_too_little(
     assert clip.floors.text is clip.floors.picture is None
 
 
-def test_a_clip_that_reads_enough_embeds_texts_itself(tmp_path: Path) -> None:
+def test_clip_with_a_long_context_embeds_texts_itself(tmp_path: Path) -> None:
     save_file(weights(1, LONG), tmp_path / "long.safetensors")
     encoder = OpenClipEncoder.load(ClipSource(LONG, path=tmp_path / "long.safetensors"), device="cpu")
     assert (encoder.identity.text_tokens, encoder.identity.texts_by) == (300, "")
 
 
-def test_a_tokenizer_of_the_hubs_kind_tells_what_it_cuts(
+def test_hugging_face_tokenizer_reports_truncation(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -386,12 +392,12 @@ def test_a_tokenizer_of_the_hubs_kind_tells_what_it_cuts(
 # Identity
 
 
-def test_identity_follows_from_what_has_a_say(clip: OpenClipEncoder, checkpoint: Path, tmp_path: Path) -> None:
+def test_identity_depends_on_the_weights_that_are_used(clip: OpenClipEncoder, checkpoint: Path, tmp_path: Path) -> None:
     import torch
 
     again = OpenClipEncoder.load(ClipSource(TINY, path=checkpoint), texts="clip", device="cpu")
     assert again.identity == clip.identity
-    # The same tensors in another kind of file, as training saves them.
+    # The same tensors as a training checkpoint, in another file format.
     torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in weights(1).items()}}, tmp_path / "same.pt")
     same = OpenClipEncoder.load(ClipSource(TINY, path=tmp_path / "same.pt"), texts="clip", device="cpu")
     assert same.identity == clip.identity
@@ -399,7 +405,7 @@ def test_identity_follows_from_what_has_a_say(clip: OpenClipEncoder, checkpoint:
     save_file(weights(2), tmp_path / "other.safetensors")
     other = OpenClipEncoder.load(ClipSource(TINY, path=tmp_path / "other.safetensors"), texts="clip", device="cpu")
     assert other.identity.digest != clip.identity.digest
-    # One value of the picture half.
+    # A change of one value in the picture half.
     state = weights(1)
     state["visual.proj"][0, 0] += 1e-3
     save_file(state, tmp_path / "touched.safetensors")
@@ -407,7 +413,7 @@ def test_identity_follows_from_what_has_a_say(clip: OpenClipEncoder, checkpoint:
     assert touched.identity.digest != clip.identity.digest
 
 
-def test_the_unused_text_half_has_no_say(mixed: OpenClipEncoder, tmp_path: Path) -> None:
+def test_unused_text_half_does_not_affect_the_identity(mixed: OpenClipEncoder, tmp_path: Path) -> None:
     state = weights(1)
     state["text_projection"] += 1
     save_file(state, tmp_path / "text.safetensors")
@@ -415,7 +421,7 @@ def test_the_unused_text_half_has_no_say(mixed: OpenClipEncoder, tmp_path: Path)
     assert same.identity == mixed.identity
 
 
-def test_nothing_heavy_is_imported_to_choose_an_encoder() -> None:
+def test_choosing_an_encoder_imports_no_heavy_package() -> None:
     code = (
         "import sys; import retrieval.open, retrieval.embed.clip_names\n"
         "print(sorted({'torch', 'open_clip', 'timm', 'transformers'} & set(sys.modules)))"
@@ -427,7 +433,7 @@ def test_nothing_heavy_is_imported_to_choose_an_encoder() -> None:
 # Libraries
 
 
-def memes(folder: Path, n: int = 30) -> Source:
+def meme_source(folder: Path, n: int = 30) -> Source:
     lines = []
     for number in range(n):
         (folder / f"{number}.png").write_bytes(
@@ -439,12 +445,12 @@ def memes(folder: Path, n: int = 30) -> Source:
     return Source(folder / "memes.csv", pictures=folder)
 
 
-def test_a_library_is_searched_with_the_encoder_that_made_it_and_no_other(
+def test_library_is_searched_only_with_the_encoder_that_built_it(
     tmp_path: Path, checkpoint: Path, mixed: OpenClipEncoder
 ) -> None:
     place = tmp_path / "library"
     library, report = asyncio.run(
-        build_library(place, [memes(tmp_path)], name="l", encoder=mixed, picture_reader=PlainPictureReader())
+        build_library(place, [meme_source(tmp_path)], name="l", encoder=mixed, picture_reader=PlainPictureReader())
     )
     assert report.added == 30 and library.manifest.counts.with_picture == 30
     assert library.manifest.encoder == mixed.identity
@@ -462,7 +468,7 @@ def test_a_library_is_searched_with_the_encoder_that_made_it_and_no_other(
     with pytest.raises(BadLibrary) as another:
         load_encoder_for(place, "builtin")
     assert another.value.reason == "LIBRARY_FOREIGN"
-    # Of the same name, but of other weights: told when it is opened.
+    # The same name with other weights is detected when the library is opened.
     save_file(weights(2), tmp_path / "other.safetensors")
     other = load_encoder_for(place, f"open_clip:{TINY}/{tmp_path}/other.safetensors")
     with pytest.raises(BadLibrary) as foreign:
@@ -471,19 +477,19 @@ def test_a_library_is_searched_with_the_encoder_that_made_it_and_no_other(
 
 
 @pytest.mark.slow
-def test_a_library_of_the_builtin_encoder_brings_it_along(tmp_path: Path) -> None:
+def test_library_of_the_builtin_encoder_needs_no_encoder_named(tmp_path: Path) -> None:
     builtin = BuiltinEncoder()
-    asyncio.run(build_library(tmp_path / "library", [memes(tmp_path)], name="l", encoder=builtin))
-    for asked in (None, "builtin", "builtin/all-MiniLM-L6-v2"):
-        assert load_encoder_for(tmp_path / "library", asked).identity == builtin.identity
+    asyncio.run(build_library(tmp_path / "library", [meme_source(tmp_path)], name="l", encoder=builtin))
+    for named in (None, "builtin", "builtin/all-MiniLM-L6-v2"):
+        assert load_encoder_for(tmp_path / "library", named).identity == builtin.identity
     assert load_encoder_for(None).identity == builtin.identity
-    with pytest.raises(BadLibrary) as foreign:  # before anything is fetched
+    with pytest.raises(BadLibrary) as foreign:  # before any download
         load_encoder_for(tmp_path / "library", "open_clip:ViT-L-14/openai")
     assert foreign.value.reason == "LIBRARY_FOREIGN"
 
 
 @pytest.mark.slow
-def test_a_library_that_names_published_weights_has_them_loaded(
+def test_published_weights_named_by_a_library_are_loaded(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import open_clip
@@ -493,20 +499,20 @@ def test_a_library_that_names_published_weights_has_them_loaded(
     for texts, by in (("clip", ""), ("auto", "builtin/all-MiniLM-L6-v2")):
         encoder = load_encoder(f"open_clip:{TINY}/some_tag", texts=texts)  # type: ignore[arg-type]
         place = tmp_path / texts
-        asyncio.run(build_library(place, [memes(tmp_path)], name="l", encoder=encoder))
+        asyncio.run(build_library(place, [meme_source(tmp_path)], name="l", encoder=encoder))
         again = load_encoder_for(place)
         assert again.identity == encoder.identity and again.identity.texts_by == by
 
 
 @pytest.mark.slow
-def test_the_command_builds_adds_and_searches_with_it(
+def test_command_builds_extends_and_searches_a_library_with_clip(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-    memes(tmp_path)
+    meme_source(tmp_path)
     named, place = f"open_clip:{TINY}/{checkpoint}", str(tmp_path / "library")
     build = ["precedents", "build", place, str(tmp_path / "memes.csv"), "--pictures", str(tmp_path)]
-    # The weights of another model must leave nothing behind.
+    # Weights of another model must leave nothing behind.
     bad = CliRunner().invoke(cli, [*build, "--encoder", f"open_clip:ViT-B-32/{checkpoint}"])
     assert bad.exit_code == 1 and "not those of ViT-B-32" in bad.output and not (tmp_path / "library").exists()
     built = CliRunner().invoke(cli, [*build, "--encoder", named, "--text-encoder", "clip"])
@@ -526,12 +532,12 @@ def test_the_command_builds_adds_and_searches_with_it(
     assert CliRunner().invoke(cli, search).exit_code == 1
 
 
-def test_a_court_loads_what_its_library_names(tmp_path: Path, checkpoint: Path, mixed: OpenClipEncoder) -> None:
+def test_court_loads_the_encoder_its_library_names(tmp_path: Path, checkpoint: Path, mixed: OpenClipEncoder) -> None:
     place = tmp_path / "library"
-    asyncio.run(build_library(place, [memes(tmp_path)], name="l", encoder=mixed))
+    asyncio.run(build_library(place, [meme_source(tmp_path)], name="l", encoder=mixed))
 
-    async def opened(**given: Any) -> str:
-        settings = Settings(home=tmp_path / "home", library=place, picture_workers=1, text_workers=1, **given)
+    async def opened(**options: Any) -> str:
+        settings = Settings(home=tmp_path / "home", library=place, picture_workers=1, text_workers=1, **options)
         async with open_court(settings, read_text=False) as courthouse:
             return courthouse.court.finder.library.encoder
 
@@ -542,18 +548,18 @@ def test_a_court_loads_what_its_library_names(tmp_path: Path, checkpoint: Path, 
         asyncio.run(opened(encoder="builtin"))
 
 
-def test_names_of_encoders() -> None:
+def test_short_encoder_names_are_expanded() -> None:
     assert name_of("builtin") == "builtin/all-MiniLM-L6-v2"
     assert name_of("hf-hub:a/b") == "open_clip:hf-hub:a/b"
 
 
-def test_the_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None:
+def test_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None:
     from court.meme import Picture
     from retrieval.library.picture_import import Wanted, embed_pictures_of
     from retrieval.library.readers import read_source
     from retrieval.library.thumbnails import ThumbnailWriter
 
-    read, seen_before = 0, []
+    read, decoded_before = 0, []
 
     class Reader(PlainPictureReader):
         async def read(self, data: bytes) -> Picture:
@@ -566,24 +572,24 @@ def test_the_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None
             import time
 
             limit = time.monotonic() + 60
-            while read < 64 and time.monotonic() < limit:  # the second batch is read although this one is not done
+            while read < 64 and time.monotonic() < limit:  # the second batch is decoded before this one is done
                 time.sleep(0.01)
-            seen_before.append(read)
+            decoded_before.append(read)
             return super().embed_pictures(pictures)
 
-    source = memes(tmp_path, 80)
+    source = meme_source(tmp_path, 80)
     wanted = [Wanted(row, tmp_path) for row in read_source(source).good]
-    told: list[tuple[int, int]] = []
-    seen, problems = asyncio.run(
-        embed_pictures_of(wanted, Reader(), Slow(), ThumbnailWriter(tmp_path), lambda *at: told.append(at))
+    progress: list[tuple[int, int]] = []
+    embedded, problems = asyncio.run(
+        embed_pictures_of(wanted, Reader(), Slow(), ThumbnailWriter(tmp_path), lambda *at: progress.append(at))
     )
-    assert len(seen) == 80 and not problems and seen_before[0] >= 64
-    assert told == [(32, 80), (64, 80), (80, 80)]
-    places = [seen[place].kept.offset for place in range(80)]
+    assert len(embedded) == 80 and not problems and decoded_before[0] >= 64
+    assert progress == [(32, 80), (64, 80), (80, 80)]
+    places = [embedded[place].kept.offset for place in range(80)]
     assert places == sorted(places)
 
 
-def test_weights_digest_is_of_names_shapes_and_values() -> None:
+def test_weights_digest_covers_names_shapes_and_values() -> None:
     import torch
 
     one, two = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
@@ -595,7 +601,7 @@ def test_weights_digest_is_of_names_shapes_and_values() -> None:
     assert clip_weights.weights_digest({"a": one}) != clip_weights.weights_digest({"a": two})
 
 
-def test_convolutions_are_exact_on_a_gpu_and_as_they_were_after() -> None:
+def test_gpu_convolutions_are_exact_and_settings_are_restored() -> None:
     import torch
 
     before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
@@ -607,18 +613,18 @@ def test_convolutions_are_exact_on_a_gpu_and_as_they_were_after() -> None:
 
 
 @pytest.mark.parametrize("mode", ["shortest", "longest", "squash"])
-def test_pictures_are_prepared_as_open_clip_does(
+def test_pictures_are_prepared_like_in_open_clip(
     clip: OpenClipEncoder, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     import torch
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
     assert clip.identity.preprocessing is not None
-    asked = clip.identity.preprocessing.model_copy(update={"resize_mode": mode, "fill_color": 7})
-    scale, normalise = ours._transform(asked)
+    preprocessing = clip.identity.preprocessing.model_copy(update={"resize_mode": mode, "fill_color": 7})
+    scale, normalise = ours._transform(preprocessing)
     monkeypatch.setattr(clip, "_scale", scale)
     monkeypatch.setattr(clip, "_normalise", normalise)
-    theirs = image_transform_v2(PreprocessCfg(**asked.model_dump()), is_train=False)
+    theirs = image_transform_v2(PreprocessCfg(**preprocessing.model_dump()), is_train=False)
     noise = np.random.default_rng(5).integers(0, 256, (77, 50, 3), dtype=np.uint8)
     out = io.BytesIO()
     Image.fromarray(noise).save(out, "PNG")

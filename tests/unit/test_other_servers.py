@@ -1,4 +1,4 @@
-"""What the court finds out about SGLang, llama.cpp and OpenAI's own, and full trials before them, over real sockets."""
+"""Capabilities detected on stand-ins for SGLang, llama.cpp and OpenAI's API, and full trials on them, over sockets."""
 
 import asyncio
 
@@ -24,8 +24,8 @@ SERVERS = {"sglang": SglangStandIn, "llama.cpp": LlamaCppStandIn}
 PIXELS = "ab" * 32
 
 
-def before(server, steps):
-    """Runs ``steps(model)`` with a model behind the server."""
+def run_with_server(server, steps):
+    """Runs ``steps(model)`` with a model on this server."""
 
     async def run():
         async with asyncio.timeout(200), serving(server) as port, http_client() as http:
@@ -36,11 +36,11 @@ def before(server, steps):
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_what_it_can_do_is_found_out(name):
+def test_capabilities_are_detected(name):
     async def steps(model):
         return await probe(model, pictures=7)
 
-    found = before(SERVERS[name](), steps)
+    found = run_with_server(SERVERS[name](), steps)
     assert found.capabilities == Capabilities(
         json_schema=True,
         pictures=7,
@@ -54,29 +54,29 @@ def test_what_it_can_do_is_found_out(name):
     assert "log-probabilities of the most likely tokens only" in only
 
 
-def test_sglang_without_a_cache_report_is_told_of_and_its_cache_is_not_called_dead():
+def test_sglang_without_a_cache_report_is_reported_but_its_cache_not_called_dead():
     async def steps(model):
         return await probe(model, pictures=7)
 
-    found = before(SglangStandIn(cache_report=False), steps)
+    found = run_with_server(SglangStandIn(cache_report=False), steps)
     assert not found.capabilities.cached_tokens and found.capabilities.prefix_cache is None
     assert any("--enable-cache-report" in sentence for sentence in found.sentences)
     assert not any("found nothing" in sentence for sentence in found.sentences)
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_model_that_thinks_is_told_not_to_and_its_thoughts_are_told_apart(name):
+def test_thinking_mode_is_detected(name):
     async def steps(model):
         found = await probe(model, pictures=1)
         return found.capabilities.thinking
 
-    assert before(SERVERS[name](thinks="template"), steps) is Thinking.TEMPLATE
-    assert before(SERVERS[name](thinks="effort"), steps) is Thinking.EFFORT
-    assert before(SERVERS[name](thinks="always"), steps) is Thinking.ALWAYS
+    assert run_with_server(SERVERS[name](thinks="template"), steps) is Thinking.TEMPLATE
+    assert run_with_server(SERVERS[name](thinks="effort"), steps) is Thinking.EFFORT
+    assert run_with_server(SERVERS[name](thinks="always"), steps) is Thinking.ALWAYS
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_full_trial_is_held_before_it(name):
+def test_full_trial_runs_on_each_server(name):
     server = SERVERS[name]()
 
     async def steps(model):
@@ -91,28 +91,28 @@ def test_a_full_trial_is_held_before_it(name):
         meme = Meme(a_picture(PIXELS), meme_text("tea", 2))
         return await court.hear(TrialCase("t", meme, Procedure.FULL), Notes())
 
-    record = before(server, steps)
+    record = run_with_server(server, steps)
     assert record.state is TrialState.DECIDED
-    given = record.last(VerdictGiven)
-    assert given.odds is not None and given.odds.harmful == pytest.approx((0.6, 0.3))
-    assert given.odds.call.tokens_cached > 0
+    verdict_event = record.last(VerdictGiven)
+    assert verdict_event.odds is not None and verdict_event.odds.harmful == pytest.approx((0.6, 0.3))
+    assert verdict_event.odds.call.tokens_cached > 0
     calls = [request for request in server.requests if request.get("response_format")]
     assert calls and all("logprob_token_ids" not in request for request in calls)
 
 
-def test_llama_cpp_s_words_for_a_prompt_that_is_too_long_are_understood():
+def test_llama_cpp_s_error_about_a_long_prompt_is_recognised():
     async def steps(model):
         with pytest.raises(ModelRefused) as caught:
             await model.reply(ChatRequest("s", ("word " * 17_000,), None, 64), within_s=60)
         return caught.value
 
-    error = before(LlamaCppStandIn(context=16_384), steps)
+    error = run_with_server(LlamaCppStandIn(context=16_384), steps)
     assert error.reason == "MODEL_CONTEXT_TOO_SHORT" and "16,384" in error.message and "40,000" in error.message
 
 
 @pytest.mark.parametrize("any_temperature", [True, False])
 @pytest.mark.parametrize("thinks", ["", "effort", "always"])
-def test_openai_s_own_form_of_limit_and_temperature_is_found_out(thinks, any_temperature):
+def test_openai_s_token_limit_and_temperature_rules_are_detected(thinks, any_temperature):
     server = OpenAIStandIn(thinks=thinks, any_temperature=any_temperature)
 
     async def steps(model):
@@ -120,9 +120,9 @@ def test_openai_s_own_form_of_limit_and_temperature_is_found_out(thinks, any_tem
         await model.reply(ChatRequest(system="", parts=("Hello.",), reply_schema=None, max_tokens=40), within_s=30)
         return found
 
-    found = before(server, steps)
+    found = run_with_server(server, steps)
     assert found.capabilities.completion_limit and found.capabilities.temperatures is any_temperature
-    # Thoughts that are not told show by their tokens.
+    # Hidden thoughts are recognised by their token count.
     wanted = {"": Thinking.NONE, "effort": Thinking.EFFORT, "always": Thinking.ALWAYS}
     assert found.capabilities.thinking is wanted[thinks]
     assert any("no temperature but 1" in sentence for sentence in found.sentences) is not any_temperature
@@ -132,8 +132,8 @@ def test_openai_s_own_form_of_limit_and_temperature_is_found_out(thinks, any_tem
     assert last.get("reasoning_effort") == ("none" if thinks == "effort" else None)
 
 
-def test_a_greeting_that_is_refused_in_every_form_is_refused_as_it_was_first():
-    class Refusing(OpenAIStandIn):
+def test_probe_refused_in_every_form_raises_the_first_refusal():
+    class RefusingServer(OpenAIStandIn):
         async def _work(self, payload, fault):
             raise RefusedCall(400, "no")
 
@@ -142,8 +142,8 @@ def test_a_greeting_that_is_refused_in_every_form_is_refused_as_it_was_first():
             await probe(model, pictures=7)
         return refused.value
 
-    server = Refusing()
-    assert before(server, steps).status == 400
+    server = RefusingServer()
+    assert run_with_server(server, steps).status == 400
     assert [sorted(request.keys() & {"max_tokens", "max_completion_tokens"}) for request in server.requests] == [
         ["max_tokens"],
         ["max_completion_tokens"],

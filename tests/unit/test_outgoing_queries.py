@@ -1,4 +1,4 @@
-"""Queries that leave the machine hold no contact data, and no name that only the picture gave."""
+"""Queries sent to other machines contain no contact data, and no name that only the picture gave."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from court.expert.outgoing import HELD_BACK, names_of_picture, outgoing
 from court.verdict import ReviewReason
 from tests.support.cast import Cast
 from tests.support.evidence import TEXT, Expert, FakeEvidence, witnessed
-from tests.unit.test_expert import holds, reasons
+from tests.unit.test_expert import assert_reproducible, reasons
 
 DESCRIPTION = "Ann Example stands beside a man with a cup. The Blueland flag hangs above Ann's head. Tea is poured."
 
 
 @pytest.mark.parametrize(
-    ("query", "left"),
+    ("query", "remaining"),
     [
         ("write to ann.example+tea@mail.example.org about tea", "write to about tea"),
         ("what did @ann_example say of tea", "what did say of tea"),
@@ -26,9 +26,9 @@ DESCRIPTION = "Ann Example stands beside a man with a cup. The Blueland flag han
         ("＠ann_example tea", "tea"),
     ],
 )
-def test_contact_data_is_left_out(query, left):
+def test_contact_data_is_removed(query, remaining):
     found = outgoing(query, ())
-    assert (found.text, found.held_back) == (left, 1)
+    assert (found.text, found.held_back) == (remaining, 1)
 
 
 @pytest.mark.parametrize(
@@ -45,49 +45,49 @@ def test_contact_data_is_left_out(query, left):
         "grüner Tee gegen Erkältung",
     ],
 )
-def test_figures_dates_and_everything_else_stay_letter_for_letter(query):
+def test_numbers_dates_and_other_text_are_unchanged(query):
     found = outgoing(query, ())
     assert (found.text, found.held_back) == (query, 0)
 
 
-def test_names_that_the_picture_gave_and_the_text_does_not_are_left_out():
+def test_names_known_only_from_the_picture_are_removed():
     names = names_of_picture("Blueland's tea cures colds", DESCRIPTION)
-    assert names == {"ann", "example"}, "what the text says, and words that are written small as well, are none"
+    assert names == {"ann", "example"}, "without names in the text, and words also written in lower case"
     assert outgoing("ann example tea Blueland", names).text == "tea Blueland"
     assert outgoing("Did Ann Example’s tea cure colds?", names).text == "Did tea cure colds?"
-    assert outgoing("Annual examples of a man with tea", names).held_back == 0, "whole words alone"
+    assert outgoing("Annual examples of a man with tea", names).held_back == 0, "only whole words are removed"
     assert names_of_picture("tea", "Jürgen Beispiel pours. An ÉCOLE.") == {"jürgen", "beispiel", "école"}
-    assert outgoing("JU\u0308RGEN tea", {"jürgen"}).text == "tea", "however its letters are written"
+    assert outgoing("JU\u0308RGEN tea", {"jürgen"}).text == "tea", "in any Unicode normalisation"
     assert names_of_picture("tea", "An empty straße. Straße in fog.") == frozenset(), "ß is folded on both sides"
     assert names_of_picture("tea", None) == frozenset()
 
 
-def elsewhere(expert, **given):
-    source = FakeEvidence(**given)
+def trial_with_remote_source(expert, **options):
+    source = FakeEvidence(**options)
     source.sends_elsewhere = True
     cast = Cast(describe={"description": DESCRIPTION})
     return witnessed(expert, source, cast=cast)[0], source
 
 
-def test_a_trial_s_queries_go_out_without_them_and_the_record_says_what_was_sent():
+def test_queries_are_sent_without_names_and_recorded_as_sent():
     expert = Expert(queries={"queries": ["Ann Example blue tea", "ann blue tea", "blue tea colds"]})
-    record, source = elsewhere(expert)
-    assert source.queries == ["blue tea"], "the second would be the same, and the first document was enough"
+    record, source = trial_with_remote_source(expert)
+    assert source.queries == ["blue tea"], "the second is identical, and the first document was enough"
     search = record.last(EvidenceSearched)
     assert (search.query, search.held_back) == ("blue tea", 2)
-    assert record.last(QueriesPlanned).queries[0] == "Ann Example blue tea", "on record, and nowhere else"
-    holds(record)
+    assert record.last(QueriesPlanned).queries[0] == "Ann Example blue tea", "the original stays in the record only"
+    assert_reproducible(record)
 
 
-def test_a_query_of_which_nothing_is_left_is_not_sent_and_its_claim_is_not_checked():
-    record, source = elsewhere(Expert(queries={"queries": ["Ann Example", "@ann"]}))
+def test_query_left_empty_is_not_sent_and_its_claim_stays_unchecked():
+    record, source = trial_with_remote_source(Expert(queries={"queries": ["Ann Example", "@ann"]}))
     assert source.queries == []
     assert [search.failure for search in record.all(EvidenceSearched)] == [HELD_BACK]
     assert ReviewReason.CLAIM_UNCHECKED in reasons(record)
-    holds(record)
+    assert_reproducible(record)
 
 
-def test_a_source_on_this_machine_is_searched_as_the_witness_says():
+def test_local_source_gets_the_witness_s_query_unchanged():
     queries = ["Ann Example blue tea", "ann@mail.example.org"]
     source = FakeEvidence(found=[])
     record = witnessed(Expert(queries={"queries": queries}), source, cast=Cast(describe={"description": DESCRIPTION}))[
@@ -95,4 +95,4 @@ def test_a_source_on_this_machine_is_searched_as_the_witness_says():
     ]
     assert source.queries == queries and not any(search.held_back for search in record.all(EvidenceSearched))
     assert "Ann" not in TEXT
-    holds(record)
+    assert_reproducible(record)

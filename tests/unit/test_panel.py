@@ -1,4 +1,4 @@
-"""A panel of judges: median strengths, disagreement, resuming in mid-panel, and what is asked of whom."""
+"""A panel of judges: median strengths, disagreement, resuming, and the calls each judge gets."""
 
 import asyncio
 import itertools
@@ -68,19 +68,19 @@ def odds_of(harmful, benign):
         ([(S, W)], (S, W)),
         ([(S, W), (W, S), (W, S)], (W, S)),
         ([(S, S), (W, S), (W, W)], (W, S)),
-        # Of two middle ones, the worse for the meme: more harm, less that speaks against it.
+        # With an even number, the middle value that is worse for the meme: more harm, less benign evidence.
         ([(W, S), (M, S)], (M, S)),
         ([(W, S), (W, W)], (W, W)),
         ([(W, W), (M, M), (S, S), (S, S)], (S, M)),
     ],
 )
-def test_the_median_of_each_side_by_itself(pairs, median):
+def test_median_is_taken_for_each_side_separately(pairs, median):
     opinions = [opinion(*pair) for pair in pairs]
     assert median_strengths(opinions) == Strengths(harmful=median[0], benign=median[1])
 
 
-def test_there_always_is_a_judge_that_found_the_panel_s_label():
-    """Every panel of up to four judges, whatever they find."""
+def test_some_judge_always_found_the_panel_s_label():
+    """Checks every panel of up to four judges."""
     pairs = list(itertools.product((W, M, S), repeat=2))
     for size in range(1, 5):
         for panel in itertools.combinations_with_replacement(pairs, size):
@@ -92,13 +92,13 @@ def test_there_always_is_a_judge_that_found_the_panel_s_label():
                 assert all(one.label is label for one in opinions)
 
 
-def test_the_label_of_a_panel_does_not_depend_on_the_order_of_its_judges():
+def test_panel_s_label_does_not_depend_on_the_order_of_judges():
     panel = [opinion(S, W), opinion(W, S), opinion(M, S)]
     found = {median_strengths(order).model_dump_json() for order in itertools.permutations(panel)}
     assert len(found) == 1
 
 
-def test_odds_are_averaged_over_those_that_are_known():
+def test_odds_are_averaged_over_judges_that_have_them():
     panel = [
         opinion(S, W, odds=odds_of((0.6, 0.6), (0.2, 0.2))),
         opinion(S, W, odds=odds_of((0.2, 0.2), (0.6, 0.6))),
@@ -112,95 +112,95 @@ def test_odds_are_averaged_over_those_that_are_known():
 # In a trial
 
 
-def held(*rulings, samples=None, settings=None, further=(), **options):
-    """A trial whose judge rules so, one after the other."""
-    said = itertools.cycle(rulings)
-    cast = Cast(rounds=2, judge_judge=lambda request: next(said))
-    chairs = replace(cast.chairs, judges=tuple(RoleModel(model) for model in further))
+def run_panel(*rulings, samples=None, settings=None, further_models=(), **options):
+    """Returns the record of a trial whose judges rule so in turn, and the cast."""
+    replies = itertools.cycle(rulings)
+    cast = Cast(rounds=2, judge_judge=lambda request: next(replies))
+    chairs = replace(cast.chairs, judges=tuple(RoleModel(model) for model in further_models))
     settings = TrialSettings(judges=samples or len(rulings), **(settings or {}))
     return try_meme(cast, settings=settings, chairs=chairs, **options), cast
 
 
-def test_a_panel_rules_by_the_median_and_says_that_it_disagrees():
-    record, cast = held(RULING, ACQUITTAL, ACQUITTAL, settings={"overlap": False})
+def test_panel_rules_by_the_median_and_reports_disagreement():
+    record, cast = run_panel(RULING, ACQUITTAL, ACQUITTAL, settings={"overlap": False})
     ruled = record.all(JudgeRuled)
     assert sorted(one.judge for one in ruled) == [1, 2, 3]
     assert {one.ruling.label for one in ruled} == {Label.HARMFUL, Label.NOT_HARMFUL}
-    given = record.last(VerdictGiven)
-    assert given.verdict.label is Label.NOT_HARMFUL
-    assert given.verdict.strengths == Strengths(harmful=W, benign=S)
-    reasons = {review.reason: review.detail for review in given.verdict.review}
+    verdict_event = record.last(VerdictGiven)
+    assert verdict_event.verdict.label is Label.NOT_HARMFUL
+    assert verdict_event.verdict.strengths == Strengths(harmful=W, benign=S)
+    reasons = {review.reason: review.detail for review in verdict_event.verdict.review}
     assert "Of 3 judges 1 found the meme harmful and 2 did not." in reasons[ReviewReason.JUDGES_DISAGREE]
-    assert given.call is None and given.odds is None
-    spokesman = next(one for one in ruled if one.judge == given.judge)
-    assert spokesman.ruling == given.ruling and spokesman.rationale == given.verdict.rationale
+    assert verdict_event.call is None and verdict_event.odds is None
+    spokesman = next(one for one in ruled if one.judge == verdict_event.judge)
+    assert spokesman.ruling == verdict_event.ruling and spokesman.rationale == verdict_event.verdict.rationale
     assert spokesman.ruling.label is Label.NOT_HARMFUL
-    # Three rulings and three times odds in both orders, all of them on record and none counted twice.
+    # Three rulings, and three times odds in both orders: all are recorded, and none is counted twice.
     assert sum(task_of(request) == "judge" for request in cast.requests("judge")) == 3
     calls = calls_of(record)
     assert sum(times for _, times in calls) == cast.calls()
-    assert given.unused.calls == 0
+    assert verdict_event.unused.calls == 0
 
 
-def test_judges_that_agree_are_no_reason_to_look():
-    record, _ = held(RULING, RULING)
+def test_agreement_of_judges_requests_no_review():
+    record, _ = run_panel(RULING, RULING)
     assert ReviewReason.JUDGES_DISAGREE not in {review.reason for review in record.verdict.review}
     assert record.verdict.finding.clause == "4"
 
 
-def test_a_judge_that_contradicts_itself_is_told_of_a_panel_too():
+def test_self_contradiction_of_a_judge_is_reported_on_a_panel_too():
     torn = {**RULING, "label": "not harmful"}
-    record, _ = held(RULING, torn, torn, torn, torn, samples=3)
+    record, _ = run_panel(RULING, torn, torn, torn, torn, samples=3)
     assert ReviewReason.JUDGE_CONTRADICTS_ITSELF in {review.reason for review in record.verdict.review}
 
 
-def test_one_judge_is_recorded_as_before():
-    record, _ = held(RULING)
+def test_single_judge_is_recorded_without_a_panel():
+    record, _ = run_panel(RULING)
     assert record.all(JudgeRuled) == ()
-    given = record.last(VerdictGiven)
-    assert given.call is not None and given.odds is not None and given.judge == 0
+    verdict_event = record.last(VerdictGiven)
+    assert verdict_event.call is not None and verdict_event.odds is not None and verdict_event.judge == 0
 
 
-def test_several_models_sit_on_a_panel_and_the_record_names_them():
+def test_panel_of_several_models_is_recorded_by_model():
     other = ScriptedModel(lambda request: ACQUITTAL, name="other-model", odds=lambda request, options: (0.5, 0.5))
-    record, cast = held(RULING, samples=1, further=(other,))
+    record, cast = run_panel(RULING, samples=1, further_models=(other,))
     assert record.opened.versions.models["JUDGE"] == "judge-model"
     assert record.opened.versions.models["JUDGE_2"] == "other-model"
     assert record.opened.settings["temperature"]["JUDGE_2"] == 0.0
     assert record.opened.settings["max_tokens"]["JUDGE_2"] == record.opened.settings["max_tokens"]["JUDGE"]
     assert {one.judge: one.call.model for one in record.all(JudgeRuled)} == {1: "judge-model", 2: "other-model"}
-    # Of two that disagree the worse for the meme counts.
+    # With two judges that disagree, the ruling worse for the meme counts.
     assert record.verdict.label is Label.HARMFUL
     assert [call.request.parts[:-1] for call in other.asked] == [call.parts[:-1] for call in cast.requests("judge")]
 
 
-def test_a_panel_s_score_is_the_mean_of_its_judges():
+def test_panel_s_score_is_the_mean_of_its_judges():
     other = ScriptedModel(lambda request: RULING, name="other", odds=lambda request, options: (0.5, 0.5))
-    record, _ = held(RULING, samples=1, further=(other,))
+    record, _ = run_panel(RULING, samples=1, further_models=(other,))
     assert record.verdict.harm_score == pytest.approx((0.8 / 0.9 + 0.5) / 2)
     assert record.verdict.harm_score_meaning is ScoreMeaning.LABEL_PROBABILITY
 
 
-def test_a_panel_that_was_cut_off_goes_on_and_asks_nobody_again():
-    record, _ = held(RULING, ACQUITTAL, DOUBT)
+def test_interrupted_panel_resumes_without_repeating_calls():
+    record, _ = run_panel(RULING, ACQUITTAL, DOUBT)
     first = next(event.seq for event in record.events if isinstance(event, JudgeRuled))
-    begun = TrialRecord.of(record.events[: first + 1])
+    interrupted = TrialRecord.of(record.events[: first + 1])
     cast = Cast(rounds=2, judge_judge=DOUBT)
     court = full_court(cast, settings=TrialSettings(judges=3))
     meme = a_meme("the meme's own words")
-    resumed = asyncio.run(court.resume(begun, meme.picture, Notes()))
+    resumed = asyncio.run(court.resume(interrupted, meme.picture, Notes()))
     ruled = {one.judge: one for one in resumed.all(JudgeRuled)}
     assert sorted(ruled) == [1, 2, 3]
-    kept = begun.last(JudgeRuled)
-    assert ruled[kept.judge] == kept
+    recorded = interrupted.last(JudgeRuled)
+    assert ruled[recorded.judge] == recorded
     assert sum(task_of(request) == "judge" for request in cast.requests("judge")) == 2
     assert not cast.requests("proposer", "accuser", "defender")
     assert resumed.verdict
 
 
-def test_a_judge_that_fails_ends_the_trial_and_no_label_is_made_of_the_others():
-    said = itertools.chain([RULING], itertools.repeat("no JSON"))
-    cast = Cast(rounds=2, judge_judge=lambda request: next(said))
+def test_failing_judge_fails_the_trial_instead_of_leaving_the_label_to_the_others():
+    replies = itertools.chain([RULING], itertools.repeat("no JSON"))
+    cast = Cast(rounds=2, judge_judge=lambda request: next(replies))
     with pytest.raises(TrialAborted, match="could not be used") as aborted:
         try_meme(cast, settings=TrialSettings(judges=3))
     record = aborted.value.record
@@ -209,13 +209,13 @@ def test_a_judge_that_fails_ends_the_trial_and_no_label_is_made_of_the_others():
     assert (replayed.differences, replayed.obstacle) == ((), "")
 
 
-def test_messages_of_every_judge_can_be_made_again_and_the_trial_replays():
-    record, _ = held(RULING, ACQUITTAL, DOUBT, found=findings([H, N, H]))
-    made = [each for event in record.all(JudgeRuled) for each in messages_of(record, event)]
-    assert len(made) == 6 and all(each.exact for each in made)
+def test_messages_of_every_judge_are_rebuilt_and_the_trial_replays():
+    record, _ = run_panel(RULING, ACQUITTAL, DOUBT, found=findings([H, N, H]))
+    messages = [each for event in record.all(JudgeRuled) for each in messages_of(record, event)]
+    assert len(messages) == 6 and all(each.exact for each in messages)
     replayed = asyncio.run(replay(record))
     assert (replayed.differences, replayed.obstacle) == ((), "")
-    # From what was read out of the replies, too.
+    # Also without the raw replies, from the parsed events alone.
     bare = TrialRecord.of(
         event.model_copy(update={"call": event.call.model_copy(update={"replies": ()})})
         if getattr(event, "call", None)
@@ -225,15 +225,15 @@ def test_messages_of_every_judge_can_be_made_again_and_the_trial_replays():
     assert asyncio.run(replay(bare)).differences == ()
 
 
-def test_a_panel_is_shown_and_counted():
-    record, cast = held(RULING, ACQUITTAL, ACQUITTAL, settings={"overlap": False})
+def test_panel_is_shown_and_its_calls_counted():
+    record, cast = run_panel(RULING, ACQUITTAL, ACQUITTAL, settings={"overlap": False})
     words = render(record)
     assert "JudgeRuled" in words and "3 of the panel" in words
-    told = view_of(record)
-    assert {f"Judge {number} rules" for number in (1, 2, 3)} <= {step.name for step in told.steps}
-    assert told.costs.calls == cast.calls()
-    # The judges sit side by side: the chain is as long as with one.
-    assert chain_of(record) == chain_of(held(RULING, settings={"overlap": False})[0])
+    view = view_of(record)
+    assert {f"Judge {number} rules" for number in (1, 2, 3)} <= {step.name for step in view.steps}
+    assert view.costs.calls == cast.calls()
+    # Judges run in parallel, so the chain is as long as with one.
+    assert chain_of(record) == chain_of(run_panel(RULING, settings={"overlap": False})[0])
 
 
 # Settings
@@ -249,7 +249,7 @@ def chairs_of(**settings):
 
 @pytest.fixture
 def probed(monkeypatch):
-    """Model servers that are there and can do everything."""
+    """Fake model servers that are reachable and support everything."""
 
     async def probe(models, **_):
         return models[0]
@@ -257,7 +257,7 @@ def probed(monkeypatch):
     monkeypatch.setattr("court.backends.chat.capabilities.probe_replicas", probe)
 
 
-def test_further_judges_are_as_the_judge_where_they_do_not_say_otherwise(probed):
+def test_further_judges_inherit_the_judge_s_settings(probed):
     llm = ModelSettings(
         url=("http://a/v1",),
         model="m",
@@ -265,39 +265,49 @@ def test_further_judges_are_as_the_judge_where_they_do_not_say_otherwise(probed)
         roles={"judge": RoleSettings(temperature=0.7, max_tokens=9000)},
         judges=(RoleSettings(model="n"), RoleSettings(model="o", url=("http://b/v1",), temperature=0.2)),
     )
-    near, far = llm.further_judges.values()
-    assert (near.model, near.url, near.temperature, near.max_tokens) == ("n", ("http://a/v1",), 0.7, 9000)
-    assert near.api_key.get_secret_value() == "secret"
-    # A key is sent to no other server than it was given for.
-    assert (far.model, far.url, far.temperature, far.api_key) == ("o", ("http://b/v1",), 0.2, None)
+    same_server, other_server = llm.further_judges.values()
+    assert (same_server.model, same_server.url, same_server.temperature, same_server.max_tokens) == (
+        "n",
+        ("http://a/v1",),
+        0.7,
+        9000,
+    )
+    assert same_server.api_key.get_secret_value() == "secret"
+    # A key is sent only to the server it was given for.
+    assert (other_server.model, other_server.url, other_server.temperature, other_server.api_key) == (
+        "o",
+        ("http://b/v1",),
+        0.2,
+        None,
+    )
     chairs = chairs_of(llm=llm)
     assert [model.model.name for model in chairs.panel(1)] == ["m", "n", "o"]
     assert [model.model.name for model in chairs.panel(2)] == ["m", "m", "n", "n", "o", "o"]
 
 
-def test_samples_at_temperature_0_are_refused(probed):
+def test_several_samples_at_temperature_0_are_refused(probed):
     llm = ModelSettings(url=("http://a/v1",), model="m")
     with pytest.raises(BadRequest, match="At temperature 0 a model gives 3 times the same"):
         chairs_of(llm=llm, trial=TrialSettings(judges=3))
     assert chairs_of(llm=llm.model_copy(update={"temperature": 0.5}), trial=TrialSettings(judges=3))
 
 
-def test_a_judge_s_limit_of_tokens_is_checked_for_each():
+def test_token_limit_is_checked_for_each_judge():
     with pytest.raises(ValueError, match="max_tokens of the judge 2 is 10"):
         Settings(llm=ModelSettings(url=("http://a/v1",), model="m", judges=(RoleSettings(max_tokens=10),)))
 
 
-def test_samples_are_drawn_each_by_itself_where_calls_are_stored():
-    _, cast = held(RULING, ACQUITTAL)
-    asked = [request for request in cast.requests("judge") if task_of(request) == "judge"]
-    keys = {key_of("m", {}, request) for request in asked}
-    assert len(asked) == len(keys) == 2
-    alone = next(request for request in held(RULING)[1].requests("judge"))
+def test_samples_have_separate_keys_in_the_call_cache():
+    _, cast = run_panel(RULING, ACQUITTAL)
+    rulings = [request for request in cast.requests("judge") if task_of(request) == "judge"]
+    keys = {key_of("m", {}, request) for request in rulings}
+    assert len(rulings) == len(keys) == 2
+    alone = next(request for request in run_panel(RULING)[1].requests("judge"))
     plain = replace(alone, place=None)
-    assert key_of("m", {}, alone) == key_of("m", {}, plain)  # keys of earlier stores stay
+    assert key_of("m", {}, alone) == key_of("m", {}, plain)  # keys of earlier caches stay valid
 
 
-# The vote as prior in a cascade
+# The vote as a prior in a cascade
 
 _UNSURE = SureRange(error=0.1, below=0.01, above=0.99, share=0.0, n=9)
 
@@ -309,13 +319,13 @@ def cascade(weight, ruling=RULING, odds=(0.6, 0.2), labels=(H, N, H, N, N)):
     return try_meme(cast, procedure=Procedure.CASCADE, found=found, settings=settings)
 
 
-def test_by_default_a_cascade_s_full_trial_is_scored_by_the_judge_alone():
+def test_full_trial_of_a_cascade_is_scored_by_the_judge_alone_by_default():
     verdict = cascade(0.0).verdict
     assert verdict.harm_score == pytest.approx(0.75)
     assert verdict.harm_score_meaning is ScoreMeaning.LABEL_PROBABILITY and verdict.risk is None
 
 
-def test_the_vote_is_weighed_as_log_odds_and_gives_a_risk():
+def test_vote_is_combined_as_log_odds_and_gives_a_risk():
     record = cascade(0.5)
     vote = record.precedents.vote.probability
     assert vote != pytest.approx(0.75)
@@ -328,38 +338,38 @@ def test_the_vote_is_weighed_as_log_odds_and_gives_a_risk():
     assert cascade(0.0).verdict.label is verdict.label
 
 
-def test_the_label_is_the_judge_s_whatever_the_vote():
+def test_label_is_the_judge_s_for_any_vote():
     against = cascade(1.0, ruling=ACQUITTAL, odds=(0.1, 0.8), labels=(H, H, H, H, N))
     assert against.verdict.label is Label.NOT_HARMFUL
     assert against.verdict.risk == pytest.approx(against.precedents.vote.probability)
 
 
-def test_without_a_judge_s_probability_the_vote_stands_alone():
+def test_vote_alone_gives_the_score_if_the_judge_has_no_probability():
     verdict = cascade(0.3, odds=None).verdict
     assert verdict.harm_score_meaning is ScoreMeaning.PRECEDENT_VOTE and verdict.harm_score is not None
 
 
-def test_a_full_trial_that_no_summary_came_before_has_no_prior():
+def test_full_trial_without_a_preceding_summary_has_no_prior():
     cast = Cast(rounds=2, odds=(0.6, 0.2))
     record = try_meme(cast, settings=TrialSettings(vote_weight=0.5), found=findings([H, N, H, N, N]))
     assert record.verdict.harm_score == pytest.approx(0.75)
     assert record.verdict.harm_score_meaning is ScoreMeaning.LABEL_PROBABILITY
 
 
-def test_a_cascade_with_a_prior_replays():
+def test_cascade_with_a_prior_replays():
     record = cascade(0.5)
     replayed = asyncio.run(replay(record))
     assert (replayed.differences, replayed.obstacle) == ((), "")
 
 
 @pytest.mark.parametrize("score", [0.0, 1.0])
-def test_a_judge_that_is_sure_leaves_the_vote_a_say(score):
+def test_certain_judge_does_not_silence_the_vote(score):
     assert 0 < joined_odds(score, 0.5, 0.5) < 1
 
 
-def test_a_panel_may_sit_in_a_cascade():
-    said = itertools.cycle([RULING, ACQUITTAL, ACQUITTAL])
-    cast = Cast(rounds=2, judge_judge=lambda request: next(said))
+def test_panel_works_in_a_cascade():
+    replies = itertools.cycle([RULING, ACQUITTAL, ACQUITTAL])
+    cast = Cast(rounds=2, judge_judge=lambda request: next(replies))
     record = try_meme(
         cast,
         procedure=Procedure.CASCADE,
@@ -370,16 +380,16 @@ def test_a_panel_may_sit_in_a_cascade():
     assert record.verdict.harm_score_meaning is ScoreMeaning.JUDGE_AND_VOTE
 
 
-def test_the_wire_knows_the_reason_and_the_meaning():
+def test_wire_defines_the_review_reason_and_the_score_meaning():
     assert wire.ReviewReason.Value("REVIEW_REASON_JUDGES_DISAGREE") == 20
     assert wire.ScoreMeaning.Value("SCORE_MEANING_JUDGE_AND_VOTE") == 3
 
 
 def test_pages_and_exports_show_every_judge_of_a_panel():
-    said = iter(
+    replies = iter(
         [{**ruling, "rationale": f"Reasons number {n}."} for n, ruling in enumerate((RULING, ACQUITTAL, DOUBT))]
     )
-    cast = Cast(rounds=2, judge_judge=lambda request: next(said))
+    cast = Cast(rounds=2, judge_judge=lambda request: next(replies))
     record = try_meme(cast, settings=TrialSettings(judges=3))
     page = write_trial(ExportSource(record), TrialForm.HTML, pictures=Pictures.NONE, messages=False).decode()
     for number in range(3):

@@ -12,19 +12,19 @@ from eval.perf.bench import Result
 ROOT = Path(__file__).parents[2]
 
 
-def test_perf_alone_lists_what_there_is():
+def test_perf_alone_lists_the_benchmarks():
     outcome = CliRunner().invoke(cli, ["perf"])
     assert outcome.exit_code == 0
     assert [line.split()[0] for line in outcome.output.splitlines()] == list(bench.BENCHMARKS)
 
 
-def test_an_unknown_benchmark_is_an_error_that_names_the_known():
+def test_unknown_benchmark_is_an_error_that_names_the_known_ones():
     outcome = CliRunner().invoke(cli, ["perf", "nonsense"])
     assert outcome.exit_code == 2 and "startup" in outcome.output
 
 
 @pytest.mark.parametrize(("bound", "holds"), [("<= 2", True), ("<= 1", False), (">= 1.5", True), ("== 1.5", True)])
-def test_a_goal_is_a_bound(monkeypatch, bound, holds):
+def test_goal_is_a_bound_on_a_figure(monkeypatch, bound, holds):
     monkeypatch.setattr("eval.perf.bench.measure", lambda name: Result({"x": 1.5, "y": 9}, {"x": bound}))
     outcome = CliRunner().invoke(cli, ["perf", "startup", "--json"])
     assert json.loads(outcome.output) == {
@@ -37,25 +37,25 @@ def test_a_goal_is_a_bound(monkeypatch, bound, holds):
     assert ("DOES NOT HOLD" in CliRunner().invoke(cli, ["perf", "startup"]).output) != holds
 
 
-def test_a_bound_is_held_against_the_figure_and_not_against_what_is_shown_of_it():
+def test_bound_applies_to_the_exact_figure_rather_than_the_rounded_one():
     result = Result({"x": 1.00004, "counted": 123_456}, {"x": "== 1"})
     assert result.rounded == {"x": 1.0, "counted": 123_456} and not result.holds
 
 
 @pytest.mark.parametrize("name", bench.BENCHMARKS)
-def test_each_benchmark_is_the_function_of_its_name_and_has_a_usual_scale(name):
-    # Read and not imported: some need what takes seconds to load.
+def test_each_benchmark_is_the_function_of_its_name_with_a_default_scale(name):
+    # Parsed instead of imported: some benchmarks import packages that take seconds to load.
     source = (ROOT / bench.BENCHMARKS[name][0].replace(".", "/")).with_suffix(".py").read_text()
     functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
     scale = functions[name.replace("-", "_")].args
     assert scale.kwonlyargs and None not in scale.kw_defaults and not scale.args
 
 
-def test_ways_are_warmed_up_and_take_turns_to_be_first():
-    asked = []
-    ways = [lambda n: asked.append(("a", n)) or n, lambda n: asked.append(("b", n)) or 10 * n]
+def test_variants_are_warmed_up_and_alternate_in_going_first():
+    calls = []
+    ways = [lambda n: calls.append(("a", n)) or n, lambda n: calls.append(("b", n)) or 10 * n]
     assert bench.in_turns(ways, [1, 2]) == [(1, 10), (2, 20)]
-    assert asked == [("a", 1), ("b", 1), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
+    assert calls == [("a", 1), ("b", 1), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
     assert bench.medians([(1, 10), (2, 20), (4, 20)], over=lambda a, b: b / a) == {"over": 10}
 
 

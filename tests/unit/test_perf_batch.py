@@ -1,4 +1,4 @@
-"""The benchmark of long jobs: what it counts, held against a job that is known to lose and to repeat calls."""
+"""The benchmark of long jobs, checked on a job that is known to lose and to repeat calls."""
 
 import os
 import sys
@@ -50,27 +50,27 @@ def job(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("repeats", "again"), [("no", 0), ("yes", 2)])
-def test_calls_that_were_stored_and_are_asked_again_are_counted(job, repeats, again):
+@pytest.mark.parametrize(("repeats", "repeated"), [("no", 0), ("yes", 2)])
+def test_repeated_calls_despite_the_store_are_counted(job, repeats, repeated):
     counting = Counting()
     with counting.listening() as url:
-        held = job.finish(("--out", job.out), ("--llm-url", url, "--repeats", repeats), counting, (0.2, 0.5))
-    assert held.again == again
-    assert 20 + again <= held.asked <= 20 + again + held.lost  # a call that was under way is asked once more
-    assert 0 < held.restart_s < held.wall_s
+        figures = job.finish(("--out", job.out), ("--llm-url", url, "--repeats", repeats), counting, (0.2, 0.5))
+    assert figures.again == repeated
+    assert 20 + repeated <= figures.asked <= 20 + repeated + figures.lost  # a call in flight is made once more
+    assert 0 < figures.restart_s < figures.wall_s
     assert OutputLines(job.out / "predictions.jsonl").count() == 20
-    assert held.tenth > 0 and held.end > 0
+    assert figures.tenth > 0 and figures.end > 0
 
 
-def test_a_job_that_fails_is_told_with_what_it_said(job):
+def test_failing_job_is_reported_with_its_output(job):
     with pytest.raises(RuntimeError, match="it can't be done"):
         job.finish(("--out", job.out), ("--fails", "yes", "--llm-url", "", "--repeats", "no"), None, ())
-    # Nor is one that ends before it can be killed.
+    # A job that ends before it can be killed is reported too.
     with pytest.raises(RuntimeError, match="exit code 1"):
         job.finish(("--out", job.out), ("--fails", "yes", "--llm-url", "", "--repeats", "no"), None, (0.5,))
 
 
-def test_lines_of_a_file_that_is_replaced_are_counted_anew(tmp_path):
+def test_lines_of_a_replaced_file_are_counted_anew(tmp_path):
     file = tmp_path / "lines"
     lines = OutputLines(file)
     assert lines.count() == 0
@@ -84,13 +84,13 @@ def test_lines_of_a_file_that_is_replaced_are_counted_anew(tmp_path):
     assert lines.count() == 1
 
 
-def test_the_size_may_be_set():
+def test_size_of_the_benchmark_can_be_set():
     assert parsed_size("400,60") == (400, 60)
     for words in ("400", "a,b", "400,5", "1,2,3"):
         with pytest.raises(BadRequest, match="two numbers"):
             parsed_size(words)
 
 
-def test_memory_is_that_of_a_process_with_what_it_started():
+def test_memory_covers_a_process_and_its_children():
     assert _memory_of(os.getpid()) > 5_000_000
     assert _memory_of(2**22 + 1) == 0

@@ -1,11 +1,11 @@
-"""The benchmarks of the docket, at a size that takes a moment."""
+"""The benchmarks of the docket, at a scale that takes a moment."""
 
 import pytest
 
 from eval.perf.docket import docket, docket_verify
 
 
-def test_it_measures_what_it_says():
+def test_docket_benchmark_reports_its_figures():
     result = docket(trials=4, events=3, rounds=1)
     figures = result.figures
     assert set(result.goals) <= set(figures) and figures["events_missing"] == figures["held_up_by_readers"] == 0
@@ -15,7 +15,7 @@ def test_it_measures_what_it_says():
     assert 0 < figures["append_p50_ms"] <= figures["append_p99_ms"]
 
 
-def test_it_checks_what_it_wrote_and_finds_what_it_altered():
+def test_verification_benchmark_finds_the_altered_entry():
     result = docket_verify(events=150)
     figures = result.figures
     assert figures["entries"] >= 150 and figures["faults"] == 0 and figures["found"] == 1

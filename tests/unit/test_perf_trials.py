@@ -1,4 +1,4 @@
-"""What the benchmarks of trials count and divide; not what comes of them."""
+"""Arithmetic and scripted replies of the benchmarks of trials; their results are not tested here."""
 
 import asyncio
 import itertools
@@ -58,7 +58,7 @@ def call(*, tokens_in=100, cached=0, out=10, fault=""):
 # Arithmetic
 
 
-def test_what_a_call_takes_is_the_server_s_settings_by_its_own_count():
+def test_duration_of_a_call_follows_from_the_server_s_settings_and_token_counts():
     speed = Speed(call_s=1.0, prompt_token_s=0.01, output_token_s=0.1)
     assert speed.of(call()) == pytest.approx(1 + 1 + 1)
     assert speed.of(call(cached=60)) == pytest.approx(1 + 0.4 + 1)
@@ -67,7 +67,7 @@ def test_what_a_call_takes_is_the_server_s_settings_by_its_own_count():
         speed.of(call(fault="it was empty"))
 
 
-def test_the_floor_is_the_slower_side_s_chain_and_naive_is_everything():
+def test_floor_is_the_slower_side_s_chain_and_naive_is_the_sum():
     slow = Examined(questions=(2.0, 3.0), answers=(1.0, 1.0), summaries=(5.0, 7.0))
     quick = Examined(questions=(1.0,), answers=(1.0,), summaries=(4.0,))
     trial = Times(describe=10.0, sides=(slow, quick), judge=20.0, score=0.5)
@@ -78,19 +78,19 @@ def test_the_floor_is_the_slower_side_s_chain_and_naive_is_everything():
 
 
 @pytest.mark.parametrize("rounds", [1, 4, 10])
-def test_the_lengths_alone_give_the_published_formulas(rounds):
+def test_reply_lengths_alone_give_the_published_formulas(rounds):
     d, q, a, s, j = (TOKENS[task] for task in ("describe", "ask", "answer", "summarise", "judge"))
     alone = of_tokens(Speed(output_token_s=1.0), TOKENS, rounds)
     assert alone.floor == d + rounds * (q + a) + s + j
     assert alone.naive == d + 2 * rounds * (q + a + s) + j
 
 
-def test_the_share_of_capacity():
+def test_share_of_capacity_is_needed_over_available_time():
     assert share(needed=160.0, wall=10.0, capacity=16) == 1.0
     assert share(needed=152.0, wall=10.0, capacity=16) == 0.95
 
 
-def test_what_the_stop_made_superfluous_is_no_part_of_what_a_trial_needs():
+def test_superfluous_calls_are_excluded_from_what_a_trial_needs():
     record = try_meme(Cast(rounds=2))
     rounds = {event.side: event.rounds for event in record.all(SideRested)}
     assert max(event.round for event in record.all(QuestionAsked)) > rounds[Side.ACCUSER]
@@ -100,60 +100,60 @@ def test_what_the_stop_made_superfluous_is_no_part_of_what_a_trial_needs():
     assert needed.floor == 1 + 2 * 2 + 1 + 1
 
 
-# The part that the stand-in plays
+# Replies of the fake model server
 
 
 CHARS = TrialSettings().reply_chars
 
 
-def played(words, schema):
+def scripted(words, schema):
     payload = {"messages": [{"role": "user", "content": words}]}
     payload["response_format"] = {"json_schema": {"schema": schema}}
     return scripted_reply(payload)
 
 
-def said(kind, words="x"):
-    return played(words, text_schema(kind, CHARS))
+def text_reply(kind, words="x"):
+    return scripted(words, text_schema(kind, CHARS))
 
 
-def test_replies_have_the_length_that_is_said_and_can_be_used():
-    ruling = played("x", ruling_schema(DEFAULT_POLICY, 3, CHARS))
+def test_scripted_replies_have_the_stated_length_and_can_be_parsed():
+    ruling = scripted("x", ruling_schema(DEFAULT_POLICY, 3, CHARS))
     replies = {
-        "describe": said(Description, [{"type": "image_url"}, {"type": "text", "text": "Describe"}]),
-        "ask": said(Question),
-        "answer": said(Answer),
-        "summarise": said(Argument, meme_text("m", 4)),
+        "describe": text_reply(Description, [{"type": "image_url"}, {"type": "text", "text": "Describe"}]),
+        "ask": text_reply(Question),
+        "answer": text_reply(Answer),
+        "summarise": text_reply(Argument, meme_text("m", 4)),
         "judge": ruling,
     }
     assert {task: len(tokens_of(reply)) for task, reply in replies.items()} == dict(TOKENS)
     assert parse_description(replies["describe"]) and parse_answer(replies["answer"])
     assert parse_question(replies["ask"]) and parse_argument(replies["summarise"]).summary
     assert len(parse_ruling(ruling, DEFAULT_POLICY, 3).precedents) == 3
-    alone = played("x", ruling_schema(DEFAULT_POLICY, 0, CHARS))
+    alone = scripted("x", ruling_schema(DEFAULT_POLICY, 0, CHARS))
     assert not parse_ruling(alone, DEFAULT_POLICY, 0).precedents
 
 
-def test_what_is_no_part_of_a_trial_is_left_to_the_stand_in():
-    assert played("x", {"type": "object", "properties": {"word": {"type": "string"}}}) is None
+def test_other_schemas_are_left_to_the_model_server():
+    assert scripted("x", {"type": "object", "properties": {"word": {"type": "string"}}}) is None
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 6, 10])
-def test_summaries_gain_until_the_round_that_was_named(rounds):
-    heard = [meme_text("m", rounds) + said(Answer) * count for count in range(1, rounds + 2)]
-    bits = [entropy(parse_argument(said(Argument, words)).summary) for words in heard]
+def test_summaries_change_until_the_round_named_in_the_meme(rounds):
+    histories = [meme_text("m", rounds) + text_reply(Answer) * count for count in range(1, rounds + 2)]
+    bits = [entropy(parse_argument(text_reply(Argument, words)).summary) for words in histories]
     changes = [abs(one - other) for one, other in itertools.pairwise(bits)]
     epsilon = TrialSettings().epsilon
     assert all(change > epsilon for change in changes[: rounds - 2])
     assert all(change < epsilon for change in changes[rounds - 2 :])
 
 
-def test_the_stand_in_plays_where_it_is_told_to():
+def test_model_server_plays_a_trial_if_configured_to():
     assert parsed(["--play"])[0].play and not parsed([])[0].play
 
     async def run():
-        async with serving(FakeModelServer(Settings(play=True))) as port, bar(f"http://127.0.0.1:{port}") as it:
-            record = await it.court.hear(case("m", 3), unwatched)
-            return record, await naive(it.court, case("n", 3))
+        async with serving(FakeModelServer(Settings(play=True))) as port, bar(f"http://127.0.0.1:{port}") as bench:
+            record = await bench.court.hear(case("m", 3), unwatched)
+            return record, await naive(bench.court, case("n", 3))
 
     record, rounds = asyncio.run(run())
     assert rounds == (3, 3)
@@ -163,10 +163,10 @@ def test_the_stand_in_plays_where_it_is_told_to():
     assert (needed.floor, needed.naive, needed.score) == (alone.floor, alone.naive, 2)
 
 
-# Load: whether there is room
+# Load: spare capacity
 
 
-def test_there_is_room_below_the_limit():
+def test_capacity_is_free_below_the_limit():
     load = Load(2)
     with load.call():
         assert load.room() and load.in_flight == 1
@@ -181,14 +181,14 @@ def test_there_is_room_below_the_limit():
 HELLO = ChatRequest("s", ("hello",), None, 8)
 
 
-def test_a_load_counts_the_calls_of_all_models_however_they_end():
+def test_load_counts_the_calls_of_all_models_however_they_end():
     async def run():
         load = Load(3)
         async with serving(FakeModelServer(Settings(call_s=60, faults=()))) as port:
             url = f"http://127.0.0.1:{port}/v1"
             models = [ChatCompletions(base_url=url, model=name, load=load, attempts=1) for name in ("stand-in", "none")]
             asking = [asyncio.create_task(models[0].reply(HELLO, within_s=60)) for _ in range(3)]
-            for _ in range(20):  # each comes to its call within a few turns of the loop
+            for _ in range(20):  # every task reaches its call within a few turns of the event loop
                 await asyncio.sleep(0)
             full = (load.in_flight, load.room())
             for task in asking:
@@ -203,15 +203,15 @@ def test_a_load_counts_the_calls_of_all_models_however_they_end():
     assert asyncio.run(run()) == ((3, False), 0)
 
 
-# Asking ahead
+# Speculative rounds
 
 
-def ordered(cast, role="accuser"):
+def tasks_of(cast, role="accuser"):
     return [task_of(request) for request in cast.requests(role)]
 
 
 def slow_summaries(rounds=4, times_longer=6, **lines):
-    """Summaries that take as long as several questions and answers."""
+    """Returns a cast whose summaries take as long as several questions and answers."""
     cast = Cast(rounds=rounds, delay_s=0.005, **lines)
     speak = {role: cast.models[role].reply for role in ("accuser", "defender")}
 
@@ -228,16 +228,16 @@ def slow_summaries(rounds=4, times_longer=6, **lines):
     return cast
 
 
-def test_rounds_go_on_while_summaries_are_written_and_never_more_than_three_of_them():
+def test_at_most_three_rounds_run_ahead_of_unfinished_summaries():
     cast = slow_summaries(rounds=4, times_longer=20)
     record = try_meme(cast)
     assert {event.rounds for event in record.all(SideRested)} == {4}
-    asked = [event.round for event in record.all(QuestionAsked) if event.side is Side.ACCUSER]
-    assert asked == list(range(1, len(asked) + 1))
-    assert 4 < len(asked) <= 4 + 3
+    rounds = [event.round for event in record.all(QuestionAsked) if event.side is Side.ACCUSER]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert 4 < len(rounds) <= 4 + 3
 
 
-def test_summaries_are_kept_in_the_order_of_rounds_whichever_is_written_first():
+def test_summaries_are_recorded_in_the_order_of_rounds():
     order = iter([30, 1, 1, 1, 1, 1, 1, 1])
     cast = Cast(rounds=4, delay_s=0.002)
     speak = cast.models["accuser"].reply
@@ -249,15 +249,15 @@ def test_summaries_are_kept_in_the_order_of_rounds_whichever_is_written_first():
 
     object.__setattr__(cast.models["accuser"], "reply", reply)
     record = try_meme(cast)
-    kept = [event for event in record.events if event.kind == "Summarised" and event.side is Side.ACCUSER]
-    assert [event.round for event in kept] == [1, 2, 3, 4]
+    summaries = [event for event in record.events if event.kind == "Summarised" and event.side is Side.ACCUSER]
+    assert [event.round for event in summaries] == [1, 2, 3, 4]
     plain = try_meme(Cast(rounds=4), settings=TrialSettings(overlap=False))
     expected = [event for event in plain.events if event.kind == "Summarised" and event.side is Side.ACCUSER]
-    assert [(e.entropy, e.entropy_change) for e in kept] == [(e.entropy, e.entropy_change) for e in expected]
+    assert [(e.entropy, e.entropy_change) for e in summaries] == [(e.entropy, e.entropy_change) for e in expected]
 
 
-class Busy:
-    """A model whose server has no room for one more call."""
+class BusyServers:
+    """A model whose server has no capacity for another call."""
 
     urls = ("http://busy",)
 
@@ -274,18 +274,18 @@ class Busy:
         return False
 
 
-def test_without_room_nothing_is_asked_ahead():
+def test_no_rounds_run_ahead_without_spare_capacity():
     cast = slow_summaries()
-    chairs = RoleModels(**{role: RoleModel(model, servers=Busy(model)) for role, model in cast.models.items()})
+    chairs = RoleModels(**{role: RoleModel(model, servers=BusyServers(model)) for role, model in cast.models.items()})
     try_meme(cast, chairs=chairs)
-    assert ordered(cast) == ["ask", "summarise"] * 4
+    assert tasks_of(cast) == ["ask", "summarise"] * 4
 
 
-def test_a_failure_ahead_of_the_stop_is_nobody_s_and_one_before_it_ends_the_trial():
+def test_only_failures_in_needed_rounds_fail_the_trial():
     def fails_at(number):
         def line(request):
-            asked = sum("Question " in part for part in request.parts if isinstance(part, str))
-            return Unavailable("gone", reason="MODEL_GONE") if asked + 1 == number else None
+            previous = sum("Question " in part for part in request.parts if isinstance(part, str))
+            return Unavailable("gone", reason="MODEL_GONE") if previous + 1 == number else None
 
         return line
 
@@ -298,22 +298,22 @@ def test_a_failure_ahead_of_the_stop_is_nobody_s_and_one_before_it_ends_the_tria
 # Connections
 
 
-def test_a_request_goes_to_the_pool_with_the_fewest_in_flight():
+def test_request_goes_to_the_pool_with_the_fewest_in_flight():
     async def run():
         async with serving(FakeModelServer(Settings())) as port, http_client(connections=64) as http:
             spread = http._transport
             assert isinstance(spread, Spread) and len(spread._pools) == 4
             url = f"http://127.0.0.1:{port}/health"
-            seen = []
+            in_flight = []
             async with http.stream("GET", url), http.stream("GET", url) as second:
-                seen.append(list(spread._in_flight))
+                in_flight.append(list(spread._in_flight))
                 await second.aread()
                 await second.aclose()
                 await second.aclose()  # counted once
-                seen.append(list(spread._in_flight))
+                in_flight.append(list(spread._in_flight))
             with pytest.raises(Exception, match=re.compile("connect", re.IGNORECASE)):
                 await http.get("http://127.0.0.1:1/")
-            seen.append(list(spread._in_flight))
-            return seen
+            in_flight.append(list(spread._in_flight))
+            return in_flight
 
     assert asyncio.run(run()) == [[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]

@@ -1,4 +1,4 @@
-"""What the benchmarks on a real vLLM count and divide; what comes of them is measured, and seen in ``tests/live``."""
+"""Arithmetic of the benchmarks on a real vLLM, and its setup; their results are tested in ``tests/live``."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def words(*tokens, cached=0, sent=0.0, answered=0.0):
     return Prompt([(token, None) for token in tokens], cached, sent, answered)
 
 
-def test_a_token_of_a_picture_is_that_of_this_picture():
+def test_picture_tokens_are_tagged_with_the_digest_of_their_picture():
     request = ChatRequest("s", (CAT, "one", DOG, "other"), None, 1)
     cat, dog = wire.digest(CAT), wire.digest(DOG)
     shown = placed([1, PICTURE, PICTURE, 2, PICTURE, 3], request, PICTURE)
@@ -39,32 +39,32 @@ def test_a_token_of_a_picture_is_that_of_this_picture():
 
 
 @pytest.mark.parametrize(("tokens", "what"), [([1, PICTURE, 2, PICTURE], "more"), ([1, 2], "fewer")])
-def test_a_prompt_that_shows_other_pictures_than_were_sent_is_an_error(tokens, what):
+def test_prompt_with_more_or_fewer_pictures_than_sent_is_an_error(tokens, what):
     with pytest.raises(ValueError, match=what):
         placed(tokens, ChatRequest("s", (CAT, "one"), None, 1), PICTURE)
 
 
-def test_pictures_are_tokenized_in_full_even_where_the_court_would_only_name_them():
+def test_pictures_are_tokenized_in_full_even_if_sent_by_reference():
     (_, user) = tokenize_body("m", ChatRequest("s", (CAT, "one"), None, 1))["messages"]
     assert user["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
 
 
-def test_what_could_come_from_the_cache_are_whole_blocks_of_what_was_sent_before():
+def test_cacheable_tokens_are_whole_blocks_of_earlier_prompts():
     past = [words(*range(9))]
-    asked = [
-        words(*range(6), cached=4, sent=1.0, answered=3.0),  # 6 in common, of which 5 may be: one block of 4
+    prompts = [
+        words(*range(6), cached=4, sent=1.0, answered=3.0),  # 6 in common, of which 5 may be reused: one block of 4
         words(*range(9), 50, 51, 52, 53, cached=8, sent=2.0, answered=4.0),  # 9 in common: two blocks
         # 13 in common with the one before, which is not answered yet; 9 with the past.
         words(*range(9), 50, 51, 52, 53, 54, cached=8, sent=3.5, answered=5.0),
         words(70, 71, 72, 73, 74, cached=0, sent=6.0, answered=7.0),
     ]
-    found = share(asked, past, 4)
+    found = share(prompts, past, 4)
     assert (found.prompts, found.reached) == (6 + 13 + 14 + 5, 20)
     assert (found.possible, found.settled) == (4 + 8 + 12 + 0, 4 + 8 + 8 + 0)
-    assert share(asked[3:], [], 4).possible == 0
+    assert share(prompts[3:], [], 4).possible == 0
 
 
-def test_the_last_token_is_always_computed():
+def test_last_token_is_always_computed():
     assert share([words(*range(8), sent=1.0)], [words(*range(8))], 4).possible == 4
     assert share([words(*range(9), sent=1.0)], [words(*range(9))], 4).possible == 8
 
@@ -72,17 +72,17 @@ def test_the_last_token_is_always_computed():
 # Steps
 
 
-def test_a_call_is_as_many_steps_as_its_reply_has_tokens_and_both_count_where_it_was_made_twice():
+def test_call_takes_one_step_per_output_token_and_repairs_count_twice():
     assert STEPS.of(call(tokens_in=700, cached=3, out=25)) == 25
-    assert STEPS.of(call(out=25, fault="it was empty")) == 25  # the record's figures are those of both calls
+    assert STEPS.of(call(out=25, fault="it was empty")) == 25  # the recorded figures already include both calls
     assert Speed(call_s=1.0, repairs=True).of(call(fault="it was empty")) == 2
     needed = times(try_meme(Cast(rounds=2)), STEPS)
     assert needed.floor < needed.naive < needed.needed
 
 
-def test_the_figures_of_pairs():
+def test_figures_are_ratios_of_pairs():
     side = Examined((10.0, 10.0), (20.0, 20.0), (30.0, 30.0))
-    needed = Times(describe=40.0, sides=(side, side), judge=50.0, score=2.0)  # a floor of 180, 330 one by one
+    needed = Times(describe=40.0, sides=(side, side), judge=50.0, score=2.0)  # a floor of 180; 330 in sequence
     figures = {
         steps: result([Pair(EngineUse(33.0, 330, 330), EngineUse(11.0, steps, 332), needed)])
         for steps in (180, 198, 199)
@@ -97,7 +97,7 @@ def test_the_figures_of_pairs():
     assert missed == ["naive_over_ours", "naive_steps_over_tokens"]
 
 
-# The vLLM
+# The vLLM server
 
 
 METRICS = """\
@@ -109,19 +109,19 @@ vllm:bare 1e3
 """
 
 
-def test_a_figure_is_read_over_all_series_with_the_labels():
+def test_metric_is_summed_over_all_series_with_matching_labels():
     assert server.figure(METRICS, "vllm:steps_total") == 7
     assert server.figure(METRICS, "vllm:steps_total", reason="stop", engine="0") == 3
     assert server.figure(METRICS, "vllm:bare") == 1000
     assert server.figure(METRICS, "vllm:steps") == server.figure(METRICS, "vllm:steps_total", reason="abort") == 0
 
 
-def test_the_python_that_is_named_is_taken(monkeypatch, tmp_path):
+def test_configured_python_is_used(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMECOURT_VLLM_PYTHON", str(tmp_path / "python"))
     assert server.vllm_python() == tmp_path / "python"
 
 
-def test_the_python_is_the_one_that_the_script_makes(monkeypatch, tmp_path):
+def test_python_is_the_one_that_the_script_installs(monkeypatch, tmp_path):
     monkeypatch.delenv("MEMECOURT_VLLM_PYTHON", raising=False)
     script = tmp_path / "script.py"
     monkeypatch.setattr(server, "_SCRIPT", script)
@@ -134,18 +134,18 @@ def test_the_python_is_the_one_that_the_script_makes(monkeypatch, tmp_path):
         server.vllm_python()
 
 
-def test_the_tiny_model_is_the_same_every_time(tmp_path):
+def test_tiny_model_is_reproducible(tmp_path):
     one, other = (make_tiny_model(tmp_path / name) for name in ("one", "other"))
     files = sorted(file.name for file in one.iterdir())
     assert "model.safetensors" in files and files == sorted(file.name for file in other.iterdir())
     assert all((one / name).read_bytes() == (other / name).read_bytes() for name in files)
 
 
-def test_patience_is_on_the_path_of_vllm():
+def test_sitecustomize_is_on_the_python_path_of_vllm():
     assert (Path(server.ENVIRONMENT["PYTHONPATH"]) / "sitecustomize.py").exists()
 
 
-def test_where_libnuma_is_missing_that_is_said_before_anything_is_installed(monkeypatch, tmp_path):
+def test_missing_libnuma_is_reported_before_anything_is_installed(monkeypatch, tmp_path):
     def load(name):
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -157,10 +157,10 @@ def test_where_libnuma_is_missing_that_is_said_before_anything_is_installed(monk
     assert not any(tmp_path.iterdir())
 
 
-# Ranks
+# Priorities
 
 
-def test_what_ranks_are_worth_is_a_ratio_of_times_in_one_run():
+def test_effect_of_priorities_is_a_ratio_of_times_in_one_run():
     figures = priorities.result([1.0, 1.0, 1.0], [1.0, 2.0, 2.0], [4.0, 4.0, 8.0], batch=6)
     assert figures.figures["p99_beside_batch_over_alone"] == 2.0
     assert figures.figures["median_without_ranks_over_with"] == 2.0
@@ -169,7 +169,7 @@ def test_what_ranks_are_worth_is_a_ratio_of_times_in_one_run():
     assert not priorities.result([1.0], [4.0], [4.0], batch=6).holds
 
 
-def test_a_tiny_model_that_thinks_has_marks_and_a_template_for_it(tmp_path):
+def test_tiny_thinking_model_has_think_tokens_and_a_template(tmp_path):
     def written(name, *, thinks):
         return json.loads((make_tiny_model(tmp_path / str(thinks), thinks=thinks) / name).read_text())
 

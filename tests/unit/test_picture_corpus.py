@@ -1,7 +1,7 @@
-"""Hundreds of odd pictures that others have collected: the test images of Pillow, by ``scripts/fetch_corpus.py``.
+"""Hundreds of odd pictures: the test images of Pillow, downloaded by ``scripts/fetch_corpus.py``.
 
-PngSuite is not among them as such. Pillow's own PNG files stand in for its valid ones, and
-``test_picture_reader.py`` writes by hand the bit depths that it is about.
+They don't include PngSuite. Pillow's own PNG files stand in for its valid ones, and ``test_picture_reader.py`` writes
+the bit depths that PngSuite covers by hand.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
 def corpus():
     if IMAGES.is_dir():
         return sorted(path for path in IMAGES.rglob("*") if path.is_file())
-    missing = "the picture corpus is not here: run python scripts/fetch_corpus.py"
+    missing = "the picture corpus is missing: run python scripts/fetch_corpus.py"
     if os.environ.get("CI") == "true":
-        pytest.fail(missing)  # a check that may skip itself where it counts is none
+        pytest.fail(missing)  # in CI, a skipped check would go unnoticed
     pytest.skip(missing)
 
 
-def test_every_file_of_the_corpus_is_read_or_refused_as_expected(corpus):
+def test_every_corpus_file_is_read_or_refused_as_expected(corpus):
     costs = []
 
     async def decisions():

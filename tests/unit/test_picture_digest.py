@@ -1,4 +1,4 @@
-"""The digest of a picture from its kept frames: as the reader gave it, and of nothing else."""
+"""The digest of a picture, recomputed from its stored frames and refused for anything else."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def read_all(files: list[bytes]) -> list[Picture]:
     return asyncio.run(whole())
 
 
-def kept(still: Image.Image, **options: object) -> bytes:
+def png_of(still: Image.Image, **options: object) -> bytes:
     out = io.BytesIO()
     still.save(out, "PNG", **options)
     return out.getvalue()
 
 
-def test_what_a_reader_gave_is_computed_again_from_what_is_kept() -> None:
-    """Whatever came: other modes, turned, animated, scaled down."""
+def test_digest_is_recomputed_from_the_stored_frames() -> None:
+    """Uploads are in several modes, rotated, animated, and scaled down."""
     stills = [quarters().rotate(angle) for angle in (0, 90, 180)]
     files = [
         encode(quarters(), "PNG"),
@@ -55,8 +55,8 @@ def test_what_a_reader_gave_is_computed_again_from_what_is_kept() -> None:
             assert pixels_sha256(frames[:-1]) != picture.pixels_sha256
 
 
-def test_what_is_no_frame_of_ours_is_refused() -> None:
-    good = kept(quarters())
+def test_data_that_is_not_a_stored_frame_is_refused() -> None:
+    good = png_of(quarters())
     about = PngInfo()
     about.add_text("Comment", "people from Blueland")
     place = good.index(b"IDAT") + 6
@@ -66,13 +66,13 @@ def test_what_is_no_frame_of_ours_is_refused() -> None:
         good[:-3],
         good + b"more",
         good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :],
-        kept(quarters(), pnginfo=about),
-        kept(quarters().convert("RGBA")),
-        kept(quarters((1281, 3))),
+        png_of(quarters(), pnginfo=about),
+        png_of(quarters().convert("RGBA")),
+        png_of(quarters((1281, 3))),
         encode(quarters(), "JPEG"),
         animation("PNG", [quarters(), quarters().rotate(90)]),
         good.replace(b"IEND", b"IENT"),
-        # Hardly any bytes, and a very large canvas.
+        # Few bytes with a very large canvas.
         good[:8]
         + chunk(b"IHDR", (60_000).to_bytes(4, "big") * 2 + b"\x08\x02\x00\x00\x00")
         + chunk(b"IDAT", zlib.compress(bytes(1000)))
@@ -80,4 +80,4 @@ def test_what_is_no_frame_of_ours_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="a frame"):
             pixels_sha256([bad])
-    assert pixels_sha256([good]) != pixels_sha256([kept(quarters().rotate(90))])
+    assert pixels_sha256([good]) != pixels_sha256([png_of(quarters().rotate(90))])

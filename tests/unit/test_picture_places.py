@@ -1,4 +1,4 @@
-"""Pictures in object stores: named by a card, and by no row."""
+"""Pictures in object stores, which only a data set's card can name, never a row."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ from tests.support.card_memes import read_by_card
 from tests.unit.test_card_layouts import own_card
 
 
-def rows(place, *images):
+def write_rows(place, *images):
     lines = [{"id": f"m{n}", "text": "a pond", "image": image, "label": n % 2} for n, image in enumerate(images)]
     (place / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -27,7 +27,7 @@ def card_of(address):
 
 
 class Bucket(BaseHTTPRequestHandler):
-    """As much of S3 as reading takes: objects by bucket and key, and their sizes."""
+    """A minimal S3 server: objects by bucket and key, and their sizes."""
 
     objects: ClassVar = {"/memes/set/img/m0.png": b"first", "/memes/set/m1.png": b"second"}
     broken = False
@@ -81,7 +81,7 @@ def fresh_stores():
 
 
 def test_pictures_are_read_from_a_bucket(tmp_path, bucket):
-    rows(tmp_path, "img/m0.png", "m1.png", "m2.png", "../m1.png", "s3://memes/set/m1.png")
+    write_rows(tmp_path, "img/m0.png", "m1.png", "m2.png", "../m1.png", "s3://memes/set/m1.png")
     read = read_by_card(card_of("s3://memes/set"), tmp_path, "all")
     assert [problem.line for problem in read.problems] == [4, 5]
     paths = [read.picture_of(meme) for meme in read.memes]
@@ -91,8 +91,8 @@ def test_pictures_are_read_from_a_bucket(tmp_path, bucket):
     assert [has_picture(split.pictures / meme.image) for meme in split.memes] == [True, True, False]
 
 
-def test_a_store_that_refuses_is_an_error_and_no_missing_picture(tmp_path, bucket):
-    rows(tmp_path, "m1.png")
+def test_unavailable_store_is_an_error_rather_than_a_missing_picture(tmp_path, bucket):
+    write_rows(tmp_path, "m1.png")
     bucket.broken = True
     with pytest.raises(Unavailable, match=r"s3://memes") as caught:
         read_by_card(card_of("s3://memes/set"), tmp_path, "all")
@@ -100,14 +100,14 @@ def test_a_store_that_refuses_is_an_error_and_no_missing_picture(tmp_path, bucke
     assert "secret" not in caught.value.message
 
 
-def test_a_picture_that_is_too_large_is_not_fetched(tmp_path):
+def test_oversized_picture_is_not_fetched(tmp_path):
     large = tmp_path / "store" / "m0.png"
     large.parent.mkdir()
     with large.open("wb") as file:
         file.truncate(LIMITS.max_bytes + 1)
     data = tmp_path / "data"
     data.mkdir()
-    rows(data, "m0.png")
+    write_rows(data, "m0.png")
     read = read_by_card(card_of(f"file://{tmp_path}/store"), data, "all")
     path = read.pictures.folder / "m0.png"
     assert has_picture(path)
@@ -116,9 +116,9 @@ def test_a_picture_that_is_too_large_is_not_fetched(tmp_path):
 
 
 @pytest.mark.parametrize("image", ["file:///etc/hostname", "file:/etc/hostname", "s3:/memes/set/m1.png"])
-def test_no_row_names_a_store(tmp_path, monkeypatch, image):
-    rows(tmp_path, image, "m1.png")
-    # Where the directory is named as ".", nothing stands before the row's name.
+def test_rows_cannot_name_a_store(tmp_path, monkeypatch, image):
+    write_rows(tmp_path, image, "m1.png")
+    # With the directory given as ".", no prefix precedes the row's name.
     monkeypatch.chdir(tmp_path)
     read = read_by_card(card_of(""), Path(), "all")
     assert [problem.line for problem in read.problems] == [1]
@@ -128,6 +128,6 @@ def test_no_row_names_a_store(tmp_path, monkeypatch, image):
 @pytest.mark.parametrize(
     "address", ["http://host/x", "ftp://host/x", "s3://memes/*", "s3://memes/{id}", "s3://memes/a.tar"]
 )
-def test_a_card_names_a_folder_of_a_known_kind_of_store(address):
+def test_card_must_name_a_folder_of_a_known_kind_of_store(address):
     with pytest.raises(BadRequest, match=r"object store|lead"):
         card_of(address)

@@ -1,4 +1,4 @@
-"""IM-2, IM-3 and IM-4 of security.md, and what else a reader of pictures owes."""
+"""IM-2, IM-3 and IM-4 of security.md, and other requirements of the picture reader."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ QUARTERS = [RED, GREEN, BLUE, WHITE]
 
 
 def read_all(files, limits=LIMITS):
-    """What becomes of each file: a picture, or the error."""
+    """Returns a picture or the error for each file."""
 
     async def whole():
         reader = GuardedPictureReader(limits)
@@ -89,7 +89,7 @@ def shown(data, limits=LIMITS):
     return decode(read(data, limits).frames[0].png)
 
 
-def near(colours, expected, most=0):
+def close_to(colours, expected, most=0):
     return all(
         abs(a - b) <= most
         for one, other in zip(colours, expected, strict=True)
@@ -102,7 +102,7 @@ def grey(picture):
 
 
 def turned(orientation):
-    """The quarters as they must be stored so that they are upright under an orientation."""
+    """Returns the quarters as stored, so that they are upright under an EXIF orientation."""
     undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # of Image.Transpose
     picture = quarters()
     return picture.transpose(Image.Transpose(undo[orientation])) if orientation in undo else picture
@@ -113,7 +113,7 @@ def mpo():
 
 
 def see_through():
-    """The quarters, the red one invisible and the green one half visible."""
+    """Returns the quarters, the red one transparent and the green one half transparent."""
     picture = quarters().convert("RGBA")
     alpha = Image.new("L", picture.size, 255)
     alpha.paste(0, (0, 0, 32, 24))
@@ -122,10 +122,10 @@ def see_through():
     return picture
 
 
-GROUND = (144, 144, 144)  # for a picture that has both light and dark parts
+GROUND = (144, 144, 144)  # background for a picture with both light and dark parts
 HALF_GREEN = tuple(round(value * 128 / 255 + 144 * 127 / 255) for value in GREEN)
 THROUGH = [GROUND, HALF_GREEN, BLUE, WHITE]
-SWAPPED_THROUGH = [(48, 48, 48), (54, 104, 39), BLUE[::-1], WHITE]  # with red for blue no part is dark
+SWAPPED_THROUGH = [(48, 48, 48), (54, 104, 39), BLUE[::-1], WHITE]  # with red and blue swapped, no part is dark
 
 
 def sixteen_bit_rows(*values):
@@ -155,7 +155,7 @@ def sgrey(*values):
 
 
 def accepted():
-    """IM-2: name, file, colours expected in the four quarters of its first frame, and how exactly."""
+    """IM-2: name, file, expected colours of the four quarters of the first frame, and tolerance."""
     rgb = quarters()
     swapped = profile_with_swapped_primaries()
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -295,7 +295,7 @@ def palette_still():
     return picture.remap_palette(order)
 
 
-def test_im_2_what_is_accepted_has_the_right_colours():
+def test_im_2_accepted_pictures_have_the_right_colours():
     cases = accepted()
     assert len(cases) >= 40
     wrong = []
@@ -304,18 +304,18 @@ def test_im_2_what_is_accepted_has_the_right_colours():
             wrong.append((name, result.reason))
             continue
         colours = corners(decode(result.frames[0].png))
-        if not near(colours, expected, most):
+        if not close_to(colours, expected, most):
             wrong.append((name, colours, expected))
     assert wrong == []
 
 
-def test_upright_size_is_told_of_the_whole_upload():
+def test_width_and_height_are_those_of_the_upright_upload():
     picture = read(encode(quarters((3000, 1500)), "JPEG", exif=exif(6)))
     assert (picture.width, picture.height, picture.frame_count) == (1500, 3000, 1)
     assert (picture.frames[0].width, picture.frames[0].height) == (640, 1280)
 
 
-def test_the_format_and_the_digest_of_the_upload():
+def test_format_and_digest_are_those_of_the_upload():
     for kind in PictureFormat:
         data = encode(quarters(), kind)
         picture = read(data)
@@ -329,7 +329,7 @@ def test_the_format_and_the_digest_of_the_upload():
     ("size", "turned"),
     [((8160, 6120), 1), ((8160, 6120), 6), ((5210, 5057), 1), ((16_384, 6100), 1), ((2000, 16_384), 1)],
 )
-def test_a_large_photograph_as_cameras_write_it_is_scaled_down_while_it_is_decoded(size, turned):
+def test_large_jpeg_photographs_are_scaled_down_while_decoding(size, turned):
     still = captioned("A QUIET DAY", size=(640, 480)).resize(size)
     data = encode(still, "JPEG", quality=80, exif=exif(turned))
     picture = read(data)
@@ -338,11 +338,11 @@ def test_a_large_photograph_as_cameras_write_it_is_scaled_down_while_it_is_decod
     usual = still.transpose(Image.Transpose.ROTATE_270) if turned == 6 else still
     assert max(shown.size) == 1280 and abs(shown.width / shown.height - usual.width / usual.height) < 0.02
     difference = ImageChops.difference(shown, usual.resize(shown.size, Image.Resampling.LANCZOS))
-    assert max(ImageStat.Stat(difference).mean) < 3, "it shows the same"
+    assert max(ImageStat.Stat(difference).mean) < 3, "the content is the same"
 
 
 def large(mode, size=(8000, 8000)):
-    """A still that compresses well, with words on it, in one of Pillow's modes."""
+    """Returns a still that compresses well, with words on it, in one of Pillow's modes."""
     still = captioned("A QUIET DAY", size=(640, 480)).resize(size, Image.Resampling.NEAREST)
     if mode.endswith("A"):
         half = Image.new("L", (1, 2), 255)
@@ -352,7 +352,7 @@ def large(mode, size=(8000, 8000)):
 
 
 def sixteen_bits(size):
-    """A PNG file with 16 bits a channel."""
+    """Returns a PNG file with 16 bits per channel."""
     still = np.asarray(large("RGB", size))[:, :, ::-1].astype(np.uint16) * 257
     return cv2.imencode(".png", still)[1].tobytes()
 
@@ -369,7 +369,7 @@ def sixteen_bits(size):
     ],
     ids=["RGB", "RGBA", "L", "LA", "P", "1", "WebP", "16 bits", "turned", "WebP, turned"],
 )
-def test_large_png_and_webp_are_scaled_down_while_they_are_decoded(make):
+def test_large_png_and_webp_are_scaled_down_while_decoding(make):
     data = make()
     picture = read(data)
     with Image.open(BytesIO(data)) as opened:
@@ -380,12 +380,12 @@ def test_large_png_and_webp_are_scaled_down_while_they_are_decoded(make):
     usual.thumbnail((2600, 2600))
     expected = decode(read(encode(usual, "PNG")).frames[0].png)
     difference = ImageChops.difference(decode(picture.frames[0].png).resize(expected.size), expected)
-    assert max(ImageStat.Stat(difference).mean) < 3, "it shows the same"
+    assert max(ImageStat.Stat(difference).mean) < 3, "the content is the same"
     assert bool(picture.frames[0].legible_png) == (max(usual.size) > 2.5 * min(usual.size))
 
 
 MEGAPIXELS = {12: (4000, 3000), 24: (6000, 4000), 48: (8000, 6000), 50: (8160, 6120), 64: (9248, 6936)}
-"""Sizes of what phones and cameras take."""
+"""Picture sizes of phones and cameras, by megapixels."""
 
 
 @pytest.mark.slow
@@ -414,13 +414,13 @@ def test_bo_9_ordinary_photographs_are_read_within_the_limits_of_any_picture():
     assert max(cost.peak_bytes for cost in costs) <= 256 * 1024 * 1024
 
 
-def test_the_colours_of_a_large_png_are_those_of_its_profile():
+def test_large_png_is_converted_with_its_colour_profile():
     still = Image.new("RGB", (8000, 4000), RED)
     picture = read(encode(still, "PNG", icc_profile=profile_with_swapped_primaries()))
-    assert near([decode(picture.frames[0].png).getpixel((9, 9))], [RED[::-1]], 2)
+    assert close_to([decode(picture.frames[0].png).getpixel((9, 9))], [RED[::-1]], 2)
 
 
-def test_a_large_png_that_was_cut_short_is_judged_by_what_there_is_of_it():
+def test_truncated_large_png_is_judged_by_the_part_present():
     data = encode(large("RGB", (6000, 4000)), "PNG")
     picture = read(data[: len(data) * 3 // 4])
     assert picture.incomplete and picture.width == 6000
@@ -428,7 +428,7 @@ def test_a_large_png_that_was_cut_short_is_judged_by_what_there_is_of_it():
     assert refusal(flat[: len(flat) // 2] + b"junk").reason == "PICTURE_DAMAGED"
 
 
-def test_a_large_webp_whose_picture_is_not_as_large_as_its_head_says_is_refused():
+def test_large_webp_smaller_than_its_header_claims_is_refused():
     data = bytearray(encode(quarters(), "WEBP", exif=exif(1)))
     canvas = data.index(b"VP8X") + 8 + 4
     data[canvas : canvas + 6] = 2 * (8000 - 1).to_bytes(3, "little")
@@ -436,7 +436,7 @@ def test_a_large_webp_whose_picture_is_not_as_large_as_its_head_says_is_refused(
 
 
 @pytest.mark.slow
-def test_large_pictures_that_can_not_be_scaled_down_on_the_way_are_refused_with_the_remedy():
+def test_large_pictures_that_cannot_be_scaled_while_decoding_are_refused():
     still = Image.new("RGB", (5210, 5057), RED)
     stored_whole = [
         encode(still, "JPEG", progressive=True),
@@ -453,22 +453,22 @@ def test_large_pictures_that_can_not_be_scaled_down_on_the_way_are_refused_with_
 
 
 def interlaced(size):
-    """The first bytes of an interlaced PNG file, and no more pixels than are needed to be read so far."""
+    """Returns an interlaced PNG file with a valid header and no pixel data."""
     width, height = size
     header = struct.pack(">II5B", width, height, 8, 2, 0, 0, 1)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("height", [870, 1055, 1092, 1166])
-def test_the_larger_copy_of_a_long_picture_may_be_a_line_larger_by_rounding(height):
-    """Such pictures were refused, as if they had killed their reader."""
+def test_legible_copy_of_a_long_picture_may_exceed_the_limit_by_one_line(height):
+    """Rounding once made such pictures count as having killed their reader."""
     picture = read(encode(Image.linear_gradient("L").resize((4096, height)), "PNG"))
     width, tall = decode(picture.frames[0].legible_png).size
     assert 0.99 * 1280**2 < width * tall <= 1280**2 + width
 
 
 @pytest.mark.parametrize("size", [(8192, 1), (1, 8192), (1281, 1280), (1280, 1281), (4000, 3), (1280, 1280), (7, 5)])
-def test_no_side_is_longer_than_1280_and_none_vanishes(size):
+def test_no_side_exceeds_1280_or_vanishes(size):
     still = shown(encode(Image.new("RGB", size, RED), "PNG"))
     assert max(still.size) == min(1280, max(size))
     assert min(still.size) >= 1
@@ -479,7 +479,7 @@ def test_no_side_is_longer_than_1280_and_none_vanishes(size):
     ("size", "legible"),
     [((400, 6000), (330, 4957)), ((6000, 60), (6000, 60)), ((3200, 1280), (2023, 809)), ((60, 1280), None)],
 )
-def test_a_long_picture_goes_on_a_second_time_at_a_size_at_which_its_letters_can_be_read(size, legible):
+def test_long_picture_is_also_passed_on_at_a_legible_size(size, legible):
     still = captioned("A QUIET DAY", size=size, height=20)
     (frame,) = read(encode(still, "PNG")).frames
     assert max(frame.width, frame.height) <= 1280
@@ -488,11 +488,11 @@ def test_a_long_picture_goes_on_a_second_time_at_a_size_at_which_its_letters_can
     else:
         assert decode(frame.legible_png).size == legible
         assert decode(frame.legible_png).convert("L").getextrema()[0] < 80, "the letters are black"
-    assert read(encode(still, "PNG")).pixels_sha256 == pixels_sha256([frame.png]), "which says nothing of it"
+    assert read(encode(still, "PNG")).pixels_sha256 == pixels_sha256([frame.png]), "the digest ignores the larger copy"
 
 
 @pytest.mark.parametrize("size", [(3000, 2000), (1280, 1280), (2000, 1000), (700, 100)])
-def test_any_other_picture_goes_on_once(size):
+def test_other_pictures_have_no_legible_copy(size):
     (frame,) = read(encode(Image.new("RGB", size, (9, 90, 30)), "JPEG")).frames
     assert frame.legible_png is None
 
@@ -501,7 +501,7 @@ def test_any_other_picture_goes_on_once(size):
     ("letters", "ground"),
     [((255, 255, 255), 48), ((20, 20, 20), 255), ((200, 30, 40), 255), ((240, 240, 200), 48), (None, 255)],
 )
-def test_letters_on_nothing_stand_out(letters, ground):
+def test_letters_on_transparency_stand_out(letters, ground):
     sticker = Image.new("RGBA", (320, 120), (0, 0, 0, 0))
     if letters:
         ImageDraw.Draw(sticker).text((20, 30), "HELLO", font=ImageFont.load_default(size=50), fill=letters)
@@ -522,10 +522,10 @@ def test_stickers_with_white_letters_are_different_pictures():
 
 @pytest.mark.parametrize(("odd", "count"), [(3, 12), (8, 60), (29, 30), (1, 2), (40, 64)])
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
-def test_the_one_frame_that_says_something_else_goes_on_wherever_it_stands(kind, odd, count):
+def test_single_differing_frame_is_selected_at_any_position(kind, odd, count):
     usual = captioned("A QUIET DAY", size=(320, 200), height=20)
     other = captioned("A QUIET DAY", "and a word", size=(320, 200), height=20)
-    # Three colours of one pixel, so that no frame is a mere repetition that the format leaves out.
+    # Three colours of one pixel, so that no format drops a frame as a mere repetition.
     frames = [(other if number == odd else usual).copy() for number in range(count)]
     for number, frame in enumerate(frames):
         frame.putpixel((319, 199), (200 + number % 3, 0, 0))
@@ -539,36 +539,36 @@ def test_the_one_frame_that_says_something_else_goes_on_wherever_it_stands(kind,
     ("kind", "options"),
     [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("PNG", {"compress_level": 0})],
 )
-def test_of_a_still_that_was_cut_short_what_there_is_goes_on_and_that_is_said(kind, options, share):
+def test_truncated_still_is_judged_by_the_part_present_and_marked_incomplete(kind, options, share):
     still = captioned("A QUIET DAY", size=(640, 480))
     whole = encode(still, kind, **options)
     picture = read(whole[: int(share * len(whole))])
     assert picture.incomplete and (picture.width, picture.height) == (640, 480)
     assert not read(whole).incomplete
     upper = decode(picture.frames[0].png).crop((0, 0, 640, 60))
-    assert upper.tobytes() != Image.new("RGB", upper.size).tobytes(), "its upper part is there"
+    assert upper.tobytes() != Image.new("RGB", upper.size).tobytes(), "the upper part is present"
 
 
-def test_a_still_that_was_cut_before_anything_can_be_seen_is_refused():
+def test_still_truncated_before_any_pixels_is_refused():
     whole = encode(captioned("A QUIET DAY", size=(640, 480)), "PNG")
     assert refusal(whole[:60]).reason == "PICTURE_DAMAGED"
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
-def test_an_animation_that_was_cut_short_is_refused(kind):
+def test_truncated_animation_is_refused(kind):
     stills = [captioned(f"WORD {number}", size=(320, 200), height=30) for number in range(4)]
     data = animation(kind, stills)
     for share in (0.3, 0.9):
         assert refusal(data[: int(share * len(data))]).reason == "PICTURE_DAMAGED"
 
 
-def test_a_still_without_the_mark_of_its_end_is_whole_where_that_can_be_told():
+def test_still_without_an_end_marker_is_complete_only_if_its_format_can_tell():
     assert not read(encode(quarters(), "PNG")[:-12]).incomplete
-    # Nothing in a JPEG says how long its last scan should have been.
+    # A JPEG does not state how long its last scan should be.
     assert read(encode(quarters(), "JPEG").removesuffix(b"\xff\xd9")).incomplete
 
 
-def test_frames_beyond_the_bound_are_counted():
+def test_unlike_frames_beyond_the_limit_are_counted():
     stills = [captioned(f"WORD {number}" * 2, size=(320, 200), height=30) for number in range(9)]
     picture = read(animation("PNG", stills))
     assert len(picture.frames) == 4 and picture.frames_unlike == 5
@@ -576,15 +576,15 @@ def test_frames_beyond_the_bound_are_counted():
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
-def test_frames_of_an_animation(kind):
+def test_frames_that_differ_most_are_selected(kind):
     colours = [(20 * number, 255 - 20 * number, 90) for number in range(10)]
     options = {"lossless": True} if kind == "WEBP" else {}
     picture = read(animation(kind, [Image.new("RGB", (30, 20), colour) for colour in colours], **options))
     assert picture.frame_count == 10
-    assert [frame.index for frame in picture.frames] == [0, 2, 4, 9], "those that differ most from the ones before"
+    assert [frame.index for frame in picture.frames] == [0, 2, 4, 9], "those that differ most from the earlier ones"
     assert picture.frames_unlike == 6
     for frame in picture.frames:
-        assert near([decode(frame.png).getpixel((3, 3))], [colours[frame.index]], 1)
+        assert close_to([decode(frame.png).getpixel((3, 3))], [colours[frame.index]], 1)
 
 
 def test_repeated_frames_are_left_out():
@@ -595,7 +595,7 @@ def test_repeated_frames_are_left_out():
 
 
 def hidden(name):
-    """A file with the marker text in every place for metadata that its format has."""
+    """Returns a file with a marker text in every metadata field of its format."""
     marker = b"MARKER-OF-THE-TEST"
     info = PngInfo()
     info.add_text("Comment", marker.decode())
@@ -611,7 +611,7 @@ def hidden(name):
     return encode(quarters(), name, **options[name]) + marker
 
 
-def test_im_4_what_goes_on_is_bare_and_the_same_every_time():
+def test_im_4_output_has_no_metadata_and_is_deterministic():
     files = [data for _, data, _, _ in accepted()] + [hidden(kind) for kind in ("PNG", "JPEG", "WEBP", "GIF")]
     for first, second in zip(read_all(files), read_all(files), strict=True):
         assert first == second
@@ -632,7 +632,7 @@ def test_im_4_what_goes_on_is_bare_and_the_same_every_time():
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 7), (7, 1), (64, 48)])
-def test_im_4_the_png_that_goes_on_holds_the_very_pixels(size):
+def test_im_4_output_png_has_exactly_the_same_pixels(size):
     still = Image.frombytes("RGB", size, random.Random(0).randbytes(3 * size[0] * size[1]))
     written = as_png(still)
     with Image.open(io.BytesIO(written), formats=["PNG"]) as opened:
@@ -641,7 +641,7 @@ def test_im_4_the_png_that_goes_on_holds_the_very_pixels(size):
         opened.verify()  # the checksums too
 
 
-def test_im_4_a_losslessly_changed_copy_has_the_same_pixels():
+def test_im_4_lossless_copies_have_the_same_pixel_digest():
     still = captioned("A QUIET DAY", size=(1500, 700))
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     copies = [
@@ -675,7 +675,7 @@ def archive(kind):
 
 
 def foreign():
-    """IM-3: files of other kinds."""
+    """IM-3: files of other formats."""
     rgb = quarters()
     return {
         "svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>',
@@ -767,7 +767,7 @@ SMALL = Limits(
         (b"RIFF\4\0\0\0WEBP", "PICTURE_DAMAGED", []),
     ],
 )
-def test_refusals_say_the_figure_and_the_limit(data, reason, figures):
+def test_refusals_state_the_figure_and_the_limit(data, reason, figures):
     refused = refusal(data, SMALL)
     assert refused.reason == reason
     assert refused.field == "image"
@@ -775,7 +775,7 @@ def test_refusals_say_the_figure_and_the_limit(data, reason, figures):
         assert figure in refused.message
 
 
-def test_limits_are_kept_to_the_pixel():
+def test_limits_are_exact_to_the_pixel():
     exact = dataclasses.replace(SMALL, max_bytes=10**6)
     assert shown(encode(Image.new("RGB", (100, 100)), "PNG"), exact).size == (100, 100)
     data = encode(quarters(), "PNG")
@@ -784,7 +784,7 @@ def test_limits_are_kept_to_the_pixel():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_a_process_that_is_killed_from_outside_is_not_the_picture_s_fault(number):
+def test_process_killed_from_outside_is_not_blamed_on_the_picture(number):
     async def whole():
         reader = GuardedPictureReader()
         try:
@@ -797,7 +797,7 @@ def test_a_process_that_is_killed_from_outside_is_not_the_picture_s_fault(number
             while process._jobs != 2:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             os.kill(pid, number)
-            with contextlib.suppress(ProcessLookupError):  # SIGKILL ends it stopped as it is
+            with contextlib.suppress(ProcessLookupError):  # SIGKILL ends even a stopped process
                 os.kill(pid, signal.SIGCONT)
             with pytest.raises(Unavailable, match="Ask again") as caught:
                 await reading
@@ -811,8 +811,8 @@ def test_a_process_that_is_killed_from_outside_is_not_the_picture_s_fault(number
 
 
 @pytest.mark.slow
-def test_the_largest_pictures_allowed_are_read():
-    """At the pixel cap every kind must fit in the memory and time of one picture."""
+def test_largest_allowed_pictures_are_read():
+    """At the pixel limit, every format must fit into the memory and time of one picture."""
     costs = []
 
     async def whole():

@@ -1,4 +1,4 @@
-"""The check of names and docstrings that `make lint` runs: each fault is reported, and once."""
+"""The check of names and docstrings that `make lint` runs: it reports each fault exactly once."""
 
 import ast
 
@@ -15,7 +15,7 @@ def outer(told):
 """
 
 
-def test_a_vague_name_is_reported_once_however_deep_it_stands():
+def test_vague_names_are_reported_once_at_any_depth():
     found = list(name_faults({"a.py": ast.parse(NESTED)}))
     assert sorted(found) == [
         f"a.py:{line}: the name {name} is vague"
@@ -35,6 +35,6 @@ def outer(first):
 '''
 
 
-def test_openings_of_docstrings_and_of_descriptions_are_reported_once():
+def test_vague_openings_of_docstrings_and_descriptions_are_reported_once():
     found = sorted(faults("a.py", ast.parse(DESCRIBED)))
     assert found == ["a.py:2: first: Whether so.", "a.py:8: What it is."]

@@ -1,4 +1,4 @@
-"""What poisoned precedents can do (DP-1, DP-2), and the safeguards against them."""
+"""Poisoned precedents (DP-1, DP-2), and the safeguards against them."""
 
 import asyncio
 from pathlib import Path
@@ -28,8 +28,8 @@ ENCODER = WordEncoder()
 DIM = ENCODER.identity.text_dim
 
 
-def drawn(root, memes=240, seed=0, safeguards=None, spread=0.25):
-    """Texts of two kinds around two directions; one label in ten is wrong, as people's are."""
+def random_library(root, memes=240, seed=0, safeguards=None, spread=0.25):
+    """Builds texts of two kinds around two directions; one label in ten is wrong, as with human annotators."""
     rng = np.random.default_rng(seed)
     rows, labelled = np.zeros((memes, ENCODER.identity.dim), np.float32), []
     centres = np.eye(DIM)[:2]
@@ -37,8 +37,8 @@ def drawn(root, memes=240, seed=0, safeguards=None, spread=0.25):
         harmful = number % 2 == 0
         row = centres[int(harmful)] + spread * rng.normal(size=DIM)
         rows[number, :DIM] = row / np.linalg.norm(row)
-        said = harmful ^ (rng.random() < 0.1)
-        labelled.append(meme(f"m{number}", said, f"a meme of number {number}", source="ab"[number % 2]))
+        label = harmful ^ (rng.random() < 0.1)
+        labelled.append(meme(f"m{number}", label, f"a meme of number {number}", source="ab"[number % 2]))
     tuning = calibrate(rows, labelled, DIM, MinSimilarity(text=0.3, picture=0.5), safeguards=safeguards)
     return Library.create(root, name="d", encoder=ENCODER.identity, memes=labelled, rows=rows, tuning=tuning)
 
@@ -55,12 +55,12 @@ def library_of(root, memes, *, safeguards=None):
     return Library.create(root, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=tuning)
 
 
-def found(library, text, *, exhibits=3, tally=4, **asked):
+def search(library, text, *, exhibits=3, tally=4, **options):
     finder = LibraryFinder(library, ENCODER)
     try:
         return asyncio.run(
             finder.find(
-                text=text, frames=(), pixels_sha256="", exhibits=exhibits, tally=tally, **({"alpha": None} | asked)
+                text=text, frames=(), pixels_sha256="", exhibits=exhibits, tally=tally, **({"alpha": None} | options)
             )
         )
     finally:
@@ -74,18 +74,18 @@ def ids(findings):
 CATS = [meme("cat", False, "cats for everyone", source="s"), meme("dog", True, "dogs for everyone", source="s")]
 
 
-def test_clones_count_once_in_exhibits_and_tally_and_that_is_said(tmp_path):
+def test_duplicates_count_once_in_exhibits_and_vote_and_a_note_says_so(tmp_path):
     clones = [meme(f"clone{n}", False, f"Cats  FOR{' ' * n} everyone") for n in range(30)]
-    findings = found(library_of(tmp_path, [*clones, *CATS]), "cats for everyone", tally=9)
+    findings = search(library_of(tmp_path, [*clones, *CATS]), "cats for everyone", tally=9)
     assert ids(findings) == ["clone0", "dog"]
     assert [one.id for one in findings.exhibits] == ["clone0", "dog"]
     assert any("clones count once" in note and "30" in note for note in findings.notes)
     assert (
-        found(library_of(tmp_path / "b", CATS), "cats").notes == found(library_of(tmp_path / "c", CATS), "cats").notes
+        search(library_of(tmp_path / "b", CATS), "cats").notes == search(library_of(tmp_path / "c", CATS), "cats").notes
     )
 
 
-def test_a_watermark_makes_no_other_meme_but_a_label_and_a_picture_do():
+def test_watermark_keeps_the_duplicate_key_but_label_and_picture_change_it():
     plain = CATS[0].duplicate_key
     assert plain == meme("x", False, "Cats for everyone made on imgflip.com").duplicate_key
     assert plain != meme("x", True, "cats for everyone").duplicate_key
@@ -93,55 +93,57 @@ def test_a_watermark_makes_no_other_meme_but_a_label_and_a_picture_do():
     assert meme("x", False, "cats for everyone", has_picture=True).duplicate_key is None
 
 
-def test_both_labels_of_one_meme_are_heard_once_each(tmp_path):
+def test_both_labels_of_a_duplicated_meme_count_once_each(tmp_path):
     memes = [meme(f"{label}{n}", label == "bad", "cats for everyone") for n in range(4) for label in ("bad", "good")]
-    assert ids(found(library_of(tmp_path, memes), "cats for everyone", tally=9)) == ["bad0", "good0"]
+    assert ids(search(library_of(tmp_path, memes), "cats for everyone", tally=9)) == ["bad0", "good0"]
 
 
 def test_one_source_fills_no_more_than_its_share(tmp_path):
     flood = [meme(f"flood{n}", False, f"cats for everyone {n}", source="flood") for n in range(8)]
     library = library_of(tmp_path, [*flood, *CATS], safeguards=Safeguards(per_source=2))
-    safeguarded_votes = found(library, "cats for everyone", tally=9)
+    safeguarded_votes = search(library, "cats for everyone", tally=9)
     assert ids(safeguarded_votes)[0] == "cat" and sum(id_.startswith("flood") for id_ in ids(safeguarded_votes)) == 2
     assert any("of one source, at most 2" in note for note in safeguarded_votes.notes)
-    # With one source there is nobody else to hear.
+    # If all precedents are of one source, the limit does not apply.
     alone = library_of(tmp_path / "alone", flood, safeguards=Safeguards(per_source=2))
-    assert len(ids(found(alone, "cats for everyone", tally=9))) == 8
+    assert len(ids(search(alone, "cats for everyone", tally=9))) == 8
 
 
-def test_once_a_label_is_confirmed_the_others_may_be_left_out(tmp_path):
-    asked = Safeguards(verified_only=True)
-    assert set(ids(found(library_of(tmp_path, CATS, safeguards=asked), "cats"))) == {"cat", "dog"}
+def test_unverified_precedents_are_left_out_once_any_is_verified(tmp_path):
+    safeguards = Safeguards(verified_only=True)
+    assert set(ids(search(library_of(tmp_path, CATS, safeguards=safeguards), "cats"))) == {"cat", "dog"}
     confirmed = [CATS[0], CATS[1].model_copy(update={"verified": True})]
-    safeguarded_votes = found(library_of(tmp_path / "b", confirmed, safeguards=asked), "cats for everyone")
+    safeguarded_votes = search(library_of(tmp_path / "b", confirmed, safeguards=safeguards), "cats for everyone")
     assert ids(safeguarded_votes) == ["dog"] and safeguarded_votes.nearest_benign is None
     assert any("nobody has confirmed" in note for note in safeguarded_votes.notes)
-    assert set(ids(found(library_of(tmp_path / "c", confirmed), "cats"))) == {"cat", "dog"}
+    assert set(ids(search(library_of(tmp_path / "c", confirmed), "cats"))) == {"cat", "dog"}
 
 
-def test_what_is_calibrated_is_what_votes(tmp_path):
-    """Leaving a meme out for calibration finds the neighbours that a search finds without it."""
+def test_calibration_sees_the_same_neighbours_as_a_search(tmp_path):
+    """Leaving a meme out during calibration finds the neighbours that a search without it finds."""
     memes = [meme(f"m{n}", n % 3 == 0, f"cats {'ab'[n % 2]} {n % 7}", source="ab"[n % 5 == 0]) for n in range(40)]
     library = library_of(tmp_path, memes, safeguards=Safeguards(per_source=3))
     tuning = library.manifest.tuning
-    (near,) = leave_one_out_neighbours(
+    (neighbours,) = leave_one_out_neighbours(
         library.rows, memes, DIM, alphas=[1.0], depth=tuning.vote.k, limit=40, safeguards=tuning.safeguards
     )
-    for place, similarities, harmful in zip(near.rows.tolist(), near.similarities, near.harmful, strict=True):
-        twins = {one.id for one in memes if one.text == memes[place].text}
-        tally = found(library, memes[place].text, tally=tuning.vote.k, exclude=twins).tally
+    for place, similarities, harmful in zip(
+        neighbours.rows.tolist(), neighbours.similarities, neighbours.harmful, strict=True
+    ):
+        duplicates = {one.id for one in memes if one.text == memes[place].text}
+        tally = search(library, memes[place].text, tally=tuning.vote.k, exclude=duplicates).tally
         safeguarded_votes = [(entry.similarity, entry.label is Label.HARMFUL) for entry in tally]
-        left = [(s, h) for s, h in zip(similarities.tolist(), harmful.tolist(), strict=True) if np.isfinite(s)]
-        assert [s for s, _ in safeguarded_votes] == pytest.approx([s for s, _ in left], abs=1e-5)
+        finite = [(s, h) for s, h in zip(similarities.tolist(), harmful.tolist(), strict=True) if np.isfinite(s)]
+        assert [s for s, _ in safeguarded_votes] == pytest.approx([s for s, _ in finite], abs=1e-5)
         assert len(safeguarded_votes) <= 6
-    assert near.rows.size == 40
+    assert neighbours.rows.size == 40
 
 
-def test_leaving_out_a_meme_but_not_its_twins_lets_one_clone_speak(tmp_path):
+def test_leave_one_out_keeping_duplicates_lets_one_duplicate_vote(tmp_path):
     memes = [meme("one", True, "cats"), meme("two", True, "Cats"), meme("three", True, "cats "), *CATS]
     library = library_of(tmp_path, memes)
-    (near,) = leave_one_out_neighbours(library.rows, memes, DIM, alphas=[1.0], depth=5, limit=5, twins_too=False)
-    assert np.isfinite(near.similarities).sum(axis=1).tolist() == [3, 3, 3, 2, 2]
+    (neighbours,) = leave_one_out_neighbours(library.rows, memes, DIM, alphas=[1.0], depth=5, limit=5, twins_too=False)
+    assert np.isfinite(neighbours.similarities).sum(axis=1).tolist() == [3, 3, 3, 2, 2]
 
 
 def mean_drop(library, share, seeds=20):
@@ -150,42 +152,42 @@ def mean_drop(library, share, seeds=20):
 
 
 @pytest.mark.slow
-def test_flipped_labels_move_the_vote_by_little(tmp_path):
-    library = drawn(tmp_path)
+def test_flipped_labels_hardly_affect_the_vote(tmp_path):
+    library = random_library(tmp_path)
     assert macro_f1_by_flipped(library, 0.01, seeds=1)[0] > 0.8
     assert mean_drop(library, 0.01) <= 0.01 and mean_drop(library, 0.05) <= 0.04
-    # And it is felt where it must be: with half of the labels flipped nothing is left.
+    # The measure does respond: with half of the labels flipped, the vote is useless.
     assert mean_drop(library, 0.5, seeds=3) > 0.2
 
 
 @pytest.mark.slow
-def test_planted_precedents_do_not_acquit_and_clones_count_once(tmp_path):
-    acquitted = acquitted_by_planted(drawn(tmp_path / "apart"), trials=1000)
+def test_planted_precedents_do_not_acquit_and_duplicates_count_once(tmp_path):
+    acquitted = acquitted_by_planted(random_library(tmp_path / "apart"), trials=1000)
     assert acquitted["clones counted twice"] == 0 and acquitted["clones"] == acquitted["one"]
     assert acquitted["guarded: one"] == acquitted["guarded: clones"] == 0
-    # A crowd of what is nearly the same does not acquit where it has one voice; each for itself they do.
+    # A cluster of near-duplicates does not acquit with a single vote; with a vote each, it does.
     assert acquitted["guarded, one of a crowd: variants"] == 0 < acquitted["guarded: variants"]
-    # Where the labels lie less far apart, one precedent can do it without the safeguard: else its zeros said nothing.
-    mixed = acquitted_by_planted(drawn(tmp_path / "mixed", spread=0.4), trials=100)
+    # With closer labels, one precedent can acquit without the safeguard; otherwise its zeros would prove nothing.
+    mixed = acquitted_by_planted(random_library(tmp_path / "mixed", spread=0.4), trials=100)
     assert mixed["clones"] == mixed["one"] > 0 == mixed["guarded: one"] == mixed["guarded: clones"]
 
 
-def test_of_what_is_nearly_the_same_as_many_are_heard_as_may_be(tmp_path):
+def test_near_duplicates_are_limited_per_cluster_and_label(tmp_path):
     long = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
     long = f"{long} {long}"
-    crowd = [meme(f"crowd{n}", n >= 20, f"{long} {'abcdefghijklmnopqrstuvwxyz'[n]}") for n in range(24)]
+    cluster = [meme(f"crowd{n}", n >= 20, f"{long} {'abcdefghijklmnopqrstuvwxyz'[n]}") for n in range(24)]
     others = [meme(f"other{n}", n % 2 == 0, f"zebra umbrella quartz {n}") for n in range(12)]
-    memes = [*crowd, *others]
-    rows = ENCODER.embed_texts([one.text for one in crowd]).vectors
-    assert (rows @ rows.T).min() >= NEARLY and not any(a.text == b.text for a in crowd for b in crowd if a is not b)
-    everybody = ids(found(library_of(tmp_path / "all", memes), long, tally=30))
+    memes = [*cluster, *others]
+    rows = ENCODER.embed_texts([one.text for one in cluster]).vectors
+    assert (rows @ rows.T).min() >= NEARLY and not any(a.text == b.text for a in cluster for b in cluster if a is not b)
+    everybody = ids(search(library_of(tmp_path / "all", memes), long, tally=30))
     assert sum(id_.startswith("crowd") for id_ in everybody) == 24
     for most in (1, 3):
-        findings = found(
+        findings = search(
             library_of(tmp_path / str(most), memes, safeguards=Safeguards(per_cluster=most)), long, tally=30
         )
         safeguarded_votes = ids(findings)
-        # Of each label, the nearest; and nobody else is kept out.
+        # The nearest of each label remain, and no other precedent is left out.
         benign = [id_ for id_ in everybody if id_ in {f"crowd{n}" for n in range(20)}]
         harmful = [id_ for id_ in everybody if id_ in {f"crowd{n}" for n in range(20, 24)}]
         assert [id_ for id_ in safeguarded_votes if id_ in benign] == benign[:most]
@@ -195,15 +197,15 @@ def test_of_what_is_nearly_the_same_as_many_are_heard_as_may_be(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_the_safeguard_costs_is_what_the_court_itself_says(tmp_path):
-    library = drawn(tmp_path / "l", safeguards=Safeguards(no_sole_acquittal=True), spread=0.6)
+def test_calibration_predicts_the_effect_of_the_safeguard_on_trials(tmp_path):
+    library = random_library(tmp_path / "l", safeguards=Safeguards(no_sole_acquittal=True), spread=0.6)
     harmful = np.array([one.harmful for one in library.memes])
     plain, guarded = (np.array(acquittals(library, no_sole_acquittal=sole)) for sole in (False, True))
-    # It only ever acquits less.
+    # The safeguard only ever acquits less.
     assert not (guarded & ~plain).any() and (plain & ~guarded & ~harmful).any()
-    # What calibration says of the vote is what a search comes to.
+    # Calibration's estimate of the vote agrees with the outcome of searches.
     tuning = library.manifest.tuning
-    (near,) = leave_one_out_neighbours(
+    (neighbours,) = leave_one_out_neighbours(
         library.rows,
         library.memes,
         DIM,
@@ -212,11 +214,14 @@ def test_what_the_safeguard_costs_is_what_the_court_itself_says(tmp_path):
         limit=len(library.memes),
         safeguards=tuning.safeguards,
     )
-    said = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards) >= tuning.vote.threshold
-    assert float(np.mean(said == near.labels)) == pytest.approx(np.mean(guarded != harmful), abs=0.01)
+    predicted = (
+        safeguarded_votes(neighbours.similarities, neighbours.harmful, tuning.vote, tuning.safeguards)
+        >= tuning.vote.threshold
+    )
+    assert float(np.mean(predicted == neighbours.labels)) == pytest.approx(np.mean(guarded != harmful), abs=0.01)
 
 
-def test_libraries_are_built_with_the_safeguards_that_are_asked_for(tmp_path):
+def test_libraries_are_built_with_the_requested_safeguards(tmp_path):
     (tmp_path / "memes.csv").write_text("id,label,text\n" + "".join(f"m{n},{n % 2},cake {n}\n" for n in range(30)))
     for options, guarded in (
         ([], Safeguards(per_cluster=1, sources=1)),
@@ -230,14 +235,14 @@ def test_libraries_are_built_with_the_safeguards_that_are_asked_for(tmp_path):
         assert Library.open(place, None).manifest.tuning.safeguards == guarded
 
 
-def test_a_sole_acquittal_is_left_out_and_named(tmp_path):
+def test_sole_acquitting_precedent_is_left_out_and_named(tmp_path):
     guarded = Safeguards(no_sole_acquittal=True)
     bad = [meme(f"bad{n}", True, f"kick them all out of town {n}") for n in range(2)]
     good = [meme(f"good{n}", False, f"zebra umbrella quartz {n}") for n in range(12)]
     poison = [meme(f"poison{n}", False, "kick them all out") for n in range(3)]
     memes = [*bad, *good, *poison]
-    open_ = found(library_of(tmp_path / "b", memes), "kick them all out", tally=25)
-    shut = found(library_of(tmp_path / "c", memes, safeguards=guarded), "kick them all out", tally=25)
+    open_ = search(library_of(tmp_path / "b", memes), "kick them all out", tally=25)
+    shut = search(library_of(tmp_path / "c", memes, safeguards=guarded), "kick them all out", tally=25)
     assert "poison0" in ids(open_)
     assert not any(id_.startswith("poison") for id_ in ids(shut))
     assert any("poison0 was left out" in note for note in shut.notes)
@@ -246,12 +251,12 @@ def test_a_sole_acquittal_is_left_out_and_named(tmp_path):
 @pytest.mark.promise("DP-1", "1 % and 5 % of labels flipped on HarMeme: at most 1 and 4 points")
 @pytest.mark.skipif(not FULL, reason="a minute for each, at night")
 @pytest.mark.parametrize("name", ["Harm-C", "Harm-P"])
-def test_on_real_annotations(tmp_path, name):
+def test_safeguards_hold_on_real_annotations(tmp_path, name):
     train = HARMEME / name / "train.jsonl"
     if not train.is_file():
-        pytest.skip("the annotations of HarMeme are not here")
+        pytest.skip("the annotations of HarMeme are missing")
     library, _ = asyncio.run(build_library(tmp_path / "l", [Source(train)], name=name, encoder=BuiltinEncoder()))
-    # With twenty seeds and a thousand trials: docs/libraries.md.
+    # docs/libraries.md has the figures of twenty seeds and a thousand trials.
     assert mean_drop(library, 0.01, seeds=4) <= 0.01 and mean_drop(library, 0.05, seeds=4) <= 0.04
     acquitted = acquitted_by_planted(library, trials=10)
     assert acquitted["clones counted twice"] == 0

@@ -1,4 +1,4 @@
-"""Predictions in files that are no text: Parquet, and logs of Inspect AI, written by these libraries themselves."""
+"""Predictions in binary files: Parquet and Inspect AI logs, written by these libraries themselves."""
 
 import json
 import random
@@ -35,15 +35,15 @@ def parquet():
     return pytest.importorskip("pyarrow.parquet", reason="needs the extra datasets")
 
 
-def written(parquet, path, **columns):
+def write_table(parquet, path, **columns):
     import pyarrow
 
     parquet.write_table(pyarrow.table(columns), path)
     return path
 
 
-def test_parquet_says_the_same_as_csv(tmp_path, parquet):
-    file = written(
+def test_parquet_reads_like_csv(tmp_path, parquet):
+    file = write_table(
         parquet,
         tmp_path / "theirs.parquet",
         ID=["d", "b", "c"],
@@ -56,34 +56,36 @@ def test_parquet_says_the_same_as_csv(tmp_path, parquet):
     assert read_predictions(file, THREE) == read_predictions(table, THREE)
 
 
-def test_types_of_parquet_are_labels_and_ids(tmp_path, parquet):
-    file = written(parquet, tmp_path / "t.parquet", id=[1, 2, 3], label=[True, False, None])
+def test_parquet_types_are_converted_to_labels_and_ids(tmp_path, parquet):
+    file = write_table(parquet, tmp_path / "t.parquet", id=[1, 2, 3], label=[True, False, None])
     read = read_predictions(file, [meme(n, True) for n in (1, 2, 3)])
     assert [one.outcome for one in read.predictions] == [H, N, F] and read.predictions[2].reason == NO_ANSWER
 
 
-def test_faults_of_parquet_are_by_row(tmp_path, parquet):
-    file = written(parquet, tmp_path / "t.parquet", id=["a", "zz", "a"], label=["harmful", "harmful", "maybe"])
+def test_parquet_faults_are_reported_by_row(tmp_path, parquet):
+    file = write_table(parquet, tmp_path / "t.parquet", id=["a", "zz", "a"], label=["harmful", "harmful", "maybe"])
     message = fault_in(file)
     assert "row 2: no meme of the split has the id 'zz'" in message
     assert "row 3: the id 'a' stands in row 1 already" in message
-    file = written(parquet, tmp_path / "s.parquet", id=["a", "b"], label=[1, 0], score=[0.5, 1.5])
+    file = write_table(parquet, tmp_path / "s.parquet", id=["a", "b"], label=[1, 0], score=[0.5, 1.5])
     assert "row 2: the score is no number from 0 to 1" in fault_in(file)
-    file = written(parquet, tmp_path / "l.parquet", id=["a", "b", "c"], label=["0", "harmful", "very harmful"])
+    file = write_table(parquet, tmp_path / "l.parquet", id=["a", "b", "c"], label=["0", "harmful", "very harmful"])
     assert "the first in row 2" in fault_in(file, THREE)
 
 
-def test_columns_of_parquet_that_are_none(tmp_path, parquet):
-    assert "must be id and label" in fault_in(written(parquet, tmp_path / "a.parquet", meme=["a"], label=["1"]))
-    assert "none there twice" in fault_in(written(parquet, tmp_path / "b.parquet", id=["a"], label=["1"], Label=["0"]))
-    assert "it holds no predictions" in fault_in(written(parquet, tmp_path / "c.parquet", id=[], label=[]))
+def test_unusable_parquet_columns_and_files_are_reported(tmp_path, parquet):
+    assert "must be id and label" in fault_in(write_table(parquet, tmp_path / "a.parquet", meme=["a"], label=["1"]))
+    assert "none there twice" in fault_in(
+        write_table(parquet, tmp_path / "b.parquet", id=["a"], label=["1"], Label=["0"])
+    )
+    assert "it holds no predictions" in fault_in(write_table(parquet, tmp_path / "c.parquet", id=[], label=[]))
     (tmp_path / "d.parquet").write_text("id,label\na,1\n")
     assert "can't be read as parquet" in fault_in(tmp_path / "d.parquet")
     assert "none.parquet is not there" in fault_in(tmp_path / "none.parquet")
 
 
-def test_a_run_s_own_parquet_is_scored(tmp_path, parquet):
-    # Its column is called outcome; a failure in it is no answer.
+def test_parquet_export_of_a_run_is_scored(tmp_path, parquet):
+    # Its label column is called "outcome"; a failure counts as no answer.
     ours = results([False, True, True, False], [N, H, U, F], ids="abcd", score=[0.1, 0.9, 0.5, None])
     write_parquet(ours, tmp_path / "run.parquet")
     read = read_predictions(tmp_path / "run.parquet", TWO)
@@ -100,7 +102,7 @@ def inspect():
 
 
 def a_log(inspect, path, *samples):
-    """Writes a log; a sample is its id, and answers by scorer."""
+    """Writes a log; a sample is its id, answers by scorer, and further fields."""
     from inspect_ai.scorer import Score
 
     inspect.write_eval_log(
@@ -132,7 +134,7 @@ def a_log(inspect, path, *samples):
 
 
 @pytest.mark.parametrize("ending", ["eval", "json"])
-def test_labels_are_a_scorer_s_answers(tmp_path, inspect, ending):
+def test_labels_are_the_answers_of_a_scorer(tmp_path, inspect, ending):
     file = a_log(
         inspect,
         tmp_path / f"theirs.{ending}",
@@ -146,7 +148,7 @@ def test_labels_are_a_scorer_s_answers(tmp_path, inspect, ending):
     assert "has no scorer 'third'. It has: first, second." in fault_in(file, scorer="third")
 
 
-def test_faults_of_a_log_are_by_sample(tmp_path, inspect):
+def test_log_faults_are_reported_by_sample(tmp_path, inspect):
     file = a_log(
         inspect,
         tmp_path / "theirs.eval",
@@ -164,7 +166,7 @@ def test_faults_of_a_log_are_by_sample(tmp_path, inspect):
 
 
 def test_scores_without_answers_are_no_predictions(tmp_path, inspect):
-    # A scorer may say right or wrong alone: that is no label, and must not be counted as a failure of each meme.
+    # A scorer may record only right or wrong, which is no label and must not count as a failure of every meme.
     file = a_log(inspect, tmp_path / "theirs.eval", ("a", {"first": None}, {}), ("b", {"first": ""}, {}))
     assert "has no answers by the scorer 'first'" in fault_in(file)
     assert "nothing in it was scored" in fault_in(a_log(inspect, tmp_path / "none.eval", ("a", {}, {})))
@@ -172,7 +174,7 @@ def test_scores_without_answers_are_no_predictions(tmp_path, inspect):
 
 
 @pytest.mark.parametrize("ending", ["eval", "json"])
-def test_a_run_s_own_log_comes_back_as_it_was(tmp_path, inspect, ending):
+def test_inspect_log_of_a_run_round_trips(tmp_path, inspect, ending):
     root = a_run(tmp_path / "run")
     target = tmp_path / f"run.{ending}"
     done = CliRunner().invoke(cli, ["export", str(root), "--inspect", str(target)])
@@ -180,15 +182,15 @@ def test_a_run_s_own_log_comes_back_as_it_was(tmp_path, inspect, ending):
     ours = [one for one in read_results(root).judged]
     read = read_predictions(target, [one.meme for one in ours])
     for back, one in zip(read.predictions, ours, strict=True):
-        said = one.prediction
-        assert (back.outcome, back.score) == (said.outcome, said.score)
-        assert back.level == (Level.NOT_HARMFUL if said.outcome is Outcome.NOT_HARMFUL else said.level)
-    # By the answers of one protocol, there are no levels: the outcome alone.
+        prediction = one.prediction
+        assert (back.outcome, back.score) == (prediction.outcome, prediction.score)
+        assert back.level == (Level.NOT_HARMFUL if prediction.outcome is Outcome.NOT_HARMFUL else prediction.level)
+    # The answers of one protocol carry the outcome only, without levels.
     by_name = read_predictions(target, [one.meme for one in ours], scorer=str(Protocol.MERGED))
     assert [one.outcome for one in by_name.predictions] == [one.prediction.outcome for one in ours]
 
 
-def test_lines_of_json_may_be_named_json(tmp_path, inspect):
+def test_json_lines_may_have_the_extension_json(tmp_path, inspect):
     file = tmp_path / "theirs.json"
     file.write_text('\n{"id": "a", "label": "harmful"}\n{"id": "b", "label": 0}\n')
     assert [one.outcome for one in read_predictions(file, TWO).predictions] == [H, N, F, F]
@@ -199,7 +201,7 @@ def test_lines_of_json_may_be_named_json(tmp_path, inspect):
 
 
 @pytest.mark.parametrize("ending", ["eval", "json"])
-def test_a_damaged_log_is_an_error_in_words(tmp_path, inspect, ending):
+def test_damaged_log_is_reported(tmp_path, inspect, ending):
     whole = a_log(inspect, tmp_path / f"whole.{ending}", *(("abcd"[n], {"first": "harmful"}, {}) for n in range(4)))
     content = whole.read_bytes()
     damaged = tmp_path / f"damaged.{ending}"
@@ -220,13 +222,13 @@ def test_a_damaged_log_is_an_error_in_words(tmp_path, inspect, ending):
     assert "can't be read" in fault_in(tmp_path / f"nothing.{ending}")
 
 
-def test_a_scorer_of_a_table_is_refused(tmp_path):
+def test_scorer_option_for_a_table_is_refused(tmp_path):
     file = tmp_path / "theirs.csv"
     file.write_text("id,label\na,1\n")
     assert "is no log of Inspect AI" in fault_in(file, scorer="first")
 
 
-def test_the_command_takes_a_log(tmp_path, inspect):
+def test_command_scores_a_log(tmp_path, inspect):
     rows = [
         {"id": n, "image": f"{n}.png", "labels": [w], "text": "cake"}
         for n, w in (("a", "not harmful"), ("b", "very harmful"))

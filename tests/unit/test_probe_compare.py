@@ -1,4 +1,4 @@
-"""Probes side by side: what may be compared, who is surely ahead, the same seeds for all targets, and repeats."""
+"""Comparison of probes: comparability, significant leads, shared seeds for all targets, and repeats."""
 
 import dataclasses
 import json
@@ -32,15 +32,15 @@ def data(tmp_path_factory):
     return a_data_set(tmp_path_factory.mktemp("data"))
 
 
-def held(place, data, world, target, **changes):
-    """A probe of one target, with the store of calls of all."""
+def run_probe(place, data, world, target, **changes):
+    """Runs a probe of one target, with the call cache shared by all."""
     plan = a_plan(place / target, data, **changes)
 
     async def scene(_, chairs):
         return await probe(plan, chairs, FakeReader())
 
     at_a_bench(place / "calls", world, scene, target=target)
-    # All plans call their model "target": a file of models would give each a name of its own.
+    # All plans call their model "target"; a models file would give each its own name.
     folder = ProbeFolder(plan.out)
     folder.write_manifest(folder.manifest().model_copy(update={"target": target}))
     return plan.out
@@ -48,32 +48,32 @@ def held(place, data, world, target, **changes):
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory, data):
-    """A target that is weak in religion, one in disability, and one that understands everything."""
+    """Probes of a target that is weak in religion, one weak in disability, and one without a weakness."""
     place = tmp_path_factory.mktemp("three")
     weak = {"ash": "religion", "beech": "disability", "cedar": "nothing"}
-    return [held(place, data, World(weak=kind), target) for target, kind in weak.items()]
+    return [run_probe(place, data, World(weak=kind), target) for target, kind in weak.items()]
 
 
-def test_scores_and_pooled_failure_rates_are_set_beside_each_other(three):
+def test_scores_and_pooled_failure_rates_are_compared(three):
     comparison = compare_probes(three)
     assert comparison.targets == ("ash", "beech", "cedar") and comparison.memes == 10
     assert comparison.categories == ("appliances", "disability", "nationality", "religion", MEAN)
     ash = comparison.cells["ash", "religion"]
-    # As they are 6, 6, 6; rewritten 3, 3, 3: half of all have failed, and none before.
+    # Original scores 6, 6, 6; rewritten 3, 3, 3: half of all six failed, none of them before rewriting.
     assert (ash.scored, ash.rewritten) == (3, 3)
     assert [ash.figures[metric].value for metric in (SCORE, FAILURE, FAILURE_BEFORE, CHANGE)] == [6, 0.5, 0, 0.5]
     mean = comparison.cells["ash", MEAN].figures
     assert mean[SCORE].value == pytest.approx((6 + 9 + 9 + 9) / 4) and mean[FAILURE].value == pytest.approx(0.5 / 4)
-    # By hand, from the report of the probe itself.
+    # Checked against the probe's own report.
     report = read_report(three[0])
     (religion,) = (row for row in report.categories if row.name == "religion")
     assert religion.pooled.failure.value == 0.5 and religion.pooled_change.value == 0.5
     assert (religion.pooled.n, religion.pooled.scored) == (6, 6)
 
 
-def test_only_who_is_surely_ahead_is_marked(three):
+def test_only_significant_leads_are_marked(three):
     cells = compare_probes(three).cells
-    # Cedar and beech are level and both ahead of ash in each meme: nobody is best, both are ahead of all but one.
+    # Cedar and beech are level and both ahead of ash on every meme: none is best, both are second.
     marks = [cells[name, "religion"].surely.get(SCORE, "") for name in ("ash", "beech", "cedar")]
     assert marks == ["", "second", "second"]
     assert all(SCORE not in cells[name, "nationality"].surely for name in ("ash", "beech", "cedar"))
@@ -82,20 +82,20 @@ def test_only_who_is_surely_ahead_is_marked(three):
     assert two["cedar", MEAN].surely.get(SCORE) == "best"
 
 
-def test_differences_are_over_the_same_drawn_memes():
-    """A difference that is the same for each meme is known, however much the memes differ."""
+def test_differences_use_the_same_resampled_memes():
+    """A difference that is equal for every meme is certain, however much the memes differ."""
     memes = [f"m{number}" for number in range(30)]
     values = [(meme, float(place)) for place, meme in enumerate(memes)]
     less = [(meme, value - 0.5) for meme, value in values]
     known = difference_of(values, less, resamples=500, seed=0)
     assert (known.value, known.low, known.high) == (pytest.approx(0.5), pytest.approx(0.5), pytest.approx(0.5))
     assert difference_of(values, [], resamples=10, seed=0) is None
-    # Against an independent bootstrap: the standard error of a mean of 30 numbers.
+    # Against an independent computation: the standard error of a mean of 30 numbers.
     _, drawn = ResampledMeans(memes, 4000, 1).of(values)
     assert drawn.std() == pytest.approx(np.std(range(30)) / np.sqrt(30), rel=0.05)
 
 
-def test_what_was_probed_otherwise_is_refused_and_why_is_named(three, tmp_path, data):
+def test_incomparable_probes_are_refused_with_the_difference(three, tmp_path, data):
     def changed(name, kind, change):
         place = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
         place.mkdir()
@@ -136,7 +136,7 @@ def test_what_was_probed_otherwise_is_refused_and_why_is_named(three, tmp_path, 
         compare_probes([three[0], tmp_path])
 
 
-def test_the_command_shows_tables_a_page_and_the_published_figures(three, tmp_path):
+def test_command_shows_tables_a_page_and_the_published_figures(three, tmp_path):
     page = tmp_path / "compared.html"
     ran = CliRunner().invoke(cli, ["probe", "compare", *map(str, three), "--html", str(page)])
     assert ran.exit_code == 0, ran.output
@@ -144,18 +144,18 @@ def test_the_command_shows_tables_a_page_and_the_published_figures(three, tmp_pa
     assert "cedar" in page.read_text() and "style=" not in page.read_text()
     assert not any(text in ran.output + page.read_text() for text, _ in TEXTS)
     ran = CliRunner().invoke(cli, ["probe", "compare", *map(str, three), "--json"])
-    told = json.loads(ran.output)
-    assert len(told["cells"]) == 3 * 5 and told["cells"][3]["figures"][FAILURE]["value"] == 0.5
+    output = json.loads(ran.output)
+    assert len(output["cells"]) == 3 * 5 and output["cells"][3]["figures"][FAILURE]["value"] == 0.5
     ran = CliRunner().invoke(cli, ["probe", "compare", str(three[0])])
     assert ran.exit_code == 1 and "at least two" in ran.output
 
 
-def test_the_published_figures_are_those_of_the_tables():
-    """Its pooled counts: 243 to 413 rewritten memes a target beside 1,577 originals."""
+def test_published_figures_are_consistent_with_their_tables():
+    """The paper pools 1,577 originals with 243 to 413 rewritten memes per target."""
     assert len(PUBLISHED) == 11
     for one in PUBLISHED:
         failed = one.failure_before * 1577
-        # However many were rewritten, no more of them can have failed than there are.
+        # However many were rewritten, the number of failures among them can't exceed that.
         assert failed + 413 >= one.failure * (1577 + 243) >= failed * (1577 + 243) / (1577 + 413)
     assert any("GPT-4o" in row for row in comparison_rows())
 
@@ -167,7 +167,7 @@ def comparison_rows():
     return next(section for section in comparison_sections(Empty()) if section.key == "published").rows
 
 
-def test_a_cap_leaves_as_many_of_each_category_and_the_same_for_all():
+def test_cap_keeps_the_same_memes_of_each_category_for_all_targets():
     mined = tuple(
         Mined(
             meme=f"m{n}",
@@ -188,8 +188,8 @@ def test_a_cap_leaves_as_many_of_each_category_and_the_same_for_all():
     assert capped(mined, 99, 0) == mined
 
 
-def test_a_capped_probe_scores_so_many_and_keeps_the_whole_sorting(tmp_path, data):
-    root = held(tmp_path, data, World(), "ash", per_category=1)
+def test_capped_probe_scores_fewer_memes_and_stores_all_sortings(tmp_path, data):
+    root = run_probe(tmp_path, data, World(), "ash", per_category=1)
     folder = ProbeFolder(root)
     assert "Fewer than 150 memes" in in_words(read_report(root))
     assert sorted(one.category for one in folder.read(SCORED, Scored)) == [
@@ -201,28 +201,28 @@ def test_a_capped_probe_scores_so_many_and_keeps_the_whole_sorting(tmp_path, dat
     assert sum(len(one.categories) for one in folder.read(MINED, Mined)) == 8 and folder.manifest().per_category == 1
 
 
-def test_another_target_begins_its_searches_with_the_same_memes(tmp_path, data):
-    first = held(tmp_path, data, World(), "ash")
+def test_another_target_starts_its_searches_from_the_same_memes(tmp_path, data):
+    first = run_probe(tmp_path, data, World(), "ash")
     seeds = read_seeds(first)
     assert {name: list(memes) for name, memes in seeds.items()} == json.loads((first / SEEDS).read_text())
     assert read_seeds(first / SEEDS) == seeds
     assert {step.seed for step in ProbeFolder(first).read(REWRITTEN, Step)} == {m for ms in seeds.values() for m in ms}
     other = {name: (memes[0],) for name, memes in seeds.items()} | {"religion": ("5", "gone")}
-    second = held(tmp_path, data, World(), "beech", seed=7, seed_set=other, limits=Limits(steps=1, seeds=2))
+    second = run_probe(tmp_path, data, World(), "beech", seed=7, seed_set=other, limits=Limits(steps=1, seeds=2))
     began = {(step.category, step.seed) for step in ProbeFolder(second).read(REWRITTEN, Step)}
     assert began == {(name, memes[0]) for name, memes in other.items()}
     assert read_seeds(second)["religion"] == ("5",) and ProbeFolder(second).manifest().seed_set
     assert listed_seeds((scored("a", "race", "x", 3), scored("b", "race", "x", 3)), ("b", "z", "a"))[0].meme == "b"
-    for content, said in (("[]", "no list of seeds"), ('{"race": 3}', "no list of seeds")):
+    for content, message in (("[]", "no list of seeds"), ('{"race": 3}', "no list of seeds")):
         (tmp_path / "wrong.json").write_text(content)
-        with pytest.raises(BadRequest, match=said):
+        with pytest.raises(BadRequest, match=message):
             read_seeds(tmp_path / "wrong.json")
     with pytest.raises(BadRequest, match="can't be read"):
         read_seeds(tmp_path)
 
 
 @pytest.mark.slow
-def test_repeats_are_about_the_same_memes_with_other_draws(tmp_path, data):
+def test_repeats_use_the_same_memes_with_other_seeds(tmp_path, data):
     plan = a_plan(tmp_path / "probe", data, seed=3)
     plans = repeats_of(plan, 3)
     assert [(one.seed, one.drawn_by, one.out.name) for one in plans] == [
@@ -246,9 +246,9 @@ def test_repeats_are_about_the_same_memes_with_other_draws(tmp_path, data):
     assert len(repeat_section(together).rows) == 1 + 5
     ran = CliRunner().invoke(cli, ["probe", "--report", "--out", str(tmp_path / "probe")])
     assert ran.exit_code == 0 and "3 repeats about the same memes, seeds 3, 4, 5" in ran.output, ran.output
-    assert repeats_of(plan, 2), "the page of the report is no obstacle to going on"
-    told = CliRunner().invoke(cli, ["probe", "--report", "--out", str(tmp_path / "probe"), "--json"])
-    assert len(json.loads(told.output)["repeats"]) == 3
+    assert repeats_of(plan, 2), "an existing report page does not prevent resuming"
+    output = CliRunner().invoke(cli, ["probe", "--report", "--out", str(tmp_path / "probe"), "--json"])
+    assert len(json.loads(output.output)["repeats"]) == 3
     with pytest.raises(BadRequest, match="at least two"):
         repeated_probe(reports[:1])
     other = dataclasses.replace(reports[1], manifest=reports[1].manifest.model_copy(update={"target": "x"}))
@@ -260,7 +260,7 @@ def test_repeats_are_about_the_same_memes_with_other_draws(tmp_path, data):
         repeats_of(dataclasses.replace(plan, out=tmp_path / "single"), 2)
 
 
-def test_mean_and_spread_of_repeats_leave_out_what_has_no_figure():
+def test_mean_and_spread_of_repeats_ignore_missing_figures():
     figure = repeated([1.0, None, 2.0, 4.0])
     assert figure.mean == pytest.approx(7 / 3) and figure.sd == pytest.approx(np.std([1, 2, 4], ddof=1))
     assert (repeated([None]).mean, repeated([3.0]).sd) == (None, None)

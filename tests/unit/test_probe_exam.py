@@ -1,4 +1,4 @@
-"""Exams of what a probed target failed on: the memes as they are, their pictures, and a card that trials read."""
+"""Exams from a probed target's failures: the original memes, their pictures, and a card that runs can read."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from tests.support.probing import TEXTS, World, a_data_set, at_a_bench, scored
 
 
 def a_probe(place, samples):
-    """A probe of a target that is weak on round hats: score 6 as they are, 3 rewritten."""
+    """Runs a probe of a target that is weak on round hats: score 6 for originals, 3 for rewritten texts."""
     plan = ProbePlan(place, samples, target="Target/7B", controllers=("c0",), limits=Limits(steps=2, seeds=1), batch=3)
     place.mkdir()
 
@@ -50,10 +50,10 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory, data):
-    return a_probe(tmp_path_factory.mktemp("probe") / "probe", of(data))
+    return a_probe(tmp_path_factory.mktemp("probe") / "probe", samples_of(data))
 
 
-def of(data):
+def samples_of(data):
     return one_set(DATASETS["fhm"], data, "dev_seen", limit=None)
 
 
@@ -68,8 +68,8 @@ def refusal(probed, samples, target, **options):
     return caught.value
 
 
-def test_an_exam_has_the_failed_memes_as_the_data_set_has_them(tmp_path, probed, data):
-    exam = export_exam(probed, of(data), tmp_path / "exam", threshold=6)
+def test_exam_has_the_failed_memes_as_in_the_data_set(tmp_path, probed, data):
+    exam = export_exam(probed, samples_of(data), tmp_path / "exam", threshold=6)
     back = read(exam.card)
     assert (exam.memes, exam.harmful, back.problems) == (3, 3, ())
     assert {meme.id: meme.text for meme in back.memes} == {str(n): TEXTS[n - 1][0] for n in (3, 4, 5)}
@@ -86,23 +86,24 @@ def test_an_exam_has_the_failed_memes_as_the_data_set_has_them(tmp_path, probed,
     assert exam.id.startswith("exam-target-7b-")
 
 
-def test_rewritten_texts_are_in_no_exam(tmp_path, probed, data):
-    # They score 3, and so they fail at the usual threshold; the memes that they were made of do not.
+def test_rewritten_texts_are_never_in_an_exam(tmp_path, probed, data):
+    # Rewritten texts score 3 and fail at the default threshold; their original memes do not.
     assert '"score": 3' in (probed / REWRITTEN).read_text()
-    assert refusal(probed, of(data), tmp_path / "none", threshold=4).reason == "EXAM_EMPTY"
-    export_exam(probed, of(data), tmp_path / "exam", threshold=6)
+    assert refusal(probed, samples_of(data), tmp_path / "none", threshold=4).reason == "EXAM_EMPTY"
+    export_exam(probed, samples_of(data), tmp_path / "exam", threshold=6)
     assert "a hint" in (probed / REWRITTEN).read_text()
     assert not any(b"a hint" in path.read_bytes() for path in (tmp_path / "exam").glob("*.*"))
 
 
-def test_exams_with_other_memes_are_other_data_sets(tmp_path, probed, data):
+def test_exams_with_other_memes_have_other_ids(tmp_path, probed, data):
     ids = [
-        export_exam(probed, of(data), tmp_path / name, threshold=at).id for name, at in (("a", 6), ("b", 6), ("c", 9))
+        export_exam(probed, samples_of(data), tmp_path / name, threshold=at).id
+        for name, at in (("a", 6), ("b", 6), ("c", 9))
     ]
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_the_command_s_own_words_hold_trials_on_it(tmp_path, probed, data, monkeypatch):
+def test_command_printed_by_the_export_runs_trials_on_the_exam(tmp_path, probed, data, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     words = ["probe", "export-exam", probed, "--data", data, "--to", tmp_path / "exam", "--threshold", 6]
     done = CliRunner().invoke(cli, [str(word) for word in words])
@@ -110,13 +111,13 @@ def test_the_command_s_own_words_hold_trials_on_it(tmp_path, probed, data, monke
     assert "3 memes, 3 of them harmful" in done.output and not any(text in done.output for text, _ in TEXTS)
     command = done.output.splitlines()[-1].split()[1:]
     command[command.index("--out") + 1] = str(tmp_path / "run")
-    held = CliRunner().invoke(cli, command)
-    assert held.exit_code == 0, held.output
+    outcome = CliRunner().invoke(cli, command)
+    assert outcome.exit_code == 0, outcome.output
     assert [one.meme.id for one in read_results(tmp_path / "run").judged] == ["3", "4", "5"]
     assert all(one.prediction.trial for one in read_results(tmp_path / "run").judged)
 
 
-def test_several_data_sets_keep_their_ids_apart(tmp_path, data):
+def test_ids_from_several_data_sets_stay_distinct(tmp_path, data):
     other = a_data_set(tmp_path / "other", TEXTS, split="test")
     (other / "test.jsonl").write_text(
         "".join(
@@ -142,60 +143,60 @@ def test_several_data_sets_keep_their_ids_apart(tmp_path, data):
     done = CliRunner().invoke(cli, [str(word) for word in [*words, "--without-train"]])
     assert done.exit_code == 0 and "--library LIBRARY" in done.output, done.output
     assert (tmp_path / "b/exam.toml").read_bytes() == exam.card.read_bytes()
-    # One of the two alone is not what was probed.
-    assert refusal(place, of(data), tmp_path / "c").reason == "DATA_DIFFERS"
+    # One of the two data sets alone is not what was probed.
+    assert refusal(place, samples_of(data), tmp_path / "c").reason == "DATA_DIFFERS"
 
 
-def test_data_that_were_not_probed_are_refused(tmp_path, probed, data):
+def test_data_that_was_not_probed_is_refused(tmp_path, probed, data):
     changed = shutil.copytree(data, tmp_path / "changed")
     with (changed / "dev_seen.jsonl").open("a") as file:
         file.write(json.dumps({"id": 99, "img": "img/00001.png", "label": 0, "text": "more"}) + "\n")
-    error = refusal(probed, of(changed), tmp_path / "exam")
+    error = refusal(probed, samples_of(changed), tmp_path / "exam")
     assert error.reason == "DATA_DIFFERS" and "dev_seen.jsonl" in error.message
 
 
-def test_pictures_outside_of_the_data_are_not_copied(tmp_path, probed, data):
+def test_pictures_outside_the_data_folder_are_not_copied(tmp_path, probed, data):
     outside = tmp_path / "secret.png"
     outside.write_bytes(b"not yours")
     changed = shutil.copytree(data, tmp_path / "changed")
     (changed / "img/00003.png").unlink()
     (changed / "img/00003.png").symlink_to(outside)
-    assert refusal(probed, of(changed), tmp_path / "exam").reason == "PICTURE_REFUSED"
+    assert refusal(probed, samples_of(changed), tmp_path / "exam").reason == "PICTURE_REFUSED"
     (changed / "img/00003.png").unlink()
-    assert refusal(probed, of(changed), tmp_path / "exam").reason == "PICTURE_MISSING"
-    # Of the train split: a meme without a picture is left out and counted, one that leads out is refused.
+    assert refusal(probed, samples_of(changed), tmp_path / "exam").reason == "PICTURE_MISSING"
+    # In the train split, a meme without a picture is left out and counted, and one that leads outside is refused.
     again = shutil.copytree(data, tmp_path / "again")
     (again / "img/t1.png").unlink()
-    exam = export_exam(probed, of(again), tmp_path / "short", threshold=6)
+    exam = export_exam(probed, samples_of(again), tmp_path / "short", threshold=6)
     assert (exam.train, exam.without_picture) == (19, 1)
-    # A name that leads out makes no meme to begin with; a link does.
+    # A file name that leads outside already yields no meme; only a link gets that far.
     rows = (again / "train.jsonl").read_text().replace("img/t2.png", "../../secret.png")
     (again / "train.jsonl").write_text(rows)
-    assert export_exam(probed, of(again), tmp_path / "shorter", threshold=6).train == 18
+    assert export_exam(probed, samples_of(again), tmp_path / "shorter", threshold=6).train == 18
     assert all(b"not yours" not in path.read_bytes() for path in (tmp_path / "shorter").rglob("*.*"))
-    # A row without a picture's name has none, which is no attempt to lead out.
+    # A row without a picture's name simply has no picture, and leads nowhere.
     (again / "train.jsonl").write_text(rows.replace("img/t4.png", ""))
-    exam = export_exam(probed, of(again), tmp_path / "nameless", threshold=6)
+    exam = export_exam(probed, samples_of(again), tmp_path / "nameless", threshold=6)
     assert exam.train == 17
     (again / "img/t3.png").unlink()
     (again / "img/t3.png").symlink_to(outside)
-    assert refusal(probed, of(again), tmp_path / "exam").reason == "PICTURE_REFUSED"
+    assert refusal(probed, samples_of(again), tmp_path / "exam").reason == "PICTURE_REFUSED"
 
 
-def test_an_exam_is_of_a_whole_probe_in_a_folder_of_its_own(tmp_path, probed, data):
+def test_exam_needs_a_finished_probe_and_an_empty_folder(tmp_path, probed, data):
     half = shutil.copytree(probed, tmp_path / "half")
     folder = ProbeFolder(half)
     folder.write_manifest(folder.manifest().model_copy(update={"finished": None}))
-    assert refusal(half, of(data), tmp_path / "exam").reason == "RUN_UNFINISHED"
+    assert refusal(half, samples_of(data), tmp_path / "exam").reason == "RUN_UNFINISHED"
     folder.write_manifest(folder.manifest().model_copy(update={"finished": datetime(2026, 1, 2, tzinfo=UTC)}))
-    # A target that failed on what the sorting found harmful and gold calls harmless is examined on that too.
+    # A meme sorted as harmful that gold calls harmless is part of the exam too.
     folder.write(SCORED, [scored("7", "animal", "Cats can't be trusted.", 1)])
-    exam = export_exam(half, of(data), tmp_path / "exam")
+    exam = export_exam(half, samples_of(data), tmp_path / "exam")
     assert (exam.memes, exam.harmful) == (1, 0)
     (meme,) = read(exam.card).memes
     assert meme.harmful is False and meme.text == TEXTS[6][0]
     with pytest.raises(BadRequest, match="is not empty"):
-        export_exam(half, of(data), tmp_path / "exam")
+        export_exam(half, samples_of(data), tmp_path / "exam")
     done = CliRunner().invoke(cli, ["probe", "export-exam", str(half), "--to", str(tmp_path / "x")])
     assert done.exit_code == 2 and "--data" in done.output
     done = CliRunner().invoke(cli, ["probe", "export-exam", str(tmp_path), "--data", str(data), "--to", "x"])

@@ -1,4 +1,4 @@
-"""The probe on the stand-in model server, over HTTP: schemas that any server takes, scores, searches, usage."""
+"""The probe on the fake model server, over HTTP: portable schemas, scores, searches, usage."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -26,7 +26,7 @@ def keys_of(schema):
                 yield from keys_of(part)
 
 
-def test_a_probe_runs_on_the_stand_in(tmp_path):
+def test_probe_runs_on_the_fake_model_server(tmp_path):
     data = a_data_set(tmp_path / "data", [("blueland drinks tea", True), ("blueland is late", True)])
     plan = a_plan(tmp_path / "probe", data)
     plan.out.mkdir()
@@ -54,14 +54,14 @@ def test_a_probe_runs_on_the_stand_in(tmp_path):
     assert sum(map(bool, sent)) > 10 and "pattern" not in {key for schema in sent for key in keys_of(schema)}
 
 
-def test_the_stand_in_names_briefly_rates_where_asked_and_says_yes_where_told():
+def test_fake_model_server_gives_brief_names_ratings_and_configured_values():
     taxonomy = Taxonomy(BEGIN)
     for seed in range(30):
         maker = ReplyMaker(seed=seed)
-        said = parse_sorting(maker.instance(tokens_of("Sort this."), sorting_schema(taxonomy)), taxonomy)
-        assert said.categories == ("race",) and said.new is not None
+        sorting = parse_sorting(maker.instance(tokens_of("Sort this."), sorting_schema(taxonomy)), taxonomy)
+        assert sorting.categories == ("race",) and sorting.new is not None
         assert 1 <= parse_rating(maker.text(tokens_of("Like this: Rating: [[7]]."))) <= 10
     assert "Rating" not in ReplyMaker().text(tokens_of("A rating is wanted."))
     schema = {"type": "object", "properties": {"keeps": {"type": "boolean"}}}
-    for value, told in (("true", "true"), ("False", "false"), ("maybe", "false")):
-        assert ReplyMaker(values={"keeps": value}).instance(["x"], schema) == f'{{"keeps":{told}}}'
+    for value, expected in (("true", "true"), ("False", "false"), ("maybe", "false")):
+        assert ReplyMaker(values={"keeps": value}).instance(["x"], schema) == f'{{"keeps":{expected}}}'

@@ -1,4 +1,4 @@
-"""Progress of long commands: a bar where somebody watches, a line now and then elsewhere."""
+"""Progress of long commands: a bar in a terminal, and occasional lines elsewhere."""
 
 import io
 from functools import partial
@@ -8,7 +8,7 @@ from rich.console import Console
 from eval.runs.progress import ProgressBar, ProgressLines
 
 
-def test_steps_are_a_line_every_half_a_minute_however_many_there_are():
+def test_progress_is_one_line_every_half_a_minute_for_any_number_of_steps():
     now, lines = [0.0], []
     step = partial(ProgressLines(lines.append, now=lambda: now[0]).step, "memes")
     for done in range(1, 101):
@@ -17,7 +17,7 @@ def test_steps_are_a_line_every_half_a_minute_however_many_there_are():
     assert lines == ["memes: 30 of 100", "memes: 60 of 100", "memes: 90 of 100"]
 
 
-def test_a_bar_is_in_the_way_of_no_question_that_comes_before_its_first_step():
+def test_progress_bar_appears_only_at_the_first_step():
     shown = io.StringIO()
     with ProgressBar(Console(file=shown, force_terminal=True, width=80)) as bar:
         bar.tell("This takes about 10 calls.")

@@ -1,4 +1,4 @@
-"""Sets of prompts of one's own: what is wrong with one is said, and what is right is used, recorded and shown."""
+"""Custom prompt sets: faults are reported, and valid sets are used, recorded and shown."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from tests.support.fakes import Notes, a_meme
 
 @pytest.fixture
 def folder(tmp_path):
-    """A set of the packaged words, in a folder, to be altered."""
+    """A folder with a copy of the packaged prompts, to be altered."""
     place = tmp_path / "mine"
     place.mkdir()
     for name in ("proposer", "advocate", "judge"):
@@ -49,14 +49,14 @@ def run(*arguments, status=0, env=None):
     return done.output
 
 
-def refused(folder):
+def refusal_message(folder):
     with pytest.raises(BadRequest) as refusal:
         open_set(str(folder))
-    assert str(folder.parent) not in refusal.value.message  # no path of the machine
+    assert str(folder.parent) not in refusal.value.message  # reveals no path
     return refusal.value.message
 
 
-def test_the_packaged_set_has_nothing_wrong_and_the_digest_that_records_have():
+def test_packaged_set_is_valid_and_has_the_digest_that_records_name():
     assert packaged().digest == "sha256:c8574aa79ca17e91f6e4a9d81b403581c7933f83e77eee7a6f59ebf02e251551"
     for name in FILES:
         assert faults_of(name, source("1", name)) == []
@@ -64,13 +64,13 @@ def test_the_packaged_set_has_nothing_wrong_and_the_digest_that_records_have():
     assert open_set("1").digest == packaged().digest
 
 
-def test_a_copy_of_the_packaged_words_is_the_packaged_set(folder):
+def test_copy_of_the_packaged_set_has_the_same_digest(folder):
     assert open_set(str(folder)).digest == packaged().digest
     assert open_set(str(folder)).name == "mine"
 
 
 @pytest.mark.parametrize(
-    ("name", "before", "after", "said"),
+    ("name", "before", "after", "message"),
     [
         ("judge", "{{secret}}", "", "judge.toml: system must name {{secret}}."),
         ("judge", "{{policy}}", "", "system must name {{policy}}."),
@@ -90,39 +90,39 @@ def test_a_copy_of_the_packaged_words_is_the_packaged_set(folder):
         ("judge", "[tasks]", "[tasks", "It is no TOML"),
     ],
 )
-def test_what_is_wrong_is_said(folder, name, before, after, said):
+def test_faults_of_a_set_are_reported(folder, name, before, after, message):
     alter(folder, name, before, after)
-    assert said in refused(folder)
-    assert said in run("check", folder, status=1)
+    assert message in refusal_message(folder)
+    assert message in run("check", folder, status=1)
 
 
-def test_everything_that_is_wrong_is_said_at_once(folder):
+def test_all_faults_are_reported_at_once(folder):
     alter(folder, "judge", "{{secret}}", "")
     alter(folder, "proposer", "{{question}}", "")
     (folder / "advocate.toml").unlink()
-    told = refused(folder)
+    message = refusal_message(folder)
     for fault in ("judge.toml: system", "proposer.toml: tasks.answer", "There is no advocate.toml"):
-        assert fault in told
+        assert fault in message
 
 
 @pytest.mark.parametrize(
-    ("place", "said"), [("7", "no packaged prompts of version 7"), ("nowhere", "no folder nowhere of prompts")]
+    ("place", "message"), [("7", "no packaged prompts of version 7"), ("nowhere", "no folder nowhere of prompts")]
 )
-def test_a_set_that_is_not_there_is_named(place, said, tmp_path, monkeypatch):
+def test_missing_set_is_named(place, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadRequest, match=said):
+    with pytest.raises(BadRequest, match=message):
         open_set(place)
     assert "Error" in run("check", place, status=1)
 
 
-def test_a_file_that_is_no_text_is_refused(folder):
+def test_file_that_is_not_utf_8_is_refused(folder):
     (folder / "judge.toml").write_bytes(b"\xff\xfe\x00")
-    assert "judge.toml can't be read as UTF-8" in refused(folder)
+    assert "judge.toml can't be read as UTF-8" in refusal_message(folder)
 
 
-def test_a_file_that_is_too_large_is_refused_and_never_cut(folder):
+def test_oversized_file_is_refused_rather_than_truncated(folder):
     (folder / "judge.toml").write_text(source("1", "judge") + "# more\n" * 40_000)
-    assert "judge.toml is larger than 200,000 bytes" in refused(folder)
+    assert "judge.toml is larger than 200,000 bytes" in refusal_message(folder)
 
 
 def test_optional_placeholders_may_be_left_out(folder):
@@ -150,34 +150,34 @@ def try_with(place, cast=None, **settings):
     return asyncio.run(court.hear(TrialCase("t", a_meme("words"), Procedure.FULL), Notes())), cast
 
 
-def test_a_trial_is_held_in_the_words_of_its_set_and_its_record_says_so(folder):
+def test_trial_uses_its_set_of_prompts_and_records_it(folder):
     alter(folder, "judge", "Judge the meme.", "Judge the meme. Take your time.")
     alter(folder, "judge", "version = 1", 'version = "slow"')
     alter(folder, "proposer", "Describe the picture:", "Describe the picture in order:")
     record, cast = try_with(folder)
     assert "Take your time." in shown(cast.requests("judge")[0])
     assert "in order:" in shown(cast.requests("proposer")[0])
-    versions, given = record.opened.versions, record.last(VerdictGiven)
+    versions, verdict_event = record.opened.versions, record.last(VerdictGiven)
     assert versions.prompts == open_set(str(folder)).digest != packaged().digest
-    assert given.call.prompt_id == "judge/slow/judge"
-    assert given.call.prompt_digest == open_set(str(folder)).judge.digest
-    # The name of the folder, and not where it lies.
+    assert verdict_event.call.prompt_id == "judge/slow/judge"
+    assert verdict_event.call.prompt_digest == open_set(str(folder)).judge.digest
+    # The name of the folder without its path.
     assert record.opened.settings["prompts"] == "mine"
     assert str(folder.parent) not in "".join(event.model_dump_json() for event in record.events)
-    # Its messages can be made again, and it can be replayed, where the set was opened.
-    assert all(made.exact for event in record.events for made in messages_of(record, event))
+    # Its messages can be rebuilt, and it replays, wherever the set was opened.
+    assert all(message.exact for event in record.events for message in messages_of(record, event))
     replayed = asyncio.run(replay(record))
     assert (replayed.differences, replayed.obstacle) == ((), "")
 
 
-def test_a_record_of_words_that_are_not_at_hand_is_not_replayable(folder, monkeypatch):
+def test_record_of_an_unavailable_set_cannot_be_replayed(folder, monkeypatch):
     alter(folder, "judge", "Judge the meme.", "Judge the meme. Take your time.")
     record, _ = try_with(folder)
     monkeypatch.setattr("court.prompts.sets._OPENED", {})
     assert "worded otherwise" in asyncio.run(replay(record)).obstacle
 
 
-def test_the_secret_of_another_set_is_another_and_still_ends_a_trial(folder):
+def test_custom_set_has_its_own_secret_which_still_ends_a_trial(folder):
     alter(folder, "judge", "Judge the meme.", "Judge the meme. Take your time.")
     secret = open_set(str(folder)).judge.secret
     assert secret != packaged().judge.secret
@@ -186,8 +186,8 @@ def test_the_secret_of_another_set_is_another_and_still_ends_a_trial(folder):
 
 
 @pytest.mark.parametrize("name", prompts.ADDED_PROMPTS)
-def test_other_words_beside_those_of_the_set_are_other_settings(name, monkeypatch):
-    """Verdicts are reused and trials taken up only with the settings that they have on record."""
+def test_changed_added_prompt_changes_the_settings_digest(name, monkeypatch):
+    """Verdicts are reused and trials resumed only under identical recorded settings."""
     before, record = full_court(Cast()).versions(Procedure.FULL), try_meme(Cast())
     summary = full_court(Cast()).versions(Procedure.SUMMARY)
     assert record.opened.settings["added_prompts"][name] == prompts.load(name).digest
@@ -197,12 +197,12 @@ def test_other_words_beside_those_of_the_set_are_other_settings(name, monkeypatc
     )
     now = full_court(Cast()).versions(Procedure.FULL)
     assert now.prompts == before.prompts and now.settings != before.settings
-    assert full_court(Cast()).versions(Procedure.SUMMARY) == summary, "a summary sends no words"
+    assert full_court(Cast()).versions(Procedure.SUMMARY) == summary, "a summary sends no prompts"
 
 
-def test_each_file_of_words_is_named_in_the_settings_of_trials_that_may_send_them():
+def test_settings_of_trials_name_every_prompt_file_they_may_use():
     named = {*FILES, *prompts.ADDED_PROMPTS, *prompts.EXPERT_PROMPTS, "guard"}
-    # Put to a trial that has its verdict: the ruling's own call names it.
+    # Questions are asked after the verdict: the ruling's own call names this prompt.
     named.add("question")
     packaged_files = {
         file.name.partition(".")[0] for file in files("court.prompts").iterdir() if file.suffix == ".toml"
@@ -210,7 +210,7 @@ def test_each_file_of_words_is_named_in_the_settings_of_trials_that_may_send_the
     assert packaged_files == named
 
 
-def test_a_reply_is_asked_for_again_in_the_words_of_the_set(folder):
+def test_repair_request_uses_the_set_s_prompt(folder):
     words = source("1", "repair").replace("could not be used", "could not be used, alas")
     (folder / "repair.toml").write_text(words)
     described = iter(["no", {"description": "A flag."}])
@@ -219,21 +219,21 @@ def test_a_reply_is_asked_for_again_in_the_words_of_the_set(folder):
     assert record.verdict and asyncio.run(replay(record)).differences == ()
 
 
-def test_a_trial_of_other_prompts_is_not_taken_up(folder):
+def test_trial_of_another_set_is_not_resumed(folder):
     record, _ = try_with(folder)
-    begun = TrialRecord.of(record.events[:5])
+    interrupted = TrialRecord.of(record.events[:5])
     alter(folder, "judge", "Judge the meme.", "Judge the meme. Take your time.")
     court = replace(
         full_court(Cast(rounds=2), settings=TrialSettings(prompts=str(folder))), prompts=open_set(str(folder))
     )
     with pytest.raises(CantResume, match="other prompts"):
-        asyncio.run(court.resume(begun, a_meme("words").picture, Notes()))
+        asyncio.run(court.resume(interrupted, a_meme("words").picture, Notes()))
 
 
-# Against the schemas of replies, with the stand-in
+# Against the reply schemas, with scripted replies
 
 
-def test_every_schema_is_answered_by_the_stand_in():
+def test_shortest_reply_satisfies_every_schema():
     for kind, parse in (
         (Description, replies.parse_description),
         (Answer, replies.parse_answer),
@@ -244,11 +244,11 @@ def test_every_schema_is_answered_by_the_stand_in():
     assert replies.parse_ruling(json.dumps(shortest(ruling_schema(DEFAULT_POLICY, 2, 400))), DEFAULT_POLICY, 2)
 
 
-def test_a_rehearsal_sends_every_task_of_the_set(monkeypatch):
-    """What no rehearsal sends would be found wrong in a real trial first."""
+def test_rehearsal_sends_every_task_of_the_set(monkeypatch):
+    """A task that no rehearsal sends would fail first in a real trial."""
     sent = []
 
-    class Listening(ScriptedModel):
+    class RecordingModel(ScriptedModel):
         async def reply(self, request, *, within_s):
             sent.append(shown(request))
             return await super().reply(request, within_s=within_s)
@@ -257,17 +257,17 @@ def test_a_rehearsal_sends_every_task_of_the_set(monkeypatch):
             sent.append(shown(request))
             return await super().odds(request, options, within_s=within_s)
 
-    monkeypatch.setattr("serving.models.rehearsal.ScriptedModel", Listening)
-    held = asyncio.run(rehearse(packaged(), TrialSettings()))
-    everything = "\n".join(sent)
+    monkeypatch.setattr("serving.models.rehearsal.ScriptedModel", RecordingModel)
+    rehearsal = asyncio.run(rehearse(packaged(), TrialSettings()))
+    all_text = "\n".join(sent)
     for name in ("proposer", "advocate", "judge"):
         for task, template in prompts.load(name).content["tasks"].items():
             beginning = template.split("{{")[0].strip()
-            assert beginning in everything, (name, task)
-    assert held.calls == len(sent) and held.longest > 1000
+            assert beginning in all_text, (name, task)
+    assert rehearsal.calls == len(sent) and rehearsal.longest > 1000
 
 
-def test_a_set_that_brings_no_trial_to_its_end_is_said(folder, monkeypatch):
+def test_set_that_reaches_no_verdict_is_reported(folder, monkeypatch):
     monkeypatch.setattr("serving.models.rehearsal.shortest", lambda schema: "no object")
     assert "came to no verdict" in run("check", folder, status=1)
 
@@ -275,16 +275,16 @@ def test_a_set_that_brings_no_trial_to_its_end_is_said(folder, monkeypatch):
 # The commands
 
 
-def test_sets_are_listed_and_the_one_in_use_is_marked(folder):
-    told = run("list")
-    assert packaged().digest in told and told.count("in use") == 1
+def test_sets_are_listed_with_the_one_in_use_marked(folder):
+    output = run("list")
+    assert packaged().digest in output and output.count("in use") == 1
     alter(folder, "judge", "version = 1", "version = 2")
-    told = run("list", env={"MEMECOURT_TRIAL__PROMPTS": str(folder)})
-    mine = next(line for line in told.splitlines() if line.startswith("mine"))
-    assert mine.endswith("in use") and told.count("in use") == 1
+    output = run("list", env={"MEMECOURT_TRIAL__PROMPTS": str(folder)})
+    mine = next(line for line in output.splitlines() if line.startswith("mine"))
+    assert mine.endswith("in use") and output.count("in use") == 1
 
 
-def test_a_prompt_is_shown_as_it_stands_in_its_file(folder):
+def test_prompt_is_shown_exactly_as_in_its_file(folder):
     for name in FILES:
         assert run("show", name) == source("1", name)
     alter(folder, "judge", "version = 1", "version = 2")
@@ -292,20 +292,20 @@ def test_a_prompt_is_shown_as_it_stands_in_its_file(folder):
     assert "no packaged prompts" in run("show", "judge", "--from", "9", status=1)
 
 
-def test_a_good_set_is_checked_by_a_trial(folder):
-    told = run("check", folder)
-    assert packaged().digest in told and "came to its verdict" in told
+def test_valid_set_is_checked_with_a_rehearsal(folder):
+    output = run("check", folder)
+    assert packaged().digest in output and "came to its verdict" in output
 
 
 def test_sets_are_compared_part_by_part(folder):
     assert "same words" in run("diff", "1", folder)
     alter(folder, "judge", "Judge the meme.", "Judge this meme.")
-    told = run("diff", "1", folder, status=1)
-    assert "--- 1: judge tasks.judge" in told and "+++ mine: judge tasks.judge" in told
-    assert "+Judge this meme. Reply" in told and "advocate" not in told
+    output = run("diff", "1", folder, status=1)
+    assert "--- 1: judge tasks.judge" in output and "+++ mine: judge tasks.judge" in output
+    assert "+Judge this meme. Reply" in output and "advocate" not in output
 
 
-def test_a_trial_does_not_begin_with_a_set_that_can_t_be_used(folder, tmp_path):
+def test_unusable_set_is_refused_before_a_trial_begins(folder, tmp_path):
     alter(folder, "judge", "{{secret}}", "")
     done = CliRunner().invoke(
         cli,
@@ -325,7 +325,7 @@ def test_a_trial_does_not_begin_with_a_set_that_can_t_be_used(folder, tmp_path):
     assert not (tmp_path / "d.sqlite").exists()
 
 
-def test_the_tables_of_placeholders_name_every_prompt_and_its_tasks():
+def test_placeholder_tables_cover_every_prompt_and_task():
     for name in FILES:
         content = prompts.load(name).content
         assert TASKS[name].keys() == content["tasks"].keys()

@@ -1,4 +1,4 @@
-"""Published figures: every row says what it is, and the caveats agree with what is known of the data sets."""
+"""Published figures: every row is complete, and caveats agree with the known sizes of the data sets."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from eval.scores.published import (
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"{row.dataset}: {row.system}")
-def test_a_row_says_what_it_is_and_where_it_was_read(row):
+def test_row_is_complete_and_names_where_it_was_read(row):
     dataset = DATASETS[row.dataset]
     assert row.protocol in dataset.protocols
     assert row.system and row.source and row.read_in and row.remark
@@ -28,7 +28,7 @@ def test_a_row_says_what_it_is_and_where_it_was_read(row):
     shares = [row.accuracy, row.macro_f1, row.auroc]
     assert any(share is not None for share in shares)
     assert all(0.3 < share < 1 for share in shares if share is not None)
-    # MMAE is in levels, of which there are three, and two-class data sets have none.
+    # MMAE is in levels, of which there are three; two-class data sets have none.
     assert row.mmae is None or (0 < row.mmae < 2 and "merged" in dataset.protocols)
     if row.split:
         assert row.split in dataset.splits
@@ -37,12 +37,12 @@ def test_a_row_says_what_it_is_and_where_it_was_read(row):
         assert "split is not said" in row.remark
 
 
-def test_no_figure_stands_twice():
+def test_figures_are_listed_once():
     keys = [(row.dataset, row.split, row.system, row.source) for row in PUBLISHED]
     assert len(set(keys)) == len(keys)
 
 
-def test_rows_by_data_set():
+def test_rows_are_found_by_data_set():
     assert {row.dataset for row in PUBLISHED} == {"harm-c", "harm-p", "fhm", "mami"}
     assert sum(len(published(id_)) for id_ in ("harm-c", "harm-p", "fhm", "mami")) == len(PUBLISHED)
     assert published("harm-p-v0") == published("harm-p") != ()
@@ -51,7 +51,7 @@ def test_rows_by_data_set():
     assert "V0" in " ".join(caveats("harm-p-v0")) and caveats("mami") == ()
 
 
-def test_the_caveats_count_as_the_data_sets_do():
+def test_numbers_in_the_caveats_match_the_data_sets():
     harm_c, harm_p = (tuple(DATASETS[id_].splits["test"].classes.values()) for id_ in ("harm-c", "harm-p"))
     extreme, merged = CAVEATS[0][1], CAVEATS[2][1]
     assert f"Harm-C {harm_c[0]} not harmful and {harm_c[2]} harmful, Harm-P V1 {harm_p[0]} and {harm_p[2]}" in extreme
@@ -72,7 +72,7 @@ def card_with(published, **changes):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"task": "mood"}, "name one of harm"),
         ({"split": "exam"}, "the split 'exam', which is none"),
@@ -84,19 +84,19 @@ def card_with(published, **changes):
         ({"seen": 1}, "published.0.seen"),
     ],
 )
-def test_a_published_figure_that_no_run_could_stand_beside_is_refused(change, said):
-    with pytest.raises(BadRequest, match=said):
+def test_published_figure_without_a_comparable_run_is_refused(change, message):
+    with pytest.raises(BadRequest, match=message):
         card_with([{**PUBLISHED_OF_A_CARD, **change}])
 
 
-def test_a_published_figure_has_a_source_and_an_error_in_levels_may_be_above_one():
+def test_published_figure_needs_a_source_and_mmae_may_exceed_one():
     with pytest.raises(BadRequest, match="A needs a source, as the card has no citation"):
         card_with([PUBLISHED_OF_A_CARD], citation="")
     card = card_with([{**PUBLISHED_OF_A_CARD, "figures": {"mmae": 1.2}}])
     assert card.published_on("harm", "test")[0].source == card.citation
 
 
-def test_published_figures_are_those_of_the_same_task_split_and_protocol():
+def test_published_figures_are_matched_by_task_split_and_protocol():
     also = [{"split": "val"}, {"protocol": "merged"}, {"task": "targets"}]
     card = card_with([{**PUBLISHED_OF_A_CARD, **change, "n": n} for n, change in enumerate([{}, *also], 1)])
     assert [one.n for one in card.published_on("harm", "test")] == [1]
@@ -108,7 +108,7 @@ def test_published_figures_are_those_of_the_same_task_split_and_protocol():
     assert rows_of_card(find_card("climatememes"), "test", [Protocol.PLAIN]) == ()
 
 
-def test_a_figure_by_one_jury_stands_beside_runs_on_its_labels_alone():
+def test_figure_of_one_jury_is_shown_only_beside_runs_on_its_labels():
     card = find_card("multi3hate").to_json()
     entry = {"system": "A", "split": "all", "figures": {"accuracy": 0.5}}
     with pytest.raises(BadRequest, match="the task 'hate'; name one of hate:US"):
@@ -120,7 +120,7 @@ def test_a_figure_by_one_jury_stands_beside_runs_on_its_labels_alone():
     assert card.with_variant("DE").published_on("hate", "all") == ()
 
 
-def test_a_row_on_another_number_of_memes_says_so():
+def test_row_on_another_number_of_memes_says_so():
     row = PublishedRow("harm-c", "test", Protocol.MERGED, "A", 2024, "a paper", "a list", n=238, remark="R.")
     ours = {Protocol.MERGED: {235, 1200}}
     assert with_numbers(row, "test", ours).remark == "R. On 238 memes, and not on 235 or 1,200 as here."
@@ -128,7 +128,7 @@ def test_a_row_on_another_number_of_memes_says_so():
         assert with_numbers(row, same[1], same[0]) == row
 
 
-def test_every_published_figure_of_a_card_is_of_a_metric_that_there_is():
+def test_published_figures_of_cards_use_existing_metrics():
     shown = 0
     for id_ in card_files():
         card = find_card(id_)
@@ -139,7 +139,7 @@ def test_every_published_figure_of_a_card_is_of_a_metric_that_there_is():
     assert shown == 28
 
 
-def test_each_accuracy_on_climate_memes_is_a_whole_part_of_its_number_of_memes():
+def test_accuracies_on_climate_memes_are_multiples_of_one_over_n():
     for one in find_card("climatememes").published_on("stance", "test"):
         value = one.figures["accuracy"]
         parts = [n for n in (235, 236, 237, 238) if abs(round(value * n) / n - value) < 0.000051]
