@@ -1,4 +1,4 @@
-"""Turns are shared among namespaces, waiting is bounded, and who is sent away is told truly when to come back."""
+"""Admission control: fair queueing by namespace, a bounded queue, and accurate retry delays for refused callers."""
 
 import asyncio
 from collections import Counter
@@ -20,7 +20,7 @@ class Clock:
 
 
 class Court:
-    """Callers of an admission, whose trials end when they are told to."""
+    """Callers of an admission whose trials end on command."""
 
     def __init__(self, most, waiting=100):
         self.clock = Clock()
@@ -30,7 +30,7 @@ class Court:
         self.ends = {}
 
     async def call(self, name, namespace="", **options):
-        """Comes, and is in its turn or waits once this returns."""
+        """Starts a call; once this returns, its trial runs or it is queued."""
         self.ends[name] = asyncio.Event()
 
         async def trial():
@@ -51,7 +51,7 @@ class Court:
         await settled()
 
     async def end_all(self):
-        """Ends whatever begins, one after the other; returns who began in which order."""
+        """Ends trials one after the other until none is running; returns names in the order in which they began."""
         while running := [name for name in self.begun if not self.calls[name].done()]:
             await self.end(running[0])
         return self.begun
@@ -75,12 +75,12 @@ def play(work, most, waiting=100):
             for call in court.calls.values():
                 call.cancel()
             await asyncio.gather(*court.calls.values(), return_exceptions=True)
-            assert court.admission.running == court.admission.waiting == 0  # no place was lost
+            assert court.admission.running == court.admission.waiting == 0  # no slot was lost
 
     return asyncio.run(scene())
 
 
-def test_with_one_place_a_namespace_that_comes_late_is_served_next():
+def test_late_namespace_is_served_next_when_there_is_one_slot():
     async def work(court):
         for number in range(50):
             await court.call(f"flood-{number}", "flood")
@@ -92,7 +92,7 @@ def test_with_one_place_a_namespace_that_comes_late_is_served_next():
 
 
 @pytest.mark.parametrize("most", [1, 4])
-def test_namespaces_take_turns_however_much_each_asks_for(most):
+def test_namespaces_share_slots_evenly_however_many_calls_each_makes(most):
     async def work(court):
         for namespace, count in (("a", 40), ("b", 20), ("c", 10)):
             for number in range(count):
@@ -101,14 +101,14 @@ def test_namespaces_take_turns_however_much_each_asks_for(most):
 
     begun = play(work, most)
     assert len(begun) == 70
-    shared = Counter(name[0] for name in begun[most : most + 30])  # while all three have somebody waiting
+    shared = Counter(name[0] for name in begun[most : most + 30])  # while all three namespaces have callers waiting
     assert all(9 <= count <= 11 for count in shared.values()), shared
     for namespace in "abc":
         own = [int(name[1:]) for name in begun if name[0] == namespace]
-        assert own == sorted(own)  # within a namespace who came first goes first
+        assert own == sorted(own)  # first in, first out within a namespace
 
 
-def test_who_has_been_away_does_not_have_saved_up_turns():
+def test_idle_namespace_saves_up_no_turns():
     async def work(court):
         for number in range(20):
             await court.call(f"a{number}", "a")
@@ -122,9 +122,9 @@ def test_who_has_been_away_does_not_have_saved_up_turns():
     assert Counter(name[0] for name in begun) == {"a": 4, "b": 4}
 
 
-def test_whether_a_turn_would_be_refused_can_be_asked_before_and_changes_nothing():
+def test_check_predicts_refusals_without_side_effects():
     async def work(court):
-        said, came = [], []
+        predicted, admitted = [], []
         for number in range(200):
             court.clock.now += 0.1
             namespace, within_s = "aab"[number % 3], (None, 1.0, 100.0)[number // 7 % 3]
@@ -132,25 +132,25 @@ def test_whether_a_turn_would_be_refused_can_be_asked_before_and_changes_nothing
             waiting = court.admission.waiting
             try:
                 court.admission.check(namespace, **options)
-                said.append(True)
+                predicted.append(True)
             except Busy:
-                said.append(False)
+                predicted.append(False)
             assert court.admission.waiting == waiting
             await court.call(str(number), namespace, **options)
             call = court.calls[str(number)]
-            came.append(not (call.done() and isinstance(call.exception(), Busy)))
+            admitted.append(not (call.done() and isinstance(call.exception(), Busy)))
             if number % 5 == 0 and (running := [name for name in court.begun if not court.calls[name].done()]):
                 await court.end(running[0])
         court.admission.close()
         with pytest.raises(Unavailable):
             court.admission.check("a")
-        return said, came
+        return predicted, admitted
 
-    said, came = play(work, most=3, waiting=6)
-    assert said == came and set(said) == {True, False}
+    predicted, admitted = play(work, most=3, waiting=6)
+    assert predicted == admitted and set(predicted) == {True, False}
 
 
-def test_who_leaves_the_queue_frees_the_place_at_once():
+def test_leaving_the_queue_frees_the_place_at_once():
     async def work(court):
         await court.call("first")
         for name in ("second", "third"):
@@ -168,13 +168,13 @@ def test_who_leaves_the_queue_frees_the_place_at_once():
     assert begun == ["first", "third"]
 
 
-def test_who_leaves_in_the_moment_of_the_turn_loses_no_place():
+def test_cancelling_while_a_slot_is_handed_over_loses_no_slot():
     async def work(court):
         await court.call("first")
         await court.call("second")
         await court.call("third")
         court.ends["first"].set()
-        for _ in range(6):  # until the turn is handed on, and not yet taken
+        for _ in range(6):  # until the slot is handed on but not yet taken
             if court.admission.waiting == 1:
                 break
             await asyncio.sleep(0)
@@ -185,7 +185,7 @@ def test_who_leaves_in_the_moment_of_the_turn_loses_no_place():
     assert play(work, most=1) == ["first", "third"]
 
 
-def test_a_full_queue_makes_room_for_who_has_less_than_a_share():
+def test_full_queue_makes_room_for_a_namespace_below_its_share():
     async def work(court):
         for number in range(6):
             await court.call(f"flood-{number}", "flood")
@@ -200,7 +200,7 @@ def test_a_full_queue_makes_room_for_who_has_less_than_a_share():
     assert len(begun) == 6
 
 
-def test_the_patient_wait_however_many_wait_and_are_not_pushed_out():
+def test_patient_callers_ignore_the_queue_limit_and_are_not_evicted():
     async def work(court):
         await court.call("running")
         for number in range(5):
@@ -216,7 +216,7 @@ def test_the_patient_wait_however_many_wait_and_are_not_pushed_out():
     ]  # fmt: skip
 
 
-def test_the_delay_is_when_places_come_free_as_measured():
+def test_retry_delay_follows_from_measured_trial_durations():
     async def work(court):
         for number in range(4):
             await court.call(f"t{number}")
@@ -230,12 +230,12 @@ def test_the_delay_is_when_places_come_free_as_measured():
             delays.append(court.refusal(f"refused-{number}").retry_after)
         return delays
 
-    # Four places and two seconds a trial make two turns a second: ten who wait and the caller itself are eleven turns.
+    # Four slots and two seconds a trial free two slots a second; ten waiting callers and the caller itself need eleven.
     assert play(work, most=4, waiting=10) == pytest.approx([5.5, 6.0, 6.5])
 
 
-def test_who_comes_back_when_told_to_is_let_in():
-    """Four times as many as there are places for: of those sent away, each needs to come back but once."""
+def test_callers_returning_after_the_retry_delay_are_admitted():
+    """Four times more callers than the court has room for: each refused caller has to come back only once."""
 
     async def work(court):
         tries = Counter()
@@ -263,10 +263,10 @@ def test_who_comes_back_when_told_to_is_let_in():
     tries, ended = play(work, most=5, waiting=20)
     assert max(tries.values()) <= 2
     assert sum(tries.values()) == 100 + 75
-    assert ended - 1000.0 <= 100 / 5 * 1.1  # and no place stood empty meanwhile
+    assert ended - 1000.0 <= 100 / 5 * 1.1  # and no slot was idle meanwhile
 
 
-def test_a_trial_that_takes_long_counts_before_it_has_ended():
+def test_running_trial_counts_towards_the_delay_before_it_ends():
     async def work(court):
         await court.call("quick")
         await court.end("quick", after=0.1)
@@ -278,7 +278,7 @@ def test_a_trial_that_takes_long_counts_before_it_has_ended():
     assert play(work, most=1, waiting=0) == pytest.approx(30, rel=0.01)
 
 
-def test_who_can_not_be_served_in_time_is_sent_away_at_once():
+def test_caller_that_cannot_be_served_in_time_is_refused_at_once():
     async def work(court):
         await court.call("measured")
         await court.end("measured", after=3.0)
@@ -293,7 +293,7 @@ def test_who_can_not_be_served_in_time_is_sent_away_at_once():
     assert isinstance(too_late, Busy) and too_late.retry_after > 0
 
 
-def test_closing_sends_away_who_waits_and_lets_run_what_runs():
+def test_closing_refuses_waiting_callers_and_lets_running_trials_finish():
     async def work(court):
         for name in ("running", "waiting", "patient"):
             await court.call(name, patient=name == "patient")
@@ -313,7 +313,7 @@ def test_closing_sends_away_who_waits_and_lets_run_what_runs():
         assert refusal.reason == "NOT_IN_SESSION" and refusal.retry_after > 0
 
 
-def test_an_error_in_a_turn_frees_its_place():
+def test_error_in_a_trial_frees_its_slot():
     async def work(court):
         @asynccontextmanager
         async def failing():

@@ -1,4 +1,4 @@
-"""The processes that hash and compare pictures: whatever a picture does to them, the next one is answered."""
+"""Worker processes that hash and compare pictures: they recover from any picture."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from tests.support.encoders import picture_of
 
 NEARNESS = MatchThresholds()
 DEGENERATE = [*product((1, 2, 3, 8, 900), repeat=2), (1, 1280), (1280, 1), (2, 1280), (1280, 3)]
-"""Sides of pictures, in pixels."""
+"""Widths and heights of pictures, in pixels."""
 
 
 def noise(width, height, seed=0, levels=256):
@@ -57,7 +57,7 @@ def worker_pids():
     return found
 
 
-def test_a_process_of_its_own_finds_what_this_one_would():
+def test_worker_process_agrees_with_in_process_comparison():
     one, other = noise(320, 240), noise(320, 240, seed=1)
     views = fingerprint(frames(one), MemeText("", read=False)).frames[0]
 
@@ -71,8 +71,8 @@ def test_a_process_of_its_own_finds_what_this_one_would():
 
 
 @pytest.mark.parametrize("levels", [1, 100])
-def test_pictures_with_hardly_a_side_are_hashed_and_compared(levels):
-    """Flat ones and noise: the search for borders once never returned from a side of one pixel."""
+def test_tiny_and_narrow_pictures_are_hashed_and_compared(levels):
+    """Flat pictures and noise: a side of one pixel once sent the border search into an endless loop."""
 
     async def work(comparer):
         for width, height in DEGENERATE:
@@ -87,7 +87,7 @@ def test_pictures_with_hardly_a_side_are_hashed_and_compared(levels):
 
 
 @pytest.mark.parametrize(("options", "error"), [({"cpu_s": 0.02}, Unavailable), ({"wall_s": 0.02}, Overrun)])
-def test_what_takes_too_long_is_ended_and_counted(options, error):
+def test_slow_comparison_is_killed_and_counted(options, error):
     large = noise(1280, 1280)
 
     async def work(comparer):
@@ -96,7 +96,7 @@ def test_what_takes_too_long_is_ended_and_counted(options, error):
         with pytest.raises(error) as caught:
             await comparer.is_same(frames(large), large, NEARNESS, Agreement.SAME)
         assert error is Overrun or caught.value.reason == "COMPARER_FAILED"
-        await comparer.warm()  # the next has a process
+        await comparer.warm()  # a new process starts
         assert len(before) == 1 and not set(before) & set(worker_pids())
 
     deaths = worker_deaths["picture comparer"]
@@ -104,25 +104,25 @@ def test_what_takes_too_long_is_ended_and_counted(options, error):
     assert worker_deaths["picture comparer"] == deaths + 1
 
 
-def test_a_process_that_is_killed_from_outside_is_told_apart():
+def test_externally_killed_worker_has_its_own_reason():
     large = noise(1280, 1280)
 
     async def work(comparer):
         await comparer.warm()
         (pid,) = worker_pids()
-        os.kill(pid, signal.SIGSTOP)  # or a quick one has answered before it is killed
-        asking = asyncio.ensure_future(comparer.is_same(frames(large), large, NEARNESS, Agreement.SAME))
+        os.kill(pid, signal.SIGSTOP)  # otherwise a fast worker answers before it is killed
+        comparing = asyncio.ensure_future(comparer.is_same(frames(large), large, NEARNESS, Agreement.SAME))
         await asyncio.sleep(0.05)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Unavailable) as caught:
-            await asking
+            await comparing
         assert caught.value.reason == "COMPARER_KILLED"
         assert (await comparer.hashes(noise(64, 64))).shape[1:] == (8, 32)
 
     with_comparer(work, workers=1)
 
 
-def test_what_is_no_picture_of_ours_fails_and_the_process_lives_on():
+def test_invalid_picture_fails_without_killing_the_worker():
     async def work(comparer):
         await comparer.warm()
         before = worker_pids()
