@@ -66,40 +66,40 @@ async def settled():
         await asyncio.sleep(0)
 
 
-def play(work, most, waiting=100):
-    async def scene():
+def play(scenario, most, waiting=100):
+    async def run():
         court = Court(most, waiting)
         try:
-            return await work(court)
+            return await scenario(court)
         finally:
             for call in court.calls.values():
                 call.cancel()
             await asyncio.gather(*court.calls.values(), return_exceptions=True)
             assert court.admission.running == court.admission.waiting == 0  # no slot was lost
 
-    return asyncio.run(scene())
+    return asyncio.run(run())
 
 
 def test_late_namespace_is_served_next_when_there_is_one_slot():
-    async def work(court):
+    async def scenario(court):
         for number in range(50):
             await court.call(f"flood-{number}", "flood")
         await court.call("late", "another")
         await court.end("flood-0")
         return court.begun
 
-    assert play(work, most=1) == ["flood-0", "late"]
+    assert play(scenario, most=1) == ["flood-0", "late"]
 
 
 @pytest.mark.parametrize("most", [1, 4])
 def test_namespaces_share_slots_evenly_however_many_calls_each_makes(most):
-    async def work(court):
+    async def scenario(court):
         for namespace, count in (("a", 40), ("b", 20), ("c", 10)):
             for number in range(count):
                 await court.call(f"{namespace}{number}", namespace)
         return await court.end_all()
 
-    begun = play(work, most)
+    begun = play(scenario, most)
     assert len(begun) == 70
     shared = Counter(name[0] for name in begun[most : most + 30])  # while all three namespaces have callers waiting
     assert all(9 <= count <= 11 for count in shared.values()), shared
@@ -109,7 +109,7 @@ def test_namespaces_share_slots_evenly_however_many_calls_each_makes(most):
 
 
 def test_idle_namespace_saves_up_no_turns():
-    async def work(court):
+    async def scenario(court):
         for number in range(20):
             await court.call(f"a{number}", "a")
         for number in range(10):
@@ -118,12 +118,12 @@ def test_idle_namespace_saves_up_no_turns():
             await court.call(f"b{number}", "b")
         return (await court.end_all())[11:19]
 
-    begun = play(work, most=1)
+    begun = play(scenario, most=1)
     assert Counter(name[0] for name in begun) == {"a": 4, "b": 4}
 
 
 def test_check_predicts_refusals_without_side_effects():
-    async def work(court):
+    async def scenario(court):
         predicted, admitted = [], []
         for number in range(200):
             court.clock.now += 0.1
@@ -146,12 +146,12 @@ def test_check_predicts_refusals_without_side_effects():
             court.admission.check("a")
         return predicted, admitted
 
-    predicted, admitted = play(work, most=3, waiting=6)
+    predicted, admitted = play(scenario, most=3, waiting=6)
     assert predicted == admitted and set(predicted) == {True, False}
 
 
 def test_leaving_the_queue_frees_the_place_at_once():
-    async def work(court):
+    async def scenario(court):
         await court.call("first")
         for name in ("second", "third"):
             await court.call(name)
@@ -163,13 +163,13 @@ def test_leaving_the_queue_frees_the_place_at_once():
         await court.end("first")
         return refusal, court.begun
 
-    refusal, begun = play(work, most=1, waiting=2)
+    refusal, begun = play(scenario, most=1, waiting=2)
     assert isinstance(refusal, Busy)
     assert begun == ["first", "third"]
 
 
 def test_cancelling_while_a_slot_is_handed_over_loses_no_slot():
-    async def work(court):
+    async def scenario(court):
         await court.call("first")
         await court.call("second")
         await court.call("third")
@@ -182,11 +182,11 @@ def test_cancelling_while_a_slot_is_handed_over_loses_no_slot():
         await court.leave("second")
         return court.begun
 
-    assert play(work, most=1) == ["first", "third"]
+    assert play(scenario, most=1) == ["first", "third"]
 
 
 def test_full_queue_makes_room_for_a_namespace_below_its_share():
-    async def work(court):
+    async def scenario(court):
         for number in range(6):
             await court.call(f"flood-{number}", "flood")
         await court.call("late", "another")
@@ -194,14 +194,14 @@ def test_full_queue_makes_room_for_a_namespace_below_its_share():
         await court.call(one_more, "flood")
         return last.exception(), court.refusal(one_more), await court.end_all()
 
-    pushed_out, refused, begun = play(work, most=1, waiting=5)
+    pushed_out, refused, begun = play(scenario, most=1, waiting=5)
     assert isinstance(pushed_out, Busy) and isinstance(refused, Busy)
     assert begun[:2] == ["flood-0", "late"]
     assert len(begun) == 6
 
 
 def test_patient_callers_ignore_the_queue_limit_and_are_not_evicted():
-    async def work(court):
+    async def scenario(court):
         await court.call("running")
         for number in range(5):
             await court.call(f"patient-{number}", "a", patient=True)
@@ -211,13 +211,13 @@ def test_patient_callers_ignore_the_queue_limit_and_are_not_evicted():
         await court.leave("patient-2")
         return await court.end_all()
 
-    assert play(work, most=1, waiting=1) == [
+    assert play(scenario, most=1, waiting=1) == [
         "running", "patient-0", "patient-1", "patient-3", "patient-4", "impatient",
     ]  # fmt: skip
 
 
 def test_retry_delay_follows_from_measured_trial_durations():
-    async def work(court):
+    async def scenario(court):
         for number in range(4):
             await court.call(f"t{number}")
         for number in range(4):
@@ -231,43 +231,43 @@ def test_retry_delay_follows_from_measured_trial_durations():
         return delays
 
     # Four slots and two seconds a trial free two slots a second; ten waiting callers and the caller itself need eleven.
-    assert play(work, most=4, waiting=10) == pytest.approx([5.5, 6.0, 6.5])
+    assert play(scenario, most=4, waiting=10) == pytest.approx([5.5, 6.0, 6.5])
 
 
 def test_callers_returning_after_the_retry_delay_are_admitted():
-    """Four times more callers than the court has room for: each refused caller has to come back only once."""
+    """Four times as many callers as the court has room for: each refused caller has to come back only once."""
 
-    async def work(court):
+    async def scenario(court):
         tries = Counter()
-        due = {f"caller-{number}": 1000.0 for number in range(100)}
+        return_times = {f"caller-{number}": 1000.0 for number in range(100)}
         ends = []
         done = 0
         while done < 100:
-            now = min([*due.values(), *(at for at, _ in ends)])
+            now = min([*return_times.values(), *(at for at, _ in ends)])
             court.clock.now = now
             for at, name in sorted(ends):
                 if at <= now:
                     ends.remove((at, name))
                     await court.end(name)
                     done += 1
-            for name in [name for name, at in due.items() if at <= now]:
-                del due[name]
+            for name in [name for name, at in return_times.items() if at <= now]:
+                del return_times[name]
                 tries[name] += 1
                 await court.call(name)
                 if court.calls[name].done():
-                    due[name] = now + court.refusal(name).retry_after
+                    return_times[name] = now + court.refusal(name).retry_after
             known = {name for _, name in ends}
             ends += [(now + 1.0, n) for n in court.begun if not court.calls[n].done() and n not in known]
         return tries, court.clock.now
 
-    tries, ended = play(work, most=5, waiting=20)
+    tries, ended = play(scenario, most=5, waiting=20)
     assert max(tries.values()) <= 2
     assert sum(tries.values()) == 100 + 75
     assert ended - 1000.0 <= 100 / 5 * 1.1  # and no slot was idle meanwhile
 
 
 def test_running_trial_counts_towards_the_delay_before_it_ends():
-    async def work(court):
+    async def scenario(court):
         await court.call("quick")
         await court.end("quick", after=0.1)
         await court.call("slow")
@@ -275,11 +275,11 @@ def test_running_trial_counts_towards_the_delay_before_it_ends():
         await court.call("refused")
         return court.refusal("refused").retry_after
 
-    assert play(work, most=1, waiting=0) == pytest.approx(30, rel=0.01)
+    assert play(scenario, most=1, waiting=0) == pytest.approx(30, rel=0.01)
 
 
 def test_caller_that_cannot_be_served_in_time_is_refused_at_once():
-    async def work(court):
+    async def scenario(court):
         await court.call("measured")
         await court.end("measured", after=3.0)
         await court.call("running")
@@ -288,13 +288,13 @@ def test_caller_that_cannot_be_served_in_time_is_refused_at_once():
         await court.call("patient", within_s=5.5, patient=True)
         return court.calls["waits"].done(), court.refusal("too late"), court.calls["patient"].done()
 
-    waits, too_late, patient = play(work, most=1)
+    waits, too_late, patient = play(scenario, most=1)
     assert not waits and not patient
     assert isinstance(too_late, Busy) and too_late.retry_after > 0
 
 
 def test_closing_refuses_waiting_callers_and_lets_running_trials_finish():
-    async def work(court):
+    async def scenario(court):
         for name in ("running", "waiting", "patient"):
             await court.call(name, patient=name == "patient")
         court.admission.close()
@@ -308,13 +308,13 @@ def test_closing_refuses_waiting_callers_and_lets_running_trials_finish():
         await asyncio.wait_for(emptied, 5)
         return refusals
 
-    for refusal in play(work, most=1):
+    for refusal in play(scenario, most=1):
         assert isinstance(refusal, Unavailable) and not isinstance(refusal, Busy)
         assert refusal.reason == "NOT_IN_SESSION" and refusal.retry_after > 0
 
 
 def test_error_in_a_trial_frees_its_slot():
-    async def work(court):
+    async def scenario(court):
         @asynccontextmanager
         async def failing():
             async with court.admission.acquire("a"):
@@ -326,4 +326,4 @@ def test_error_in_a_trial_frees_its_slot():
         await court.call("next")
         return court.begun
 
-    assert play(work, most=1) == ["next"]
+    assert play(scenario, most=1) == ["next"]

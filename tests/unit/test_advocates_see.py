@@ -36,7 +36,7 @@ def five_precedents():
     )
 
 
-def tried(advocates_see, **settings):
+def run_trial(advocates_see, **settings):
     cast = Cast(rounds=2, **({} if settings.get("precedents", True) else {"judge_judge": {**RULING, "precedents": {}}}))
     record = try_meme(cast, found=five_precedents(), settings=TrialSettings(advocates_see=advocates_see, **settings))
     return cast, record
@@ -47,14 +47,14 @@ def texts_in(request):
 
 
 def test_advocates_see_no_precedents_by_default():
-    cast, _ = tried("none")
+    cast, _ = run_trial("none")
     for request in cast.requests("accuser", "defender"):
         assert not texts_in(request) and "Precedent" not in shown(request)
     assert TrialSettings().advocates_see == "none"
 
 
 def test_own_precedents_carry_the_label_that_the_side_argues_for():
-    cast, _ = tried("own")
+    cast, _ = run_trial("own")
     by_id = {one.id: one.label for one in five_precedents().exhibits}
     for role, label in OWN.items():
         for request in cast.requests(role):
@@ -66,14 +66,14 @@ def test_own_precedents_carry_the_label_that_the_side_argues_for():
 
 
 def test_all_precedents_are_shown_to_both_sides():
-    cast, _ = tried("all")
+    cast, _ = run_trial("all")
     for request in cast.requests("accuser", "defender"):
         assert texts_in(request) == {"p0", "p1", "p2"}
 
 
 @pytest.mark.parametrize("advocates_see", ["none", "own", "all"])
 def test_advocates_see_only_text_and_label_of_precedents(advocates_see):
-    cast, _ = tried(advocates_see)
+    cast, _ = run_trial(advocates_see)
     for request in cast.requests("accuser", "defender"):
         assert frames_of(request) == []
         words = shown(request)
@@ -99,7 +99,7 @@ def test_precedent_texts_stay_inside_the_fence():
 
 
 def test_judge_prompts_do_not_depend_on_advocates_see():
-    ruling = {advocates_see: tried(advocates_see)[0].requests("judge") for advocates_see in ("none", "own", "all")}
+    ruling = {advocates_see: run_trial(advocates_see)[0].requests("judge") for advocates_see in ("none", "own", "all")}
     parts = {
         advocates_see: [[str(part) for part in each.parts] for each in requests]
         for advocates_see, requests in ruling.items()
@@ -108,7 +108,7 @@ def test_judge_prompts_do_not_depend_on_advocates_see():
 
 
 def test_advocates_see_no_precedents_when_precedents_are_off():
-    cast, _ = tried("all", precedents=False)
+    cast, _ = run_trial("all", precedents=False)
     assert not any(texts_in(request) for request in cast.requests("accuser", "defender", "judge"))
     # A cascade has searched them before, for its vote.
     cast = Cast(rounds=2, judge_judge={**RULING, "precedents": {}})
@@ -133,7 +133,7 @@ def test_advocates_see_is_refused_with_queries_by_summaries():
 
 @pytest.mark.parametrize("advocates_see", ["own", "all"])
 def test_record_stores_the_setting_and_replays(advocates_see):
-    _, record = tried(advocates_see)
+    _, record = run_trial(advocates_see)
     assert record.opened.settings["advocates_see"] == advocates_see
     kinds = [event.kind for event in record.events]
     assert kinds.index("PrecedentsCited") < kinds.index("QuestionAsked")

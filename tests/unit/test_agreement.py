@@ -35,16 +35,16 @@ def test_cohen_kappa_matches_a_worked_example():
 
 
 def test_kappas_match_statsmodels():
-    chance = random.Random(7)
+    rng = random.Random(7)
     compared = 0
     for _ in range(60):
-        kinds, n = chance.choice([2, 3]), chance.randrange(5, 60)
+        kinds, n = rng.choice([2, 3]), rng.randrange(5, 60)
         labels = [str(kind) for kind in range(kinds)]
-        lean = chance.random()
+        lean = rng.random()
         pairs = []
         for _ in range(n):
-            one = chance.choice(labels)
-            pairs.append((one, one if chance.random() < lean else chance.choice(labels)))
+            one = rng.choice(labels)
+            pairs.append((one, one if rng.random() < lean else rng.choice(labels)))
         if len({a for a, _ in pairs}) < kinds or len({b for _, b in pairs}) < kinds:
             continue
         table = [[sum((a, b) == (x, y) for a, b in pairs) for y in labels] for x in labels]
@@ -52,8 +52,8 @@ def test_kappas_match_statsmodels():
         assert own.value == pytest.approx(reference.kappa)
         assert own.low == pytest.approx(max(reference.kappa_low, -1))
         assert own.high == pytest.approx(min(reference.kappa_upp, 1))
-        raters = chance.randrange(2, 6)
-        memes = [[chance.choice(labels) for _ in range(raters)] for _ in range(n)]
+        raters = rng.randrange(2, 6)
+        memes = [[rng.choice(labels) for _ in range(raters)] for _ in range(n)]
         counted = [[meme.count(label) for label in labels] for meme in memes]
         assert fleiss(memes).value == pytest.approx(fleiss_kappa(counted))
         compared += 1
@@ -67,7 +67,7 @@ def test_undefined_kappas_are_none():
     assert fleiss([["y", "y"], ["y", "y", "y"]]).value is None
 
 
-def test_agreement_between_reviewers_and_with_the_court():
+def test_agreement_of_reviewers_and_court_matches_hand_counts():
     labels = {
         1: {"ada": "H", "bea": "H"},
         2: {"ada": "N", "bea": "H", "cy": "N"},

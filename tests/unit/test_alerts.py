@@ -18,7 +18,7 @@ PROMETHEUS, DASHBOARD = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafa
 RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
 
 
-def exported():
+def exported_samples():
     """Names of all samples that the server can export, with the labels of each."""
     samples = {}
     for collector, names in Metrics(Settings()).registry._collector_to_names.items():
@@ -35,7 +35,7 @@ def dashboard_queries():
 
 @pytest.mark.parametrize("query", [*(rule["expr"] for rule in RULES), *dashboard_queries()])
 def test_queries_use_only_exported_metrics_and_labels(query):
-    samples = exported()
+    samples = exported_samples()
     named = re.findall(r"\b(memecourt_\w+)(?:\{([^}]*)\})?", query)
     assert named
     for name, matchers in named:
@@ -58,7 +58,7 @@ def test_label_values_in_queries_are_those_of_the_court():
         assert set(re.findall(rf'\b{label}="([^"]+)"', queries)) == known
 
 
-def test_dashboard_layout_and_data_source():
+def test_dashboard_has_the_expected_layout_and_data_source():
     board = json.loads(DASHBOARD.read_text())
     kinds = [panel["type"] for panel in board["panels"]]
     assert kinds.count("timeseries") == 6 and set(kinds) == {"stat", "timeseries"}

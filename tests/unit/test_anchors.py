@@ -90,7 +90,7 @@ def test_keys_are_read_one_per_line(tmp_path: Path) -> None:
 def test_file_witness_appends_and_never_rewrites(tmp_path: Path) -> None:
     path = tmp_path / "anchor"
 
-    async def scene() -> None:
+    async def scenario() -> None:
         witness = FileWitness(path)
         await witness.push(NOTES[0])
         first = path.read_bytes()
@@ -102,7 +102,7 @@ def test_file_witness_appends_and_never_rewrites(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="does not take them"):
             await FileWitness(tmp_path / "none" / "anchor").push(NOTES[0])
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 class NoteServer:
@@ -127,19 +127,19 @@ class NoteServer:
         await writer.wait_closed()
 
 
-def serving_notes(note_server: NoteServer, work: Callable[[str], Awaitable[None]]) -> None:
-    async def scene() -> None:
+def serving_notes(note_server: NoteServer, scenario: Callable[[str], Awaitable[None]]) -> None:
+    async def run() -> None:
         server = await asyncio.start_server(note_server.answer, "127.0.0.1", 0)
         async with server:
-            await work(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/checkpoints")
+            await scenario(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/checkpoints")
 
-    asyncio.run(scene())
+    asyncio.run(run())
 
 
 def test_http_witness_posts_notes() -> None:
     note_server = NoteServer(204, 500, 302)
 
-    async def work(url: str) -> None:
+    async def scenario(url: str) -> None:
         witness = open_witness(url)
         assert isinstance(witness, HttpWitness)
         await witness.push(NOTES[0])
@@ -148,7 +148,7 @@ def test_http_witness_posts_notes() -> None:
                 await witness.push(NOTES[1])
         await witness.aclose()
 
-    serving_notes(note_server, work)
+    serving_notes(note_server, scenario)
     assert note_server.bodies == [NOTES[0], NOTES[1], NOTES[1]]
     assert "POST /checkpoints" in note_server.heads[0] and "text/plain; charset=utf-8" in note_server.heads[0]
 
@@ -193,7 +193,7 @@ def test_each_new_checkpoint_is_pushed_and_the_last_one_at_shutdown(caplog: pyte
     docket, fake = GrowingDocket(), FakeWitness()
     witness: CheckpointWitness = fake
 
-    async def scene() -> None:
+    async def scenario() -> None:
         anchoring = asyncio.create_task(keep_anchored(docket, witness, every_s=1))
         await asyncio.sleep(3.5)
         assert fake.sizes == [1]  # nothing new, nothing pushed
@@ -212,5 +212,5 @@ def test_each_new_checkpoint_is_pushed_and_the_last_one_at_shutdown(caplog: pyte
         assert fake.sizes == [1, 2, 4, 5] and fake.closed
 
     with caplog.at_level("INFO", "memecourt.anchor"):
-        run_virtually(scene())
+        run_virtually(scenario())
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

@@ -56,7 +56,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "leaderboard.txt"
 THREE = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
 
 
-def of(events, *kinds):
+def events_of_kind(events, *kinds):
     return [event for event in events if isinstance(event, kinds)]
 
 
@@ -109,21 +109,21 @@ def test_terminal_report_matches_the_golden_file(tmp_path, request):
 
 def test_each_meme_gets_three_questions_that_all_models_answer(finished_arena):
     events = finished_arena.folder.events()
-    tasks = of(events, TaskFormulated)
+    tasks = events_of_kind(events, TaskFormulated)
     assert Counter(task.relevance for task in tasks) == dict.fromkeys(Relevance, 16)
     for _, request in requests(finished_arena, {"question"}):
         assert request.temperature == 1.0
     assert {request.temperature for _, request in requests(finished_arena, {"reasoning"})} == {0.0}
-    answers = Counter((a.meme, a.task, a.target) for a in of(events, Answered))
+    answers = Counter((a.meme, a.task, a.target) for a in events_of_kind(events, Answered))
     assert len(answers) == 16 * 3 * 5 and set(answers.values()) == {1}
 
 
 def test_guideline_starts_from_a_judge_s_answer_and_no_judge_merges_its_own(finished_arena):
     events = finished_arena.folder.events()
     judges = set(finished_arena.settings.judges)
-    begun = {(e.meme, e.task): e.judge for e in of(events, FusionBegun)}
+    begun = {(e.meme, e.task): e.judge for e in events_of_kind(events, FusionBegun)}
     assert set(begun.values()) == judges
-    rounds = of(events, FusionRound)
+    rounds = events_of_kind(events, FusionRound)
     for key, author in begun.items():
         own = [e for e in rounds if (e.meme, e.task) == key]
         assert [e.round for e in own] == [1, 2, 3, 4]
@@ -143,7 +143,7 @@ def test_guideline_starts_from_a_judge_s_answer_and_no_judge_merges_its_own(fini
 
 
 def test_three_models_meet_in_all_pairs_and_none_judges_its_own_battle(finished_arena):
-    battles = of(finished_arena.folder.events(), Judged)
+    battles = events_of_kind(finished_arena.folder.events(), Judged)
     by_task = {}
     for battle in battles:
         by_task.setdefault((battle.meme, battle.task), []).append(battle)
@@ -162,7 +162,7 @@ def test_model_judges_its_own_battle_only_when_too_few_others_are_left(tmp_path)
     arena = Arena(tmp_path, memes=6, judges_per_battle=2)
     arena.hold()
     panels = {}
-    for battle in of(arena.folder.events(), Judged):
+    for battle in events_of_kind(arena.folder.events(), Judged):
         panels.setdefault((battle.meme, battle.task, frozenset((battle.a, battle.b))), set()).add(battle.judge)
     few = 0
     for (_, _, pair), judges in panels.items():
@@ -260,7 +260,7 @@ def test_only_the_self_favouring_judge_is_reported(tmp_path):
     battles_by_setting = {
         setting: {
             (e.meme, e.task, e.a, e.b, e.judge)
-            for e in of(arena.folder.events(), Judged)
+            for e in events_of_kind(arena.folder.events(), Judged)
             if e.study == "bias" and e.setting is setting
         }
         for setting in Setting
@@ -280,29 +280,29 @@ def test_only_the_self_favouring_judge_is_reported(tmp_path):
 
 def test_missing_answers_are_left_out_or_count_as_losses(tmp_path):
     boards = {}
-    for how in ("leave out", "lose"):
+    for mode in ("leave out", "lose"):
         voices = {"ash": Voice("ash", THREE, refuses={"0", "1", "2"})}
         arena = Arena(
-            tmp_path / how,
+            tmp_path / mode,
             memes=4,
             strengths=THREE,
             judges=["beech", "cedar"],
             controller="beech",
             voices=voices,
-            forfeits=how,
+            forfeits=mode,
         )
         arena.root.mkdir()
         arena.hold()
         events = arena.folder.events()
-        missing = of(events, NotAnswered)
+        missing = events_of_kind(events, NotAnswered)
         assert Counter((e.target, e.reason) for e in missing) == {("ash", "REPLY_MALFORMED"): 9}
-        assert {(e.winner, e.loser) for e in of(events, Forfeited)} == {("beech", "ash"), ("cedar", "ash")}
-        assert not [b for b in of(events, Judged) if "ash" in (b.a, b.b) and b.meme != "m3"]
-        boards[how] = leaderboard(arena.root)
-        assert boards[how].forfeits == 18 and arena.folder.spent()["ash"].unusable == 9
-    without, lost = (boards[how].board("overall") for how in ("leave out", "lose"))
+        assert {(e.winner, e.loser) for e in events_of_kind(events, Forfeited)} == {("beech", "ash"), ("cedar", "ash")}
+        assert not [b for b in events_of_kind(events, Judged) if "ash" in (b.a, b.b) and b.meme != "m3"]
+        boards[mode] = leaderboard(arena.root)
+        assert boards[mode].forfeits == 18 and arena.folder.spent()["ash"].unusable == 9
+    without, lost = (boards[mode].board("overall") for mode in ("leave out", "lose"))
     assert without.battles + 18 == lost.battles
-    rate = {how: next(r.win_rate for r in b.board("overall").rows if r.model == "ash") for how, b in boards.items()}
+    rate = {mode: next(r.win_rate for r in b.board("overall").rows if r.model == "ash") for mode, b in boards.items()}
     assert rate["lose"] < rate["leave out"]
     assert next(t for t in boards["lose"].targets if t.model == "ash").unanswered == {"REPLY_MALFORMED": 9}
 
@@ -327,14 +327,14 @@ def test_unusable_replies_of_judge_or_controller_drop_battles_or_memes(tmp_path)
     arena = Arena(tmp_path, memes=2, strengths=THREE, judges=list(THREE), voices=voices)
     arena.hold()
     events = arena.folder.events()
-    assert [(e.meme, e.reason) for e in of(events, MemeLeftOut)] == [("m1", "REPLY_MALFORMED")]
-    assert {(e.judge, e.reason) for e in of(events, NotJudged)} == {("beech", "REPLY_MALFORMED")}
-    assert {e.judge for e in of(events, FusionFailed)} <= {"cedar"}
+    assert [(e.meme, e.reason) for e in events_of_kind(events, MemeLeftOut)] == [("m1", "REPLY_MALFORMED")]
+    assert {(e.judge, e.reason) for e in events_of_kind(events, NotJudged)} == {("beech", "REPLY_MALFORMED")}
+    assert {e.judge for e in events_of_kind(events, FusionFailed)} <= {"cedar"}
     board = leaderboard(tmp_path)
-    assert board.references == {"fused": len(of(events, Judged))}
+    assert board.references == {"fused": len(events_of_kind(events, Judged))}
     assert board.memes == 1 and board.left_out == {"REPLY_MALFORMED": 1}
-    assert len(of(events, Judged)) + len(of(events, NotJudged)) == 9
-    assert next(t for t in board.targets if t.model == "beech").unjudged == len(of(events, NotJudged))
+    assert len(events_of_kind(events, Judged)) + len(events_of_kind(events, NotJudged)) == 9
+    assert next(t for t in board.targets if t.model == "beech").unjudged == len(events_of_kind(events, NotJudged))
 
 
 def test_undefeated_model_is_rated_in_its_own_group(tmp_path):
@@ -443,7 +443,7 @@ def test_panel_votes_are_pooled_or_joined_and_both_are_shown(tmp_path):
     assert pooled.battles == 2 * joint.battles == 2 * 8 * 3 * 3
     # Each board also has the rows of the other kind of vote.
     assert boards["pool"].other_vote.rows == joint.rows and boards["majority"].other_vote.rows == pooled.rows
-    fought = of(arena.folder.events(), Judged)
+    fought = events_of_kind(arena.folder.events(), Judged)
     won = Counter()
     for key in {(e.meme, e.task, *sorted((e.a, e.b))) for e in fought}:
         votes = [e for e in fought if (e.meme, e.task, *sorted((e.a, e.b))) == key]
@@ -485,7 +485,7 @@ def test_number_of_calls_and_cost_are_predicted(tmp_path):
         assert foretold(SimpleNamespace(settings=arena.settings, specs=specs), 2, 0)[0] == arena.asked
 
 
-def test_arena_with_five_levels_both_orders_and_an_anchor(tmp_path):
+def test_arena_supports_five_levels_both_orders_and_an_anchor(tmp_path):
     arena = Arena(
         tmp_path,
         memes=8,
@@ -498,8 +498,8 @@ def test_arena_with_five_levels_both_orders_and_an_anchor(tmp_path):
     )
     arena.hold()
     events = arena.folder.events()
-    battles = of(events, Judged)
-    assert not of(events, FusionBegun) and {b.setting for b in battles} == {Setting.NONE}
+    battles = events_of_kind(events, Judged)
+    assert not events_of_kind(events, FusionBegun) and {b.setting for b in battles} == {Setting.NONE}
     assert all("cedar" in (b.a, b.b) for b in battles) and len(battles) == 8 * 3 * 4 * 2
     turns = {(b.meme, b.task, b.a, b.b, b.judge): b.turn for b in battles}
     assert all(turns[m, t, b, a, j] == 1 - turn for (m, t, a, b, j), turn in turns.items())
@@ -530,12 +530,12 @@ def test_fixed_questions_keep_their_rounds_language_and_reference(tmp_path):
     arena = Arena(tmp_path, memes=2, strengths=THREE, judges=["ash", "beech"], plan={"fixed_tasks": fixed_tasks})
     arena.hold()
     events = arena.folder.events()
-    assert [(t.meme, t.task, t.language, t.relevance) for t in of(events, TaskFormulated)] == [
+    assert [(t.meme, t.task, t.language, t.relevance) for t in events_of_kind(events, TaskFormulated)] == [
         ("m0", 0, "de", None),
         ("m1", 0, "", None),
         ("m1", 1, "", None),
     ]
-    first = [a for a in of(events, Answered) if a.meme == "m0"]
+    first = [a for a in events_of_kind(events, Answered) if a.meme == "m0"]
     assert len(first) == 3 and all(
         a.reasoning[0].startswith("Round 1") and a.reasoning[1].startswith("Round 2") for a in first
     )
@@ -544,10 +544,12 @@ def test_fixed_questions_keep_their_rounds_language_and_reference(tmp_path):
         sum("in the language de" in text for text in prompts) == 6
         and sum("Asked before" in text for text in prompts) == 3
     )
-    settings = {b.meme: b.setting for b in of(events, Judged)}
+    settings = {b.meme: b.setting for b in events_of_kind(events, Judged)}
     assert settings == {"m0": Setting.HUMAN, "m1": Setting.NONE}
     shown = texts_of(arena, {"why"})
-    assert all("A guest." in text for text in shown if "Who is shown?" in text) and not of(events, FusionBegun)
+    assert all("A guest." in text for text in shown if "Who is shown?" in text) and not events_of_kind(
+        events, FusionBegun
+    )
 
 
 def test_long_history_drops_its_oldest_rounds_and_records_it(tmp_path):
@@ -562,7 +564,7 @@ def test_long_history_drops_its_oldest_rounds_and_records_it(tmp_path):
         history_chars=900,
     )
     arena.hold()
-    answered = of(arena.folder.events(), Answered)
+    answered = events_of_kind(arena.folder.events(), Answered)
     assert len(answered) == 3 and {a.forgotten for a in answered} == {2} and {len(a.reasoning) for a in answered} == {5}
     last = [
         "\n".join(map(str, r.parts[1:])) for _, r in requests(arena, {"answer"}) if "Question 4" in str(r.parts[-1])
@@ -597,7 +599,7 @@ def test_server_that_refuses_all_calls_stops_the_arena(tmp_path):
 
     arena.voices["cedar"] = Voice("cedar", THREE, says=too_long)
     arena.hold()
-    assert {e.target for e in of(arena.folder.events(), NotAnswered)} == {"cedar"}
+    assert {e.target for e in events_of_kind(arena.folder.events(), NotAnswered)} == {"cedar"}
 
 
 @pytest.mark.parametrize(
@@ -619,15 +621,15 @@ def test_meetings_cover_all_pairs_evenly_and_depend_on_the_seed(targets, tasks, 
 
 BAD_SETTINGS = {
     "no panel": ({"controller": "a"}, "judges: Field required"),
-    "stranger": ({"judges": ["z", "a"], "controller": "a"}, "judges are some of the targets"),
-    "unknown": ({"judges": ["a", "b"], "controller": "z"}, "no model 'z'"),
-    "alone": ({"judges": ["a"], "controller": "a"}, "at least two judges"),
+    "judge not among targets": ({"judges": ["z", "a"], "controller": "a"}, "judges are some of the targets"),
+    "unknown controller": ({"judges": ["a", "b"], "controller": "z"}, "no model 'z'"),
+    "single judge": ({"judges": ["a"], "controller": "a"}, "at least two judges"),
     "no anchor": ({"judges": ["a", "b"], "controller": "a", "pairing": "baseline"}, "name the anchor"),
     "other anchor": ({"judges": ["a", "b"], "controller": "a", "anchor": "q"}, "the anchor is one of"),
-    "many answers": ({"judges": ["a", "b"], "controller": "a", "answers_per_task": 9}, "9 answers can't meet"),
-    "many judges": ({"judges": ["a", "b"], "controller": "a", "judges_per_battle": 3}, "can't be judged by 3"),
+    "too many answers": ({"judges": ["a", "b"], "controller": "a", "answers_per_task": 9}, "9 answers can't meet"),
+    "too many judges": ({"judges": ["a", "b"], "controller": "a", "judges_per_battle": 3}, "can't be judged by 3"),
     "misspelt": ({"judges": ["a", "b"], "controller": "a", "seeds": 1}, "seeds: Extra inputs"),
-    "twice": ({"judges": ["a", "a"], "controller": "a"}, "named once"),
+    "judge named twice": ({"judges": ["a", "a"], "controller": "a"}, "named once"),
 }
 
 

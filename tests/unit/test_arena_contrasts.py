@@ -33,13 +33,13 @@ def study(shift, *, memes=40, seed=0):
     return events
 
 
-def contrasted(events, **more):
+def contrast_of(events, **more):
     (found,) = contrasts(events, MODELS, FAMILIES, resamples=300, seed=0, **more)
     return found, {(one.judge, one.target): one for one in found.shifts}
 
 
 def test_only_the_family_favouring_judge_is_detected():
-    found, shifts = contrasted(study(2.0))
+    found, shifts = contrast_of(study(2.0))
     assert (found.one, found.other, found.battles) == (Setting.OWN, Setting.FUSED, 40 * 2 * 6)
     for target in MODELS:
         assert shifts["b", target].points.value == 0 == shifts["b", target].points.high
@@ -52,25 +52,25 @@ def test_only_the_family_favouring_judge_is_detected():
     (section,) = contrast_sections([found], MODELS)
     assert section.rows[1][1].endswith("*°") and "Surely moved: a by a" in section.notes[-1]
     # A few memes may all point the same way by chance.
-    few, _ = contrasted([event for event in study(2.0) if int(event.meme[1:]) < 5])
+    few, _ = contrast_of([event for event in study(2.0) if int(event.meme[1:]) < 5])
     (section,) = contrast_sections([few], MODELS)
     assert "*" not in str(section.rows) and "Surely moved" not in str(section.notes)
 
 
 def test_equal_verdicts_show_no_shift_and_spread_is_that_of_ratings():
-    found, shifts = contrasted(study(0.0))
+    found, shifts = contrast_of(study(0.0))
     assert all(one.points.value == one.points.low == one.points.high == 0 and not one.sure for one in shifts.values())
     assert found.wider.value == 0 and found.own_family.value == 0
     by_hand = np.mean([np.std([shifts[judge, target].ratings[0] for target in MODELS]) for judge in "ab"])
     assert found.spread == found.other_spread == pytest.approx(by_hand)
-    wider, _ = contrasted(study(2.0))
+    wider, _ = contrast_of(study(2.0))
     assert wider.wider.value == pytest.approx(wider.spread - wider.other_spread) and wider.wider.low > 0
 
 
 def test_only_battles_judged_under_both_settings_are_compared():
     events = study(1.0)
     fewer = [e for e in events if e.setting is Setting.FUSED or e.meme < "m2"]
-    found, _ = contrasted(fewer)
+    found, _ = contrast_of(fewer)
     assert found.battles == 6 * 2 * len({e.meme for e in fewer if e.setting is Setting.OWN})
     assert contrasts([], MODELS, FAMILIES, resamples=10, seed=0) == ()
     assert contrasts([e for e in events if e.setting is Setting.OWN], MODELS, FAMILIES, resamples=10, seed=0) == ()

@@ -50,7 +50,7 @@ def labels(name):
     return reply
 
 
-def detected(arena):
+def run_detection(arena):
     models = {name: ScriptedModel(labels(name), name=name) for name in STRENGTHS}
     store = Memory()
     chairs = {name: MeteredModel(name, model, store=store) for name, model in models.items()}
@@ -61,7 +61,9 @@ def detected(arena):
 def test_label_scores_match_scikit_learn_and_correlate_with_battles(finished_arena):
     with pytest.raises(BadRequest, match="No target of this arena was asked"):
         detection_report(finished_arena.manifest(), finished_arena.folder.events())
-    assert detected(finished_arena) >= 5 * 30 and detected(finished_arena) == 0, "stored labels are not requested again"
+    assert run_detection(finished_arena) >= 5 * 30 and run_detection(finished_arena) == 0, (
+        "stored labels are not requested again"
+    )
     events = finished_arena.folder.events()
     report = detection_report(finished_arena.manifest(), events, resamples=300)
     assert [row.model for row in report.rows][:1] == ["ash"] and report.memes == 30 and report.majority == 0.5
@@ -92,7 +94,7 @@ def test_label_scores_match_scikit_learn_and_correlate_with_battles(finished_are
 
 
 def test_target_with_missing_labels_has_no_score(finished_arena):
-    detected(finished_arena)
+    run_detection(finished_arena)
     events = finished_arena.folder.events()
     last = next(e for e in reversed(events) if isinstance(e, Detected | NotDetected))
     part = [e for e in events if e is not last]
@@ -101,7 +103,7 @@ def test_target_with_missing_labels_has_no_score(finished_arena):
 
 
 def test_report_option_shows_the_table_without_model_calls(finished_arena):
-    detected(finished_arena)
+    run_detection(finished_arena)
     ran = CliRunner().invoke(cli, ["arena", "detect", "--out", str(finished_arena.root), "--report"])
     assert ran.exit_code == 0 and "Spearman's rank correlation" in ran.output and "29 of 30" in ran.output
     assert "Detection beside understanding" in (finished_arena.root / "detection.html").read_text()
@@ -111,7 +113,7 @@ def test_report_option_shows_the_table_without_model_calls(finished_arena):
     assert figures["memes"] == 30 and len(figures["rows"]) == 5
 
 
-def rated(arena, name="owl"):
+def run_rating(arena, name="owl"):
     """Rates each task by its meme's number; the reply about meme 3 is unusable."""
 
     def reply(request):
@@ -135,7 +137,7 @@ def test_difficulty_is_rated_once_and_defines_groups(tmp_path):
     arena.hold()
     with pytest.raises(BadRequest, match="group by 'difficulty'"):
         boards_by(arena.manifest(), arena.folder.events(), ["difficulty"])
-    assert rated(arena) >= 24 and rated(arena) == 0
+    assert run_rating(arena) >= 24 and run_rating(arena) == 0
     events = arena.folder.events()
     assert sum(isinstance(e, DifficultyRated) for e in events) == 21
     assert sum(isinstance(e, DifficultyNotRated) for e in events) == 3

@@ -56,7 +56,7 @@ def simulated(seed, *, memes=60, planted=0.0, meme_effect=0.7, within=False):
     return table, np.array(unit, dtype=np.int64), np.array(group, dtype=np.int64)
 
 
-def compared(seed, *, deals=199, **world):
+def interaction_of(seed, *, deals=199, **world):
     return interaction(*simulated(seed, **world), ("one", "other"), deals=deals, resamples=100, seed=seed)
 
 
@@ -74,14 +74,14 @@ def test_likelihood_ratio_equals_that_of_single_battles():
         columns = (table.left, table.right, table.score, table.meme, table.weight)
         return Battles(MODELS, *(column[selected] for column in columns))
 
-    found = compared(3)
+    found = interaction_of(3)
     expected = 2 * (likelihood(only(0)) + likelihood(only(1)) - likelihood(table))
     assert found.statistic == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("within", [False, True])
 def test_planted_weakness_is_found_and_named(within):
-    found = compared(1, planted=2.5, within=within, deals=499)
+    found = interaction_of(1, planted=2.5, within=within, deals=499)
     assert found.p < 0.01
     worst = min(found.differences, key=lambda one: one.p)
     # Reported for the first group, in which it is stronger.
@@ -90,9 +90,9 @@ def test_planted_weakness_is_found_and_named(within):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("within", [False, True])
-def test_false_positive_rate_without_planted_weakness(within):
+def test_false_positive_rate_is_within_chance(within):
     """At most 5 % of 200 simulated arenas show a difference; by the binomial law up to 8.5 % is within chance."""
-    found = [compared(seed, deals=99, memes=40, within=within) for seed in range(200)]
+    found = [interaction_of(seed, deals=99, memes=40, within=within) for seed in range(200)]
     assert np.mean([one.p < 0.05 for one in found]) <= 0.085
     assert np.mean([any(each.p < 0.05 for each in one.differences) for one in found]) <= 0.085
     # The p-values are uniform, so that the test is not just conservative.

@@ -68,7 +68,7 @@ def test_chance_ndcg_is_the_mean_over_all_orders():
     assert chance_ndcg(scores("abcde")) == pytest.approx(sum(drawn) / len(drawn), abs=0.01)
 
 
-def test_published_ndcg_compared_with_chance():
+def test_two_published_ndcg_values_are_below_chance():
     models = "abcdefghijklmno"
     reference = scores(models)
     assert chance_ndcg(reference) == pytest.approx(0.807, abs=5e-4)
@@ -122,8 +122,8 @@ def test_ndcg_matches_scikit_learn(size):
     for _ in range(20):
         drawn_scores = {model: rng.random() for model in models}
         relevance = [[size - place for place in range(1, size + 1)]]
-        theirs = ndcg_score(relevance, [[drawn_scores[model] for model in models]])
-        assert ndcg(drawn_scores, scores(models)) == pytest.approx(theirs)
+        by_scikit_learn = ndcg_score(relevance, [[drawn_scores[model] for model in models]])
+        assert ndcg(drawn_scores, scores(models)) == pytest.approx(by_scikit_learn)
 
 
 def test_tied_models_count_as_the_mean_over_their_orders():
@@ -237,7 +237,7 @@ def test_panels_of_many_judges_are_sampled():
         assert chisquare([counted[judge] for judge in range(judges)]).pvalue > 0.01
 
 
-def test_agreement_of_the_panel_with_people():
+def test_agreement_of_the_panel_with_people_handles_ties_and_swaps():
     events = [
         judged("m1", "a", "b", "j", Verdict.A),
         judged("m1", "b", "a", "k", Verdict.B),  # a again, shown second

@@ -29,7 +29,7 @@ THREE = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory):
+def repeats_root(tmp_path_factory):
     """Three repeats of one arena, in folders named as the command names them."""
     root = tmp_path_factory.mktemp("repeats")
     for number in range(3):
@@ -43,8 +43,8 @@ def boards_of(root):
     return [leaderboard(folder) for folder in sorted(root.glob("repeat-*"))]
 
 
-def test_statistics_over_repeats_match_hand_calculation(three):
-    boards = boards_of(three)
+def test_statistics_over_repeats_match_hand_calculation(repeats_root):
+    boards = boards_of(repeats_root)
     together = repeated_board(boards)
     assert together.seeds == (0, 1, 2) and together.by_rating and not together.finished
     by_model = {one.model: one for one in together.models}
@@ -60,7 +60,7 @@ def test_statistics_over_repeats_match_hand_calculation(three):
         assert (place.ahead, place.behind, place.held, place.repeats) == (one, other, confirmed, 3)
 
 
-def test_repeats_are_ordered_by_win_rate_when_ratings_lack_a_common_scale(tmp_path, three):
+def test_repeats_are_ordered_by_win_rate_when_ratings_lack_a_common_scale(tmp_path, repeats_root):
     far = {"ash": 90.0, "beech": 0.0, "cedar": 0.0}
     for number in range(2):
         (tmp_path / f"repeat-{number + 1}").mkdir()
@@ -71,23 +71,23 @@ def test_repeats_are_ordered_by_win_rate_when_ratings_lack_a_common_scale(tmp_pa
     section = repeat_section(together)
     assert "order of the battles won" in section.notes[-1] and section.rows[1][1] == "–"
     with pytest.raises(BadRequest, match="differ in settings"):
-        repeated_board([*boards_of(tmp_path)[:1], *boards_of(three)[:1]])
+        repeated_board([*boards_of(tmp_path)[:1], *boards_of(repeats_root)[:1]])
     with pytest.raises(BadRequest, match="at least two"):
-        repeated_board(boards_of(three)[:1])
+        repeated_board(boards_of(repeats_root)[:1])
 
 
-def test_command_reports_on_all_repeats(three):
-    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(three)])
+def test_command_reports_on_all_repeats(repeats_root):
+    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(repeats_root)])
     assert ran.exit_code == 0, ran.output
     assert "3 repeats about the same memes, seeds 0, 1, 2" in ran.output and "ahead of the next" in ran.output
-    page = (three / "leaderboard.html").read_text()
+    page = (repeats_root / "leaderboard.html").read_text()
     assert "Over all repeats" in page and "quality=" not in page and "style=" not in page
-    assert (three / "repeat-2" / "leaderboard.html").exists()
-    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(three), "--by", "gold"])
+    assert (repeats_root / "repeat-2" / "leaderboard.html").exists()
+    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(repeats_root), "--by", "gold"])
     assert ran.exit_code == 2 and "folder of a repeat" in ran.output
-    ran = CliRunner().invoke(cli, ["arena", "--out", str(three / "new"), "--repeats", "2", "--by", "gold"])
-    assert ran.exit_code == 2 and "--by is for one arena" in ran.output and not (three / "new").exists()
-    report = json.loads(CliRunner().invoke(cli, ["arena", "--report", "--out", str(three), "--json"]).output)
+    ran = CliRunner().invoke(cli, ["arena", "--out", str(repeats_root / "new"), "--repeats", "2", "--by", "gold"])
+    assert ran.exit_code == 2 and "--by is for one arena" in ran.output and not (repeats_root / "new").exists()
+    report = json.loads(CliRunner().invoke(cli, ["arena", "--report", "--out", str(repeats_root), "--json"]).output)
     assert len(report["repeats"]) == 3 and report["models"][0]["rating"]["mean"] > report["models"][2]["rating"]["mean"]
 
 

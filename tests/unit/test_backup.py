@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     place = folder / "docket.sqlite"
 
-    async def scene() -> None:
+    async def fill() -> None:
         docket = Docket.open(place)
         try:
             filled = await scene_of(docket, random.Random(11), trials=12, place=place)
@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         finally:
             await docket.close()
 
-    asyncio.run(scene())
+    asyncio.run(fill())
     return folder
 
 

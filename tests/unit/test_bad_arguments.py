@@ -1,6 +1,6 @@
 """Every command and option with every kind of bad argument: a message and an exit code, and no model loaded (BO-7).
 
-Commands are found by walking the command tree; add the usual arguments of a new command to ``USUAL``.
+Commands are found by walking the command tree; add valid arguments of a new command to ``VALID``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[st
 
 ALL = dict([*commands(cli, ("memecourt",)), *commands(eval_cli, ("memecourt-eval",))])
 
-USUAL: dict[str, tuple[str, ...]] = {
+VALID: dict[str, tuple[str, ...]] = {
     "memecourt setup": (),
     "memecourt judge": ("{picture}", "--text", "words"),
     "memecourt serve": ("--address", "127.0.0.1:0"),
@@ -158,9 +158,9 @@ USUAL: dict[str, tuple[str, ...]] = {
 PATHS = ("missing", "folder", "file", "empty", "binary", "utf16", "json list", "text", "long", "with spaces")
 WORDS = ("", "x" * 20_000, "a\nb", "\udcff", "💥 ؀", "-", "{}")
 NUMBERS = ("x", "", "nan", "inf", "-1", "0", "9" * 400, "1e-400")
-PLACES = frozenset({"place", "library", "docket"})
+UNTYPED_PATHS = frozenset({"place", "library", "docket"})
 """Parameters that name a path but are not of click's type Path, because they may also name a database."""
-MADE = frozenset(
+CREATED_PATHS = frozenset(
     {
         "out",
         "new",
@@ -247,12 +247,12 @@ def without_heavy_parts(places: dict[str, Path], tmp_path: Path, monkeypatch: py
 
 def valid_arguments(name: str, places: dict[str, Path], new: Path) -> list[str]:
     """The valid arguments of a command."""
-    return [word.format(**{**places, "new": new}) for word in USUAL[name]]
+    return [word.format(**{**places, "new": new}) for word in VALID[name]]
 
 
 def values_of(parameter: click.Parameter) -> Sequence[str]:
     """Bad values of a parameter: names of paths, or the values themselves."""
-    if isinstance(parameter.type, click.Path) or parameter.name in PLACES:
+    if isinstance(parameter.type, click.Path) or parameter.name in UNTYPED_PATHS:
         return PATHS
     if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType):
         return NUMBERS
@@ -269,7 +269,7 @@ CASES = [
 
 
 def test_every_command_has_valid_arguments() -> None:
-    assert set(ALL) <= set(USUAL), set(ALL) - set(USUAL)
+    assert set(ALL) <= set(VALID), set(ALL) - set(VALID)
     assert len(CASES) > 2000
 
 
@@ -305,8 +305,8 @@ def test_bad_arguments_are_refused_before_anything_is_loaded(
     monkeypatch.chdir(tmp_path)
     faults = []
     root = cli if name.split()[0] == "memecourt" else eval_cli
-    for number, (of, parameter, value) in enumerate(CASES):
-        if of != name:
+    for number, (case_name, parameter, value) in enumerate(CASES):
+        if case_name != name:
             continue
         path = value in PATHS and values_of(parameter) is PATHS
         # Some commands create missing paths, so each gets its own.
@@ -335,7 +335,7 @@ def is_never_valid(name: str, parameter: click.Parameter, value: str) -> bool:
         return False  # checked by the code that starts it, which is replaced here
     if parameter.name == "docket" and name in ("memecourt demo", "memecourt serve"):
         return False  # opened only once the server listens; errors go to its log
-    made = parameter.name in MADE or (name, parameter.name) in {
+    made = parameter.name in CREATED_PATHS or (name, parameter.name) in {
         ("memecourt precedents build", "place"),
         ("memecourt facts build", "place"),
     }

@@ -1,3 +1,5 @@
+"""Building libraries: source formats, bad rows, pictures and thumbnails, interrupted builds."""
+
 from __future__ import annotations
 
 import asyncio

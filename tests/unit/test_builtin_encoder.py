@@ -1,3 +1,5 @@
+"""The built-in encoder of texts and pictures."""
+
 from __future__ import annotations
 
 import asyncio

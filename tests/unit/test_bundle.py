@@ -54,7 +54,7 @@ def bundle_of(log: MemoryLog, trial_id: str = TRIAL, **options: Any) -> str:
     )
 
 
-def earlier(log: MemoryLog, size: int) -> tuple[int, str]:
+def checkpoint_at(log: MemoryLog, size: int) -> tuple[int, str]:
     """Size and checkpoint of the log when it had that many entries."""
     return size, sign_checkpoint(log.key, log.key.name, size, root_at(size, log.read()))
 
@@ -162,7 +162,7 @@ def test_swapped_entries_and_missing_parts_are_refused(log: MemoryLog) -> None:
 def test_bundle_proves_consistency_with_known_checkpoints(log: MemoryLog) -> None:
     """Any earlier size can be proven; an altered proof, or one of another size or log, proves nothing."""
     size = len(log.entries)
-    known = [earlier(log, old) for old in range(size + 1)]
+    known = [checkpoint_at(log, old) for old in range(size + 1)]
     value = json.loads(bundle_of(log, known=known))
     trial = verify_bundle(json.dumps(value), keys_of(log))
     assert [one.size for one in trial.known] == list(range(size + 1))
@@ -199,12 +199,12 @@ def test_erased_bodies_are_hidden_and_the_others_verify(log: MemoryLog) -> None:
 
 def test_randomly_altered_bundles_are_refused(log: MemoryLog) -> None:
     """After a random change to the JSON, verification fails or everything shown is unchanged."""
-    text = bundle_of(log, known=[earlier(log, 5), earlier(log, 16)])
+    text = bundle_of(log, known=[checkpoint_at(log, 5), checkpoint_at(log, 16)])
     right = verify_bundle(text, keys_of(log))
-    chance = random.Random(6962)
+    rng = random.Random(6962)
     for _ in range(5_000 if FULL else 300):
         value = json.loads(text)
-        if not altered(value, chance):
+        if not altered(value, rng):
             continue
         try:
             trial = verify_bundle(json.dumps(value), keys_of(log))
@@ -217,29 +217,29 @@ def test_randomly_altered_bundles_are_refused(log: MemoryLog) -> None:
         assert set(trial.known) <= set(right.known)
 
 
-def altered(value: dict[str, Any], chance: random.Random) -> bool:
+def altered(value: dict[str, Any], rng: random.Random) -> bool:
     """Alters one value in place; returns True if something changed."""
     holder: Any = value
     while True:
         keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
         if not keys:
             return False
-        key = chance.choice(keys)
+        key = rng.choice(keys)
         inner = holder[key]
-        if isinstance(inner, dict | list) and inner and chance.random() < 0.8:
+        if isinstance(inner, dict | list) and inner and rng.random() < 0.8:
             holder = inner
             continue
         break
-    how = chance.randrange(4)
-    if how == 0:
+    change = rng.randrange(4)
+    if change == 0:
         del holder[key]
-    elif isinstance(inner, str) and inner and how < 3:
-        place = chance.randrange(len(inner))
-        holder[key] = inner[:place] + chance.choice('aA0"\\ \né') + inner[place + chance.randrange(2) :]
+    elif isinstance(inner, str) and inner and change < 3:
+        place = rng.randrange(len(inner))
+        holder[key] = inner[:place] + rng.choice('aA0"\\ \né') + inner[place + rng.randrange(2) :]
     elif isinstance(inner, int) and not isinstance(inner, bool):
-        holder[key] = inner + chance.choice([-1, 1])
+        holder[key] = inner + rng.choice([-1, 1])
     else:
-        holder[key] = chance.choice([None, "", 0, [], {}, True])
+        holder[key] = rng.choice([None, "", 0, [], {}, True])
     return bool(holder.get(key, alone) != inner if isinstance(holder, dict) else True)
 
 
@@ -251,7 +251,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(one, (*path, key))
 
 
-ODD: tuple[Any, ...] = (
+ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 2**63, 10**400, 1.5, "", "\0", "\ud800", "\u0663", "9" * 5000),
     *([], [[]], {}, {"": None}),
     *('{"a":"\\ud800"}', "[" * 900 + "]" * 900, '{"v":' * 300 + "1" + "}" * 300),
@@ -273,7 +273,7 @@ def variants(value: Any) -> Iterator[Any]:
         whole, holder = spoilt()
         del holder[key]
         yield whole
-        for odd in ODD:
+        for odd in ODD_VALUES:
             whole, holder = spoilt()
             holder[key] = odd
             yield whole
@@ -298,7 +298,7 @@ def small_log() -> MemoryLog:
 
 def test_malformed_bundles_neither_verify_nor_crash() -> None:
     log = small_log()
-    text = bundle_of(log, known=[earlier(log, 1), earlier(log, 3)])
+    text = bundle_of(log, known=[checkpoint_at(log, 1), checkpoint_at(log, 3)])
     right = verify_bundle(text, keys_of(log))
     for value in variants(json.loads(text)):
         altered = json.dumps(value)
@@ -375,7 +375,7 @@ def test_receipt_proves_that_the_verdict_is_logged(log: MemoryLog) -> None:
         verify_receipt(keys_of(log), **receipt_of(log, 0))
 
 
-def as_json(log: MemoryLog, number: int) -> dict[str, Any]:
+def response_json(log: MemoryLog, number: int) -> dict[str, Any]:
     """A response with its receipt, as protobuf's JSON."""
     receipt = receipt_of(log, number)
     return {
@@ -415,21 +415,23 @@ def test_command_status_separates_right_violated_and_unchecked(log: MemoryLog, r
         "violated: The body of entry 0 is not the one that was logged.\n",
     )
     assert run("bundle.json", text[:-5])[0] == 2
-    assert run("receipt.json", json.dumps(as_json(log, number))) == (
+    assert run("receipt.json", json.dumps(response_json(log, number))) == (
         0,
         f"trial {TRIAL}: its verdict is entry {number} of {len(log.entries)}\n"
         "receipts alone were checked: what else stands in the file, a bundle of the trial shows\nright\n",
     )
     # An option that can't be honoured is an error.
     for option in ("--receipt", "--anchor"):
-        status, output = run("receipt.json", json.dumps(as_json(log, number)), option, str(tmp_path / "receipt.json"))
+        status, output = run(
+            "receipt.json", json.dumps(response_json(log, number)), option, str(tmp_path / "receipt.json")
+        )
         assert status == 2 and "right" not in output
-    several = {**as_json(log, number), "format": "PNG"}
+    several = {**response_json(log, number), "format": "PNG"}
     assert run("receipts.jsonl", f"{json.dumps(several)}\n{json.dumps(several)}\n")[0] == 0
-    assert run("receipt.json", json.dumps(as_json(log, number)["receipt"]))[0] == 0
-    assert run("receipt.json", json.dumps(as_json(log, 0)))[0] == 1
-    for nothing in ("{}", "no json", "", "\n\n", "[]", "{}\n{}\n"):
-        assert run("none.json", nothing)[0] == 2
+    assert run("receipt.json", json.dumps(response_json(log, number)["receipt"]))[0] == 0
+    assert run("receipt.json", json.dumps(response_json(log, 0)))[0] == 1
+    for content in ("{}", "no json", "", "\n\n", "[]", "{}\n{}\n"):
+        assert run("none.json", content)[0] == 2
     assert alone.main([str(tmp_path / "missing"), "--key", str(tmp_path / "key")]) == 2
 
 
@@ -438,15 +440,15 @@ def test_bundle_is_compared_with_stored_receipts(log: MemoryLog, run: Run, tmp_p
     receipts = tmp_path / "receipts.jsonl"
     # The file may contain receipts of other trials.
     others = [one.number for one in log.entries if one.kind == "VerdictGiven"]
-    receipts.write_text("".join(json.dumps(as_json(log, other)) + "\n" for other in others))
+    receipts.write_text("".join(json.dumps(response_json(log, other)) + "\n" for other in others))
     status, output = run("bundle.json", bundle_of(log), "--receipt", str(receipts))
     assert status == 0 and "receipts  1 agree" in output
-    receipts.write_text(json.dumps(as_json(log, others[0])))
+    receipts.write_text(json.dumps(response_json(log, others[0])))
     assert log.entries[others[0]].trial_id != TRIAL
     assert run("bundle.json", bundle_of(log), "--receipt", str(receipts))[0] == 2
     receipts.write_text("")
     assert run("bundle.json", bundle_of(log), "--receipt", str(receipts))[0] == 2
-    receipts.write_text(json.dumps({**as_json(log, number), "rationale": "a\u2028b"}, ensure_ascii=False))
+    receipts.write_text(json.dumps({**response_json(log, number), "rationale": "a\u2028b"}, ensure_ascii=False))
     assert run("bundle.json", bundle_of(log), "--receipt", str(receipts))[0] == 0
     # The key's owner rewrites the log: the bundle alone verifies, but not together with the receipt.
     forged = MemoryLog()
@@ -471,7 +473,7 @@ def test_receipt_newer_than_the_bundle_is_no_violation(log: MemoryLog, run: Run,
     running.add_events(events[:-1])
     text = bundle_of(running)
     running.add_events(events[-1:])
-    (tmp_path / "receipt.json").write_text(json.dumps(as_json(running, len(events) - 1)))
+    (tmp_path / "receipt.json").write_text(json.dumps(response_json(running, len(events) - 1)))
     assert run("bundle.json", bundle_of(running), "--receipt", str(tmp_path / "receipt.json"))[0] == 0
     status, output = run("bundle.json", text, "--receipt", str(tmp_path / "receipt.json"))
     assert status == 2 and "came after this bundle" in output
@@ -479,12 +481,12 @@ def test_receipt_newer_than_the_bundle_is_no_violation(log: MemoryLog, run: Run,
 
 def test_bundle_is_compared_with_stored_checkpoints(log: MemoryLog, run: Run, tmp_path: Path) -> None:
     anchor = tmp_path / "anchor"
-    anchor.write_text(earlier(log, 7)[1] + "\n" + earlier(log, 20)[1])
-    shown = bundle_of(log, known=[earlier(log, 7), earlier(log, 20)])
+    anchor.write_text(checkpoint_at(log, 7)[1] + "\n" + checkpoint_at(log, 20)[1])
+    shown = bundle_of(log, known=[checkpoint_at(log, 7), checkpoint_at(log, 20)])
     status, output = run("bundle.json", shown, "--anchor", str(anchor))
     assert status == 0 and "anchors   2 agree" in output
     # A checkpoint without a consistency proof can't be compared; one of another log proves a fork.
-    status, output = run("bundle.json", bundle_of(log, known=[earlier(log, 7)]), "--anchor", str(anchor))
+    status, output = run("bundle.json", bundle_of(log, known=[checkpoint_at(log, 7)]), "--anchor", str(anchor))
     assert status == 2 and "over 20 entries is not shown" in output
     anchor.write_text(sign_checkpoint(log.key, log.key.name, 20, bytes(32)))
     status, output = run("bundle.json", shown, "--anchor", str(anchor))
@@ -496,12 +498,12 @@ def test_bundle_is_compared_with_stored_checkpoints(log: MemoryLog, run: Run, tm
 def test_malformed_receipts_neither_verify_nor_crash(log: MemoryLog, run: Run) -> None:
     number = next(one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
     shown = 0
-    for value in variants(as_json(log, number)):
+    for value in variants(response_json(log, number)):
         text = json.dumps(value)
         status, printed = run("receipt.json", text)
         if status == 0:
             # The trial's id is optional, and the entry may be a number or a string.
-            assert value["receipt"] == as_json(log, number)["receipt"] and printed.endswith("right\n")
+            assert value["receipt"] == response_json(log, number)["receipt"] and printed.endswith("right\n")
             shown += 1
     assert shown == 2  # without an id, and with an empty one
 
@@ -541,12 +543,12 @@ def test_both_verifiers_agree_on_keys_and_notes(log: MemoryLog) -> None:
     cases = [(published.SPEC_NOTE, published.SPEC_PUBLIC)]
     cases += [(f"{published.TEXT}\n{published.PETER_SIGNED}{published.ENOCH_SIGNED}", published.ENOCH_PUBLIC)]
     cases += [(log.checkpoint(), keys_of(log)[0])]
-    chance = random.Random(1)
+    rng = random.Random(1)
     for note, key in cases:
         assert alone._open_note(note, [key]) == published.open_note(note, [VerifierKey.parse(key)])
         for _ in range(200):
-            place = chance.randrange(len(note))
-            other = note[:place] + chance.choice("a \n+—=") + note[place + 1 :]
+            place = rng.randrange(len(note))
+            other = note[:place] + rng.choice("a \n+—=") + note[place + 1 :]
             taken = []
             for opened in (
                 lambda other=other, key=key: alone._open_note(other, [key]),

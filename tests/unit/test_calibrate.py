@@ -1,3 +1,5 @@
+"""Calibration of the vote: settings chosen leave-one-out, probabilities, and the sure range."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -367,7 +369,7 @@ def test_acquittal_that_depends_on_a_single_voter_is_overridden(voters):
     similarities[:40, 1:] = -np.inf  # a single neighbour
     similarities = np.ascontiguousarray(similarities)
 
-    def of(row, left_out=None):
+    def vote_of(row, left_out=None):
         pairs = zip(similarities[row].tolist(), harm[row].tolist(), strict=True)
         present = [pair for n, pair in enumerate(pairs) if n != left_out and np.isfinite(pair[0])]
         if not present:
@@ -375,10 +377,10 @@ def test_acquittal_that_depends_on_a_single_voter_is_overridden(voters):
         return probability(share([s for s, _ in present], [h for _, h in present], settings), settings)
 
     def guarded(row):
-        plain = of(row)
+        plain = vote_of(row)
         if plain >= settings.threshold:
             return plain
-        without = [of(row, n) for n in range(voters) if not harm[row, n] and np.isfinite(similarities[row, n])]
+        without = [vote_of(row, n) for n in range(voters) if not harm[row, n] and np.isfinite(similarities[row, n])]
         most = max(without, default=0.0)
         return most if most >= settings.threshold else plain
 
@@ -387,5 +389,5 @@ def test_acquittal_that_depends_on_a_single_voter_is_overridden(voters):
         expected
     )
     plain = safeguarded_votes(similarities, harm, settings, Safeguards())
-    assert plain == pytest.approx([of(row) for row in range(300)])
+    assert plain == pytest.approx([vote_of(row) for row in range(300)])
     assert ((plain < settings.threshold) & (expected >= settings.threshold)).any()

@@ -1,3 +1,5 @@
+"""The cache of model calls: keys, shared calls in flight, cancellation, and damaged stores."""
+
 import asyncio
 import dataclasses
 import sqlite3
@@ -58,11 +60,11 @@ class Model:
         return None if answer is None else Odds((0.7, 0.2), answer)
 
 
-def with_store(path, scene):
+def with_store(path, scenario):
     async def run():
         store = SqliteCallCache.open(path)
         try:
-            return await scene(store)
+            return await scenario(store)
         finally:
             await store.close()
 
@@ -91,7 +93,7 @@ def test_stored_replies_are_reused_even_after_reopening(tmp_path):
     assert (replies, odds[0].masses, model_calls, hits) == ([a_reply()] * 2, (0.7, 0.2), 0, 4)
 
 
-OTHERS = {
+CHANGED_REQUESTS = {
     "system": {"system": "You look away."},
     "text": {"parts": (FRAME, "What is not there?")},
     "picture": {"parts": (Frame(b"another", 4, 3), "What is there?")},
@@ -104,8 +106,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
-def test_another_request_has_another_key(change):
+@pytest.mark.parametrize("change", CHANGED_REQUESTS.values(), ids=CHANGED_REQUESTS)
+def test_any_change_of_a_request_changes_its_key(change):
     assert key_of("m", SERVER, dataclasses.replace(REQUEST, **change)) != key_of("m", SERVER, REQUEST)
 
 
@@ -131,7 +133,7 @@ def test_key_depends_on_model_server_options_and_seed_of_random_replies():
 def test_errors_are_not_stored_but_truncated_replies_are(tmp_path):
     answers = iter([Unavailable("gone"), a_reply("half a", FinishReason.LENGTH)])
 
-    async def scene(store):
+    async def scenario(store):
         model = Model(lambda: next(answers))
         with pytest.raises(Unavailable, match="gone"):
             await cached(model, store).reply(REQUEST, within_s=60)
@@ -140,13 +142,13 @@ def test_errors_are_not_stored_but_truncated_replies_are(tmp_path):
         assert await store.count() == 1
         return cut, len(model.asked)
 
-    cut, model_calls = with_store(tmp_path / "c.sqlite", scene)
+    cut, model_calls = with_store(tmp_path / "c.sqlite", scenario)
     assert [reply.finish for reply in cut] == [FinishReason.LENGTH] * 2
     assert model_calls == 2
 
 
 def test_missing_odds_are_not_stored(tmp_path):
-    async def scene(store):
+    async def scenario(store):
         model = Model(lambda: None)
         assert await cached(model, store).odds(REQUEST, ("A", "B"), within_s=60) is None
         # An answer without probabilities only reports its cost.
@@ -155,11 +157,11 @@ def test_missing_odds_are_not_stored(tmp_path):
         assert await cached(model, store).odds(REQUEST, ("A", "B"), within_s=60) == silent
         return await store.count()
 
-    assert with_store(tmp_path / "c.sqlite", scene) == 0
+    assert with_store(tmp_path / "c.sqlite", scenario) == 0
 
 
 def test_equal_concurrent_calls_share_one_model_call(tmp_path):
-    async def scene(store):
+    async def scenario(store):
         model, hits = Model(), HitCounter()
         model.released.clear()
         cached_model = cached(model, store, hits=hits)
@@ -168,12 +170,12 @@ def test_equal_concurrent_calls_share_one_model_call(tmp_path):
         model.released.set()
         return await asyncio.gather(*waiting), len(model.asked), hits.count
 
-    replies, model_calls, hits = with_store(tmp_path / "c.sqlite", scene)
+    replies, model_calls, hits = with_store(tmp_path / "c.sqlite", scenario)
     assert (replies, model_calls, hits) == ([a_reply()] * 5, 1, 4)
 
 
 def test_cancelling_the_first_caller_does_not_cancel_the_others(tmp_path):
-    async def scene(store):
+    async def scenario(store):
         model = Model()
         model.released.clear()
         first = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
@@ -185,11 +187,11 @@ def test_cancelling_the_first_caller_does_not_cancel_the_others(tmp_path):
         model.released.set()
         return first.cancelled(), await second, len(model.asked), model.cancelled
 
-    assert with_store(tmp_path / "c.sqlite", scene) == (True, a_reply(), 1, 0)
+    assert with_store(tmp_path / "c.sqlite", scenario) == (True, a_reply(), 1, 0)
 
 
 def test_call_without_callers_is_cancelled_and_can_be_repeated(tmp_path):
-    async def scene(store):
+    async def scenario(store):
         model = Model()
         model.released.clear()
         waiting = [asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60)) for _ in range(2)]
@@ -205,14 +207,14 @@ def test_call_without_callers_is_cancelled_and_can_be_repeated(tmp_path):
         assert len(model.asked) == 1 + ended
         return ended, reply, await store.count()
 
-    ended, reply, count = with_store(tmp_path / "c.sqlite", scene)
+    ended, reply, count = with_store(tmp_path / "c.sqlite", scenario)
     assert (reply, count) == (a_reply(), 1)
     # The earlier call was cancelled or joined by the new one, never left running.
     assert ended in (0, 1)
 
 
 def test_cancelling_a_lone_call_cancels_it_at_the_model(tmp_path):
-    async def scene(store):
+    async def scenario(store):
         model = Model()
         model.released.clear()
         task = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
@@ -221,11 +223,11 @@ def test_cancelling_a_lone_call_cancels_it_at_the_model(tmp_path):
         await asyncio.wait([task])
         return model.cancelled, await store.count()
 
-    assert with_store(tmp_path / "c.sqlite", scene) == (1, 0)
+    assert with_store(tmp_path / "c.sqlite", scenario) == (1, 0)
 
 
 def test_caller_with_a_shorter_deadline_times_out_alone(tmp_path):
-    async def scene(store):
+    async def scenario(store):
         model = Model()
         model.released.clear()
         patient = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
@@ -235,11 +237,11 @@ def test_caller_with_a_shorter_deadline_times_out_alone(tmp_path):
         model.released.set()
         return await patient, len(model.asked)
 
-    assert with_store(tmp_path / "c.sqlite", scene) == (a_reply(), 1)
+    assert with_store(tmp_path / "c.sqlite", scenario) == (a_reply(), 1)
 
 
 def test_caller_with_a_longer_deadline_retries_after_a_shared_timeout(tmp_path):
-    async def scene(store):
+    async def scenario(store):
         model = Model()
         model.released.clear()
         hasty = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=0.05))
@@ -252,7 +254,7 @@ def test_caller_with_a_longer_deadline_retries_after_a_shared_timeout(tmp_path):
             await hasty
         return await patient, len(model.asked)
 
-    assert with_store(tmp_path / "c.sqlite", scene) == (a_reply(), 2)
+    assert with_store(tmp_path / "c.sqlite", scenario) == (a_reply(), 2)
 
 
 def test_fence_marks_are_stable_in_a_store_and_differ_between_stores(tmp_path):
@@ -282,7 +284,7 @@ class Replicas(Model):
 
 
 def test_roles_sharing_servers_still_share_them_through_the_cache(tmp_path):
-    async def scene(store):
+    async def scenario(store):
         shared, own = Replicas(), Model()
         chair, other = RoleModel(shared, servers=shared), RoleModel(own, temperature=0.5)
         hits = HitCounter()
@@ -291,7 +293,7 @@ def test_roles_sharing_servers_still_share_them_through_the_cache(tmp_path):
         for role in (pinned.proposer, pinned.judge, pinned.defender):
             await role.model.reply(REQUEST, within_s=60)
         assert shared.key == "a key" and not chairs.room()
-        # Other judges and the guard are called after the speculative rounds, so their servers don't count for room().
+        # Judges and guard are called only after the speculative rounds, so their servers don't count for room().
         later = RoleModels(other, other, other, chair, judges=(chair,), guard=GuardModel(chair, "shieldgemma"))
         assert later.room()
         assert not dataclasses.replace(later, expert=chair).room()
@@ -299,11 +301,11 @@ def test_roles_sharing_servers_still_share_them_through_the_cache(tmp_path):
         assert chairs.servers == {"PROPOSER": shared.urls, "ACCUSER": shared.urls, "JUDGE": shared.urls}
         return pinned.proposer.model is pinned.judge.model, len(shared.asked), len(own.asked), hits.count
 
-    assert with_store(tmp_path / "c.sqlite", scene) == (True, 1, 1, 1)
+    assert with_store(tmp_path / "c.sqlite", scenario) == (True, 1, 1, 1)
 
 
 def test_named_server_may_change_its_address(tmp_path):
-    async def scene(store):
+    async def scenario(store):
         call_counts = []
         for url in ("http://a", "http://b"):
             model = Replicas()
@@ -314,7 +316,7 @@ def test_named_server_may_change_its_address(tmp_path):
             call_counts.append(len(model.asked))
         return call_counts
 
-    assert with_store(tmp_path / "c.sqlite", scene) == [1, 0]
+    assert with_store(tmp_path / "c.sqlite", scenario) == [1, 0]
 
 
 async def one_reply(store):
@@ -356,11 +358,11 @@ def test_store_of_a_later_format_is_refused(tmp_path):
 
 
 def test_unwritable_store_fails_the_call(tmp_path):
-    async def scene(store):
+    async def scenario(store):
         with sqlite3.connect(tmp_path / "c.sqlite") as file:
             file.execute("DROP TABLE calls")
         file.close()
         with pytest.raises(CallsError, match="can't be read or written"):
             await one_reply(store)
 
-    with_store(tmp_path / "c.sqlite", scene)
+    with_store(tmp_path / "c.sqlite", scenario)

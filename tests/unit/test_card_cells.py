@@ -429,7 +429,7 @@ def test_votes_of_annotators_are_combined_into_a_label(tmp_path):
     assert "harm" not in read_by_card(lax, tmp_path, "all").memes[1].gold
 
 
-ODD = (
+ODD_CELLS = (
     *(None, "", float("nan"), "nan", "None", "N/A", 0, 1, True, 0.5, 10**30, float("inf"), "0.0", "True", " 1", "１"),
     *([], [1], {}, {"a": 1}, "a\nb", "a\r\nb", 'q"uote', "\ufeff1", "\u200b", "x" * 300, "x" * 20_000, "a/" * 300),
     *("C:\\a\\b.png", "\\\\srv\\a.png", "../b.png", "/etc/hosts", "B.PNG", "b", "http://i.example/b.png?z=1"),
@@ -447,7 +447,7 @@ def test_rows_with_odd_cells_are_read_or_refused_and_a_draft_is_valid(tmp_path, 
         row = {"id": f"m{number}", "text": f"a pond, {number}", "image": "b.png", "label": number % 2}
         for column in rng.sample(list(row), rng.choice((0, 1, 2))):
             # Few odd labels, so that a draft still recognises the column as a label.
-            row[column] = rng.choice(ODD[10:18] if column == "label" else ODD)
+            row[column] = rng.choice(ODD_CELLS[10:18] if column == "label" else ODD_CELLS)
         rows.append(row)
     path = tmp_path / f"rows.{kind.replace('-map', '')}"
     if kind in ("csv", "tsv"):

@@ -62,18 +62,18 @@ async def court_and_server(settings=None, **model):
             await chat.aclose()
 
 
-def with_server(steps, settings=None, **model):
-    """Runs ``steps(chat, server)``."""
+def with_server(scenario, settings=None, **model):
+    """Runs ``scenario(chat, server)`` and returns its result."""
 
     async def run():
         async with court_and_server(settings, **model) as (chat, server):
-            return await steps(chat, server)
+            return await scenario(chat, server)
 
     return asyncio.run(asyncio.wait_for(run(), 200))
 
 
-def with_fixed_answer(status, body, steps):
-    """Runs ``steps(model, port)`` with a server that gives the same answer to every request."""
+def with_fixed_answer(status, body, scenario):
+    """Runs ``scenario(model, port)`` with a server that gives the same answer to every request."""
 
     async def answer(reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -88,7 +88,7 @@ def with_fixed_answer(status, body, steps):
         port = listening.sockets[0].getsockname()[1]
         model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m", attempts=1)
         try:
-            return await steps(model, port)
+            return await scenario(model, port)
         finally:
             await model.aclose()
             listening.close()
@@ -99,21 +99,21 @@ def with_fixed_answer(status, body, steps):
 def failing(script, *, within_s=60.0, settings=None, request=HELLO, **model):
     """The error of a call when the server plays this script of faults, and the number of requests it got."""
 
-    async def steps(chat, server):
+    async def scenario(chat, server):
         server.faults.script(script)
         with pytest.raises(CourtError) as caught:
             await chat.reply(request, within_s=within_s)
         return caught.value, server.stats.calls
 
-    return with_server(steps, settings, **model)
+    return with_server(scenario, settings, **model)
 
 
 def test_reply_carries_the_server_s_usage_figures():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         long = ChatRequest(system="You are brief.", parts=("a word " * 40,), reply_schema=None, max_tokens=64)
         return [await chat.reply(long, within_s=60) for _ in range(2)], server
 
-    (first, second), server = with_server(steps, Settings(call_s=0.05, api_key=KEY))
+    (first, second), server = with_server(scenario, Settings(call_s=0.05, api_key=KEY))
     assert (first.finish, first.model, first.tokens_out) == (FinishReason.STOP, "stand-in", 20)
     assert first.tokens_in == server.stats.prompt_tokens // 2 == 2 + 4 + 80
     assert (first.tokens_cached, second.tokens_cached) == (0, 5 * BLOCK)
@@ -126,13 +126,13 @@ def test_reply_carries_the_server_s_usage_figures():
 
 
 def test_pictures_arrive_byte_for_byte_in_order():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         await chat.reply(
             ChatRequest(system="s", parts=("before", FRAME, "after"), reply_schema=None, max_tokens=9), within_s=60
         )
         return server.requests[0]["messages"][1]["content"]
 
-    before, picture, after = with_server(steps)
+    before, picture, after = with_server(scenario)
     assert (before, after) == ({"type": "text", "text": "before"}, {"type": "text", "text": "after"})
     head, data = picture["image_url"]["url"].split(",")
     assert head == "data:image/png;base64" and base64.b64decode(data) == PNG
@@ -140,11 +140,11 @@ def test_pictures_arrive_byte_for_byte_in_order():
 
 
 def test_schema_is_sent_as_response_format():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         request = ChatRequest(system="s", parts=("p",), reply_schema=SCHEMA, max_tokens=64)
         return await chat.reply(request, within_s=60), server.requests[0]
 
-    reply, sent = with_server(steps)
+    reply, sent = with_server(scenario)
     assert reply.text == '{"label":"HARMFUL"}' and not reply.schema_in_words
     assert sent["response_format"] == {
         "type": "json_schema",
@@ -153,14 +153,14 @@ def test_schema_is_sent_as_response_format():
 
 
 def test_schema_is_appended_in_words_for_servers_without_schemas():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         reply = await chat.reply(ChatRequest("s", ("p", FRAME), SCHEMA, 64), within_s=60)
         free = await chat.reply(ChatRequest("s", ("p", FRAME), None, 64), within_s=60)
         # Needed to rebuild the messages later.
         assert reply.schema_in_words and not free.schema_in_words
         return server.requests[0]
 
-    sent = with_server(steps, capabilities=Capabilities(json_schema=False))
+    sent = with_server(scenario, capabilities=Capabilities(json_schema=False))
     assert "response_format" not in sent
     assert sent["messages"][0]["content"] == "s"
     assert sent["messages"][1]["content"][-1] == {"type": "text", "text": in_words(SCHEMA)}
@@ -222,23 +222,23 @@ def test_each_failure_has_its_error_and_number_of_attempts(script, kind, reason,
     ],
 )
 def test_finish_reasons_are_distinguished(fault, finish, text):
-    async def steps(chat, server):
+    async def scenario(chat, server):
         server.faults.script([fault])
         return await chat.reply(HELLO, within_s=60)
 
-    reply = with_server(steps)
+    reply = with_server(scenario)
     assert reply.finish is finish
     assert text is None or reply.text == text
 
 
 @pytest.mark.parametrize("script", [["503"], ["429", "503", "408"], ["reset"], ["500"]])
 def test_temporary_failures_are_retried(script):
-    async def steps(chat, server):
+    async def scenario(chat, server):
         server.faults.script(script)
         reply = await chat.reply(HELLO, within_s=60)
         return reply, server.stats.calls
 
-    reply, calls = with_server(steps)
+    reply, calls = with_server(scenario)
     assert reply.finish is FinishReason.STOP and calls == len(script) + 1
 
 
@@ -257,12 +257,12 @@ def test_refused_connection_is_unavailable():
 
 
 def test_retry_after_is_respected():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         server.faults.script(["503:0.3"])
         reply = await chat.reply(HELLO, within_s=60)
         return reply.latency_s
 
-    assert with_server(steps) >= 0.3
+    assert with_server(scenario) >= 0.3
 
 
 def test_retry_delay_beyond_the_deadline_fails_at_once():
@@ -274,7 +274,7 @@ def test_retry_delay_beyond_the_deadline_fails_at_once():
 
 @pytest.mark.parametrize("fault", ["hang", "slow:100", "drip:100"])
 def test_slow_call_times_out_without_retry(fault):
-    async def steps(chat, server):
+    async def scenario(chat, server):
         server.faults.script([fault] * ALWAYS)
         began = time.monotonic()
         with pytest.raises(Overrun) as caught:
@@ -283,20 +283,20 @@ def test_slow_call_times_out_without_retry(fault):
         await wait_for_stats(server, disconnects=1)
         return caught.value, took, server.stats.calls
 
-    error, took, calls = with_server(steps)
+    error, took, calls = with_server(scenario)
     assert (error.reason, calls) == ("MODEL_TOO_SLOW", 1)
     assert 1.0 <= took < 60  # these faults last longer than that
 
 
 def test_deadline_covers_all_attempts():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         server.faults.script(["503", "503", "hang"])
         began = time.monotonic()
         with pytest.raises(Overrun):
             await chat.reply(HELLO, within_s=3)
         return time.monotonic() - began, server.stats.calls
 
-    took, calls = with_server(steps)
+    took, calls = with_server(scenario)
     assert took < 60 and calls == 3
 
 
@@ -318,7 +318,7 @@ seen = wait_for_stats  # the name that test_quarantine.py imports
 
 
 def test_cancelling_reaches_the_server():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         calls = [asyncio.create_task(chat.reply(HELLO, within_s=60)) for _ in range(200)]
         await wait_for_stats(server, running=200)
         for task in calls:
@@ -328,7 +328,7 @@ def test_cancelling_reaches_the_server():
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in results)
 
-    with_server(steps, Settings(call_s=60, api_key=KEY))
+    with_server(scenario, Settings(call_s=60, api_key=KEY))
 
 
 @pytest.mark.parametrize("end", ["answered", "refused", "gone", "late", "cancelled"])
@@ -336,7 +336,7 @@ def test_finished_call_frees_its_request_at_once(end):
     """Memory must be freed at once, without the garbage collector: requests hold pictures."""
     script = {"answered": [], "refused": ["503", "400"], "gone": ["reset"] * ALWAYS}.get(end, ["hang"])
 
-    async def ended(chat):
+    async def outcome_of_call(chat):
         request = ChatRequest(system="s", parts=(FRAME, "what is this?"), reply_schema=None, max_tokens=9)
         call = asyncio.ensure_future(chat.reply(request, within_s=0.5 if end == "late" else 60))
         if end == "cancelled":
@@ -356,13 +356,13 @@ def test_finished_call_frees_its_request_at_once(end):
             del call  # its exception refers to this frame
         return "answered"
 
-    async def steps(chat, server):
+    async def scenario(chat, server):
         server.faults.script(script)
         with uncollected(ChatRequest, Failure, httpx2.Request) as left:
-            assert await ended(chat) == end
+            assert await outcome_of_call(chat) == end
             return await soon(left)
 
-    assert with_server(steps) == []
+    assert with_server(scenario) == []
 
 
 def test_cancelled_calls_leave_connections_usable():
@@ -381,8 +381,8 @@ def test_cancelled_calls_leave_connections_usable():
     assert asyncio.run(run()) == 50
 
 
-def test_200_concurrent_calls():
-    async def steps(chat, server):
+def test_client_makes_200_calls_concurrently():
+    async def scenario(chat, server):
         requests = [ChatRequest("s", (f"number {i}", FRAME), None, 64) for i in range(200)]
         all_there, work = asyncio.Event(), server._work
 
@@ -396,13 +396,13 @@ def test_200_concurrent_calls():
         replies = await asyncio.gather(*(chat.reply(request, within_s=100) for request in requests))
         return len(replies), server.stats.max_running
 
-    assert with_server(steps) == (200, 200)
+    assert with_server(scenario) == (200, 200)
 
 
-def collect(steps, caplog, settings=None, **model):
+def collect(scenario, caplog, settings=None, **model):
     """All text that a failed call exposes: its error with the causes, and every line logged."""
     caplog.set_level(logging.DEBUG)
-    error = with_server(steps, settings, **model)
+    error = with_server(scenario, settings, **model)
     text = "".join(traceback.format_exception(error)) + error.message + repr(error)
     return text + "".join(f"{record.getMessage()}{record.exc_text}" for record in caplog.records)
 
@@ -442,7 +442,7 @@ def test_refusal_quotes_the_server_only_without_echoes_of_the_request(server_mes
 
 
 def test_refusal_names_model_and_reason():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         messages = []
         for fault in ("400", "404"):
             server.faults.script([fault])
@@ -451,7 +451,7 @@ def test_refusal_names_model_and_reason():
             messages.append(caught.value.message)
         return messages
 
-    refused, unknown = with_server(steps)
+    refused, unknown = with_server(scenario)
     assert "(HTTP 400). It says: “" in refused and "does not know the model stand-in" in unknown
 
 
@@ -459,14 +459,14 @@ def test_refusal_names_model_and_reason():
     "script", [["400"], ["401"], ["404"], ["500"] * 2, ["503"] * 4, ["garbage"], ["cut"], ["reset"] * 2, ["hang"]]
 )
 def test_errors_and_logs_have_no_prompt_key_or_address(script, caplog):
-    async def steps(chat, server):
+    async def scenario(chat, server):
         server.faults.script(script)
         try:
             await chat.reply(HELLO, within_s=0.5)
         except CourtError as error:
             return error.with_traceback(None)
 
-    text = collect(steps, caplog)
+    text = collect(scenario, caplog)
     assert "127.0.0.1" not in text and MARKER not in text and KEY not in text
     # Only a refusal quotes the server.
     assert ("as told" in text) == (script == ["400"])
@@ -503,7 +503,7 @@ def test_too_many_pictures_are_refused_before_sending():
 
 
 def test_picture_is_sent_once_and_then_named_by_its_digest():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         request = ChatRequest("s", ("p", FRAME), None, 9)
         for _ in range(2):
             await chat.reply(request, within_s=60)
@@ -511,56 +511,56 @@ def test_picture_is_sent_once_and_then_named_by_its_digest():
         await chat.reply(request, within_s=60)
         return [sent["messages"][1]["content"][1] for sent in server.requests]
 
-    first, second, dropped, again = with_server(steps, capabilities=Capabilities(picture_ids=True))
+    first, second, dropped, again = with_server(scenario, capabilities=Capabilities(picture_ids=True))
     assert {part["uuid"] for part in (first, second, again)} == {hashlib.sha256(PNG).hexdigest()}
     assert first["image_url"]["url"].startswith("data:image/png;base64,") and again == first
     assert second["image_url"] is None and dropped == second
 
 
 def test_odds_of_chosen_tokens_are_not_normalised():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         odds = [await chat.odds(HELLO, ("B", "A"), within_s=60) for _ in range(2)]
         return odds, server
 
-    odds, server = with_server(steps, capabilities=Capabilities(log_probs=LogProbs.CHOSEN))
+    odds, server = with_server(scenario, capabilities=Capabilities(log_probs=LogProbs.CHOSEN))
     assert odds[0].masses == pytest.approx((0.3, 0.6)) and odds[0].reply.tokens_out == 1
     sent = server.requests[0]
     assert sent["max_tokens"] == 1 and len(sent["logprob_token_ids"]) == 2 and sent["logprobs"] is True
     assert "response_format" not in sent and "allowed_token_ids" not in sent
 
 
-def test_odds_from_the_most_likely_tokens():
-    async def steps(chat, server):
+def test_odds_are_taken_from_the_most_likely_tokens():
+    async def scenario(chat, server):
         return await chat.odds(HELLO, ("A", "C"), within_s=60), server.requests[0]
 
-    odds, sent = with_server(steps, capabilities=Capabilities(log_probs=LogProbs.TOP))
+    odds, sent = with_server(scenario, capabilities=Capabilities(log_probs=LogProbs.TOP))
     assert odds.masses == pytest.approx((0.6, 0.0)) and sent["top_logprobs"] == 20
 
 
 def test_odds_are_none_for_a_server_without_log_probabilities():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         return await chat.odds(HELLO, ("A", "B"), within_s=60), server.stats.calls
 
-    assert with_server(steps) == (None, 0)
+    assert with_server(scenario) == (None, 0)
 
 
 def test_odds_of_a_multi_token_option_are_refused():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         with pytest.raises(ModelRefused) as caught:
             await chat.odds(HELLO, ("two words", "B"), within_s=60)
         return caught.value.reason
 
-    assert with_server(steps, capabilities=Capabilities(log_probs=LogProbs.CHOSEN)) == "MODEL_OPTION"
+    assert with_server(scenario, capabilities=Capabilities(log_probs=LogProbs.CHOSEN)) == "MODEL_OPTION"
 
 
 def test_odds_are_empty_when_the_server_omits_them():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         return await chat.odds(HELLO, ("A", "B"), within_s=60)
 
     lesser = Settings(api_key=KEY, features=FEATURES - {"log_probs"})
-    for how in (LogProbs.TOP, LogProbs.CHOSEN):
+    for support in (LogProbs.TOP, LogProbs.CHOSEN):
         # The server claimed to support them: the trial goes on without a harm score, and records the call's cost.
-        odds = with_server(steps, lesser, capabilities=Capabilities(log_probs=how))
+        odds = with_server(scenario, lesser, capabilities=Capabilities(log_probs=support))
         assert odds.masses == () and odds.reply.tokens_in > 0
 
 
@@ -580,7 +580,7 @@ GOOD = {
     ],
     "usage": {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}},
 }
-FIGURES = {
+METADATA = {
     "id": ("id",),
     "object": ("object",),
     "created": ("created",),
@@ -601,26 +601,26 @@ FIGURES = {
     "cached_tokens": ("usage", "prompt_tokens_details", "cached_tokens"),
 }
 ABSENT = object()
-OF_NO_USE = {"absent": ABSENT, "null": None, "empty": {}, "NaN": float("nan"), "infinite": float("inf"), "bool": True}
+UNUSABLE = {"absent": ABSENT, "null": None, "empty": {}, "NaN": float("nan"), "infinite": float("inf"), "bool": True}
 
 
-@pytest.mark.parametrize("useless", OF_NO_USE)
-@pytest.mark.parametrize("figure", FIGURES)
-def test_unusable_metadata_does_not_fail_the_reply(figure, useless):
-    body, *way, last = copy.deepcopy(GOOD), *FIGURES[figure]
+@pytest.mark.parametrize("unusable", UNUSABLE)
+@pytest.mark.parametrize("field", METADATA)
+def test_unusable_metadata_does_not_fail_the_reply(field, unusable):
+    body, *way, last = copy.deepcopy(GOOD), *METADATA[field]
     place = body
     for step in way:
         place = place[step]
-    if OF_NO_USE[useless] is ABSENT:
+    if UNUSABLE[unusable] is ABSENT:
         del place[last]
     else:
-        place[last] = OF_NO_USE[useless]
+        place[last] = UNUSABLE[unusable]
     answer = read(json.dumps(body).encode(), "http://model/v1")
     reply = answer.reply(0.1)
     assert reply.text == "the reply" and reply.finish is FinishReason.STOP
-    lost = {"usage": {"prompt_tokens", "completion_tokens"}}.get(figure, {figure})
+    lost = {"usage": {"prompt_tokens", "completion_tokens"}}.get(field, {field})
     assert set(reply.unknown) == lost & {"model", "finish_reason", "prompt_tokens", "completion_tokens"}
-    assert answer.first_token() is None or "logprob" not in figure
+    assert answer.first_token() is None or "logprob" not in field
 
 
 def test_bad_content_or_finish_reason_fails_the_reply():
@@ -666,13 +666,13 @@ def test_context_overflow_is_reported_with_token_counts(server_message, lengths)
 
 
 def test_context_overflow_is_reported_over_the_wire():
-    async def steps(model, address):
+    async def scenario(model, address):
         with pytest.raises(ModelRefused) as caught:
             await model.reply(HELLO, within_s=60)
         return caught.value
 
     body = json.dumps({"error": {"message": "maximum context length is 4096 tokens, you asked for 5000", "code": 400}})
-    assert "4,096" in with_fixed_answer(400, body.encode(), steps).message
+    assert "4,096" in with_fixed_answer(400, body.encode(), scenario).message
 
 
 def test_tokens_with_and_without_a_space_count_as_one_option():
@@ -715,12 +715,12 @@ VLLM_FEATURES = {"priorities", "repetition_detection", "penalties"}
     ],
 )
 def test_probe_detects_capabilities(lacking, more, capabilities, expected):
-    async def steps(chat, server):
+    async def scenario(chat, server):
         found = await probe(chat, within_s=60)
         assert chat.capabilities == found.capabilities
         return found
 
-    found = with_server(steps, Settings(features=FEATURES - lacking, api_key=KEY, **more))
+    found = with_server(scenario, Settings(features=FEATURES - lacking, api_key=KEY, **more))
     assert found.capabilities == capabilities
     assert len(found.sentences) == len(expected)
     for sentence, part in zip(found.sentences, expected, strict=True):
@@ -738,13 +738,13 @@ def test_probe_detects_capabilities(lacking, more, capabilities, expected):
     ],
 )
 def test_thinking_is_switched_off_where_possible(thinks, found, expected, parser):
-    async def steps(chat, server):
+    async def scenario(chat, server):
         sentences = (await probe(chat, within_s=60)).sentences
         odds = await chat.odds(HELLO, ("A", "B"), within_s=60)
         return sentences, odds, await chat.reply(HELLO, within_s=60)
 
     settings = Settings(api_key=KEY, thinks=thinks, reasoning_parser=parser, odds={"A": 0.6, "B": 0.3})
-    sentences, odds, reply = with_server(steps, settings, capabilities=Capabilities())
+    sentences, odds, reply = with_server(scenario, settings, capabilities=Capabilities())
     assert [expected in sentence for sentence in sentences] == ([True] if expected else [])
     if found is Thinking.ALWAYS:
         # Its first token belongs to a thought, so the probabilities of the letters mean nothing.
@@ -758,10 +758,10 @@ def test_thinking_is_switched_off_where_possible(thinks, found, expected, parser
 
 @pytest.mark.parametrize("thoughts", [True, False])
 def test_probe_message_depends_on_roles_that_think(thoughts):
-    async def steps(chat, server):
+    async def scenario(chat, server):
         return (await probe(chat, within_s=10, thoughts=thoughts)).sentences
 
-    (sentence,) = with_server(steps, Settings(api_key=KEY, thinks="template"), capabilities=Capabilities())
+    (sentence,) = with_server(scenario, Settings(api_key=KEY, thinks="template"), capabilities=Capabilities())
     assert ("in roles that are not to think" in sentence) is thoughts
 
 
@@ -793,13 +793,13 @@ def test_model_on_several_servers_thinks_as_much_as_the_worst():
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-@pytest.mark.parametrize("useless", [None, 7, ["a"], ""])
-def test_thought_is_read_under_both_field_names(name, useless):
+@pytest.mark.parametrize("unusable", [None, 7, ["a"], ""])
+def test_thought_is_read_under_both_field_names(name, unusable):
     message = {"role": "assistant", "content": "Yes.", name: " I wonder. "}
     body = {"model": "m", "choices": [{"message": message, "finish_reason": "stop"}]}
     read_body = lambda: read(json.dumps(body).encode()).reply(0.1)  # noqa: E731
     assert (read_body().thought, read_body().text) == ("I wonder.", "Yes.")
-    message[name] = useless
+    message[name] = unusable
     assert (read_body().thought, read_body().text) == ("", "Yes.")
 
 
@@ -815,12 +815,12 @@ def test_thought_is_read_under_both_field_names(name, useless):
     ],
 )
 def test_probe_failures_have_a_reason(model, settings, reason):
-    async def steps(chat, server):
+    async def scenario(chat, server):
         with pytest.raises(CourtError) as caught:
             await probe(chat, within_s=1 if reason == "MODEL_TOO_SLOW" else 60)
         return caught.value.reason
 
-    assert with_server(steps, Settings(api_key=KEY, **settings), **model) == reason
+    assert with_server(scenario, Settings(api_key=KEY, **settings), **model) == reason
 
 
 @pytest.mark.parametrize("body", [b"<html></html>", b"[]", b'{"data":[{"id":7}]}', b"", b'{"data":"m"}', b"\xff"])
@@ -852,10 +852,10 @@ def test_probe_of_a_web_page_is_refused():
 
 
 def test_feature_answered_with_500_counts_as_missing():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         return (await probe(chat, within_s=60)).capabilities
 
-    assert not with_server(steps, Settings(api_key=KEY, script=["ok", "500", "500"])).json_schema
+    assert not with_server(scenario, Settings(api_key=KEY, script=["ok", "500", "500"])).json_schema
 
 
 @pytest.mark.parametrize(
@@ -941,7 +941,7 @@ def test_every_sdk_error_is_mapped_or_listed_as_unused():
 
 
 def test_picture_lost_by_the_server_is_resent_by_each_call():
-    async def steps(chat, server):
+    async def scenario(chat, server):
         request = ChatRequest("s", ("p", FRAME), None, 9)
         await chat.reply(request, within_s=60)
         server._pictures.clear()
@@ -959,4 +959,4 @@ def test_picture_lost_by_the_server_is_resent_by_each_call():
         sent_to.chat = ask_together
         await asyncio.gather(*(chat.reply(request, within_s=60) for _ in range(2)))
 
-    with_server(steps, capabilities=Capabilities(picture_ids=True))
+    with_server(scenario, capabilities=Capabilities(picture_ids=True))

@@ -26,8 +26,8 @@ HELLO = ChatRequest(system="You are brief.", parts=("Say a word.",), reply_schem
 LOOP = "Say it again, " * 200
 
 
-def with_probed_model(steps, settings=None, *, answer=None, thoughts=True):
-    """Runs ``steps(model, server, sentences)`` after a probe, whose requests are cleared."""
+def with_probed_model(scenario, settings=None, *, answer=None, thoughts=True):
+    """Runs ``scenario(model, server, sentences)`` after a probe, whose requests are cleared."""
 
     async def run():
         server = FakeModelServer(settings or Settings(), keep=True, answer=answer)
@@ -36,7 +36,7 @@ def with_probed_model(steps, settings=None, *, answer=None, thoughts=True):
             try:
                 sentences = (await probe(model, within_s=60, thoughts=thoughts)).sentences
                 server.requests.clear()
-                return await steps(model, server, "\n".join(sentences))
+                return await scenario(model, server, "\n".join(sentences))
             finally:
                 await model.aclose()
 
@@ -60,12 +60,12 @@ def with_thought(request, tokens):
     ],
 )
 def test_thinking_has_its_own_token_budget(thinks, sent):
-    async def steps(model, server, _):
+    async def scenario(model, server, _):
         long = await model.reply(with_thought(HELLO, 1000), within_s=60)
         short = await model.reply(with_thought(HELLO, 16), within_s=60)
         return long, short, server.requests
 
-    long, short, (first, second) = with_probed_model(steps, Settings(thinks=thinks))
+    long, short, (first, second) = with_probed_model(scenario, Settings(thinks=thinks))
     assert first.items() >= {**sent, "thinking_token_budget": 1000, "max_tokens": 1100}.items()
     assert second.items() >= {**sent, "thinking_token_budget": 16, "max_tokens": 116}.items()
     assert len(long.thought.split()) == 45 and len(short.thought.split()) == 16
@@ -74,10 +74,10 @@ def test_thinking_has_its_own_token_budget(thinks, sent):
 
 
 def test_thought_and_reply_share_a_limit_when_thoughts_have_none():
-    async def steps(model, server, _):
+    async def scenario(model, server, _):
         return await model.reply(with_thought(HELLO, 50), within_s=60), server.requests[-1]
 
-    reply, sent = with_probed_model(steps, Settings(thinks="template", features=FEATURES - {"thought_limit"}))
+    reply, sent = with_probed_model(scenario, Settings(thinks="template", features=FEATURES - {"thought_limit"}))
     assert sent["max_tokens"] == 150 and "thinking_token_budget" not in sent
     assert len(reply.thought.split()) == 45 and reply.finish is FinishReason.STOP
 
@@ -85,45 +85,45 @@ def test_thought_and_reply_share_a_limit_when_thoughts_have_none():
 def test_thought_cut_at_max_tokens_is_not_taken_for_a_limited_one(monkeypatch):
     monkeypatch.setattr("eval.perf.model_server.server._THOUGHT", " ".join(map(str, range(2000))))
 
-    async def steps(model, _, __):
+    async def scenario(model, _, __):
         return model.capabilities
 
-    found = with_probed_model(steps, Settings(thinks="template", features=FEATURES - {"thought_limit"}))
+    found = with_probed_model(scenario, Settings(thinks="template", features=FEATURES - {"thought_limit"}))
     assert (found.thinks_by, found.thought_limit) == (Thinking.TEMPLATE, "")
-    assert with_probed_model(steps, Settings(thinks="template")).thought_limit == "thinking_token_budget"
+    assert with_probed_model(scenario, Settings(thinks="template")).thought_limit == "thinking_token_budget"
 
 
 def test_schema_prevents_thoughts_without_a_reasoning_parser():
-    async def steps(model, server, _):
+    async def scenario(model, server, _):
         return model.capabilities.thinks_by, await model.reply(with_thought(HELLO, 50), within_s=60)
 
     parted = Settings(thinks="template", reasoning_parser=False)
-    assert with_probed_model(steps, parted)[0] is Thinking.NONE
+    assert with_probed_model(scenario, parted)[0] is Thinking.NONE
     words = Settings(thinks="template", reasoning_parser=False, features=FEATURES - {"json_schema"})
-    by, reply = with_probed_model(steps, words)
+    by, reply = with_probed_model(scenario, words)
     assert by is Thinking.TEMPLATE and reply.thought.startswith("Let me see") and "think>" not in reply.text
 
 
 def test_model_without_thoughts_is_detected():
-    async def steps(model, _, __):
+    async def scenario(model, _, __):
         return model.capabilities
 
-    found = with_probed_model(steps)
+    found = with_probed_model(scenario)
     assert (found.thinks_by, found.thought_limit) == (Thinking.NONE, "")
 
 
 def test_odds_are_requested_without_thinking():
     """The first token would belong to the thought, so odds are requested without thinking, or not at all."""
 
-    async def steps(model, server, _):
+    async def scenario(model, server, _):
         odds = await model.odds(with_thought(HELLO, 50), ("A", "B"), within_s=60)
         return odds, server.requests
 
     for thinks in ("template", "asked", "effort"):
-        odds, (sent,) = with_probed_model(steps, Settings(thinks=thinks, odds={"A": 0.6, "B": 0.3}))
+        odds, (sent,) = with_probed_model(scenario, Settings(thinks=thinks, odds={"A": 0.6, "B": 0.3}))
         assert sum(odds.masses) == pytest.approx(0.9) and sent["max_tokens"] == 1
         assert "thinking_token_budget" not in sent
-    assert with_probed_model(steps, Settings(thinks="always", odds={"A": 0.6, "B": 0.3})) == (None, [])
+    assert with_probed_model(scenario, Settings(thinks="always", odds={"A": 0.6, "B": 0.3})) == (None, [])
 
 
 def test_model_on_several_servers_thinks_only_as_all_of_them_can():
@@ -135,7 +135,7 @@ def test_model_on_several_servers_thinks_only_as_all_of_them_can():
     assert weakest([template, Capabilities(thinks_by=Thinking.TEMPLATE)]).thought_limit == ""
 
 
-async def connected(behaviour, **llm):
+async def connect(behaviour, **llm):
     """Models connected to a fake server, and the messages printed meanwhile."""
     messages = []
     async with AsyncExitStack() as stack:
@@ -146,7 +146,7 @@ async def connected(behaviour, **llm):
 
 def test_each_role_thinks_by_its_settings_and_this_is_recorded():
     roles = {"judge": {"thinking": 2048}, "proposer": {"thinking": "off"}}
-    chairs, messages = asyncio.run(connected(Settings(thinks="template"), thinking="on", roles=roles))
+    chairs, messages = asyncio.run(connect(Settings(thinks="template"), thinking="on", roles=roles))
     by = ["TEMPLATE", "thinking_token_budget"]
     assert chairs.settings(1200)["thoughts"] == {
         "ACCUSER": {"tokens": THOUGHT_TOKENS, "by": by},
@@ -159,7 +159,7 @@ def test_each_role_thinks_by_its_settings_and_this_is_recorded():
 
 def test_missing_limit_for_thoughts_is_reported():
     behaviour = Settings(thinks="always", features=FEATURES - {"thought_limit"})
-    chairs, messages = asyncio.run(connected(behaviour, roles={"judge": {"thinking": 500}}))
+    chairs, messages = asyncio.run(connect(behaviour, roles={"judge": {"thinking": 500}}))
     assert chairs.settings(1200)["thoughts"] == {"JUDGE": {"tokens": 500, "by": ["ALWAYS", "max_tokens"]}}
     assert "no limit for thoughts: the judge" in messages
 
@@ -167,15 +167,15 @@ def test_missing_limit_for_thoughts_is_reported():
 @pytest.mark.parametrize("behaviour", [Settings(), Settings(thinks="template", reasoning_parser=False)])
 def test_role_that_cannot_think_is_refused_with_a_remedy(behaviour):
     with pytest.raises(ModelRefused, match=r"The judge is to think.*--reasoning-parser.*off") as caught:
-        asyncio.run(connected(behaviour, roles={"judge": {"thinking": "on"}}))
+        asyncio.run(connect(behaviour, roles={"judge": {"thinking": "on"}}))
     assert caught.value.reason == "THINKING_UNAVAILABLE"
 
 
 def test_thinking_is_not_probed_when_no_role_thinks():
-    async def steps(model, _, __):
+    async def scenario(model, _, __):
         return model.capabilities
 
-    found = with_probed_model(steps, Settings(thinks="template"), thoughts=False)
+    found = with_probed_model(scenario, Settings(thinks="template"), thoughts=False)
     assert (found.thinks_by, found.thought_limit) == (Thinking.NONE, "")
 
 
@@ -187,27 +187,27 @@ def with_priority(priority):
 
 
 def test_vllm_without_priority_scheduling_is_reported_and_gets_no_priorities():
-    async def steps(model, server, sentences):
+    async def scenario(model, server, sentences):
         await model.reply(with_priority(-3), within_s=60)
         return model.capabilities.priorities, sentences, server.requests[-1]
 
-    can, sentences, sent = with_probed_model(steps, Settings(features=FEATURES - {"priorities"}))
+    can, sentences, sent = with_probed_model(scenario, Settings(features=FEATURES - {"priorities"}))
     assert not can and "--scheduling-policy priority" in sentences and "priority" not in sent
 
 
 def test_other_servers_get_no_priorities_as_their_order_may_be_reversed():
-    async def steps(model, server, sentences):
+    async def scenario(model, server, sentences):
         await model.reply(with_priority(-3), within_s=60)
         return model.capabilities.priorities, sentences, server.requests[-1]
 
-    can, sentences, sent = with_probed_model(steps, Settings(owned_by="sglang"))
+    can, sentences, sent = with_probed_model(scenario, Settings(owned_by="sglang"))
     assert not can and not sentences and "priority" not in sent
 
 
 def test_waiting_requests_are_served_by_lowest_priority_first():
     """The server has one slot; all requests arrive while it is taken."""
 
-    async def steps(model, server, _):
+    async def scenario(model, server, _):
         done = []
 
         async def ask(priority):
@@ -222,7 +222,7 @@ def test_waiting_requests_are_served_by_lowest_priority_first():
         await asyncio.gather(*tasks)
         return done, [request.get("priority") for request in server.requests]
 
-    done, sent = with_probed_model(steps, Settings(capacity=1, call_s=0.05))
+    done, sent = with_probed_model(scenario, Settings(capacity=1, call_s=0.05))
     assert sorted(sent, key=str) == [-2, 100, 100, 99, None]
     assert done == [-2, 0, 99, 100, 100]
 
@@ -231,35 +231,35 @@ def test_waiting_requests_are_served_by_lowest_priority_first():
 
 
 def test_server_with_loop_detection_ends_loops():
-    async def steps(model, server, _):
+    async def scenario(model, server, _):
         return await model.reply(ChatRequest("s", ("Go.",), None, 5000), within_s=60), server.requests[-1]
 
     loop = lambda payload: LOOP if payload["max_tokens"] == 5000 else None  # noqa: E731
-    reply, sent = with_probed_model(steps, answer=loop)
+    reply, sent = with_probed_model(scenario, answer=loop)
     assert sent["repetition_detection"] == {"min_pattern_size": 16, "max_pattern_size": 64, "min_count": 4}
     assert reply.finish is FinishReason.REPETITION and reply.is_cut and reply.tokens_out == 64
-    reply, sent = with_probed_model(steps, Settings(features=FEATURES - {"repetition_detection"}), answer=loop)
+    reply, sent = with_probed_model(scenario, Settings(features=FEATURES - {"repetition_detection"}), answer=loop)
     assert "repetition_detection" not in sent
     assert reply.finish is FinishReason.STOP and reply.tokens_out == 800
 
 
 def test_reply_without_repetition_is_not_cut():
-    async def steps(model, _, __):
+    async def scenario(model, _, __):
         return await model.reply(ChatRequest("s", ("Go.",), None, 5000), within_s=60)
 
     text = " ".join(f"word {number}, " for number in range(300))
-    reply = with_probed_model(steps, answer=lambda payload: text if payload["max_tokens"] == 5000 else None)
+    reply = with_probed_model(scenario, answer=lambda payload: text if payload["max_tokens"] == 5000 else None)
     assert (reply.finish, reply.text) == (FinishReason.STOP, text)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_avoiding_repetition_adds_a_penalty_or_raises_the_temperature(temperature):
-    async def steps(model, server, _):
+    async def scenario(model, server, _):
         for avoid in (False, True):
             request = ChatRequest("s", ("Go.",), None, 8, temperature=temperature, avoid_repetition=avoid)
             await model.reply(request, within_s=60)
         return [(sent["temperature"], sent.get("presence_penalty")) for sent in server.requests]
 
-    assert with_probed_model(steps) == [(temperature, None), (temperature, 1.5)]
+    assert with_probed_model(scenario) == [(temperature, None), (temperature, 1.5)]
     bare = Settings(features=FEATURES - {"penalties"})
-    assert with_probed_model(steps, bare) == [(temperature, None), (max(temperature, 0.7), None)]
+    assert with_probed_model(scenario, bare) == [(temperature, None), (max(temperature, 0.7), None)]

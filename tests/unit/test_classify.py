@@ -78,11 +78,11 @@ def test_single_label_metrics_match_the_oracle(data, tmp_path, model):
     gold, answers = [], []
     for one in results.judged:
         meme = key[one.meme.id]
-        due = answer_target(TaskInput(meme.text, meme.badge), Ability())
+        oracle_answer = answer_target(TaskInput(meme.text, meme.badge), Ability())
         answer = one.prediction.said["target"]
-        assert (one.prediction.outcome, answer.labels) == (Outcome.ANSWERED, (due,))
+        assert (one.prediction.outcome, answer.labels) == (Outcome.ANSWERED, (oracle_answer,))
         gold.append(target_of(meme.text, meme.badge))
-        answers.append(due)
+        answers.append(oracle_answer)
     assert len(gold) == 24 and 0 < sum(a == b for a, b in zip(gold, answers, strict=True)) < 24
     (card,) = figures(ran).values()
     assert card["figures"]["accuracy"]["value"] == pytest.approx(sk.accuracy_score(gold, answers))
@@ -105,10 +105,10 @@ def test_multi_label_metrics_match_the_oracle(data, tmp_path, model):
     gold, answers = [], []
     for one in read_results(tmp_path / "run").judged:
         meme = key[one.meme.id]
-        due = answer_signs(TaskInput(meme.text, meme.badge), Ability())
-        assert one.prediction.said["signs"].labels == due
+        oracle_answer = answer_signs(TaskInput(meme.text, meme.badge), Ability())
+        assert one.prediction.said["signs"].labels == oracle_answer
         gold.append([sign in signs_of(meme.text, meme.badge) for sign in SIGNS])
-        answers.append([sign in due for sign in SIGNS])
+        answers.append([sign in oracle_answer for sign in SIGNS])
     gold, answers = np.array(gold), np.array(answers)
     (card,) = figures(ran).values()
     f1s = [
@@ -135,13 +135,13 @@ def test_prompts_show_the_named_inputs_after_the_examples(data, tmp_path, model)
     for name in (*names, full):
         for one in read_results(tmp_path / "grid" / name).judged:
             meme = key[one.meme.id]
-            seen = TaskInput(
+            visible = TaskInput(
                 meme.text,
                 meme.badge if "picture" in name else None,
                 meme.badge if "picture" in name else None,
                 follow="2-shot" in name,
             )
-            assert one.prediction.said["signs"].labels == answer_signs(seen, Ability())
+            assert one.prediction.said["signs"].labels == answer_signs(visible, Ability())
     # Each picture is described once, whether it is a meme or an example.
     described = [
         requests for requests in model.asked if "description" in (requests.request.reply_schema or {})["properties"]

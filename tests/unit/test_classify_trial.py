@@ -49,7 +49,7 @@ def records(folder):
     return asyncio.run(read())
 
 
-def due(meme, answer):
+def oracle_answer(meme, answer):
     # The Judge sees the picture, a description that names the badge, and precedents labelled by the rule.
     return answer(TaskInput(meme.text, meme.badge, meme.badge, follow=True), Ability())
 
@@ -63,7 +63,7 @@ def test_single_label_metrics_match_the_oracle(data, tmp_path, model):  # noqa: 
     for one in results.judged:
         meme, record = key[one.meme.id], records_by_meme[one.meme.id]
         answer = one.prediction.said["target"]
-        assert (one.prediction.outcome, answer.labels) == (Outcome.ANSWERED, (due(meme, answer_target),))
+        assert (one.prediction.outcome, answer.labels) == (Outcome.ANSWERED, (oracle_answer(meme, answer_target),))
         gold.append(target_of(meme.text, meme.badge))
         answers.append(answer.labels[0])
         # A whole trial with a verdict on harm, followed by one ruling.
@@ -102,9 +102,9 @@ def test_multi_label_metrics_match_the_oracle(data, tmp_path, model):  # noqa: F
     gold, answers = [], []
     for one in read_results(tmp_path / "run").judged:
         meme = key[one.meme.id]
-        assert one.prediction.said["signs"].labels == due(meme, answer_signs)
+        assert one.prediction.said["signs"].labels == oracle_answer(meme, answer_signs)
         gold.append([sign in signs_of(meme.text, meme.badge) for sign in SIGNS])
-        answers.append([sign in due(meme, answer_signs) for sign in SIGNS])
+        answers.append([sign in oracle_answer(meme, answer_signs) for sign in SIGNS])
     gold, answers = np.array(gold), np.array(answers)
     (card,) = figures(ran).values()
     assert card["figures"]["mean-binary-accuracy"]["value"] == pytest.approx((gold == answers).mean())
@@ -280,7 +280,7 @@ def side_of(target):
 def test_custom_question_weighs_two_sides_without_harm_labels(sided, tmp_path, model):  # noqa: F811
     usual = model._answers
 
-    def weighs(request):
+    def weigh_sides(request):
         wanted = request.reply_schema["properties"]
         if "strengths" not in wanted:
             return usual(request)
@@ -290,7 +290,7 @@ def test_custom_question_weighs_two_sides_without_harm_labels(sided, tmp_path, m
 
     test = [meme for meme in read_key(sided) if meme.split == "test"]
     known = {meme.text: meme.badge for meme in test}
-    model._answers = weighs
+    model._answers = weigh_sides
     file = tmp_path / "question.toml"
     question = 'id = "side"\ntext = "is it against the west or the east?"\noptions = ["east", "neither", "west"]\n'
     file.write_text(f'{question}sides = {{accuser = "west", defender = "east"}}\n')
@@ -305,7 +305,7 @@ def test_custom_question_weighs_two_sides_without_harm_labels(sided, tmp_path, m
         assert record.precedents is None and ruled.precedent_labels == {}
         assert sum(ruled.vote.values()) == pytest.approx(1)
     for one in read_results(tmp_path / "run").judged:
-        # One of the labels of the task.
+        # Not the exact side: the text of another meme may be a substring of the prompt.
         assert one.prediction.said["side"].labels[0] in {"west", "east", "neither"}
     assert not any("Precedent 1" in words(call.request) for call in model.asked)
     # Its options must be the task's, and only a trial weighs sides.

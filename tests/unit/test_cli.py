@@ -55,8 +55,11 @@ def test_help_explains_the_exit_codes():
 
 
 def test_usage_errors_have_their_own_exit_code(tmp_path):
-    nothing = invoke("judge")
-    assert nothing.exit_code == 2 and "Name a picture, or give a text to be judged alone" in nothing.output
+    without_arguments = invoke("judge")
+    assert (
+        without_arguments.exit_code == 2
+        and "Name a picture, or give a text to be judged alone" in without_arguments.output
+    )
     assert invoke("judge", "--text", " ").exit_code == 2
     assert invoke("judge", "a.png", "b.png", "--text", "x").exit_code == 2
     assert invoke("judge", "a.png", "--server", "x:1", "--library", tmp_path).exit_code == 2

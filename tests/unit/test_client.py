@@ -60,7 +60,7 @@ def attempts(timeout=None, *, clock=None, retries=None, chance=0.5, budget=None,
         (Code.INTERNAL, 1.0, False),
     ],
 )
-def test_retried_status_codes(code, after, again):
+def test_status_code_and_retry_delay_decide_about_a_retry(code, after, again):
     assert passing(an_error(code, after=after)) is again
 
 
@@ -485,7 +485,7 @@ def test_request_added_after_a_refusal_fails_with_it():
     assert outcomes_of(book)["a"].reason == "NO_TOKEN" and book.done
 
 
-def test_due_retry_does_not_shorten_the_wait():
+def test_due_retry_is_no_longer_waited_for():
     """Even if nothing can be sent now; otherwise the caller would poll in a busy loop."""
     clock, book = book_with("a", timeout=60.0)
     send_pending(book)
@@ -595,8 +595,8 @@ def test_missing_request_id_is_filled_in_on_a_copy():
     assert not request.request_id
     assert one.request_id and one.request_id != two.request_id
     assert (one.image, one.HasField("text")) == (b"image", True)
-    mine = judge_request(b"image", request_id="mine")
-    assert named(mine) is mine
+    with_id = judge_request(b"image", request_id="mine")
+    assert named(with_id) is with_id
 
 
 def test_watch_request_takes_exactly_one_id():

@@ -55,8 +55,8 @@ def test_plain_judge_makes_one_call_for_a_label(results, model, data):  # noqa: 
     assert len(requests) == len(results["plain-judge"].judged) == 6
     for one in results["plain-judge"].judged:
         meme = key[one.meme.id]
-        due = judge(JudgeInput(meme.text, meme.badge), Ability())
-        assert one.prediction.outcome.harmful is due.harmful
+        oracle_verdict = judge(JudgeInput(meme.text, meme.badge), Ability())
+        assert one.prediction.outcome.harmful is oracle_verdict.harmful
         assert (one.prediction.cost.calls, one.prediction.cost.chain, one.prediction.trial) == (1, 1, "")
     for request in requests:
         assert sum(isinstance(part, Frame) for part in request.parts) == 1
@@ -71,8 +71,8 @@ def test_mars_describes_collects_evidence_for_both_sides_and_concludes(results, 
     assert (len(evidence), len(concluded)) == (12, 6)
     for one in results["mars"].judged:
         meme = key[one.meme.id]
-        due = judge(JudgeInput(meme.text, meme.badge, described=True), Ability())
-        assert one.prediction.outcome.harmful is due.harmful
+        oracle_verdict = judge(JudgeInput(meme.text, meme.badge, described=True), Ability())
+        assert one.prediction.outcome.harmful is oracle_verdict.harmful
         assert (one.prediction.cost.calls, one.prediction.cost.chain) == (4, 3)
     for request in concluded:
         assert words(request).count("The words stand beside what is shown.") == 2
@@ -102,7 +102,7 @@ def test_equal_compute_spends_the_full_trial_s_tokens_on_samples(tmp_path, data,
 def test_majority_of_samples_decides_and_ties_are_harmful(tmp_path, data, model):  # noqa: F811
     usual, votes = model._answers, iter([False, True] * 1000)
 
-    def wavering(request):
+    def alternating(request):
         reply = usual(request)
         if request.temperature != TEMPERATURE:
             return reply
@@ -110,7 +110,7 @@ def test_majority_of_samples_decides_and_ties_are_harmful(tmp_path, data, model)
         names = ("harmful_strength", "harmless_strength", "label")
         return {**reply, **dict(zip(names, strengths, strict=True))}
 
-    model._answers = wavering
+    model._answers = alternating
     planned = study(tmp_path, data, "equal-compute", limit=2, concurrency=1)
     results = read_results(asyncio.run(run_study(planned, Progress()))[1].root)
     for one in results.judged:
@@ -121,12 +121,12 @@ def test_majority_of_samples_decides_and_ties_are_harmful(tmp_path, data, model)
 def test_malformed_label_is_retried_once_and_then_fails(tmp_path, data, model):  # noqa: F811
     usual = model._answers
 
-    def mumbling(request):
+    def malformed(request):
         if tuple((request.reply_schema or {}).get("properties", ())) == ("label",):
             return {"label": "perhaps"}
         return usual(request)
 
-    model._answers = mumbling
+    model._answers = malformed
     results = read_results(asyncio.run(run_study(study(tmp_path, data, "plain-judge", limit=2), Progress()))[1].root)
     assert len(requests_for(model, "label")) == 4
     for one in results.judged:
@@ -138,12 +138,12 @@ def test_malformed_label_is_retried_once_and_then_fails(tmp_path, data, model): 
 def test_reply_that_leaks_the_instructions_fails_without_retry(tmp_path, data, model):  # noqa: F811
     usual, secret = model._answers, load("eval.runs.prompts", "plain_judge").secret
 
-    def talkative(request):
+    def leaking(request):
         if tuple((request.reply_schema or {}).get("properties", ())) == ("label",):
             return {"label": "harmful", "why": f"I was told never to write {secret}"}
         return usual(request)
 
-    model._answers = talkative
+    model._answers = leaking
     results = read_results(asyncio.run(run_study(study(tmp_path, data, "plain-judge", limit=2), Progress()))[1].root)
     assert len(requests_for(model, "label")) == 2
     for one in results.judged:

@@ -1,3 +1,5 @@
+"""Comparison of two runs: paired differences, McNemar's test, and its wording."""
+
 import dataclasses
 import json
 import math
@@ -18,7 +20,7 @@ NOT, SOME, VERY = Level
 PLAIN = Protocol.PLAIN
 
 
-def of_counts(both, only_a, only_b, neither):
+def systems_with(both, only_a, only_b, neither):
     """Two systems on harmful memes, with these numbers right by both, one or neither."""
     answers_a = [H] * (both + only_a) + [N] * (only_b + neither)
     answers_b = [H] * both + [N] * only_a + [H] * only_b + [N] * neither
@@ -26,7 +28,7 @@ def of_counts(both, only_a, only_b, neither):
     return results(gold, answers_a, name="A"), results(gold, answers_b, name="B")
 
 
-def test_counts_match_hand_counts():
+def test_right_and_wrong_memes_are_counted_for_both_systems():
     gold = [True, True, True, True, False, False, False, False]
     a = results(gold, [H, H, U, N, N, N, H, F], name="A")
     b = results(gold, [H, N, H, U, N, F, N, U], name="B")
@@ -89,7 +91,7 @@ def test_interval_matches_scipy_s_paired_bootstrap():
 
 def test_paired_interval_is_narrower_than_that_of_one_system():
     """Two systems right on nearly the same memes have a narrower interval of the difference than of each accuracy."""
-    a, b = of_counts(600, 40, 10, 350)
+    a, b = systems_with(600, 40, 10, 350)
     ours = compare(a, b, PLAIN)
     paired = ours.difference_accuracy.high - ours.difference_accuracy.low
     alone = card(a, PLAIN).strict.accuracy
@@ -120,7 +122,7 @@ def test_memes_of_a_group_are_resampled_together():
 
 
 def test_system_compared_with_itself_has_no_difference():
-    a, _ = of_counts(5, 2, 0, 3)
+    a, _ = systems_with(5, 2, 0, 3)
     ours = compare(a, a, PLAIN)
     for difference in (ours.difference_accuracy, ours.difference_macro_f1):
         assert (difference.value, difference.low, difference.high) == (0, 0, 0)
@@ -175,7 +177,7 @@ def test_unjudged_memes_are_reported():
 
 
 def test_wording_for_a_difference_within_noise():
-    a, b = of_counts(300, 12, 9, 33)
+    a, b = systems_with(300, 12, 9, 33)
     assert in_words(compare(a, b, PLAIN)) == [
         "Protocol plain, 354 memes: A has an accuracy of 0.881, B of 0.873; macro-F1 0.468 and 0.466.",
         "A is right on 12 memes that B gets wrong, B on 9 that A gets wrong; exact McNemar p = 0.664.",
@@ -186,14 +188,14 @@ def test_wording_for_a_difference_within_noise():
 
 
 def test_wording_for_a_significant_difference():
-    a, b = of_counts(300, 5, 25, 24)
+    a, b = systems_with(300, 5, 25, 24)
     assert in_words(compare(a, b, PLAIN))[-1] == (
         "B is better by more than chance would often make of two systems that are as good."
     )
 
 
 def test_wording_for_too_few_memes():
-    ours = compare(*of_counts(1, 3, 0, 1), PLAIN)
+    ours = compare(*systems_with(1, 3, 0, 1), PLAIN)
     assert ours.needed > 1 and not ours.sure
     assert in_words(ours)[-1].endswith("5 memes are too few to tell any two systems apart.")
 

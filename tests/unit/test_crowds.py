@@ -11,7 +11,7 @@ def unit(rows):
     return (rows / np.where(lengths, lengths, 1)).astype(np.float32)
 
 
-def drawn(rng, n):
+def random_rows(rng, n):
     """Text and picture vectors of a few kinds each, some of them missing."""
     halves = []
     for dim in (6, 9):
@@ -29,7 +29,7 @@ def is_near_duplicate(one, other):
 @pytest.mark.parametrize("seed", range(20))
 def test_batches_give_the_same_choice_as_pairwise_comparison(seed, most):
     rng = np.random.default_rng(seed)
-    texts, pictures, harmful = drawn(rng, 60)
+    texts, pictures, harmful = random_rows(rng, 60)
     chosen: list[int] = []
     for row in range(60):
         duplicates = [

@@ -14,7 +14,7 @@ from tests.unit.test_reception import Pictures
 
 
 def test_concurrent_readers_share_one_decode_that_outlives_its_first_caller():
-    async def scene():
+    async def scenario():
         pictures = Pictures()
         pictures.gate = asyncio.Event()
         decoders = DecodingPool(pictures, Quarantine(None), 1)
@@ -29,11 +29,11 @@ def test_concurrent_readers_share_one_decode_that_outlives_its_first_caller():
         assert pictures.decoded == 1 and not decoders.at(file)
         assert decoded[0].picture is decoded[1].picture and [each.seconds for each in decoded] == [0, 0]
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_namespaces_share_decoders_fairly():
-    async def scene():
+    async def scenario():
         pictures = Pictures()
         pictures.gate = asyncio.Event()
         decoders = DecodingPool(pictures, Quarantine(None), 1)
@@ -50,12 +50,12 @@ def test_namespaces_share_decoders_fairly():
         await asyncio.gather(late, *flood)
         assert pictures.started.index(b"late") <= 2
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("reason", ["PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"])
 def test_picture_that_killed_a_worker_is_quarantined_for_all_callers(reason):
-    async def scene():
+    async def scenario():
         pictures = Pictures()
         pictures.errors[b"poison"] = BadPicture("no", reason=reason)
         quarantine = Quarantine(None)
@@ -70,11 +70,11 @@ def test_picture_that_killed_a_worker_is_quarantined_for_all_callers(reason):
         with pytest.raises(BadPicture):  # the quarantine applies to trials too
             quarantine.require(await digest_of_file(b"poison"), text_given=True)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_decoded_picture_counts_towards_memory_while_in_use():
-    async def scene():
+    async def scenario():
         counted = []
         decoders = DecodingPool(Pictures(), Quarantine(None), 1, memory=CountedPictures(counted.append))
         with pytest.raises(ZeroDivisionError):
@@ -83,4 +83,4 @@ def test_decoded_picture_counts_towards_memory_while_in_use():
                 raise ZeroDivisionError
         assert sum(counted) == 0
 
-    asyncio.run(scene())
+    asyncio.run(scenario())

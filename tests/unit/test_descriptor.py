@@ -1,3 +1,5 @@
+"""The picture descriptor, and detection of borders and caption bars."""
+
 from __future__ import annotations
 
 import io

@@ -115,7 +115,7 @@ def test_record_with_a_missing_event_is_refused(tmp_path):
 
 
 def test_closed_docket_refuses_calls(tmp_path):
-    async def scene(docket):
+    async def scenario(docket):
         await docket.writer.append(events_of()[0])
         await docket.close()
         for pending in (
@@ -126,7 +126,7 @@ def test_closed_docket_refuses_calls(tmp_path):
             with pytest.raises(Unavailable, match="closed"):
                 await pending
 
-    with_docket(tmp_path / "d.sqlite", scene)
+    with_docket(tmp_path / "d.sqlite", scenario)
 
 
 def test_label_queries_use_few_distinct_statements(tmp_path):
@@ -137,13 +137,13 @@ def test_label_queries_use_few_distinct_statements(tmp_path):
     def note(connection, cursor, statement, *_):
         statements.add(statement)
 
-    async def scene(docket):
+    async def scenario(docket):
         await append_all(docket, events_of())
         statements.clear()
         return [await docket.index.labels(["t", *(f"no{i}" for i in range(others))]) for others in range(130)]
 
     try:
-        assert with_docket(tmp_path / "d.sqlite", scene) == [{"t": Label.HARMFUL}] * 130
+        assert with_docket(tmp_path / "d.sqlite", scenario) == [{"t": Label.HARMFUL}] * 130
     finally:
         event.remove(Engine, "before_cursor_execute", note)
     assert 1 <= len({statement for statement in statements if "label" in statement}) <= 9
@@ -234,7 +234,7 @@ def test_failed_upgrade_leaves_the_docket_unchanged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "which",
+    "filters",
     [
         TrialFilter(),
         TrialFilter(namespace="north"),
@@ -247,10 +247,10 @@ def test_failed_upgrade_leaves_the_docket_unchanged(tmp_path):
         TrialFilter(opened_from=NOON, opened_until=NOON),
     ],
 )
-def test_listing_reads_an_index_without_sorting_or_scanning(tmp_path, which):
+def test_listing_reads_an_index_without_sorting_or_scanning(tmp_path, filters):
     """Keeps the time of a page independent of the number of trials."""
 
-    async def scene(docket):
+    async def scenario(docket):
         engine = docket.transactions.database._engine
         plans = []
 
@@ -260,15 +260,15 @@ def test_listing_reads_an_index_without_sorting_or_scanning(tmp_path, which):
                 plans.append(" ".join(step[3] for step in steps))
 
         event.listen(engine, "after_cursor_execute", explain)
-        await docket.index.list(limit=50, which=which)
-        await docket.index.list(limit=50, which=which, after=(NOON, "t"), oldest_first=True)
+        await docket.index.list(limit=50, which=filters)
+        await docket.index.list(limit=50, which=filters, after=(NOON, "t"), oldest_first=True)
         return plans
 
-    plans = with_docket(tmp_path / "d.sqlite", scene)
+    plans = with_docket(tmp_path / "d.sqlite", scenario)
     assert plans
     for plan in plans:
         assert "USING INDEX trials_by_" in plan and "TEMP B-TREE" not in plan, plan
-        assert not which.reviewed or "trials_by_outcome" in plan, plan
+        assert not filters.reviewed or "trials_by_outcome" in plan, plan
 
 
 def test_docket_setting_is_a_path_or_a_database_address(tmp_path):
@@ -283,11 +283,11 @@ def test_docket_setting_is_a_path_or_a_database_address(tmp_path):
 def test_records_list_shows_requests_and_reviews(tmp_path):
     path = tmp_path / "d.sqlite"
 
-    async def scene(docket):
+    async def scenario(docket):
         await append_all(docket, events_of())
         await reviewing(docket, "t")
 
-    with_docket(path, scene)
+    with_docket(path, scenario)
     ran = CliRunner().invoke(records, ["list", "--json", "--docket", str(path)])
     assert ran.exit_code == 0
     assert '"outcome": "OVERRULED"' in ran.output and '"failure_reason": ""' in ran.output
@@ -304,7 +304,7 @@ def test_database_errors_hide_the_password():
 def test_reads_are_consistent_during_many_writes(tmp_path):
     events = events_of()
 
-    async def scene(docket):
+    async def scenario(docket):
         writing = [append_all(docket, [e.model_copy(update={"trial_id": f"t{i}"}) for e in events]) for i in range(20)]
         tasks = [asyncio.create_task(one) for one in writing]
         reads = 0
@@ -315,10 +315,10 @@ def test_reads_are_consistent_during_many_writes(tmp_path):
                 reads += 1
         return reads
 
-    assert with_docket(tmp_path / "d.sqlite", scene)
+    assert with_docket(tmp_path / "d.sqlite", scenario)
 
 
-def test_concurrent_processes_can_create_the_same_docket(tmp_path):
+def test_concurrent_openers_can_create_the_same_docket(tmp_path):
     """SQLite refuses some openers of a file that is just being created, without waiting."""
 
     def open_together(path, together):

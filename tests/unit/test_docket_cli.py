@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a docket, its public key and a checkpoint from halfway."""
     folder = tmp_path_factory.mktemp("made")
 
-    async def scene() -> None:
+    async def fill() -> None:
         docket = Docket.open(folder / "docket.sqlite")
         try:
             filled = await scene_of(docket, random.Random(11), trials=12, place=folder / "docket.sqlite")
@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         finally:
             await docket.close()
 
-    asyncio.run(scene())
+    asyncio.run(fill())
     return folder
 
 
@@ -159,7 +159,7 @@ def test_blank_ids_and_names_are_refused_without_changes(folder: Path, invoke: I
 def test_empty_id_does_not_select_entries_without_a_trial(folder: Path) -> None:
     """Entries without a trial are texts quoted by all trials: they can't be bundled or erased as a trial."""
 
-    async def work(docket: Docket) -> None:
+    async def scenario(docket: Docket) -> None:
         size = (await docket.log.checkpoint()).split("\n")[1]
         for attempt in (
             docket.auditor.bundle(""),
@@ -169,7 +169,7 @@ def test_empty_id_does_not_select_entries_without_a_trial(folder: Path) -> None:
                 await attempt
         assert (await docket.log.checkpoint()).split("\n")[1] == size
 
-    with_docket(folder / "docket.sqlite", work)
+    with_docket(folder / "docket.sqlite", scenario)
 
 
 INVALID_TEXT = "CAST(x'FF7B' AS TEXT)"
@@ -395,7 +395,7 @@ class TestExpire:
         ran = invoke("expire", "--dry-run")
         assert ran.exit_code == 2 and "retention_days" in ran.output
 
-    def test_a_dry_run_counts_by_namespace_and_erases_nothing(
+    def test_dry_run_counts_by_namespace_and_erases_nothing(
         self, invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MEMECOURT_RETENTION_DAYS", "1")

@@ -113,7 +113,7 @@ def test_pictures_are_stored_in_s3(tmp_path, monkeypatch):
     settings = Settings(home=tmp_path, pictures="s3://court/of/memes")
     with a_bucket(monkeypatch) as objects:
 
-        async def scene():
+        async def scenario():
             docket = open_docket(settings)
             try:
                 await docket.writer.keep_picture(three_frames())
@@ -122,7 +122,7 @@ def test_pictures_are_stored_in_s3(tmp_path, monkeypatch):
             finally:
                 await docket.close()
 
-        names, (stored, erased), none = asyncio.run(scene())
+        names, (stored, erased), none = asyncio.run(scenario())
     assert names == [f"/court/of/memes/ab/{DIGEST}.{n}.png" for n in range(3)]
     assert stored == [b"f0", b"f1", b"f2"] and erased == none == [] and not objects
     assert not (tmp_path / "docket.sqlite-pictures").exists()
@@ -131,7 +131,7 @@ def test_pictures_are_stored_in_s3(tmp_path, monkeypatch):
 def test_picture_without_its_first_frame_is_stored_again(tmp_path):
     """Frames are stored from last to first, so a picture left incomplete by a crash is stored again."""
 
-    async def scene(docket):
+    async def scenario(docket):
         await docket.writer.keep_picture(three_frames())
         (place,) = (tmp_path / "d.sqlite-pictures").rglob("*.0.png")
         place.unlink()
@@ -139,7 +139,7 @@ def test_picture_without_its_first_frame_is_stored_again(tmp_path):
         await docket.writer.keep_picture(three_frames())
         return before, await docket.trials.frames(DIGEST)
 
-    assert with_docket(tmp_path / "d.sqlite", scene) == ([], [b"f0", b"f1", b"f2"])
+    assert with_docket(tmp_path / "d.sqlite", scenario) == ([], [b"f0", b"f1", b"f2"])
 
 
 @pytest.mark.parametrize("name", ["", "..", "../d", "a/b", "a" * 200, "\0"])

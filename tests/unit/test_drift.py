@@ -20,7 +20,7 @@ from tests.support.dockets import NOON
 HALF = Rules(sampled=0.5)
 
 
-def rated(risk, wrong, number=0):
+def sampled_verdict(risk, wrong, number=0):
     return SampledVerdict(f"t{number}", NOON, wrong=wrong, risk=risk, passed=True)
 
 
@@ -35,8 +35,8 @@ def test_interval_matches_published_wilson_intervals(wrong, n, low, high):
 
 
 def test_proposed_cutoff_is_the_highest_within_the_error_bound():
-    chance = random.Random(5)
-    verdicts = [rated(risk := chance.random() / 2, chance.random() < risk, n) for n in range(400)]
+    rng = random.Random(5)
+    verdicts = [sampled_verdict(risk := rng.random() / 2, rng.random() < risk, n) for n in range(400)]
     for wanted in (0.01, 0.05, 0.1, 0.2, 0.9):
         proposed = propose_cutoff(verdicts, wanted)
 
@@ -50,14 +50,14 @@ def test_proposed_cutoff_is_the_highest_within_the_error_bound():
 
 
 def test_equal_risks_are_passed_all_or_none():
-    verdicts = [rated(0.1, n < 3, n) for n in range(40)] + [rated(0.2, False, n) for n in range(40)]
+    verdicts = [sampled_verdict(0.1, n < 3, n) for n in range(40)] + [sampled_verdict(0.2, False, n) for n in range(40)]
     assert propose_cutoff(verdicts, 0.05).cutoff == 0.2
     assert propose_cutoff(verdicts, 0.04).cutoff == 0.0 and propose_cutoff(verdicts, 0.04).share == 1.0
 
 
 def test_too_few_verdicts_or_missing_risks_give_no_proposal():
-    assert propose_cutoff([rated(0.1, False, n) for n in range(FEWEST - 1)], 0.1) is None
-    assert propose_cutoff([rated(None, False, n) for n in range(100)], 0.1) is None
+    assert propose_cutoff([sampled_verdict(0.1, False, n) for n in range(FEWEST - 1)], 0.1) is None
+    assert propose_cutoff([sampled_verdict(None, False, n) for n in range(100)], 0.1) is None
     assert propose_cutoff([], 0.1) is None
 
 
@@ -75,19 +75,19 @@ def with_risk(label, risk):
 def test_only_sampled_trials_and_first_reviews_count(tmp_path):
     drawn, other = sampled_ids(4)
 
-    async def scene(it):
+    async def scenario(court):
         for trial_id in (*drawn, other):
-            await it.tried(trial_id, with_risk(Label.HARMFUL, 0.25))
-        await it.tried("undecided", verdict(Label.UNDECIDED))
-        await it.reviewed(drawn[0], "ada", Label.NOT_HARMFUL)
-        await it.reviewed(drawn[0], "ben", Label.HARMFUL, again=True)
-        await it.reviewed(drawn[1], "ada", Label.HARMFUL)
-        await it.reviewed(other, "ada", Label.NOT_HARMFUL, again=True)
-        await it.docket.eraser.erase(drawn[3], who="ada", why="asked for", at=NOON)
+            await court.tried(trial_id, with_risk(Label.HARMFUL, 0.25))
+        await court.tried("undecided", verdict(Label.UNDECIDED))
+        await court.reviewed(drawn[0], "ada", Label.NOT_HARMFUL)
+        await court.reviewed(drawn[0], "ben", Label.HARMFUL, again=True)
+        await court.reviewed(drawn[1], "ada", Label.HARMFUL)
+        await court.reviewed(other, "ada", Label.NOT_HARMFUL, again=True)
+        await court.docket.eraser.erase(drawn[3], who="ada", why="asked for", at=NOON)
         now = NOON + timedelta(days=1)
-        return await measure_drift(it.desk, it.docket.trials, now=now, wanted=0.1)
+        return await measure_drift(court.desk, court.docket.trials, now=now, wanted=0.1)
 
-    report = play(tmp_path / "docket.sqlite", scene, HALF)
+    report = play(tmp_path / "docket.sqlite", scenario, HALF)
     (monday, figure), *more = report.weeks.items()
     assert not more and monday == date(2025, 12, 29) and monday.weekday() == 0
     assert (figure.drawn, figure.reviewed, figure.wrong, figure.passed_wrong) == (3, 2, 1, 1)
@@ -100,14 +100,14 @@ def test_drift_shows_in_command_exit_code_and_metric(tmp_path, monkeypatch, wron
     drawn, _ = sampled_ids(40)
     now = datetime.now(UTC)
 
-    async def scene(it):
+    async def scenario(court):
         for number, trial_id in enumerate(drawn):
             at = now - timedelta(days=1 + number % 20)
-            await it.tried(trial_id, with_risk(Label.HARMFUL, 0.1), at=at, namespace="shop" if number % 2 else "")
-            await it.reviewed(trial_id, "ada", Label.NOT_HARMFUL if number < wrong else Label.HARMFUL)
-        return await measure_drift(it.desk, it.docket.trials, now=now, weeks=4, wanted=0.1)
+            await court.tried(trial_id, with_risk(Label.HARMFUL, 0.1), at=at, namespace="shop" if number % 2 else "")
+            await court.reviewed(trial_id, "ada", Label.NOT_HARMFUL if number < wrong else Label.HARMFUL)
+        return await measure_drift(court.desk, court.docket.trials, now=now, weeks=4, wanted=0.1)
 
-    report = play(tmp_path / "docket.sqlite", scene, HALF)
+    report = play(tmp_path / "docket.sqlite", scenario, HALF)
     assert report.recent.drifted is drifted and sum(each.wrong for each in report.weeks.values()) == wrong
 
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))

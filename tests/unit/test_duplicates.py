@@ -129,9 +129,9 @@ def test_picture_with_too_little_detail_has_no_hash():
     plain = Image.new("RGB", (400, 300), "white")
     _, quality = hashes_of(pixels(plain))
     assert quality < 50
-    nothing = print_of(plain)
-    assert nothing.frames == ((),)
-    assert pictures_differ(nothing, nothing) is Difference.FRAMES_DIFFER
+    plain_print = print_of(plain)
+    assert plain_print.frames == ((),)
+    assert pictures_differ(plain_print, plain_print) is Difference.FRAMES_DIFFER
 
 
 def test_missing_pdqhash_error_names_the_install_command(monkeypatch):
