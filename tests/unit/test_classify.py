@@ -143,10 +143,8 @@ def test_prompts_show_the_named_inputs_after_the_examples(data, tmp_path, model)
             )
             assert one.prediction.said["signs"].labels == answer_signs(visible, Ability())
     # Each picture is described once, whether it is a meme or an example.
-    described = [
-        requests for requests in model.asked if "description" in (requests.request.reply_schema or {})["properties"]
-    ]
-    assert len(described) == len({requests.request.parts[0].png for requests in described}) <= 8 + 16
+    described = [call for call in model.asked if "description" in (call.request.reply_schema or {})["properties"]]
+    assert len(described) == len({call.request.parts[0].png for call in described}) <= 8 + 16
     requests = [one.request for one in model.asked if "labels" in (one.request.reply_schema or {})["properties"]]
     assert len(requests) == 4 * 8
     for request in requests:

@@ -169,7 +169,7 @@ def test_interrupted_run_resumes_and_failed_questions_fail_no_trial(data, tmp_pa
     # Trials with a verdict were not repeated; their failed question precedes the valid ruling.
     again = [record for record in after.values() if len(record.all(QuestionRuled)) > 1]
     assert again and all(record.all(QuestionRuled)[0].failure == "MODEL_UNAVAILABLE" for record in again)
-    fresh = [options for options in model.asked[calls:] if not is_question(options)]
+    fresh = [call for call in model.asked[calls:] if not is_question(call)]
     tried_before = {record.opened.meme.content_id for record in (after[name] for name in before)}
     key = {meme.id: meme for meme in read_key(data)}
     for meme in tried_before:
