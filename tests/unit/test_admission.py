@@ -1,4 +1,4 @@
-"""Turns are shared among namespaces, waiting is bounded, and who is sent away is told truly when to come back."""
+"""Admission control: fair queueing by namespace, a bounded queue, and accurate retry delays for refused callers."""
 
 import asyncio
 from collections import Counter
@@ -20,7 +20,7 @@ class Clock:
 
 
 class Court:
-    """Callers of an admission, whose trials end when they are told to."""
+    """Callers of an admission whose trials end on command."""
 
     def __init__(self, most, waiting=100):
         self.clock = Clock()
@@ -30,7 +30,7 @@ class Court:
         self.ends = {}
 
     async def call(self, name, namespace="", **options):
-        """Comes, and is in its turn or waits once this returns."""
+        """Starts a call; once this returns, its trial runs or it is queued."""
         self.ends[name] = asyncio.Event()
 
         async def trial():
@@ -51,7 +51,7 @@ class Court:
         await settled()
 
     async def end_all(self):
-        """Ends whatever begins, one after the other; returns who began in which order."""
+        """Ends trials one after the other until none is running; returns names in the order in which they began."""
         while running := [name for name in self.begun if not self.calls[name].done()]:
             await self.end(running[0])
         return self.begun
@@ -66,50 +66,50 @@ async def settled():
         await asyncio.sleep(0)
 
 
-def play(work, most, waiting=100):
-    async def scene():
+def play(scenario, most, waiting=100):
+    async def run():
         court = Court(most, waiting)
         try:
-            return await work(court)
+            return await scenario(court)
         finally:
             for call in court.calls.values():
                 call.cancel()
             await asyncio.gather(*court.calls.values(), return_exceptions=True)
-            assert court.admission.running == court.admission.waiting == 0  # no place was lost
+            assert court.admission.running == court.admission.waiting == 0  # no slot was lost
 
-    return asyncio.run(scene())
+    return asyncio.run(run())
 
 
-def test_with_one_place_a_namespace_that_comes_late_is_served_next():
-    async def work(court):
+def test_late_namespace_is_served_next_when_there_is_one_slot():
+    async def scenario(court):
         for number in range(50):
             await court.call(f"flood-{number}", "flood")
         await court.call("late", "another")
         await court.end("flood-0")
         return court.begun
 
-    assert play(work, most=1) == ["flood-0", "late"]
+    assert play(scenario, most=1) == ["flood-0", "late"]
 
 
 @pytest.mark.parametrize("most", [1, 4])
-def test_namespaces_take_turns_however_much_each_asks_for(most):
-    async def work(court):
+def test_namespaces_share_slots_evenly_however_many_calls_each_makes(most):
+    async def scenario(court):
         for namespace, count in (("a", 40), ("b", 20), ("c", 10)):
             for number in range(count):
                 await court.call(f"{namespace}{number}", namespace)
         return await court.end_all()
 
-    begun = play(work, most)
+    begun = play(scenario, most)
     assert len(begun) == 70
-    shared = Counter(name[0] for name in begun[most : most + 30])  # while all three have somebody waiting
+    shared = Counter(name[0] for name in begun[most : most + 30])  # while all three namespaces have callers waiting
     assert all(9 <= count <= 11 for count in shared.values()), shared
     for namespace in "abc":
         own = [int(name[1:]) for name in begun if name[0] == namespace]
-        assert own == sorted(own)  # within a namespace who came first goes first
+        assert own == sorted(own)  # first in, first out within a namespace
 
 
-def test_who_has_been_away_does_not_have_saved_up_turns():
-    async def work(court):
+def test_idle_namespace_saves_up_no_turns():
+    async def scenario(court):
         for number in range(20):
             await court.call(f"a{number}", "a")
         for number in range(10):
@@ -118,13 +118,13 @@ def test_who_has_been_away_does_not_have_saved_up_turns():
             await court.call(f"b{number}", "b")
         return (await court.end_all())[11:19]
 
-    begun = play(work, most=1)
+    begun = play(scenario, most=1)
     assert Counter(name[0] for name in begun) == {"a": 4, "b": 4}
 
 
-def test_whether_a_turn_would_be_refused_can_be_asked_before_and_changes_nothing():
-    async def work(court):
-        said, came = [], []
+def test_check_predicts_refusals_without_side_effects():
+    async def scenario(court):
+        predicted, admitted = [], []
         for number in range(200):
             court.clock.now += 0.1
             namespace, within_s = "aab"[number % 3], (None, 1.0, 100.0)[number // 7 % 3]
@@ -132,26 +132,26 @@ def test_whether_a_turn_would_be_refused_can_be_asked_before_and_changes_nothing
             waiting = court.admission.waiting
             try:
                 court.admission.check(namespace, **options)
-                said.append(True)
+                predicted.append(True)
             except Busy:
-                said.append(False)
+                predicted.append(False)
             assert court.admission.waiting == waiting
             await court.call(str(number), namespace, **options)
             call = court.calls[str(number)]
-            came.append(not (call.done() and isinstance(call.exception(), Busy)))
+            admitted.append(not (call.done() and isinstance(call.exception(), Busy)))
             if number % 5 == 0 and (running := [name for name in court.begun if not court.calls[name].done()]):
                 await court.end(running[0])
         court.admission.close()
         with pytest.raises(Unavailable):
             court.admission.check("a")
-        return said, came
+        return predicted, admitted
 
-    said, came = play(work, most=3, waiting=6)
-    assert said == came and set(said) == {True, False}
+    predicted, admitted = play(scenario, most=3, waiting=6)
+    assert predicted == admitted and set(predicted) == {True, False}
 
 
-def test_who_leaves_the_queue_frees_the_place_at_once():
-    async def work(court):
+def test_leaving_the_queue_frees_the_place_at_once():
+    async def scenario(court):
         await court.call("first")
         for name in ("second", "third"):
             await court.call(name)
@@ -163,18 +163,18 @@ def test_who_leaves_the_queue_frees_the_place_at_once():
         await court.end("first")
         return refusal, court.begun
 
-    refusal, begun = play(work, most=1, waiting=2)
+    refusal, begun = play(scenario, most=1, waiting=2)
     assert isinstance(refusal, Busy)
     assert begun == ["first", "third"]
 
 
-def test_who_leaves_in_the_moment_of_the_turn_loses_no_place():
-    async def work(court):
+def test_cancelling_while_a_slot_is_handed_over_loses_no_slot():
+    async def scenario(court):
         await court.call("first")
         await court.call("second")
         await court.call("third")
         court.ends["first"].set()
-        for _ in range(6):  # until the turn is handed on, and not yet taken
+        for _ in range(6):  # until the slot is handed on but not yet taken
             if court.admission.waiting == 1:
                 break
             await asyncio.sleep(0)
@@ -182,11 +182,11 @@ def test_who_leaves_in_the_moment_of_the_turn_loses_no_place():
         await court.leave("second")
         return court.begun
 
-    assert play(work, most=1) == ["first", "third"]
+    assert play(scenario, most=1) == ["first", "third"]
 
 
-def test_a_full_queue_makes_room_for_who_has_less_than_a_share():
-    async def work(court):
+def test_full_queue_makes_room_for_a_namespace_below_its_share():
+    async def scenario(court):
         for number in range(6):
             await court.call(f"flood-{number}", "flood")
         await court.call("late", "another")
@@ -194,14 +194,14 @@ def test_a_full_queue_makes_room_for_who_has_less_than_a_share():
         await court.call(one_more, "flood")
         return last.exception(), court.refusal(one_more), await court.end_all()
 
-    pushed_out, refused, begun = play(work, most=1, waiting=5)
+    pushed_out, refused, begun = play(scenario, most=1, waiting=5)
     assert isinstance(pushed_out, Busy) and isinstance(refused, Busy)
     assert begun[:2] == ["flood-0", "late"]
     assert len(begun) == 6
 
 
-def test_the_patient_wait_however_many_wait_and_are_not_pushed_out():
-    async def work(court):
+def test_patient_callers_ignore_the_queue_limit_and_are_not_evicted():
+    async def scenario(court):
         await court.call("running")
         for number in range(5):
             await court.call(f"patient-{number}", "a", patient=True)
@@ -211,13 +211,13 @@ def test_the_patient_wait_however_many_wait_and_are_not_pushed_out():
         await court.leave("patient-2")
         return await court.end_all()
 
-    assert play(work, most=1, waiting=1) == [
+    assert play(scenario, most=1, waiting=1) == [
         "running", "patient-0", "patient-1", "patient-3", "patient-4", "impatient",
     ]  # fmt: skip
 
 
-def test_the_delay_is_when_places_come_free_as_measured():
-    async def work(court):
+def test_retry_delay_follows_from_measured_trial_durations():
+    async def scenario(court):
         for number in range(4):
             await court.call(f"t{number}")
         for number in range(4):
@@ -230,44 +230,44 @@ def test_the_delay_is_when_places_come_free_as_measured():
             delays.append(court.refusal(f"refused-{number}").retry_after)
         return delays
 
-    # Four places and two seconds a trial make two turns a second: ten who wait and the caller itself are eleven turns.
-    assert play(work, most=4, waiting=10) == pytest.approx([5.5, 6.0, 6.5])
+    # Four slots and two seconds a trial free two slots a second; ten waiting callers and the caller itself need eleven.
+    assert play(scenario, most=4, waiting=10) == pytest.approx([5.5, 6.0, 6.5])
 
 
-def test_who_comes_back_when_told_to_is_let_in():
-    """Four times as many as there are places for: of those sent away, each needs to come back but once."""
+def test_callers_returning_after_the_retry_delay_are_admitted():
+    """Four times as many callers as the court has room for: each refused caller has to come back only once."""
 
-    async def work(court):
+    async def scenario(court):
         tries = Counter()
-        due = {f"caller-{number}": 1000.0 for number in range(100)}
+        return_times = {f"caller-{number}": 1000.0 for number in range(100)}
         ends = []
         done = 0
         while done < 100:
-            now = min([*due.values(), *(at for at, _ in ends)])
+            now = min([*return_times.values(), *(at for at, _ in ends)])
             court.clock.now = now
             for at, name in sorted(ends):
                 if at <= now:
                     ends.remove((at, name))
                     await court.end(name)
                     done += 1
-            for name in [name for name, at in due.items() if at <= now]:
-                del due[name]
+            for name in [name for name, at in return_times.items() if at <= now]:
+                del return_times[name]
                 tries[name] += 1
                 await court.call(name)
                 if court.calls[name].done():
-                    due[name] = now + court.refusal(name).retry_after
+                    return_times[name] = now + court.refusal(name).retry_after
             known = {name for _, name in ends}
             ends += [(now + 1.0, n) for n in court.begun if not court.calls[n].done() and n not in known]
         return tries, court.clock.now
 
-    tries, ended = play(work, most=5, waiting=20)
+    tries, ended = play(scenario, most=5, waiting=20)
     assert max(tries.values()) <= 2
     assert sum(tries.values()) == 100 + 75
-    assert ended - 1000.0 <= 100 / 5 * 1.1  # and no place stood empty meanwhile
+    assert ended - 1000.0 <= 100 / 5 * 1.1  # and no slot was idle meanwhile
 
 
-def test_a_trial_that_takes_long_counts_before_it_has_ended():
-    async def work(court):
+def test_running_trial_counts_towards_the_delay_before_it_ends():
+    async def scenario(court):
         await court.call("quick")
         await court.end("quick", after=0.1)
         await court.call("slow")
@@ -275,11 +275,11 @@ def test_a_trial_that_takes_long_counts_before_it_has_ended():
         await court.call("refused")
         return court.refusal("refused").retry_after
 
-    assert play(work, most=1, waiting=0) == pytest.approx(30, rel=0.01)
+    assert play(scenario, most=1, waiting=0) == pytest.approx(30, rel=0.01)
 
 
-def test_who_can_not_be_served_in_time_is_sent_away_at_once():
-    async def work(court):
+def test_caller_that_cannot_be_served_in_time_is_refused_at_once():
+    async def scenario(court):
         await court.call("measured")
         await court.end("measured", after=3.0)
         await court.call("running")
@@ -288,13 +288,13 @@ def test_who_can_not_be_served_in_time_is_sent_away_at_once():
         await court.call("patient", within_s=5.5, patient=True)
         return court.calls["waits"].done(), court.refusal("too late"), court.calls["patient"].done()
 
-    waits, too_late, patient = play(work, most=1)
+    waits, too_late, patient = play(scenario, most=1)
     assert not waits and not patient
     assert isinstance(too_late, Busy) and too_late.retry_after > 0
 
 
-def test_closing_sends_away_who_waits_and_lets_run_what_runs():
-    async def work(court):
+def test_closing_refuses_waiting_callers_and_lets_running_trials_finish():
+    async def scenario(court):
         for name in ("running", "waiting", "patient"):
             await court.call(name, patient=name == "patient")
         court.admission.close()
@@ -308,13 +308,13 @@ def test_closing_sends_away_who_waits_and_lets_run_what_runs():
         await asyncio.wait_for(emptied, 5)
         return refusals
 
-    for refusal in play(work, most=1):
+    for refusal in play(scenario, most=1):
         assert isinstance(refusal, Unavailable) and not isinstance(refusal, Busy)
         assert refusal.reason == "NOT_IN_SESSION" and refusal.retry_after > 0
 
 
-def test_an_error_in_a_turn_frees_its_place():
-    async def work(court):
+def test_error_in_a_trial_frees_its_slot():
+    async def scenario(court):
         @asynccontextmanager
         async def failing():
             async with court.admission.acquire("a"):
@@ -326,4 +326,4 @@ def test_an_error_in_a_turn_frees_its_place():
         await court.call("next")
         return court.begun
 
-    assert play(work, most=1) == ["next"]
+    assert play(scenario, most=1) == ["next"]

@@ -1,4 +1,4 @@
-"""Kappas, against published examples and against another implementation."""
+"""Cohen's and Fleiss' kappa, checked against published examples and statsmodels."""
 
 import random
 
@@ -18,7 +18,7 @@ def labels_of(counts):
     return [str(category) for category, count in enumerate(counts) for _ in range(count)]
 
 
-def test_the_published_example_of_many_reviewers():
+def test_fleiss_kappa_matches_the_published_example():
     kappa = fleiss([labels_of(counts) for counts in FOURTEEN])
     assert kappa.n == 10
     assert kappa.observed == pytest.approx(0.378, abs=5e-4)
@@ -26,49 +26,49 @@ def test_the_published_example_of_many_reviewers():
     assert kappa.value == pytest.approx(0.210, abs=5e-4)
 
 
-def test_a_worked_example_of_two_reviewers():
-    """20 both yes, 5 and 10 apart, 15 both no: observed 0.7, expected 0.5, kappa 0.4."""
+def test_cohen_kappa_matches_a_worked_example():
+    """Both yes 20 times, both no 15, differing 5 and 10 times: observed 0.7, expected 0.5, kappa 0.4."""
     pairs = [("y", "y")] * 20 + [("y", "n")] * 5 + [("n", "y")] * 10 + [("n", "n")] * 15
     kappa = cohen(pairs)
     assert (kappa.n, kappa.observed, kappa.expected) == (50, pytest.approx(0.7), pytest.approx(0.5))
     assert kappa.value == pytest.approx(0.4)
 
 
-def test_kappas_are_those_of_another_implementation():
-    chance = random.Random(7)
+def test_kappas_match_statsmodels():
+    rng = random.Random(7)
     compared = 0
     for _ in range(60):
-        kinds, n = chance.choice([2, 3]), chance.randrange(5, 60)
+        kinds, n = rng.choice([2, 3]), rng.randrange(5, 60)
         labels = [str(kind) for kind in range(kinds)]
-        lean = chance.random()
+        lean = rng.random()
         pairs = []
         for _ in range(n):
-            one = chance.choice(labels)
-            pairs.append((one, one if chance.random() < lean else chance.choice(labels)))
+            one = rng.choice(labels)
+            pairs.append((one, one if rng.random() < lean else rng.choice(labels)))
         if len({a for a, _ in pairs}) < kinds or len({b for _, b in pairs}) < kinds:
             continue
         table = [[sum((a, b) == (x, y) for a, b in pairs) for y in labels] for x in labels]
-        told, own = cohens_kappa(table), cohen(pairs)
-        assert own.value == pytest.approx(told.kappa)
-        assert own.low == pytest.approx(max(told.kappa_low, -1))
-        assert own.high == pytest.approx(min(told.kappa_upp, 1))
-        raters = chance.randrange(2, 6)
-        memes = [[chance.choice(labels) for _ in range(raters)] for _ in range(n)]
+        reference, own = cohens_kappa(table), cohen(pairs)
+        assert own.value == pytest.approx(reference.kappa)
+        assert own.low == pytest.approx(max(reference.kappa_low, -1))
+        assert own.high == pytest.approx(min(reference.kappa_upp, 1))
+        raters = rng.randrange(2, 6)
+        memes = [[rng.choice(labels) for _ in range(raters)] for _ in range(n)]
         counted = [[meme.count(label) for label in labels] for meme in memes]
         assert fleiss(memes).value == pytest.approx(fleiss_kappa(counted))
         compared += 1
     assert compared > 30
 
 
-def test_where_a_kappa_is_not_defined_there_is_none():
+def test_undefined_kappas_are_none():
     assert cohen([]).value is None and fleiss([]).value is None and fleiss([["y"]]).n == 0
     always = cohen([("y", "y")] * 9)
     assert (always.n, always.observed, always.value) == (9, 1.0, None)
     assert fleiss([["y", "y"], ["y", "y", "y"]]).value is None
 
 
-def test_agreement_of_reviewers_and_of_the_court():
-    said = {
+def test_agreement_of_reviewers_and_court_matches_hand_counts():
+    labels = {
         1: {"ada": "H", "bea": "H"},
         2: {"ada": "N", "bea": "H", "cy": "N"},
         3: {"ada": "N", "bea": "N"},
@@ -76,8 +76,8 @@ def test_agreement_of_reviewers_and_of_the_court():
         5: {"ada": "H"},
     }
     verdicts = {1: "H", 2: "H", 3: "N", 4: "H", 5: "U"}
-    court = {meme: dict.fromkeys(words, verdicts[meme]) for meme, words in said.items()}
-    found = agreement(said, court, undecided="U")
+    court = {meme: dict.fromkeys(by_reviewer, verdicts[meme]) for meme, by_reviewer in labels.items()}
+    found = agreement(labels, court, undecided="U")
     assert (found.reviewed, found.judgements, found.undecided) == (5, 9, 1)
     assert set(found.pairs) == {("ada", "bea"), ("ada", "cy"), ("bea", "cy")}
     assert found.pairs["ada", "bea"] == cohen([("H", "H"), ("N", "H"), ("N", "N")])

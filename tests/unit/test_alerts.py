@@ -1,4 +1,4 @@
-"""Alerts and dashboard that are shipped: they ask for metrics that there are, and alerts fire when they should."""
+"""Shipped alerts and dashboard: they query existing metrics, and alerts fire when they should."""
 
 import json
 import os
@@ -18,8 +18,8 @@ PROMETHEUS, DASHBOARD = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafa
 RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
 
 
-def exported():
-    """Names and labels of all samples that there can be, and the labels of each."""
+def exported_samples():
+    """Names of all samples that the server can export, with the labels of each."""
     samples = {}
     for collector, names in Metrics(Settings()).registry._collector_to_names.items():
         labels = set(getattr(collector, "_labelnames", ()))
@@ -34,17 +34,17 @@ def dashboard_queries():
 
 
 @pytest.mark.parametrize("query", [*(rule["expr"] for rule in RULES), *dashboard_queries()])
-def test_queries_ask_for_metrics_and_labels_that_there_are(query):
-    samples = exported()
+def test_queries_use_only_exported_metrics_and_labels(query):
+    samples = exported_samples()
     named = re.findall(r"\b(memecourt_\w+)(?:\{([^}]*)\})?", query)
     assert named
     for name, matchers in named:
         assert name in samples
-        asked = set(re.findall(r"(\w+)\s*=?[=~!]", matchers)) - {"instance", "job"}
-        assert asked <= samples[name], f"{name} has no {asked - samples[name]}"
+        matched = set(re.findall(r"(\w+)\s*=?[=~!]", matchers)) - {"instance", "job"}
+        assert matched <= samples[name], f"{name} has no {matched - samples[name]}"
 
 
-def test_codes_labels_and_services_that_queries_name_are_the_court_s():
+def test_label_values_in_queries_are_those_of_the_court():
     queries = "\n".join([*(rule["expr"] for rule in RULES), *dashboard_queries()])
     words = {
         "service": {"memecourt.v1.Court"},
@@ -58,14 +58,14 @@ def test_codes_labels_and_services_that_queries_name_are_the_court_s():
         assert set(re.findall(rf'\b{label}="([^"]+)"', queries)) == known
 
 
-def test_the_dashboard_has_six_panels_a_row_of_figures_and_no_source_of_its_own():
+def test_dashboard_has_the_expected_layout_and_data_source():
     board = json.loads(DASHBOARD.read_text())
     kinds = [panel["type"] for panel in board["panels"]]
     assert kinds.count("timeseries") == 6 and set(kinds) == {"stat", "timeseries"}
     assert len({panel["id"] for panel in board["panels"]}) == len(kinds)
     sources = {json.dumps(part["datasource"]) for panel in board["panels"] for part in (panel, *panel["targets"])}
     assert sources == {json.dumps({"type": "prometheus", "uid": "${datasource}"})}
-    # Nothing lies over anything else.
+    # No panels overlap.
     places = [panel["gridPos"] for panel in board["panels"]]
     cells = [
         (x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
@@ -73,7 +73,7 @@ def test_the_dashboard_has_six_panels_a_row_of_figures_and_no_source_of_its_own(
     assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
 
 
-def test_each_alert_says_how_urgent_it_is_and_the_pages_say_when_it_fires_and_what_to_do():
+def test_each_alert_has_a_severity_and_is_documented_and_tested():
     for rule in RULES:
         assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
         for page in ("monitoring.md", "operations.md"):
@@ -95,19 +95,19 @@ def promtool():
 
 
 @pytest.mark.slow
-def test_alerts_fire_when_they_should_and_not_otherwise(promtool, tmp_path):
+def test_alerts_fire_exactly_when_they_should(promtool, tmp_path):
     checked = promtool("check", "rules", "alerts.yml")
     assert checked.returncode == 0, checked.stderr
     tested = promtool("test", "rules", "alerts_test.yml")
     assert tested.returncode == 0, tested.stdout + tested.stderr
-    # The tests see a rule that is wrong: the first edition's said nothing where nobody had ever reviewed.
+    # The tests catch a wrong rule: that of the first release never fired if there had been no review at all.
     (tmp_path / "alerts_test.yml").write_text((PROMETHEUS / "alerts_test.yml").read_text())
     rules = (PROMETHEUS / "alerts.yml").read_text()
-    former = rules.replace(
+    old_rules = rules.replace(
         "unless sum(increase(memecourt_reviews_total[1d])) > 0", "and sum(increase(memecourt_reviews_total[1d])) == 0"
     )
-    assert former != rules
-    (tmp_path / "alerts.yml").write_text(former)
+    assert old_rules != rules
+    (tmp_path / "alerts.yml").write_text(old_rules)
     assert (
         "NobodyReviews" in (failed := promtool("test", "rules", "alerts_test.yml", cwd=tmp_path)).stdout + failed.stderr
     )
@@ -115,7 +115,7 @@ def test_alerts_fire_when_they_should_and_not_otherwise(promtool, tmp_path):
 
 
 @pytest.mark.slow
-def test_prometheus_parses_what_the_dashboard_asks(promtool, tmp_path):
+def test_prometheus_parses_dashboard_queries(promtool, tmp_path):
     rules = [
         {"record": f"query_{number}", "expr": query.replace("$__rate_interval", "5m").replace("$instance", ".*")}
         for number, query in enumerate(dashboard_queries())

@@ -1,4 +1,4 @@
-"""Checkpoints kept outside: pushed there while the court serves, and read back from there."""
+"""Checkpoints witnessed outside the docket: pushed while the court serves, and read back from anchors."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ NOTES = [note_of(size) for size in (1, 5, 9)]
 
 
 @pytest.mark.parametrize("between", ["", "\n", "\n\n\n"])
-def test_notes_are_read_however_they_stand(tmp_path: Path, between: str) -> None:
+def test_notes_are_read_with_any_blank_lines_between_them(tmp_path: Path, between: str) -> None:
     path = tmp_path / "anchor"
     path.write_text(between.join(NOTES))
     anchor = read_anchor(path)
     assert list(anchor.notes) == NOTES and anchor.name == "anchor"
 
 
-def test_receipts_and_bundles_are_anchors_too(tmp_path: Path) -> None:
+def test_receipts_and_bundles_can_serve_as_anchors(tmp_path: Path) -> None:
     path = tmp_path / "responses.jsonl"
     responses = [{"verdictId": "t", "receipt": {"checkpoint": note, "entry": "0"}} for note in NOTES]
-    said = {"rationale": "a line\u2028and another"}
-    path.write_text("".join(json.dumps(response | said, ensure_ascii=False) + "\n" for response in responses))
+    body = {"rationale": "a line\u2028and another"}
+    path.write_text("".join(json.dumps(response | body, ensure_ascii=False) + "\n" for response in responses))
     assert list(read_anchor(path).notes) == NOTES
     path.write_text(json.dumps({"format": "memecourt-bundle/1", "checkpoint": NOTES[1], "entries": []}, indent=1))
     assert list(read_anchor(path).notes) == [NOTES[1]]
@@ -46,7 +46,7 @@ def test_receipts_and_bundles_are_anchors_too(tmp_path: Path) -> None:
     assert list(read_anchor(path).notes) == NOTES
 
 
-def test_what_is_no_note_is_told_of_and_spoils_no_other(tmp_path: Path) -> None:
+def test_malformed_notes_are_returned_and_do_not_affect_others(tmp_path: Path) -> None:
     path = tmp_path / "anchor"
     path.write_text(NOTES[0] + "\n" + NOTES[1][:30] + "\n\n" + NOTES[2] + "nothing\n")
     read = read_anchor(path).notes
@@ -56,7 +56,7 @@ def test_what_is_no_note_is_told_of_and_spoils_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "no checkpoint"),
         (b"\xff\xfe", "no text"),
@@ -66,47 +66,47 @@ def test_what_is_no_note_is_told_of_and_spoils_no_other(tmp_path: Path) -> None:
         (b"[" * 900 + b"]" * 900, "no checkpoint"),
     ],
 )
-def test_what_is_no_anchor_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+def test_unusable_anchors_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "anchor"
     path.write_bytes(content)
-    with pytest.raises(BadNote, match=told):
+    with pytest.raises(BadNote, match=message):
         read_anchor(path)
     with pytest.raises(BadNote, match="can't be read"):
         read_anchor(tmp_path / "none")
 
 
-def test_keys_are_read_one_a_line(tmp_path: Path) -> None:
+def test_keys_are_read_one_per_line(tmp_path: Path) -> None:
     path, other = tmp_path / "keys", SigningKey.create("court.example/docket")
     path.write_text(f"{KEY.verifier}\n\n{other.verifier}\n")
     assert read_keys(path) == [KEY.verifier, other.verifier]
-    for content, told in ((b"", "no key"), (b"no key\n", "public key"), (b"\xff", "no text")):
+    for content, message in ((b"", "no key"), (b"no key\n", "public key"), (b"\xff", "no text")):
         path.write_bytes(content)
-        with pytest.raises(BadNote, match=told):
+        with pytest.raises(BadNote, match=message):
             read_keys(path)
     with pytest.raises(BadNote, match="can't be read"):
         read_keys(tmp_path / "none")
 
 
-def test_a_file_is_added_to_and_never_rewritten(tmp_path: Path) -> None:
+def test_file_witness_appends_and_never_rewrites(tmp_path: Path) -> None:
     path = tmp_path / "anchor"
 
-    async def scene() -> None:
-        place = FileWitness(path)
-        await place.push(NOTES[0])
+    async def scenario() -> None:
+        witness = FileWitness(path)
+        await witness.push(NOTES[0])
         first = path.read_bytes()
-        # Somebody pulled the plug in the middle of a line.
+        # A crash left half a line.
         path.write_bytes(first + NOTES[1][:40].encode())
-        await place.push(NOTES[2])
+        await witness.push(NOTES[2])
         assert path.read_bytes().startswith(first)
         assert [note for note in read_anchor(path).notes if note in NOTES] == [NOTES[0], NOTES[2]]
         with pytest.raises(Unavailable, match="does not take them"):
             await FileWitness(tmp_path / "none" / "anchor").push(NOTES[0])
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-class Taker:
-    """Takes notes over HTTP, and answers with the statuses it is given."""
+class NoteServer:
+    """An HTTP server that stores posted notes and answers with the given statuses."""
 
     def __init__(self, *statuses: int) -> None:
         self.statuses = list(statuses)
@@ -127,41 +127,41 @@ class Taker:
         await writer.wait_closed()
 
 
-def taking(taker: Taker, work: Callable[[str], Awaitable[None]]) -> None:
-    async def scene() -> None:
-        server = await asyncio.start_server(taker.answer, "127.0.0.1", 0)
+def serving_notes(note_server: NoteServer, scenario: Callable[[str], Awaitable[None]]) -> None:
+    async def run() -> None:
+        server = await asyncio.start_server(note_server.answer, "127.0.0.1", 0)
         async with server:
-            await work(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/checkpoints")
+            await scenario(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/checkpoints")
 
-    asyncio.run(scene())
+    asyncio.run(run())
 
 
-def test_an_address_is_posted_to() -> None:
-    taker = Taker(204, 500, 302)
+def test_http_witness_posts_notes() -> None:
+    note_server = NoteServer(204, 500, 302)
 
-    async def work(url: str) -> None:
-        place = open_witness(url)
-        assert isinstance(place, HttpWitness)
-        await place.push(NOTES[0])
+    async def scenario(url: str) -> None:
+        witness = open_witness(url)
+        assert isinstance(witness, HttpWitness)
+        await witness.push(NOTES[0])
         for status in (500, 302):
             with pytest.raises(Unavailable, match=f"status {status}"):
-                await place.push(NOTES[1])
-        await place.aclose()
+                await witness.push(NOTES[1])
+        await witness.aclose()
 
-    taking(taker, work)
-    assert taker.bodies == [NOTES[0], NOTES[1], NOTES[1]]
-    assert "POST /checkpoints" in taker.heads[0] and "text/plain; charset=utf-8" in taker.heads[0]
+    serving_notes(note_server, scenario)
+    assert note_server.bodies == [NOTES[0], NOTES[1], NOTES[1]]
+    assert "POST /checkpoints" in note_server.heads[0] and "text/plain; charset=utf-8" in note_server.heads[0]
 
 
-def test_places_are_named(tmp_path: Path) -> None:
+def test_witness_is_chosen_by_address(tmp_path: Path) -> None:
     assert isinstance(open_witness(str(tmp_path / "file")), FileWitness)
     for bad in ("ftp://a.example/x", "https://", "https://user:key@a.example/x"):
         with pytest.raises(BadRequest, match="place for checkpoints"):
             open_witness(bad)
 
 
-class Growing:
-    """A docket that has another checkpoint each time somebody says so."""
+class GrowingDocket:
+    """A docket whose checkpoint changes with ``size``."""
 
     def __init__(self) -> None:
         self.size = 1
@@ -170,11 +170,11 @@ class Growing:
         return note_of(self.size)
 
 
-class Shelf:
-    """Keeps what it is given; away while it is told to be."""
+class FakeWitness:
+    """A witness that stores sizes of checkpoints, and fails while ``away`` is set."""
 
     def __init__(self) -> None:
-        self.kept: list[int] = []
+        self.sizes: list[int] = []
         self.tries = 0
         self.away = False
         self.closed = False
@@ -183,34 +183,34 @@ class Shelf:
         self.tries += 1
         if self.away:
             raise Unavailable("away")
-        self.kept.append(open_checkpoint(note, [KEY.verifier]).size)
+        self.sizes.append(open_checkpoint(note, [KEY.verifier]).size)
 
     async def aclose(self) -> None:
         self.closed = True
 
 
-def test_each_newer_checkpoint_arrives_and_the_last_one_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    docket, shelf = Growing(), Shelf()
-    place: CheckpointWitness = shelf
+def test_each_new_checkpoint_is_pushed_and_the_last_one_at_shutdown(caplog: pytest.LogCaptureFixture) -> None:
+    docket, fake = GrowingDocket(), FakeWitness()
+    witness: CheckpointWitness = fake
 
-    async def scene() -> None:
-        keeping = asyncio.create_task(keep_anchored(docket, place, every_s=1))
+    async def scenario() -> None:
+        anchoring = asyncio.create_task(keep_anchored(docket, witness, every_s=1))
         await asyncio.sleep(3.5)
-        assert shelf.kept == [1]  # nothing new, nothing pushed
+        assert fake.sizes == [1]  # nothing new, nothing pushed
         docket.size = 2
         await asyncio.sleep(1)
-        assert shelf.kept == [1, 2]
-        shelf.away, docket.size = True, 3
+        assert fake.sizes == [1, 2]
+        fake.away, docket.size = True, 3
         await asyncio.sleep(600)
-        assert shelf.kept == [1, 2] and shelf.tries < 20  # it is asked ever less often
-        shelf.away, docket.size = False, 4
+        assert fake.sizes == [1, 2] and fake.tries < 20  # retries back off
+        fake.away, docket.size = False, 4
         await asyncio.sleep(61)
-        assert shelf.kept == [1, 2, 4]
+        assert fake.sizes == [1, 2, 4]
         docket.size = 5
-        keeping.cancel()
-        await asyncio.wait([keeping])
-        assert shelf.kept == [1, 2, 4, 5] and shelf.closed
+        anchoring.cancel()
+        await asyncio.wait([anchoring])
+        assert fake.sizes == [1, 2, 4, 5] and fake.closed
 
     with caplog.at_level("INFO", "memecourt.anchor"):
-        run_virtually(scene())
+        run_virtually(scenario())
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

@@ -1,4 +1,4 @@
-"""One panel under two references: planted shifts are found, and nothing else is said to have moved."""
+"""The same panel under two reference settings: planted shifts are detected, and no others are reported."""
 
 import itertools
 import random
@@ -33,55 +33,55 @@ def study(shift, *, memes=40, seed=0):
     return events
 
 
-def contrasted(events, **more):
+def contrast_of(events, **more):
     (found,) = contrasts(events, MODELS, FAMILIES, resamples=300, seed=0, **more)
     return found, {(one.judge, one.target): one for one in found.shifts}
 
 
-def test_a_judge_that_favours_its_family_under_its_own_answer_is_found_and_no_other():
-    found, shifts = contrasted(study(2.0))
+def test_only_the_family_favouring_judge_is_detected():
+    found, shifts = contrast_of(study(2.0))
     assert (found.one, found.other, found.battles) == (Setting.OWN, Setting.FUSED, 40 * 2 * 6)
     for target in MODELS:
         assert shifts["b", target].points.value == 0 == shifts["b", target].points.high
         assert shifts["a", target].sure and (shifts["a", target].points.value > 0) == (FAMILIES[target] == "x")
     assert {key for key, one in shifts.items() if one.own_family} == {("a", "a"), ("a", "c"), ("b", "b")}
-    # a's family gains about four times the shift in log-odds (two on one side, two on the other); b's gains nothing.
+    # a's family gains about four times the shift in log-odds (two on each side); b's gains nothing.
     a = np.mean([shifts["a", t].points.value for t in "ac"]) - np.mean([shifts["a", t].points.value for t in "bd"])
     assert found.own_family.value == pytest.approx(a / 2) and found.own_family.low > 0
     assert 0.5 * 2 * SCALE < a < 1.7 * 2 * SCALE
     (section,) = contrast_sections([found], MODELS)
     assert section.rows[1][1].endswith("*°") and "Surely moved: a by a" in section.notes[-1]
-    # Few memes may all point one way by chance.
-    few, _ = contrasted([event for event in study(2.0) if int(event.meme[1:]) < 5])
+    # A few memes may all point the same way by chance.
+    few, _ = contrast_of([event for event in study(2.0) if int(event.meme[1:]) < 5])
     (section,) = contrast_sections([few], MODELS)
     assert "*" not in str(section.rows) and "Surely moved" not in str(section.notes)
 
 
-def test_pairing_makes_equal_verdicts_no_difference_and_spreads_are_those_of_the_ratings():
-    found, shifts = contrasted(study(0.0))
+def test_equal_verdicts_show_no_shift_and_spread_is_that_of_ratings():
+    found, shifts = contrast_of(study(0.0))
     assert all(one.points.value == one.points.low == one.points.high == 0 and not one.sure for one in shifts.values())
     assert found.wider.value == 0 and found.own_family.value == 0
     by_hand = np.mean([np.std([shifts[judge, target].ratings[0] for target in MODELS]) for judge in "ab"])
     assert found.spread == found.other_spread == pytest.approx(by_hand)
-    wider, _ = contrasted(study(2.0))
+    wider, _ = contrast_of(study(2.0))
     assert wider.wider.value == pytest.approx(wider.spread - wider.other_spread) and wider.wider.low > 0
 
 
-def test_only_what_was_judged_under_both_is_compared_and_without_a_study_there_is_none():
+def test_only_battles_judged_under_both_settings_are_compared():
     events = study(1.0)
     fewer = [e for e in events if e.setting is Setting.FUSED or e.meme < "m2"]
-    found, _ = contrasted(fewer)
+    found, _ = contrast_of(fewer)
     assert found.battles == 6 * 2 * len({e.meme for e in fewer if e.setting is Setting.OWN})
     assert contrasts([], MODELS, FAMILIES, resamples=10, seed=0) == ()
     assert contrasts([e for e in events if e.setting is Setting.OWN], MODELS, FAMILIES, resamples=10, seed=0) == ()
     alone = contrasts(events, MODELS, dict.fromkeys(MODELS, "x"), resamples=10, seed=0)
-    assert alone[0].own_family is None, "where all are of one family there is nothing to compare it with"
+    assert alone[0].own_family is None, "with a single family there is nothing to compare"
 
 
 @pytest.mark.slow
-def test_intervals_hold_what_they_say():
-    """Two settings whose verdicts are drawn apart, and alike: of 1,600 intervals about 95 % hold 0."""
-    held = []
+def test_intervals_have_their_nominal_coverage():
+    """Verdicts of two settings drawn independently from one distribution: about 95 % of 1,600 intervals contain 0."""
+    covered = []
     for seed in range(200):
         events = []
         for number in range(20):
@@ -93,12 +93,12 @@ def test_intervals_hold_what_they_say():
                     two = (MODELS[i], MODELS[j])
                     events.append(judged(f"m{number}", *two, judge, verdict, study="bias", setting=setting))
         (found,) = contrasts(events, MODELS, FAMILIES, resamples=400, seed=seed)
-        held += [not one.sure for one in found.shifts]
-    assert 0.93 <= np.mean(held) <= 0.97
+        covered += [not one.sure for one in found.shifts]
+    assert 0.93 <= np.mean(covered) <= 0.97
 
 
 @pytest.mark.slow
-def test_the_page_shows_them(tmp_path):
+def test_page_shows_contrasts(tmp_path):
     voices = {"cedar": Voice("cedar", STRENGTHS, favours=4.0)}
     Arena(tmp_path, memes=4, voices=voices, bias=True, bias_tasks=12).hold()
     board = leaderboard(tmp_path)

@@ -1,4 +1,4 @@
-"""Questions after an arena: bare labels beside the battles, and how hard its tasks are."""
+"""Follow-up questions to an arena: detection labels to set beside the battles, and difficulty of its tasks."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ RIGHT = {"ash": 0.95, "beech": 0.8, "cedar": 0.7, "elm": 0.5, "fir": 0.3}
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory):
+def finished_arena(tmp_path_factory):
     arena = Arena(tmp_path_factory.mktemp("detection"), memes=30)
     arena.hold()
     return arena
@@ -38,7 +38,7 @@ def number_of(request):
 
 
 def labels(name):
-    """Labels memes rightly as often as :data:`RIGHT` says; nothing usable about meme 7."""
+    """Labels memes correctly at the rate of :data:`RIGHT`; cedar's reply about meme 7 is unusable."""
 
     def reply(request):
         number = number_of(request)
@@ -50,7 +50,7 @@ def labels(name):
     return reply
 
 
-def detected(arena):
+def run_detection(arena):
     models = {name: ScriptedModel(labels(name), name=name) for name in STRENGTHS}
     store = Memory()
     chairs = {name: MeteredModel(name, model, store=store) for name, model in models.items()}
@@ -58,61 +58,63 @@ def detected(arena):
     return sum(len(model.asked) for model in models.values())
 
 
-def test_labels_are_scored_as_scikit_learn_does_and_set_beside_the_battles(held):
+def test_label_scores_match_scikit_learn_and_correlate_with_battles(finished_arena):
     with pytest.raises(BadRequest, match="No target of this arena was asked"):
-        detection_report(held.manifest(), held.folder.events())
-    assert detected(held) >= 5 * 30 and detected(held) == 0, "what was said is not asked again"
-    events = held.folder.events()
-    report = detection_report(held.manifest(), events, resamples=300)
+        detection_report(finished_arena.manifest(), finished_arena.folder.events())
+    assert run_detection(finished_arena) >= 5 * 30 and run_detection(finished_arena) == 0, (
+        "stored labels are not requested again"
+    )
+    events = finished_arena.folder.events()
+    report = detection_report(finished_arena.manifest(), events, resamples=300)
     assert [row.model for row in report.rows][:1] == ["ash"] and report.memes == 30 and report.majority == 0.5
-    gold = {meme.id: meme.harmful for meme in held.memes}
+    gold = {meme.id: meme.harmful for meme in finished_arena.memes}
     for row in report.rows:
-        said = {e.meme: e.harmful for e in events if isinstance(e, Detected) and e.target == row.model}
-        # A meme without a label is wrong: neither class is named.
-        names = [int(said[meme]) if meme in said else 2 for meme in gold]
+        labelled_as = {e.meme: e.harmful for e in events if isinstance(e, Detected) and e.target == row.model}
+        # A meme without a label counts as wrong, as neither class.
+        names = [int(labelled_as[meme]) if meme in labelled_as else 2 for meme in gold]
         truth = [int(one) for one in gold.values()]
         assert row.accuracy.value == pytest.approx(accuracy_score(truth, names))
         assert row.macro_f1 == pytest.approx(f1_score(truth, names, labels=[0, 1], average="macro"))
         assert row.unlabelled == (row.model == "cedar") and row.labelled + row.unlabelled == 30
         assert row.accuracy.low <= row.accuracy.value <= row.accuracy.high
-    board = leaderboard(held.root)
+    board = leaderboard(finished_arena.root)
     won = {row.model: row.win_rate for row in board.board("overall").rows}
     assert {row.model: row.win_rate for row in report.rows} == pytest.approx(won)
     both = [(row.accuracy.value, row.win_rate) for row in report.rows]
     assert report.spearman.value == pytest.approx(spearmanr(*zip(*both, strict=True)).statistic)
     assert report.spearman.low <= report.spearman.value <= report.spearman.high
-    # The ranking is what it was: labels are no battles.
+    # Labels do not change the ranking: they are no battles.
     assert board.board("overall").battles == 30 * 3 * 3
-    # Whoever wins in spite of its labels pulls the correlation down.
+    # A model that wins in spite of wrong labels lowers the correlation.
     turned = [
         e.model_copy(update={"harmful": not e.harmful}) if isinstance(e, Detected) and e.target == "ash" else e
         for e in events
     ]
-    assert detection_report(held.manifest(), turned, resamples=100).spearman.value < report.spearman.value
+    assert detection_report(finished_arena.manifest(), turned, resamples=100).spearman.value < report.spearman.value
 
 
-def test_a_target_that_was_not_asked_about_every_meme_has_no_figure(held):
-    detected(held)
-    events = held.folder.events()
+def test_target_with_missing_labels_has_no_score(finished_arena):
+    run_detection(finished_arena)
+    events = finished_arena.folder.events()
     last = next(e for e in reversed(events) if isinstance(e, Detected | NotDetected))
     part = [e for e in events if e is not last]
-    rows = detection_report(held.manifest(), part, resamples=50).rows
+    rows = detection_report(finished_arena.manifest(), part, resamples=50).rows
     assert {row.model for row in rows} == set(STRENGTHS) - {last.target}
 
 
-def test_the_command_shows_the_table_and_asks_nobody_for_a_report(held):
-    detected(held)
-    ran = CliRunner().invoke(cli, ["arena", "detect", "--out", str(held.root), "--report"])
+def test_report_option_shows_the_table_without_model_calls(finished_arena):
+    run_detection(finished_arena)
+    ran = CliRunner().invoke(cli, ["arena", "detect", "--out", str(finished_arena.root), "--report"])
     assert ran.exit_code == 0 and "Spearman's rank correlation" in ran.output and "29 of 30" in ran.output
-    assert "Detection beside understanding" in (held.root / "detection.html").read_text()
+    assert "Detection beside understanding" in (finished_arena.root / "detection.html").read_text()
     figures = json.loads(
-        CliRunner().invoke(cli, ["arena", "detect", "--out", str(held.root), "--report", "--json"]).output
+        CliRunner().invoke(cli, ["arena", "detect", "--out", str(finished_arena.root), "--report", "--json"]).output
     )
     assert figures["memes"] == 30 and len(figures["rows"]) == 5
 
 
-def rated(arena, name="owl"):
-    """Rates each task by its meme's number; nothing usable about meme 3."""
+def run_rating(arena, name="owl"):
+    """Rates each task by its meme's number; the reply about meme 3 is unusable."""
 
     def reply(request):
         words, number = words_in(request), number_of(request)
@@ -123,23 +125,23 @@ def rated(arena, name="owl"):
         return {"why": "it is what it is", "text": score, "image": score, "reasoning": score}
 
     model = ScriptedModel(reply, name=name)
-    asking = rate_difficulty(
+    rating = rate_difficulty(
         arena.folder, {meme.id: meme for meme in arena.memes}, MeteredModel(name, model, store=Memory())
     )
-    asyncio.run(asking)
+    asyncio.run(rating)
     return len(model.asked)
 
 
-def test_rated_difficulty_makes_groups_and_is_rated_once(tmp_path):
+def test_difficulty_is_rated_once_and_defines_groups(tmp_path):
     arena = Arena(tmp_path / "arena", memes=8)
     arena.hold()
     with pytest.raises(BadRequest, match="group by 'difficulty'"):
         boards_by(arena.manifest(), arena.folder.events(), ["difficulty"])
-    assert rated(arena) >= 24 and rated(arena) == 0
+    assert run_rating(arena) >= 24 and run_rating(arena) == 0
     events = arena.folder.events()
     assert sum(isinstance(e, DifficultyRated) for e in events) == 21
     assert sum(isinstance(e, DifficultyNotRated) for e in events) == 3
-    # Another annotator's later word changes no group.
+    # A rating that another annotator adds later changes no group.
     (by,) = boards_by(arena.manifest(), events, ["difficulty"], deals=20)
     assert {group.name: (group.memes, group.tasks) for group in by.groups} == {
         "hard (6 and more)": (3, 9),

@@ -1,4 +1,4 @@
-"""A judge of one's own: examples that keep held-out families and memes apart, and its check against the teacher."""
+"""Distilled judges: training examples without held-out families and memes, and evaluation against the teacher."""
 
 import asyncio
 import io
@@ -32,7 +32,7 @@ def png():
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory):
+def finished_arena(tmp_path_factory):
     arena = Arena(tmp_path_factory.mktemp("distil") / "arena", memes=20, swapped=True)
     frame = Frame(png(), 12, 9)
     arena.memes = tuple(
@@ -43,35 +43,39 @@ def held(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def folder(held, tmp_path_factory):
+def folder(finished_arena, tmp_path_factory):
     made = judge_examples(
-        held.manifest(), held.folder.events(), {meme.id: meme for meme in held.memes}, hold_out=["f"], seed=3
+        finished_arena.manifest(),
+        finished_arena.folder.events(),
+        {meme.id: meme for meme in finished_arena.memes},
+        hold_out=["f"],
+        seed=3,
     )
     root = tmp_path_factory.mktemp("examples") / "sft"
     made.write(root)
     return root
 
 
-def said(example):
+def verdicts_of(example):
     return parse_verdicts(example.messages[2]["content"][0]["text"], keys=example.keys, levels=example.levels)
 
 
-def test_nothing_of_a_held_out_family_or_meme_is_learned(held, folder):
+def test_training_examples_exclude_families_and_memes_of_the_test_set(finished_arena, folder):
     manifest, train = read_examples(folder, "train")
     _, test = read_examples(folder, "test")
     assert manifest.held_out == ("f",) and len(manifest.held_memes) == 2
     assert train and all("fir" not in (one.a, one.b) and one.meme not in manifest.held_memes for one in train)
     assert all("fir" in (one.a, one.b) or one.meme in manifest.held_memes for one in test)
     assert {one.meme for one in test} > set(manifest.held_memes)
-    # Each judgement in both orders, with the verdict and the reasons of the order that is shown.
-    judged = [e for e in held.folder.events() if isinstance(e, Judged)]
+    # Each judgement is there in both orders, with verdict and reasons to match the order shown.
+    judged = [e for e in finished_arena.folder.events() if isinstance(e, Judged)]
     assert len(train) + len(test) == 2 * len(judged)
     judged_in = {(e.meme, e.task, e.a, e.b, e.judge): e for e in judged}
     for one in train:
         shown = (one.b, one.a) if one.mirrored else (one.a, one.b)
         own = judged_in[one.meme, one.task, *shown, one.teacher]
         score = own.verdicts["overall"].score
-        assert said(one).by_dimension["overall"].score == (1 - score if one.mirrored else score)
+        assert verdicts_of(one).by_dimension["overall"].score == (1 - score if one.mirrored else score)
         text = one.messages[1]["content"][-1]["text"]
         voices = re.findall(r"voice=(\w+)", text.split("Answer A.")[1])
         assert voices == [one.a, one.b] and set(one.keys) == set(DIMENSIONS)
@@ -88,17 +92,17 @@ def test_nothing_of_a_held_out_family_or_meme_is_learned(held, folder):
         ("Neither says who is meant.", "Neither says who is meant."),
     ],
 )
-def test_reasons_are_mirrored_only_where_an_a_is_surely_an_answer(why, mirrored):
+def test_reasons_are_mirrored_only_when_each_a_surely_names_an_answer(why, mirrored):
     assert mirrored_reasons(why) == mirrored
 
 
-def test_examples_get_into_no_library(folder):
+def test_libraries_refuse_judge_examples(folder):
     with pytest.raises(BadRequest) as caught:
         read_source(Source(path=folder / "train.jsonl", format=SourceFormat.HARMEME))
     assert caught.value.reason == "SOURCE_NOT_FOR_LIBRARIES"
 
 
-def checked(folder, **replies):
+def check_judges(folder, **replies):
     manifest, examples = read_examples(folder, "test")
     verdicts = {}
     for name, reply in replies.items():
@@ -114,11 +118,11 @@ def verdict(word):
     return {"why": "because", **dict.fromkeys(DIMENSIONS, word)}
 
 
-def test_a_student_that_says_what_its_teacher_said_makes_no_error(held, folder):
+def test_student_that_repeats_its_teacher_has_no_error(finished_arena, folder):
     _, examples = read_examples(folder, "test")
     spelt = {verdict: word for word, verdict in words_of(3).items()}
     known = {
-        one.messages[1]["content"][-1]["text"].strip(): spelt[said(one).by_dimension["overall"]]
+        one.messages[1]["content"][-1]["text"].strip(): spelt[verdicts_of(one).by_dimension["overall"]]
         for one in examples
         if not one.mirrored
     }
@@ -126,7 +130,7 @@ def test_a_student_that_says_what_its_teacher_said_makes_no_error(held, folder):
     def teacher(request):
         return verdict(known[next(part for part in request.parts if isinstance(part, str)).strip()])
 
-    report, by_name = checked(folder, student=teacher, base=lambda request: verdict("A"))
+    report, by_name = check_judges(folder, student=teacher, base=lambda request: verdict("A"))
     student, base, longer = by_name["student"], by_name["base"], by_name[LONGER]
     assert (
         student.rmse == pytest.approx(0, abs=1e-6)
@@ -134,7 +138,7 @@ def test_a_student_that_says_what_its_teacher_said_makes_no_error(held, folder):
         and student.spearman == pytest.approx(1)
     )
     assert student.own_lift.value == 0 and student.unusable == 0 and student.n == report.comparisons
-    # One that always names what it is shown first: places say nothing, and both orders contradict each other.
+    # A judge that always prefers the first answer says nothing about quality and contradicts itself in the other order.
     assert base.first_share == 1 and base.consistent == 0 and base.rmse > 33
     assert base.kappa.value == pytest.approx(0, abs=1e-9) or base.kappa.value is None
     assert longer.n == report.comparisons and longer.rmse > 0
@@ -143,8 +147,8 @@ def test_a_student_that_says_what_its_teacher_said_makes_no_error(held, folder):
     assert section.rows[1][0] == "student" and "within the bound of 33" in section.notes[0]
 
 
-def test_a_student_that_says_nothing_usable_has_no_figures(folder):
-    report, by_name = checked(folder, student=lambda request: "I would rather not.")
+def test_student_with_unusable_replies_has_no_figures(folder):
+    report, by_name = check_judges(folder, student=lambda request: "I would rather not.")
     student = by_name["student"]
     comparisons = {(one.meme, one.task, one.a, one.b) for one in read_examples(folder, "test")[1]}
     assert student.n == 0 and student.unusable == len(comparisons)
@@ -160,13 +164,18 @@ def test_a_student_that_says_nothing_usable_has_no_figures(folder):
         ({"hold_out": ["a", "b", "c", "e", "f"]}, "no example for train"),
     ],
 )
-def test_what_can_not_be_held_out_is_told(held, options, words):
+def test_impossible_hold_outs_are_refused(finished_arena, options, words):
     with pytest.raises(BadRequest) as caught:
-        judge_examples(held.manifest(), held.folder.events(), {meme.id: meme for meme in held.memes}, **options)
+        judge_examples(
+            finished_arena.manifest(),
+            finished_arena.folder.events(),
+            {meme.id: meme for meme in finished_arena.memes},
+            **options,
+        )
     assert words in caught.value.message
 
 
-def test_a_folder_that_holds_no_examples_is_told(tmp_path, folder):
+def test_distil_check_explains_wrong_folders_and_models(tmp_path, folder):
     models = tmp_path / "arena.toml"
     models.write_text('[models.owl]\nurl = "http://127.0.0.1:9/v1"\nmodel = "m"\n')
     for place, student, code, words in (
@@ -179,8 +188,8 @@ def test_a_folder_that_holds_no_examples_is_told(tmp_path, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers so
-def test_a_tiny_model_learns_the_replies_and_nothing_else(folder, tmp_path):
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # raised by peft's call of transformers
+def test_training_learns_only_the_replies(folder, tmp_path):
     from safetensors.numpy import load_file
 
     from eval.arena import train_judge
@@ -198,7 +207,7 @@ def test_a_tiny_model_learns_the_replies_and_nothing_else(folder, tmp_path):
     assert losses["last"] < 0.8 * losses["first"]
     names = load_file(out / "adapter_model.safetensors")
     assert names and not any("visual" in name for name in names), "the picture's encoder was trained"
-    # What is learned is the last message alone.
+    # Only the last message is learned.
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(base)

@@ -1,4 +1,4 @@
-"""Boards by group: weakness is said where it is shown, and nowhere else."""
+"""Leaderboards by group: a weakness is reported only where it is significant."""
 
 import json
 
@@ -25,9 +25,9 @@ THREE = ("ash", "beech", "cedar")
 
 
 def simulated(seed, *, memes=60, planted=0.0, meme_effect=0.7, within=False):
-    """Battles of four models over memes of two groups; in the second, ``d`` is weaker by so many units of log-odds.
+    """Battles of four models over memes of two groups; in the second, ``d`` is weaker by ``planted`` units of log-odds.
 
-    Two tasks a meme: of the same group, or (``within``) one of each.
+    Each meme has two tasks: both of the same group or, if ``within``, one of each.
     """
     rng = np.random.default_rng(seed)
     left, right, score, meme, unit, group = [], [], [], [], [], []
@@ -56,11 +56,11 @@ def simulated(seed, *, memes=60, planted=0.0, meme_effect=0.7, within=False):
     return table, np.array(unit, dtype=np.int64), np.array(group, dtype=np.int64)
 
 
-def compared(seed, *, deals=199, **world):
+def interaction_of(seed, *, deals=199, **world):
     return interaction(*simulated(seed, **world), ("one", "other"), deals=deals, resamples=100, seed=seed)
 
 
-def test_the_likelihood_ratio_is_that_of_battles_one_by_one():
+def test_likelihood_ratio_equals_that_of_single_battles():
     table, unit, group = simulated(3)
 
     def likelihood(part):
@@ -70,43 +70,43 @@ def test_the_likelihood_ratio_is_that_of_battles_one_by_one():
         return sum(won[i, j] * np.log(chance[i, j]) for i in range(4) for j in range(4) if i != j)
 
     def only(which):
-        there = group[unit] == which
+        selected = group[unit] == which
         columns = (table.left, table.right, table.score, table.meme, table.weight)
-        return Battles(MODELS, *(column[there] for column in columns))
+        return Battles(MODELS, *(column[selected] for column in columns))
 
-    found = compared(3)
+    found = interaction_of(3)
     expected = 2 * (likelihood(only(0)) + likelihood(only(1)) - likelihood(table))
     assert found.statistic == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("within", [False, True])
-def test_a_planted_weakness_is_found_and_named(within):
-    found = compared(1, planted=2.5, within=within, deals=499)
+def test_planted_weakness_is_found_and_named(within):
+    found = interaction_of(1, planted=2.5, within=within, deals=499)
     assert found.p < 0.01
     worst = min(found.differences, key=lambda one: one.p)
-    # Told of the first group, in which it is stronger.
+    # Reported for the first group, in which it is stronger.
     assert (worst.model, worst.group) == ("d", "one") and worst.points > 100 and worst.p < 0.05 and worst.low > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("within", [False, True])
-def test_none_is_found_where_none_is_planted(within):
-    """Of 200 simulated arenas at most 5 % are called different: binomial, so up to 8.5 % is within chance."""
-    found = [compared(seed, deals=99, memes=40, within=within) for seed in range(200)]
+def test_false_positive_rate_is_within_chance(within):
+    """At most 5 % of 200 simulated arenas show a difference; by the binomial law up to 8.5 % is within chance."""
+    found = [interaction_of(seed, deals=99, memes=40, within=within) for seed in range(200)]
     assert np.mean([one.p < 0.05 for one in found]) <= 0.085
     assert np.mean([any(each.p < 0.05 for each in one.differences) for one in found]) <= 0.085
-    # And the p-values are spread evenly, so that the test is not merely timid.
+    # The p-values are uniform, so that the test is not just conservative.
     assert 0.4 < np.mean([one.p for one in found]) < 0.6
 
 
-def test_deals_keep_the_labels_of_a_meme_together_where_they_are_alike():
+def test_permutations_keep_equal_labels_of_a_meme_together():
     rng = np.random.default_rng(0)
     meme = np.repeat(np.arange(20), 2)
     group = np.repeat(np.arange(20) % 3, 2)
     dealt = _dealt(group, meme, rng)
     assert (dealt[::2] == dealt[1::2]).all() and (np.bincount(dealt) == np.bincount(group)).all()
     assert (dealt != group).any()
-    # Memes with one task trade with each other alone; where each meme has both groups, they are dealt within it.
+    # Memes with one task swap only among themselves; if each meme has both groups, labels are permuted within memes.
     sizes = np.array([0, 1, 1, 2, 3, 3])
     for _ in range(50):
         dealt = _dealt(np.array([0, 1, 1, 0, 2, 2]), sizes, rng)
@@ -115,11 +115,11 @@ def test_deals_keep_the_labels_of_a_meme_together_where_they_are_alike():
     assert (mixed[::2] != mixed[1::2]).all() and 0.35 < mixed[::2].mean() < 0.65
 
 
-def test_p_values_are_adjusted_as_others_do():
+def test_adjusted_p_values_match_statsmodels():
     values = [0.01, 0.04, 0.03, 0.005, 0.8]
     assert holm(values) == pytest.approx(multipletests(values, method="holm")[1])
     assert holm([]) == ()
-    # Of independent statistics the step-down of maxima is Šidák's, step by step.
+    # For independent statistics the step-down of maxima equals Holm-Šidák.
     rng = np.random.default_rng(5)
     drawn = np.abs(rng.normal(size=(20_000, 4)))
     observed = np.array([2.6, 2.2, 1.0, 3.0])
@@ -127,12 +127,12 @@ def test_p_values_are_adjusted_as_others_do():
     assert step_down(observed, drawn) == pytest.approx(multipletests(single, method="holm-sidak")[1], abs=0.01)
 
 
-# Arenas
+# Arenas.
 
 
 @pytest.fixture(scope="module")
 def by_language(tmp_path_factory):
-    """Questions in two languages, of one and two rounds, about 40 memes; beech falls apart in one of them."""
+    """Questions in two languages, of one and two rounds, about 40 memes each; beech is weak in one of the languages."""
     strengths = {"ash": 0.6, "beech": 0.9, "cedar": 0.0}
 
     class Patchy(Voice):
@@ -140,7 +140,7 @@ def by_language(tmp_path_factory):
             quality = self.strengths[self.name] - (3.0 if self.name == "beech" and int(meme) % 2 else 0.0)
             return f"quality={quality:.4f} voice={self.name}"
 
-    given = {
+    fixed_tasks = {
         f"m{number}": (
             FixedTask(
                 meme=f"m{number}",
@@ -158,7 +158,7 @@ def by_language(tmp_path_factory):
         strengths=strengths,
         judges=["ash", "cedar"],
         voices=voices,
-        plan={"fixed_tasks": given},
+        plan={"fixed_tasks": fixed_tasks},
         answers_per_task=3,
         own_case=True,
     )
@@ -166,7 +166,7 @@ def by_language(tmp_path_factory):
     return arena
 
 
-def test_a_model_is_called_weak_where_it_is_shown_to_be(by_language):
+def test_weakness_is_reported_only_for_groups_that_show_it(by_language):
     found, rounds, field = boards_by(
         by_language.manifest(), by_language.folder.events(), ("language", "rounds", "field"), deals=499
     )
@@ -176,14 +176,14 @@ def test_a_model_is_called_weak_where_it_is_shown_to_be(by_language):
     assert places["de"][0] == "beech" and places["fr"][-1] == "beech"
     language, by_rounds, by_field = (section.notes for section in group_sections((found, rounds, field), THREE))
     assert any(note.startswith("beech is stronger in de than elsewhere") for note in language)
-    # Those of two rounds are too few to rate anybody by, or to compare with the others.
+    # Questions of two rounds are too few for ratings and comparisons.
     assert {group.name: bool(group.not_rated) for group in rounds.groups} == {"1": False, "2": True}
     assert any(f"{LEAST_TASKS} are wanted" in note for note in by_rounds) and not rounds.shown
     assert rounds.test is None is field.test and by_rounds[1] == by_field[1]
     assert "Fewer than two groups have questions enough" in by_field[1]
 
 
-def test_groups_are_what_tasks_and_memes_say(by_language):
+def test_groups_follow_from_tags_of_tasks_and_memes(by_language):
     manifest, events = by_language.manifest(), by_language.folder.events()
     assert groups_of(manifest, events, "difficulty")["m6", 0] == "hard (6 and more)"
     assert groups_of(manifest, events, "difficulty")["m5", 0] == "easy (below 6)"
@@ -197,7 +197,7 @@ def test_groups_are_what_tasks_and_memes_say(by_language):
 
 
 @pytest.mark.slow
-def test_where_a_group_has_no_maximum_it_shows_win_rates_and_why(tmp_path):
+def test_group_without_finite_ratings_shows_win_rates_and_the_reason(tmp_path):
     far = {"ash": 90.0, "beech": 0.0, "cedar": 0.0}
     Arena(tmp_path, memes=64, strengths=far, judges=["beech", "cedar"], controller="beech", own_case=True).hold()
     ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(tmp_path), "--by", "relevance,gold"])
@@ -205,18 +205,18 @@ def test_where_a_group_has_no_maximum_it_shows_win_rates_and_why(tmp_path):
     assert "By relevance" in ran.output and "no finite ratings" in ran.output
     page = (tmp_path / "groups.html").read_text()
     assert "By gold" in page and "100 %" in page and "style=" not in page
-    told = json.loads(
+    report = json.loads(
         CliRunner().invoke(cli, ["arena", "--report", "--out", str(tmp_path), "--by", "gold", "--json"]).output
     )
-    assert told["by"][0]["groups"][0]["models"][0]["rating"] is None and told["by"][0]["test"]["p"] > 0
+    assert report["by"][0]["groups"][0]["models"][0]["rating"] is None and report["by"][0]["test"]["p"] > 0
     ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(tmp_path), "--by", "colour"])
     assert ran.exit_code == 1 and "'colour'" in ran.output
 
 
-def test_questions_without_tags_keep_their_digest_and_tags_are_stored(by_language):
+def test_tags_are_stored_and_untagged_questions_keep_their_digest(by_language):
     tagged = next(event for event in by_language.folder.events() if event.kind == "TaskFormulated")
     assert json.loads(json_line(tagged))["tags"]["field"] == "tea" and leaderboard(by_language.root).tasks == 80
-    # As the first edition had it, whose lines had no tags.
+    # As in the first release, whose lines had no tags.
     old = {"meme": "m", "rounds": ["Who?"], "language": "", "reference": ""}
     assert digest_of([FixedTask(meme="m", rounds=("Who?",))]) == digest([old])
     assert digest_of([FixedTask(meme="m", rounds=("Who?",), tags={"field": "tea"})]) != digest([old])

@@ -1,4 +1,4 @@
-"""How far judges are trusted: rankings compared as MemeArena defines it, and the panel beside people."""
+"""Reliability of judges: rankings compared by MemeArena's definition, and agreement of the panel with people."""
 
 import itertools
 import math
@@ -39,21 +39,21 @@ def judged(meme, a, b, judge, verdict, *, study="arena", setting=Setting.FUSED, 
 
 
 def scores(order):
-    """So that the first is the best."""
+    """Scores by which the first model is the best."""
     return {model: float(-place) for place, model in enumerate(order)}
 
 
-def test_ndcg_is_that_of_the_definition_by_hand():
+def test_ndcg_matches_its_definition():
     reference = scores("abc")  # relevance 2, 1, 0
     ideal = 2 / math.log2(2) + 1 / math.log2(3)
     assert ndcg(scores("abc"), reference) == pytest.approx(1)
     assert ndcg(scores("bac"), reference) == pytest.approx((1 + 2 / math.log2(3)) / ideal)
     assert ndcg(scores("cba"), reference) == pytest.approx((1 / math.log2(3) + 2 / math.log2(4)) / ideal)
-    # Turned upside down it is still far above 0, which is why Kendall's τ stands beside it.
+    # Even a reversed ranking scores far above 0, which is why Kendall's τ is reported too.
     assert ndcg(scores("cba"), reference) > 0.6 and kendall(scores("cba"), reference) == -1
 
 
-def test_what_chance_gives_is_the_mean_over_all_orders():
+def test_chance_ndcg_is_the_mean_over_all_orders():
     for size in (2, 3, 5):
         models = "abcde"[:size]
         every = [ndcg(scores(order), scores(models)) for order in itertools.permutations(models)]
@@ -61,25 +61,25 @@ def test_what_chance_gives_is_the_mean_over_all_orders():
     level = {"a": 1.0, "b": 1.0, "c": 0.0}
     every = [ndcg(scores(order), level) for order in itertools.permutations("abc")]
     assert chance_ndcg(level) == pytest.approx(sum(every) / len(every))
-    # Of a random order scikit-learn says the same, on average.
+    # scikit-learn gives the same average over random orders.
     rng = random.Random(0)
     relevance = [[4, 3, 2, 1, 0]]
     drawn = [ndcg_score(relevance, [rng.sample(range(5), 5)]) for _ in range(4000)]
     assert chance_ndcg(scores("abcde")) == pytest.approx(sum(drawn) / len(drawn), abs=0.01)
 
 
-def test_the_published_ndcg_of_fifteen_models_is_read_beside_chance():
+def test_two_published_ndcg_values_are_below_chance():
     models = "abcdefghijklmno"
     reference = scores(models)
     assert chance_ndcg(reference) == pytest.approx(0.807, abs=5e-4)
     assert ndcg(scores(models[::-1]), reference) == pytest.approx(0.614, abs=5e-4)
     assert ndcg(scores(models[1:] + "a"), reference) == pytest.approx(0.958, abs=5e-4)
-    # So both of the published .68 are worse than chance, and the best model's fall alone can't explain them.
+    # Both of the published .68 are worse than chance, which a fall of the best model alone can't explain.
     worse = [(name, value) for name, row in MEMEARENA_NDCG.items() for value in row if value < 0.807]
     assert worse == [("own", 0.68), ("none", 0.68)]
 
 
-def test_published_ratings_average_1000_and_those_of_a_star_are_the_logit_of_the_win_rate():
+def test_published_ratings_match_their_scale_and_win_rates():
     assert sum(one.rating for one in MEMEARENA) / len(MEMEARENA) == pytest.approx(1000, abs=0.05)
     assert sum(one.battles for one in MEMEARENA) / 2 == 5645
     rates = [one.win_rate for one in MEMEARENA]
@@ -88,61 +88,61 @@ def test_published_ratings_average_1000_and_those_of_a_star_are_the_logit_of_the
     for one in known:
         points = PROBENCH_BASELINE + 400 * math.log10(one.win_rate / (1 - one.win_rate))
         assert points == pytest.approx(one.rating, abs=0.1) and known
-    # And our own Bradley-Terry comes to that where everybody meets the baseline alone.
+    # Our Bradley-Terry fit gives the same if all models meet only the baseline.
     rows = [("b", "m", 0.0, "x")] * 6597 + [("b", "m", 1.0, "x")] * 3403
     fitted = ratings(battles(["b", "m"], rows), anchor=0)
     assert fitted[1] - fitted[0] + PROBENCH_BASELINE == pytest.approx(1229, abs=0.1)
 
 
-def test_the_joint_vote_is_one_battle_and_even_votes_are_ties():
-    def votes(*said):
-        return [judged("m", a, b, judge, verdict) for judge, (a, b, verdict) in zip("wxyz", said, strict=False)]
+def test_joint_vote_is_one_battle_and_even_votes_are_ties():
+    def votes(*ballots):
+        return [judged("m", a, b, judge, verdict) for judge, (a, b, verdict) in zip("wxyz", ballots, strict=False)]
 
     a_wins, b_wins, tie = ("a", "b", Verdict.A), ("b", "a", Verdict.A), ("a", "b", Verdict.BOTH_GOOD)
     (key,) = joint_scores(votes(a_wins), "overall")
     assert key == ("m", 0, "a", "b")
-    for said, score in (
+    for ballots, score in (
         ((a_wins, a_wins, b_wins), 1.0),
         ((b_wins, b_wins, a_wins), 0.0),
         ((a_wins, b_wins), 0.5),
         ((tie, tie, a_wins), 1.0),
         ((tie, tie), 0.5),
-        # Of five levels: one far better outweighs one better, and two better one far better not.
+        # Five levels: one "far better" outweighs one "better", but not two.
         ((("a", "b", Verdict.A_FAR), b_wins), 1.0),
         ((("a", "b", Verdict.B_FAR), a_wins, ("b", "a", Verdict.B)), 0.5),
         ((("b", "a", Verdict.B_FAR), b_wins, b_wins, b_wins), 0.0),
     ):
-        assert joint_scores(votes(*said), "overall") == {key: score}, said
+        assert joint_scores(votes(*ballots), "overall") == {key: score}, ballots
 
 
 @pytest.mark.parametrize("size", [2, 4, 7])
-def test_ndcg_is_scikit_learn_s_with_these_relevances(size):
+def test_ndcg_matches_scikit_learn(size):
     models = "abcdefg"[:size]
     rng = random.Random(size)
     for _ in range(20):
-        said = {model: rng.random() for model in models}
+        drawn_scores = {model: rng.random() for model in models}
         relevance = [[size - place for place in range(1, size + 1)]]
-        theirs = ndcg_score(relevance, [[said[model] for model in models]])
-        assert ndcg(said, scores(models)) == pytest.approx(theirs)
+        by_scikit_learn = ndcg_score(relevance, [[drawn_scores[model] for model in models]])
+        assert ndcg(drawn_scores, scores(models)) == pytest.approx(by_scikit_learn)
 
 
-def test_models_that_are_level_count_as_the_mean_over_their_orders():
+def test_tied_models_count_as_the_mean_over_their_orders():
     reference = scores("abcd")
     level = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}
-    orders = [ndcg(scores(("a", *rest)), reference) for rest in itertools.permutations("bcd")]
+    orders = [ndcg(scores(("a", *others)), reference) for others in itertools.permutations("bcd")]
     assert ndcg(level, reference) == pytest.approx(sum(orders) / len(orders))
     assert kendall(dict.fromkeys("abcd", 0.0), reference) is None
     assert kendall(level, reference) == pytest.approx(kendalltau([1, 0, 0, 0], [0, -1, -2, -3]).statistic)
 
 
-def test_a_judge_s_own_case_is_measured_by_those_who_have_no_part_in_it():
-    """b favours itself. Where a fights b only c is impartial, and so a is not taken for partial because of b."""
+def test_self_preference_is_measured_against_impartial_judges():
+    """b favours itself. In battles of a and b only c is impartial, so that a does not look partial because of b."""
     events = []
     for number in range(12):
         meme = f"m{number}"
         for judge in "abc":
             for one, other in itertools.combinations("abc", 2):
-                better = Verdict.A if number % 3 else Verdict.B  # on the whole, a before b before c
+                better = Verdict.A if number % 3 else Verdict.B  # overall a beats b beats c
                 if judge == "b" and "b" in (one, other):
                     better = Verdict.A if one == "b" else Verdict.B
                 events.append(judged(meme, one, other, judge, better, study="bias"))
@@ -161,7 +161,7 @@ def test_a_judge_s_own_case_is_measured_by_those_who_have_no_part_in_it():
     assert bias_report([e for e in events if e.study == "arena"], "abc", "abc", resamples=100, seed=0) is None
 
 
-def test_larger_panels_come_nearer_to_the_whole():
+def test_larger_panels_approach_the_full_panel():
     rng = random.Random(1)
     events = [
         judged(f"m{number}", one, other, judge, Verdict.A if rng.random() < 0.62 else Verdict.B, study="bias")
@@ -175,13 +175,13 @@ def test_larger_panels_come_nearer_to_the_whole():
     assert sizes[5].ndcg == pytest.approx(1) and sizes[5].tau == pytest.approx(1)
     assert sizes[1].tau < sizes[3].tau <= sizes[5].tau
     assert not report.settings[0].own_cases  # none of them fights
-    # The reference that MemeArena takes, counted here anew: who won most of five votes won the battle.
+    # MemeArena's reference, recomputed: the majority of five votes wins the battle.
     votes = {}
     for event in events:
         votes.setdefault((event.meme, event.a, event.b), []).append(event.verdicts["overall"] is Verdict.A)
     won = dict.fromkeys("abcde", 0)
-    for (_, one, other), said in votes.items():
-        won[one if sum(said) > 2 else other] += 1
+    for (_, one, other), ballots in votes.items():
+        won[one if sum(ballots) > 2 else other] += 1
     for agreement in report.settings[0].judges:
         own = dict.fromkeys("abcde", 0)
         for event in events:
@@ -194,12 +194,12 @@ def test_larger_panels_come_nearer_to_the_whole():
     assert 0.6 < sizes[1].chance == sizes[5].chance < 1
 
 
-def test_panels_of_each_size_beside_people_are_counted_as_by_hand():
-    """Three judges on four battles; people always find a better. Nobody else judged the last one but j."""
-    said = {"j": "aaba", "k": "abb", "l": "baa"}
+def test_agreement_of_panels_with_people_matches_hand_counts():
+    """Three judges on four battles; people always prefer a. Only j judged the last one."""
+    verdicts = {"j": "aaba", "k": "abb", "l": "baa"}
     events = [
         judged(f"m{number}", "a", "b", judge, Verdict.A if word == "a" else Verdict.B)
-        for judge, words in said.items()
+        for judge, words in verdicts.items()
         for number, word in enumerate(words)
     ]
     people = [
@@ -211,7 +211,7 @@ def test_panels_of_each_size_beside_people_are_counted_as_by_hand():
     assert (one.size, one.panels, one.battles) == (1, 3, pytest.approx(10 / 3))
     assert one.accuracy == pytest.approx((3 / 4 + 1 / 3 + 2 / 3) / 3)
     assert (one.lowest, one.highest) == (pytest.approx(1 / 3), pytest.approx(3 / 4))
-    # Two who differ have a tie, which is not people's: j and k agree on a once, j and l once, k and l never.
+    # Two that differ make a tie, unlike people: j and k agree on a once, j and l once, k and l never.
     assert (two.panels, two.accuracy) == (3, pytest.approx((1 / 3 + 1 / 3 + 0) / 3))
     assert (three.panels, three.battles, three.accuracy) == (1, 3, pytest.approx(2 / 3))
     assert three.kappa is None or three.kappa <= 0
@@ -219,8 +219,8 @@ def test_panels_of_each_size_beside_people_are_counted_as_by_hand():
     assert human_agreement(alone, people).panels == ()
 
 
-def test_panels_of_many_judges_are_drawn_and_not_all_counted():
-    """Of 24 judges there are 16.8 million panels; with 200 judges, more than could ever be listed."""
+def test_panels_of_many_judges_are_sampled():
+    """24 judges form 16.8 million panels; 200 judges more than can be listed."""
     names = [f"j{number:02}" for number in range(24)]
     events = [judged(f"m{number}", "a", "b", judge, Verdict.A) for judge in names for number in range(2)]
     people = [HumanVerdict(meme=f"m{number}", task=0, one="a", other="b", who="p", better="one") for number in range(2)]
@@ -229,7 +229,7 @@ def test_panels_of_many_judges_are_drawn_and_not_all_counted():
     assert human_agreement(events, people).panels == sizes
     many = panels_of_size([f"j{number}" for number in range(200)], 100, 50, random.Random(0))
     assert len(set(many)) == 50 and all(len(set(panel)) == 100 for panel in many)
-    # Listed and drawn panels alike: each judge has the same chance.
+    # Each judge is equally likely, in listed and in drawn panels.
     for judges, size in ((16, 3), (40, 4)):
         drawn = panels_of_size(range(judges), size, 500, random.Random(1))
         counted = Counter(itertools.chain(*drawn))
@@ -237,16 +237,16 @@ def test_panels_of_many_judges_are_drawn_and_not_all_counted():
         assert chisquare([counted[judge] for judge in range(judges)]).pvalue > 0.01
 
 
-def test_the_panel_beside_people():
+def test_agreement_of_the_panel_with_people_handles_ties_and_swaps():
     events = [
         judged("m1", "a", "b", "j", Verdict.A),
         judged("m1", "b", "a", "k", Verdict.B),  # a again, shown second
         judged("m2", "a", "b", "j", Verdict.BOTH_GOOD),
         judged("m3", "b", "a", "j", Verdict.A),  # b
         judged("m4", "a", "b", "j", Verdict.A),
-        judged("m4", "a", "b", "k", Verdict.B),  # votes are even
+        judged("m4", "a", "b", "k", Verdict.B),  # a tie
         judged("m5", "a", "b", "j", Verdict.A_FAR),
-        judged("m6", "a", "b", "j", Verdict.B, study="bias"),  # ranks nobody
+        judged("m6", "a", "b", "j", Verdict.B, study="bias"),  # a bias study does not count
     ]
 
     def human(meme, who, better, one="a", other="b"):
@@ -255,14 +255,14 @@ def test_the_panel_beside_people():
     humans = [
         human("m1", "p", "one"),
         human("m1", "q", "one"),
-        human("m1", "r", "other", "b", "a"),  # a, told the other way round
+        human("m1", "r", "other", "b", "a"),  # a, with the two swapped
         human("m2", "p", "one"),
         human("m2", "q", "tie"),
         human("m2", "r", "tie"),
         human("m3", "p", "one"),
         human("m4", "p", "one"),
         human("m5", "p", "one"),
-        human("m5", "q", "other"),  # people's votes are even
+        human("m5", "q", "other"),  # a tie among people
         human("m6", "p", "one"),
         human("m7", "p", "one"),
     ]
@@ -273,5 +273,5 @@ def test_the_panel_beside_people():
     assert found.kappa.value == pytest.approx(expected)
     assert set(found.judges) == {"j", "k"} and found.judges["k"].n == 2
     assert found.people.n == 3  # m1, m2 and m5 were judged by several
-    nobody = human_agreement(events, [])
-    assert nobody.accuracy is None and nobody.kappa.value is None
+    without_people = human_agreement(events, [])
+    assert without_people.accuracy is None and without_people.kappa.value is None

@@ -1,4 +1,4 @@
-"""Answers of an arena in the language that was asked for, by the real detector."""
+"""Share of arena answers in the requested language, by the real detector."""
 
 import pytest
 
@@ -26,62 +26,65 @@ SENTENCES = {
 }
 
 
-def asking(language, task=0):
+def task_in(language, task=0):
     return TaskFormulated(meme="m0", task=task, relevance=None, rounds=("Who is shown?",), language=language, call=None)
 
 
-def answering(*texts, task=0, target="ash"):
+def answer_of(*texts, task=0, target="ash"):
     style = Style(words=1, headings=0, lists=0, bold=0)
     return Answered(meme="m0", task=task, target=target, background="", reasoning=texts, style=style, calls=())
 
 
-def found(language, *texts):
-    return answer_languages([asking(language), answering(*texts)])["ash"]
+def share_of(language, *texts):
+    return answer_languages([task_in(language), answer_of(*texts)])["ash"]
 
 
 @pytest.mark.parametrize("wanted", SENTENCES)
-def test_of_answers_in_nine_languages_one_is_in_the_one_asked_for(wanted):
-    one = found(wanted, *SENTENCES.values())
+def test_only_the_answer_in_the_requested_language_counts_as_right(wanted):
+    one = share_of(wanted, *SENTENCES.values())
     assert (one.told, one.right, one.short, one.untold) == (9, 1, 0, 0)
     assert one.others == {language: 1 for language in SENTENCES if language != wanted}
     assert one.share == pytest.approx(1 / 9)
 
 
 @pytest.mark.parametrize("tag", ["zh-Hant-TW", "zh_CN", "ZH", "yue", "cmn"])
-def test_script_and_region_of_a_tag_are_passed_over(tag):
-    assert found(tag, SENTENCES["zh"], SENTENCES["ja"]) == LanguageShare(2, 1, short=0, untold=0, others={"ja": 1})
+def test_script_and_region_of_a_language_tag_are_ignored(tag):
+    assert share_of(tag, SENTENCES["zh"], SENTENCES["ja"]) == LanguageShare(2, 1, short=0, untold=0, others={"ja": 1})
 
 
-def test_short_answers_and_unknown_languages_are_no_mistakes():
-    assert found("de", "Das ist unser neue(s) Haus!").told == 1 and found("de", "Das ist unser neue Haus!").short == 1
-    assert found("de", "Ja.", "2026!", "") == LanguageShare(0, 0, short=3, untold=0, others={})
-    assert found("de", "Ja.").share is None
-    # No detector knows it: nothing is said of the answers, and least of all that they are in another language.
-    assert found("tlh", SENTENCES["de"]) == LanguageShare(0, 0, short=0, untold=1, others={})
+def test_short_answers_and_unknown_languages_are_not_counted_as_wrong():
+    assert (
+        share_of("de", "Das ist unser neue(s) Haus!").told == 1
+        and share_of("de", "Das ist unser neue Haus!").short == 1
+    )
+    assert share_of("de", "Ja.", "2026!", "") == LanguageShare(0, 0, short=3, untold=0, others={})
+    assert share_of("de", "Ja.").share is None
+    # The detector does not know the language, so answers are counted neither as right nor as wrong.
+    assert share_of("tlh", SENTENCES["de"]) == LanguageShare(0, 0, short=0, untold=1, others={})
 
 
-def test_only_answers_to_questions_that_ask_for_a_language_count():
+def test_only_answers_to_questions_with_a_language_count():
     events = [
-        answering(SENTENCES["en"]),  # before its question: a record has several memes under way
-        asking("en"),
-        asking("", task=1),
-        answering(SENTENCES["fr"], task=1),
-        answering(SENTENCES["fr"], task=1, target="beech"),
+        answer_of(SENTENCES["en"]),  # before its question: a record interleaves memes
+        task_in("en"),
+        task_in("", task=1),
+        answer_of(SENTENCES["fr"], task=1),
+        answer_of(SENTENCES["fr"], task=1, target="beech"),
     ]
     assert answer_languages(events) == {"ash": LanguageShare(1, 1, short=0, untold=0, others={})}
 
 
 @pytest.fixture(scope="module")
 def arenas(tmp_path_factory):
-    """Two arenas of the same models: questions ask for German in one; beech answers in English."""
+    """Two arenas of the same models: one asks for answers in German, but beech answers in English."""
 
     class Speaker(Voice):
         def _quality(self, meme):
-            said = SENTENCES["en" if self.name == "beech" else "de"]
-            return f"{said} {super()._quality(meme)}"
+            sentence = SENTENCES["en" if self.name == "beech" else "de"]
+            return f"{sentence} {super()._quality(meme)}"
 
     strengths = {"ash": 0.6, "beech": 0.3, "cedar": 0.0}
-    held = {}
+    boards = {}
     for language in ("de", ""):
         tasks = {f"m{n}": (FixedTask(meme=f"m{n}", rounds=("Who is shown?",), language=language),) for n in range(12)}
         arena = Arena(
@@ -91,11 +94,11 @@ def arenas(tmp_path_factory):
             voices={name: Speaker(name, strengths) for name in strengths},
             plan={"fixed_tasks": tasks},
         )
-        held[language] = leaderboard(arena.hold())
-    return held
+        boards[language] = leaderboard(arena.hold())
+    return boards
 
 
-def test_the_leaderboard_has_the_share_in_a_column(arenas):
+def test_leaderboard_has_a_language_column(arenas):
     board = arenas["de"]
     assert {one.model: one.in_language.share for one in board.targets} == {"ash": 1, "beech": 0, "cedar": 1}
     lines = as_text(board).splitlines()
@@ -104,11 +107,11 @@ def test_the_leaderboard_has_the_share_in_a_column(arenas):
     assert "0.0 % of 12" in beech and any("ash" in line and "100.0 % of 12" in line for line in lines)
     page = as_html(board)
     assert "in the language asked for, %" in page and "of 12, 12 en" in page
-    told = {one["model"]: one["in_language"] for one in figures_of(board)["targets"]}
-    assert told["beech"] == {"told": 12, "right": 0, "short": 0, "untold": 0, "others": {"en": 12}}
+    in_language = {one["model"]: one["in_language"] for one in figures_of(board)["targets"]}
+    assert in_language["beech"] == {"told": 12, "right": 0, "short": 0, "untold": 0, "others": {"en": 12}}
 
 
-def test_arenas_that_ask_for_none_have_no_such_column(arenas):
+def test_leaderboard_has_no_language_column_when_no_language_is_requested(arenas):
     board = arenas[""]
     assert all(one.in_language is None for one in board.targets)
     assert "in language" not in as_text(board) and "in the language asked for" not in as_html(board)

@@ -1,4 +1,4 @@
-"""Why battles were lost: planted faults come out, verdicts tell what they can, and nobody explains its own battle."""
+"""Explanations of lost battles: planted faults are found, verdicts are used first, no model explains its own battle."""
 
 import asyncio
 import copy
@@ -32,14 +32,14 @@ FAULTS = {"ash": "none", "beech": "knowledge", "cedar": "perception", "elm": "te
 
 
 class Faulty(Voice):
-    """A model whose answers say what is wrong with them."""
+    """A model whose answers name their own fault."""
 
     def _quality(self, meme):
         return f"fault={FAULTS[self.name]} {super()._quality(meme)}"
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory):
+def finished_arena(tmp_path_factory):
     arena = Arena(
         tmp_path_factory.mktemp("lost"),
         memes=10,
@@ -50,63 +50,65 @@ def held(tmp_path_factory):
 
 
 def reader(says=lambda request, usual: usual):
-    """An explainer that reads off the worse answer what is wrong with it."""
+    """An explainer that reads the fault from the worse answer."""
 
     def reply(request):
         words = "\n".join(part for part in request.parts if isinstance(part, str))
         worse = words.split("The worse answer.")[1]
-        asked = request.reply_schema["properties"]
+        requested = request.reply_schema["properties"]
         usual = {"why": "it overlooks something", "error": re.search(r"fault=(\w+)", worse)[1]}
-        if "aspect" in asked:
-            usual["aspect"] = asked["aspect"]["enum"][0]
+        if "aspect" in requested:
+            usual["aspect"] = requested["aspect"]["enum"][0]
         return says(request, usual)
 
     return reply
 
 
-def explained(arena, losses, *, name="owl", second=None, says=lambda request, usual: usual, memes=None):
-    """Calls that were made, and the events."""
+def explain(arena, losses, *, name="owl", second=None, says=lambda request, usual: usual, memes=None):
+    """Has lost battles explained; returns the scripted models with the calls made."""
     scripted = {one: ScriptedModel(reader(says), name=one) for one in filter(None, (name, second))}
     store = Memory()
     chairs = {one: MeteredModel(one, model, store=store) for one, model in scripted.items()}
     known = {meme.id: meme for meme in (arena.memes if memes is None else memes)}
-    asked = explain_losses(
+    explaining = explain_losses(
         arena.folder, losses, known, explainer=chairs[name], second=chairs[second] if second else None, seed=0
     )
-    asyncio.run(asked)
+    asyncio.run(explaining)
     return scripted
 
 
-def test_planted_faults_are_found_and_rows_add_up(held):
-    losses = losses_of(held.manifest(), held.folder.events(), most=12, seed=0)
+def test_planted_faults_are_found_and_shares_add_up(finished_arena):
+    losses = losses_of(finished_arena.manifest(), finished_arena.folder.events(), most=12, seed=0)
     assert max(Counter(loss.loser for loss in losses).values()) <= 12
-    models = explained(held, losses, second="lark")
-    report = loss_report(held.manifest(), held.folder.events(), resamples=300)
+    models = explain(finished_arena, losses, second="lark")
+    report = loss_report(finished_arena.manifest(), finished_arena.folder.events(), resamples=300)
     assert {one.model for one in report.models} == {loss.loser for loss in losses} >= {"cedar", "elm", "fir"}
     for one in report.models:
         always = one.errors[FAULTS[one.model]]
-        # All alike in every resample, which few memes would be by chance too: the exact interval of that many memes.
+        # Every resample is the same, as may happen by chance with few memes: hence the exact interval for that number.
         memes = len({loss.meme for loss in losses if loss.loser == one.model})
         assert (always.value, always.high) == (1, 1) and always.low == pytest.approx(0.025 ** (1 / memes))
         for shares in (one.aspects, one.errors):
             assert sum(figure.value for figure in shares.values()) == pytest.approx(1)
         assert set(one.errors) == set(map(str, LossError)) and set(one.aspects) == set(ASPECTS)
-    # A tenth is heard twice, by two who agree.
-    again = [e for e in held.folder.events() if isinstance(e, LossExplained) and e.second]
+    # A tenth is explained twice, by two models that agree.
+    again = [e for e in finished_arena.folder.events() if isinstance(e, LossExplained) and e.second]
     assert len(again) == len(models["lark"].asked) == round(0.1 * len(losses))
     assert report.errors.n == len(again) and report.errors.observed == 1 and report.unexplained == 0
-    # Called again, nobody is asked; what the leaderboard says is as before.
-    assert not any(model.asked for model in explained(held, losses, second="lark").values())
-    assert leaderboard(held.root).board("overall").battles == 10 * 3 * 3
+    # A second run makes no calls, and the leaderboard is unchanged.
+    assert not any(model.asked for model in explain(finished_arena, losses, second="lark").values())
+    assert leaderboard(finished_arena.root).board("overall").battles == 10 * 3 * 3
 
 
-def test_where_verdicts_tell_the_aspect_nobody_is_asked(held):
+def test_aspects_that_verdicts_reveal_need_no_model_call(finished_arena):
     def verdicts(**worse):
         event = judged("m", "a", "b", "j", Verdict.A)
-        said = {**dict.fromkeys(DIMENSIONS, Verdict.BOTH_GOOD), "overall": Verdict.A, **worse}
-        return event.model_copy(update={"verdicts": said})
+        by_dimension = {**dict.fromkeys(DIMENSIONS, Verdict.BOTH_GOOD), "overall": Verdict.A, **worse}
+        return event.model_copy(update={"verdicts": by_dimension})
 
-    manifest = held.manifest().model_copy(update={"settings": held.settings.model_copy(update={"targets": ("a", "b")})})
+    manifest = finished_arena.manifest().model_copy(
+        update={"settings": finished_arena.settings.model_copy(update={"targets": ("a", "b")})}
+    )
     for event, aspects in (
         (verdicts(relevance=Verdict.A), ("relevance",)),
         (verdicts(relevance=Verdict.A, accuracy=Verdict.A), ("relevance", "accuracy")),
@@ -115,42 +117,42 @@ def test_where_verdicts_tell_the_aspect_nobody_is_asked(held):
     ):
         (loss,) = losses_of(manifest, [event], most=5, seed=0)
         assert (loss.winner, loss.loser, loss.aspects, loss.why) == ("a", "b", aspects, "because")
-    # Of several judges those count who agree with the vote.
+    # Only judges that agree with the majority count.
     against = verdicts(correctness=Verdict.B, overall=Verdict.B).model_copy(update={"judge": "k"})
     both = [verdicts(relevance=Verdict.A), verdicts(relevance=Verdict.A).model_copy(update={"judge": "l"}), against]
     (loss,) = losses_of(manifest, both, most=5, seed=0)
     assert loss.aspects == ("relevance",)
-    assert losses_of(manifest, [verdicts(), against], most=5, seed=0) == (), "even votes have no loser"
+    assert losses_of(manifest, [verdicts(), against], most=5, seed=0) == (), "a tie has no loser"
 
 
-def test_what_an_explainer_is_shown_stands_in_fences_and_names_nobody(held):
-    losses = losses_of(held.manifest(), held.folder.events(), most=50, seed=1)
+def test_explainer_prompts_are_fenced_and_anonymous(finished_arena):
+    losses = losses_of(finished_arena.manifest(), finished_arena.folder.events(), most=50, seed=1)
     assert len({loss.aspects for loss in losses}) > 3
     losses = [loss for loss in losses if len(loss.aspects) == 1][:3] + [x for x in losses if len(x.aspects) > 1][:3]
-    seen = []
+    requests = []
 
     def says(request, usual):
-        seen.append(request)
+        requests.append(request)
         return usual
 
-    explained(held, losses, name="finch", says=says)
-    aspects = {tuple(request.reply_schema["properties"].get("aspect", {}).get("enum", ())) for request in seen}
+    explain(finished_arena, losses, name="finch", says=says)
+    aspects = {tuple(request.reply_schema["properties"].get("aspect", {}).get("enum", ())) for request in requests}
     assert () in aspects and any(len(one) > 1 for one in aspects)
-    for request in seen:
+    for request in requests:
         words = "\n".join(part for part in request.parts if isinstance(part, str))
         (mark,) = set(re.findall(r"\[begin (\w+)\]", words))
         bare = re.sub(rf"\[begin {mark}\].*?\[end {mark}\]", "", words, flags=re.DOTALL)
         assert not re.search(rf"\b({'|'.join(STRENGTHS)})\b|quality=|Blueland|compared them", bare)
-    # Explained by another one, each battle counts as before: by whoever was asked first.
-    explainers = [e.explainer for e in held.folder.events() if isinstance(e, LossExplained)]
+    # After a second explanation each battle still counts by the first one.
+    explainers = [e.explainer for e in finished_arena.folder.events() if isinstance(e, LossExplained)]
     assert "finch" in explainers
-    told = loss_report(held.manifest(), held.folder.events(), resamples=100)
-    assert sum(one.n for one in told.models) == len(
-        {(e.meme, e.task, e.winner, e.loser) for e in held.folder.events() if isinstance(e, LossExplained)}
+    report = loss_report(finished_arena.manifest(), finished_arena.folder.events(), resamples=100)
+    assert sum(one.n for one in report.models) == len(
+        {(e.meme, e.task, e.winner, e.loser) for e in finished_arena.folder.events() if isinstance(e, LossExplained)}
     )
 
 
-def test_no_model_explains_its_own_battle_and_what_is_no_explanation_is_counted(tmp_path):
+def test_no_model_explains_its_own_battle_and_unusable_replies_are_counted(tmp_path):
     arena = Arena(tmp_path, memes=4, voices={name: Faulty(name, STRENGTHS) for name in STRENGTHS})
     arena.hold()
     losses = losses_of(arena.manifest(), arena.folder.events(), most=50, seed=0)
@@ -158,7 +160,7 @@ def test_no_model_explains_its_own_battle_and_what_is_no_explanation_is_counted(
     def mute(request, usual):
         return "?" if "fault=text" in "".join(part for part in request.parts if isinstance(part, str)) else usual
 
-    explained(arena, losses, name="ash", second="owl", says=mute)
+    explain(arena, losses, name="ash", second="owl", says=mute)
     events = arena.folder.events()
     first = [e for e in events if isinstance(e, LossExplained) and not e.second]
     assert all(e.explainer not in (e.winner, e.loser) for e in first) and {e.explainer for e in first} == {"ash", "owl"}
@@ -166,23 +168,23 @@ def test_no_model_explains_its_own_battle_and_what_is_no_explanation_is_counted(
     report = loss_report(arena.manifest(), events, resamples=100)
     assert silent and report.unexplained == sum(not e.second for e in silent)
     with pytest.raises(BadRequest, match="memes of the lost battles"):
-        explained(arena, losses, name="owl", memes=())
+        explain(arena, losses, name="owl", memes=())
     with pytest.raises(ModelRefused):
-        explained(arena, losses, name="wren", says=lambda request, usual: ModelRefused("no such model", status=404))
+        explain(arena, losses, name="wren", says=lambda request, usual: ModelRefused("no such model", status=404))
 
 
-def test_a_tenth_is_heard_twice_though_both_explainers_fought_in_most_battles(held, tmp_path):
-    arena = copy.copy(held)
-    arena.folder = ArenaFolder(Path(shutil.copytree(held.root, tmp_path / "arena")))
+def test_second_explanations_avoid_battles_of_either_explainer(finished_arena, tmp_path):
+    arena = copy.copy(finished_arena)
+    arena.folder = ArenaFolder(Path(shutil.copytree(finished_arena.root, tmp_path / "arena")))
     losses = losses_of(arena.manifest(), arena.folder.events(), most=12, seed=0)
     own = [loss for loss in losses if {loss.winner, loss.loser} & {"ash", "beech"}]
-    # Two of twenty are heard twice: the two that both may explain, and not two by chance that neither may.
-    explained(arena, [*own[:18], *[loss for loss in losses if loss not in own][:2]], name="ash", second="beech")
+    # Two of twenty are explained twice: the two that both explainers may explain.
+    explain(arena, [*own[:18], *[loss for loss in losses if loss not in own][:2]], name="ash", second="beech")
     by = [e for e in arena.folder.events() if isinstance(e, LossExplained) and e.explainer in ("ash", "beech")]
     assert all(e.explainer not in (e.winner, e.loser) for e in by) and sum(e.second for e in by) == 2
 
 
-def test_with_an_anchor_losses_are_against_it(tmp_path):
+def test_only_losses_to_the_anchor_are_explained_when_there_is_one(tmp_path):
     arena = Arena(tmp_path, memes=4, pairing="baseline", anchor="cedar")
     arena.hold()
     losses = losses_of(arena.manifest(), arena.folder.events(), most=50, seed=0)
@@ -191,24 +193,28 @@ def test_with_an_anchor_losses_are_against_it(tmp_path):
     assert len(losses) < len(lost)
 
 
-def test_the_command_reports_on_what_was_said(held, tmp_path):
-    def said(*options, code=0):
-        ran = CliRunner().invoke(cli, ["arena", "explain", "--out", str(held.root), *options])
+def test_command_reports_explanations(finished_arena, tmp_path):
+    def output_of(*options, code=0):
+        ran = CliRunner().invoke(cli, ["arena", "explain", "--out", str(finished_arena.root), *options])
         assert ran.exit_code == code, ran.output
         return ran.output
 
-    explained(held, losses_of(held.manifest(), held.folder.events(), most=12, seed=0), second="lark")
-    told = said("--report")
-    assert "Why battles were lost: in what" in told and "Two explainers agree on the error" in told
-    page = (held.root / "losses.html").read_text()
+    explain(
+        finished_arena,
+        losses_of(finished_arena.manifest(), finished_arena.folder.events(), most=12, seed=0),
+        second="lark",
+    )
+    report = output_of("--report")
+    assert "Why battles were lost: in what" in report and "Two explainers agree on the error" in report
+    page = (finished_arena.root / "losses.html").read_text()
     assert "perception" in page and "quality=" not in page and "style=" not in page
-    figures = json.loads(said("--report", "--json"))
+    figures = json.loads(output_of("--report", "--json"))
     assert figures["errors"]["n"] > 0 and "overlooks" not in json.dumps(figures)
-    assert "Missing option --explainer" in said(code=2)
+    assert "Missing option --explainer" in output_of(code=2)
     models = tmp_path / "arena.toml"
     models.write_text('[models.owl]\nurl = "http://127.0.0.1:9/v1"\nmodel = "m"\n')
-    assert "has no model wren. It has: owl" in said("--models", str(models), "--explainer", "wren", code=2)
-    assert "Missing option --data" in said("--models", str(models), "--explainer", "owl", code=2)
+    assert "has no model wren. It has: owl" in output_of("--models", str(models), "--explainer", "wren", code=2)
+    assert "Missing option --data" in output_of("--models", str(models), "--explainer", "owl", code=2)
     arena = Arena(tmp_path / "new", memes=1)
     arena.root.mkdir()
     arena.hold()
@@ -216,29 +222,29 @@ def test_the_command_reports_on_what_was_said(held, tmp_path):
     assert ran.exit_code == 1 and "No loss has been explained yet" in ran.output
 
 
-def test_a_line_that_a_crash_cut_spoils_no_later_one(tmp_path):
+def test_torn_last_line_does_not_corrupt_later_events(tmp_path):
     arena = Arena(tmp_path, memes=2, voices={name: Faulty(name, STRENGTHS) for name in STRENGTHS})
     arena.hold()
     losses = losses_of(arena.manifest(), arena.folder.events(), most=1, seed=0)
     before = arena.folder.events()
     with (arena.root / "events.jsonl").open("a") as file:
         file.write('{"kind": "LossExpl')
-    explained(arena, losses)
+    explain(arena, losses)
     events = arena.folder.events()
     assert events[: len(before)] == before and len(events) > len(before)
 
 
-def test_a_loss_that_another_model_explained_later_is_no_unexplained_one(tmp_path):
+def test_loss_explained_later_by_another_model_counts_as_explained(tmp_path):
     arena = Arena(tmp_path, memes=2, voices={name: Faulty(name, STRENGTHS) for name in STRENGTHS})
     arena.hold()
     losses = losses_of(arena.manifest(), arena.folder.events(), most=1, seed=0)
-    explained(arena, losses[:1], name="owl", says=lambda request, usual: "?")
+    explain(arena, losses[:1], name="owl", says=lambda request, usual: "?")
     assert loss_report(arena.manifest(), arena.folder.events()) is None
-    explained(arena, losses[:1], name="finch")
+    explain(arena, losses[:1], name="finch")
     assert loss_report(arena.manifest(), arena.folder.events(), resamples=10).unexplained == 0
 
 
-def test_memes_with_questions_are_found_again_though_the_sample_was_limited(tmp_path, monkeypatch):
+def test_memes_with_questions_are_found_despite_a_limited_sample(tmp_path, monkeypatch):
     data = tmp_path / "data"
     make(data, Layout.HARMEME, train=4, val=0, test=4)
 
@@ -263,5 +269,5 @@ def test_memes_with_questions_are_found_again_though_the_sample_was_limited(tmp_
 
 
 def aspect_of(request):
-    asked = request.reply_schema["properties"]
-    return {"aspect": asked["aspect"]["enum"][0]} if "aspect" in asked else {}
+    requested = request.reply_schema["properties"]
+    return {"aspect": requested["aspect"]["enum"][0]} if "aspect" in requested else {}

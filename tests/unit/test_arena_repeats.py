@@ -1,4 +1,4 @@
-"""Arenas held again with other seeds, and arenas about memes of several data sets."""
+"""Arenas repeated with other seeds, and arenas on memes of several data sets."""
 
 import asyncio
 import itertools
@@ -29,8 +29,8 @@ THREE = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory):
-    """Three repeats of one arena, in the folders that the command gives them."""
+def repeats_root(tmp_path_factory):
+    """Three repeats of one arena, in folders named as the command names them."""
     root = tmp_path_factory.mktemp("repeats")
     for number in range(3):
         place = root / f"repeat-{number + 1}"
@@ -43,8 +43,8 @@ def boards_of(root):
     return [leaderboard(folder) for folder in sorted(root.glob("repeat-*"))]
 
 
-def test_means_spreads_and_places_over_repeats_are_those_by_hand(three):
-    boards = boards_of(three)
+def test_statistics_over_repeats_match_hand_calculation(repeats_root):
+    boards = boards_of(repeats_root)
     together = repeated_board(boards)
     assert together.seeds == (0, 1, 2) and together.by_rating and not together.finished
     by_model = {one.model: one for one in together.models}
@@ -56,11 +56,11 @@ def test_means_spreads_and_places_over_repeats_are_those_by_hand(three):
     order = [one.model for one in together.models]
     assert order == sorted(THREE, key=lambda name: -by_model[name].rating.mean)
     for place, (one, other) in zip(together.places, itertools.pairwise(order), strict=True):
-        held = sum(a > b for a, b in zip(by_model[one].rating.values, by_model[other].rating.values, strict=True))
-        assert (place.ahead, place.behind, place.held, place.repeats) == (one, other, held, 3)
+        confirmed = sum(a > b for a, b in zip(by_model[one].rating.values, by_model[other].rating.values, strict=True))
+        assert (place.ahead, place.behind, place.held, place.repeats) == (one, other, confirmed, 3)
 
 
-def test_where_a_repeat_has_no_ratings_on_one_scale_win_rates_order(tmp_path, three):
+def test_repeats_are_ordered_by_win_rate_when_ratings_lack_a_common_scale(tmp_path, repeats_root):
     far = {"ash": 90.0, "beech": 0.0, "cedar": 0.0}
     for number in range(2):
         (tmp_path / f"repeat-{number + 1}").mkdir()
@@ -71,65 +71,70 @@ def test_where_a_repeat_has_no_ratings_on_one_scale_win_rates_order(tmp_path, th
     section = repeat_section(together)
     assert "order of the battles won" in section.notes[-1] and section.rows[1][1] == "–"
     with pytest.raises(BadRequest, match="differ in settings"):
-        repeated_board([*boards_of(tmp_path)[:1], *boards_of(three)[:1]])
+        repeated_board([*boards_of(tmp_path)[:1], *boards_of(repeats_root)[:1]])
     with pytest.raises(BadRequest, match="at least two"):
-        repeated_board(boards_of(three)[:1])
+        repeated_board(boards_of(repeats_root)[:1])
 
 
-def test_the_command_reports_on_all_repeats(three):
-    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(three)])
+def test_command_reports_on_all_repeats(repeats_root):
+    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(repeats_root)])
     assert ran.exit_code == 0, ran.output
     assert "3 repeats about the same memes, seeds 0, 1, 2" in ran.output and "ahead of the next" in ran.output
-    page = (three / "leaderboard.html").read_text()
+    page = (repeats_root / "leaderboard.html").read_text()
     assert "Over all repeats" in page and "quality=" not in page and "style=" not in page
-    assert (three / "repeat-2" / "leaderboard.html").exists()
-    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(three), "--by", "gold"])
+    assert (repeats_root / "repeat-2" / "leaderboard.html").exists()
+    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(repeats_root), "--by", "gold"])
     assert ran.exit_code == 2 and "folder of a repeat" in ran.output
-    ran = CliRunner().invoke(cli, ["arena", "--out", str(three / "new"), "--repeats", "2", "--by", "gold"])
-    assert ran.exit_code == 2 and "--by is for one arena" in ran.output and not (three / "new").exists()
-    told = json.loads(CliRunner().invoke(cli, ["arena", "--report", "--out", str(three), "--json"]).output)
-    assert len(told["repeats"]) == 3 and told["models"][0]["rating"]["mean"] > told["models"][2]["rating"]["mean"]
+    ran = CliRunner().invoke(cli, ["arena", "--out", str(repeats_root / "new"), "--repeats", "2", "--by", "gold"])
+    assert ran.exit_code == 2 and "--by is for one arena" in ran.output and not (repeats_root / "new").exists()
+    report = json.loads(CliRunner().invoke(cli, ["arena", "--report", "--out", str(repeats_root), "--json"]).output)
+    assert len(report["repeats"]) == 3 and report["models"][0]["rating"]["mean"] > report["models"][2]["rating"]["mean"]
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory):
+def data_sets(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     a_data_set(root / "fhm", TEXTS[:3])
     a_data_set(root / "more", TEXTS[3:8])
     return root
 
 
-def held(ask):
+def run_arena(request):
     async def go():
-        store = SqliteCallCache.open(ask.calls)
+        store = SqliteCallCache.open(request.calls)
         scripted = {name: ScriptedModel(numbered(Voice(name, THREE)), name=name) for name in THREE}
-        chairs = {name: MeteredModel(name, model, store=store, run_seed=ask.seed) for name, model in scripted.items()}
-        told = []
+        chairs = {
+            name: MeteredModel(name, model, store=store, run_seed=request.seed) for name, model in scripted.items()
+        }
+        messages = []
         try:
-            await run(ask, told.append, chairs=chairs)
+            await run(request, messages.append, chairs=chairs)
         finally:
             await store.close()
-        return sum(len(model.asked) for model in scripted.values()), told
+        return sum(len(model.asked) for model in scripted.values()), messages
 
     return asyncio.run(go())
 
 
-def an_ask(out, samples):
+def arena_request(out, samples):
     settings = ArenaSettings(targets=tuple(THREE), judges=("ash", "beech"), controller="ash", resamples=100)
     specs = {name: ModelSpec(url=("http://127.0.0.1:9/v1",), model=name) for name in THREE}
     return Ask(out=out, name="two sets", settings=settings, specs=specs, samples=samples)
 
 
-def test_repeats_of_an_arena_on_two_data_sets_share_what_is_asked_alike(tmp_path, places):
-    fhm = Sample(DATASETS["fhm"], places / "fhm", "dev_seen", limit=2)
-    # The same files under another name: no second data set has to be made up for it.
-    more = Sample(DATASETS["synthetic-fhm"], places / "more", "dev_seen", limit=2)
-    asks = repeats_of(an_ask(tmp_path / "arena", Samples((fhm, more), "harmful", mixed=True)), 2)
-    assert [(ask.seed, ask.sample_seed, ask.out.name) for ask in asks] == [(0, None, "repeat-1"), (1, 0, "repeat-2")]
-    assert asks[0].calls == asks[1].calls == tmp_path / "arena" / "calls.sqlite"
-    first, _ = held(asks[0])
-    second, _ = held(asks[1])
-    manifests = [ArenaFolder(ask.out).manifest() for ask in asks]
+def test_repeats_on_two_data_sets_share_memes_and_cached_calls(tmp_path, data_sets):
+    fhm = Sample(DATASETS["fhm"], data_sets / "fhm", "dev_seen", limit=2)
+    # The same files under another name save making a second data set.
+    more = Sample(DATASETS["synthetic-fhm"], data_sets / "more", "dev_seen", limit=2)
+    repeats = repeats_of(arena_request(tmp_path / "arena", Samples((fhm, more), "harmful", mixed=True)), 2)
+    assert [(request.seed, request.sample_seed, request.out.name) for request in repeats] == [
+        (0, None, "repeat-1"),
+        (1, 0, "repeat-2"),
+    ]
+    assert repeats[0].calls == repeats[1].calls == tmp_path / "arena" / "calls.sqlite"
+    first, _ = run_arena(repeats[0])
+    second, _ = run_arena(repeats[1])
+    manifests = [ArenaFolder(request.out).manifest() for request in repeats]
     assert manifests[0].memes == manifests[1].memes and len(manifests[0].memes) == 4
     assert {meme.dataset for meme in manifests[0].memes} == {"fhm", "synthetic-fhm"}
     assert all(meme.id.startswith(f"{meme.dataset}/") and meme.harmful for meme in manifests[0].memes)
@@ -138,25 +143,29 @@ def test_repeats_of_an_arena_on_two_data_sets_share_what_is_asked_alike(tmp_path
         ("synthetic-fhm", 2, "harmful"),
     ]
     assert (manifests[0].dataset, manifests[0].limit) == ("fhm + synthetic-fhm", None)
-    # Profiles and questions are draws, so that what hangs on them is asked anew; but no more than that.
+    # Profiles and questions are random, so that calls that depend on them are repeated; the others are not.
     assert 0 < second <= first
-    assert held(asks[0])[0] == 0
-    assert repeats_of(an_ask(tmp_path / "arena", asks[0].samples), 3)[2].seed == 2
+    assert run_arena(repeats[0])[0] == 0
+    assert repeats_of(arena_request(tmp_path / "arena", repeats[0].samples), 3)[2].seed == 2
 
 
-def test_the_command_takes_memes_from_the_file_or_from_options_and_not_both(tmp_path, places):
+def test_command_takes_memes_from_file_or_options_but_not_both(tmp_path, data_sets):
     models = tmp_path / "arena.toml"
     table = "".join(f'[models.{name}]\nurl = "http://127.0.0.1:9/v1"\nmodel = "m"\n' for name in "abc")
     arena = '[arena]\njudges = ["a", "b"]\ncontroller = "a"\n'
-    models.write_text(table + arena + f'only = "harmful"\nsample = [{{dataset = "fhm", data = "{places / "fhm"}"}}]\n')
+    models.write_text(
+        table + arena + f'only = "harmful"\nsample = [{{dataset = "fhm", data = "{data_sets / "fhm"}"}}]\n'
+    )
 
-    def said(*options):
+    def error_of(*options):
         ran = CliRunner().invoke(cli, ["arena", "--models", str(models), "--out", str(tmp_path / "out"), *options])
         assert ran.exit_code != 0
         return " ".join(ran.output.split())
 
-    assert "names the memes with sample: leave --data, --limit out" in said("--data", str(places), "--limit", "3")
+    assert "names the memes with sample: leave --data, --limit out" in error_of(
+        "--data", str(data_sets), "--limit", "3"
+    )
     models.write_text(table + arena + 'sample = [{dataset = "nothing", data = "."}]\n')
-    assert "There is no data set 'nothing'" in said()
+    assert "There is no data set 'nothing'" in error_of()
     models.write_text(table + arena)
-    assert "Missing option --data" in said()
+    assert "Missing option --data" in error_of()

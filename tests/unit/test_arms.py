@@ -1,4 +1,4 @@
-"""Studies: arms that differ in one thing, calls that they share, and what is altered by a control."""
+"""Studies: arms that differ in one setting, calls they share, and the effect of controls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
-    """Plays all roles in every court that is opened, with a cheap encoder."""
+    """A scripted model for all roles in every court, together with a cheap encoder."""
     played = oracle()
 
     async def bench(settings: Settings, stack: AsyncExitStack, tell: object, **_: object) -> RoleModels | None:
@@ -88,59 +88,59 @@ def study(root: Path, data: Path, *names: str, **changes: object) -> Study:
     return Study(**values)
 
 
-def run_folder(out: Path, what: Study, **changes: object) -> RunManifest:
-    """The manifest of a run of its own, over what a study is about."""
+def run_folder(out: Path, planned: Study, **changes: object) -> RunManifest:
+    """The manifest of a separate run with the inputs of a study."""
     plan = Plan(
         out=out,
         name=out.name,
-        dataset=what.dataset,
-        data=what.data,
-        split=what.split,
-        procedure=what.procedure,
-        protocols=what.protocols,
-        settings=what.settings,
+        dataset=planned.dataset,
+        data=planned.data,
+        split=planned.split,
+        procedure=planned.procedure,
+        protocols=planned.protocols,
+        settings=planned.settings,
         **changes,
     )
     return asyncio.run(run(plan, Progress())).manifest()
 
 
 @pytest.mark.slow
-def test_what_arms_have_in_common_is_asked_once(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
+def test_calls_that_arms_share_are_made_once(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     arms = (*PAPER, "swapped-sides", "random-precedents", "shuffled-labels")
-    # Without asking ahead: what turns out to be superfluous is asked, and is in no record.
-    what = study(tmp_path, data, *arms, settings=settings(tmp_path / "home", overlap=False))
-    folders = asyncio.run(run_study(what, Progress()))
+    # Overlap is off: it makes speculative calls that no record has.
+    planned = study(tmp_path, data, *arms, settings=settings(tmp_path / "home", overlap=False))
+    folders = asyncio.run(run_study(planned, Progress()))
     results = {folder.name: read_results(folder.root) for folder in folders}
     assert list(results) == list(arms)
-    asked = Counter(
+    requests = Counter(
         json.dumps([a.request.system, [str(part) for part in a.request.parts], a.options]) for a in model.asked
     )
-    assert set(asked.values()) == {1}
+    assert set(requests.values()) == {1}
     calls = {name: sum(one.prediction.cost.calls for one in arm.judged) for name, arm in results.items()}
     stored = {name: sum(one.prediction.cost.stored for one in arm.judged) for name, arm in results.items()}
     made = {name: calls[name] - stored[name] for name in arms}
     assert sum(made.values()) == len(model.asked)
-    # Description and examination are the same as in full, word for word: only the Judge is asked anew, thrice a meme.
+    # Description and examination have the same prompts as in full: only the Judge is called again, three times a meme.
     for name in ("no-precedents", "swapped-sides", "random-precedents"):
         assert made[name] == 3 * 8 < stored[name]
     assert made["no-advocates"] == 3 * 8 and stored["no-advocates"] == 8
     assert calls["dull-judge"] == made["dull-judge"] == 3 * 8
-    # The same again makes no call, and changes nothing.
+    # Running it again makes no call and changes nothing.
     before = len(model.asked)
-    told: list[str] = []
+    messages: list[str] = []
 
-    class Told(Progress):
+    class RecordingProgress(Progress):
         def tell(self, sentence: str) -> None:
-            told.append(sentence)
+            messages.append(sentence)
 
-    again = asyncio.run(run_study(what, Told()))
+    again = asyncio.run(run_study(planned, RecordingProgress()))
     assert len(model.asked) == before
     assert [read_results(folder.root).judged for folder in again] == [results[name].judged for name in arms]
-    assert sum("finished before" in sentence for sentence in told) == len(arms)
+    assert sum("finished before" in sentence for sentence in messages) == len(arms)
 
 
 @pytest.mark.slow
-def test_manifests_say_what_was_altered(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
+def test_manifests_record_the_changes_of_each_arm(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     arms = ("full", "no-captioner", "swapped-sides", "random-precedents", "shuffled-labels")
     folders = asyncio.run(run_study(study(tmp_path, data, *arms, limit=2), Progress()))
     full, captioner, swapped, random, shuffled = (folder.manifest() for folder in folders)
@@ -155,34 +155,36 @@ def test_manifests_say_what_was_altered(tmp_path: Path, data: Path, model: Scrip
 
 
 @pytest.mark.slow
-def test_an_arm_with_leaks_has_what_the_others_lack(tmp_path: Path, model: ScriptedModel) -> None:
+def test_arm_with_leaks_keeps_leaking_precedents(tmp_path: Path, model: ScriptedModel) -> None:
     planted = {"train": 24, "val": 8, "test": 8, "seed": 1, "plant": [Plant.LEAKAGE]}
     data = make(tmp_path / "planted", Layout.HARMEME, **planted).root
     changes = {"procedure": Procedure.SUMMARY, "arms": arms_named(("with-leaks",), (), Procedure.SUMMARY)}
-    told: list[str] = []
+    messages: list[str] = []
 
-    class Told(Progress):
+    class RecordingProgress(Progress):
         def tell(self, sentence: str) -> None:
-            told.append(sentence)
+            messages.append(sentence)
 
-    full, leaking = (folder.manifest() for folder in asyncio.run(run_study(study(tmp_path, data, **changes), Told())))
+    full, leaking = (
+        folder.manifest() for folder in asyncio.run(run_study(study(tmp_path, data, **changes), RecordingProgress()))
+    )
     assert full.excluded and not leaking.excluded and leaking.control == "with leaks"
     assert leaking.library_size == full.library_size + sum(full.excluded.values())
-    kept = f"{sum(full.excluded.values())} precedents too near to a judged meme were kept"
-    assert sum(sentence.startswith(kept) for sentence in told) == 1
-    # A run by itself prepares as many.
+    notice = f"{sum(full.excluded.values())} precedents too near to a judged meme were kept"
+    assert sum(sentence.startswith(notice) for sentence in messages) == 1
+    # A separate run has as many precedents.
     alone = run_folder(tmp_path / "alone", study(tmp_path, data, **changes), control=leaking.control)
     assert (alone.library_size, alone.excluded) == (leaking.library_size, {})
 
 
 @pytest.mark.slow
-def test_arms_may_be_added_and_a_study_is_no_other(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
+def test_arms_can_be_added_but_other_settings_are_refused(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     asyncio.run(run_study(study(tmp_path, data, "full", limit=2), Progress()))
     before = len(model.asked)
     asyncio.run(run_study(study(tmp_path, data, "dull-judge", limit=2), Progress()))
     assert len(model.asked) == before + 2 * 3
-    kept = json.loads((tmp_path / "study" / "study.json").read_text())
-    assert [arm["name"] for arm in kept["arms"]] == ["full", "dull-judge"]
+    manifest = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert [arm["name"] for arm in manifest["arms"]] == ["full", "dull-judge"]
     with pytest.raises(BadRequest, match="limit, seed") as refused:
         asyncio.run(run_study(study(tmp_path, data, "full", limit=3, seed=4), Progress()))
     assert refused.value.reason == "STUDY_DIFFERS"
@@ -196,7 +198,7 @@ def test_arms_may_be_added_and_a_study_is_no_other(tmp_path: Path, data: Path, m
 
 
 @pytest.mark.slow
-def test_a_study_that_was_cut_off_goes_on(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
+def test_interrupted_study_resumes(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     class Stop(Progress):
         def judged(self, tally: object) -> None:
             if tally.done == 2 and len(model.asked) > 60:
@@ -208,13 +210,15 @@ def test_a_study_that_was_cut_off_goes_on(tmp_path: Path, data: Path, model: Scr
     folders = asyncio.run(run_study(study(tmp_path, data, *arms, concurrency=1), Progress()))
     assert [len(read_results(folder.root).judged) for folder in folders] == [8, 8, 8]
     assert all(one.prediction.trial for folder in folders for one in read_results(folder.root).judged)
-    asked = Counter(json.dumps([a.request.system, [str(p) for p in a.request.parts], a.options]) for a in model.asked)
-    # What was under way when it was cut off may be asked again; nothing that was answered is.
-    assert sum(times - 1 for times in asked.values()) <= 4
+    requests = Counter(
+        json.dumps([a.request.system, [str(p) for p in a.request.parts], a.options]) for a in model.asked
+    )
+    # Only calls in flight at the interruption may be repeated.
+    assert sum(counts - 1 for counts in requests.values()) <= 4
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_table(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
+def test_command_prints_the_table(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     options = [
         "--dataset", DATASET.id, "--data", str(data), "--out", str(tmp_path / "study"), "--procedure", "full",
         "--arms", "dull-judge,swapped-sides", "--protocol", "merged", "--llm-url", "http://nowhere/v1", "--model", "m",
@@ -226,15 +230,15 @@ def test_the_command_prints_the_table(tmp_path: Path, data: Path, model: Scripte
     lines = first.stdout.splitlines()
     assert lines[0] == "synthetic-harmeme, split test, protocol merged: 8 memes"
     assert [line.split()[0] for line in lines[2:6]] == ["arm", "full", "dull-judge", "swapped-sides"]
-    told = CliRunner().invoke(cli, ["ablate", *options, "--json"], env=environment)
-    full, dull, swapped = json.loads(told.stdout)["merged"]
+    ran = CliRunner().invoke(cli, ["ablate", *options, "--json"], env=environment)
+    full, dull, swapped = json.loads(ran.stdout)["merged"]
     assert (dull["made"], dull["stored"]) == (3 * 8, 0)
     assert swapped["made"] == 3 * 8 and swapped["calls"] == full["calls"]
     assert full["made"] + dull["made"] + swapped["made"] == len(model.asked)
     assert dull["difference_accuracy"]["value"] == pytest.approx(dull["accuracy_a"] - full["accuracy_a"])
 
 
-def test_two_sets_of_prompts_are_compared_on_the_same_memes_in_one_command(
+def test_command_compares_two_sets_of_prompts_on_the_same_memes(
     tmp_path: Path, data: Path, model: ScriptedModel
 ) -> None:
     folder = tmp_path / "terse"
@@ -247,12 +251,12 @@ def test_two_sets_of_prompts_are_compared_on_the_same_memes_in_one_command(
         "--set", "overlap=false", "--limit", "4", "--json",
     ]  # fmt: skip
     environment = {"MEMECOURT_HOME": str(tmp_path / "home"), "MEMECOURT_PICTURE_WORKERS": "1"}
-    told = CliRunner().invoke(cli, ["ablate", *options], env=environment)
-    assert told.exit_code == 0, told.output
-    full, terse = json.loads(told.stdout)["merged"]
+    ran = CliRunner().invoke(cli, ["ablate", *options], env=environment)
+    assert ran.exit_code == 0, ran.output
+    full, terse = json.loads(ran.stdout)["merged"]
     assert (full["arm"], terse["arm"]) == ("full", "prompts-terse")
     assert full["n"] == terse["n"] == 4
-    # Description and examination are in the same words, and asked once: the Judge alone is asked anew, thrice a meme.
+    # Description and examination have the same prompts and are called once: only the Judge differs, three calls a meme.
     assert terse["made"] == 3 * 4 and terse["calls"] == full["calls"]
     manifests = [
         json.loads((tmp_path / "study" / arm / "manifest.json").read_text()) for arm in ("full", "prompts-terse")
@@ -264,21 +268,21 @@ def test_two_sets_of_prompts_are_compared_on_the_same_memes_in_one_command(
     assert refused.exit_code == 1 and "judge.toml: Its id must be" in refused.output
 
 
-def test_the_command_tells_its_arms_without_a_data_set() -> None:
-    told = CliRunner().invoke(cli, ["ablate", "--arms", "list"])
-    assert told.exit_code == 0
-    assert [line.split()[0] for line in told.stdout.splitlines()] == list(ARMS)
+def test_command_lists_arms_without_a_data_set() -> None:
+    ran = CliRunner().invoke(cli, ["ablate", "--arms", "list"])
+    assert ran.exit_code == 0
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == list(ARMS)
 
 
-def test_which_arms() -> None:
-    # Texts are put into English, and leaks are kept, only where that is asked for.
+def test_arms_are_selected_by_name_model_and_procedure() -> None:
+    # Translation and leaks are only on request.
     usual = [name for name in ARMS if name not in ("translate", "with-leaks")]
     assert [arm.name for arm in arms_named((), (), Procedure.FULL)] == usual
     assert [arm.name for arm in arms_named(("with-leaks",), (), Procedure.SUMMARY)] == ["full", "with-leaks"]
     assert [a.name for a in arms_named((), (), Procedure.SUMMARY)] == ["full", "random-precedents", "shuffled-labels"]
     chosen = arms_named(("dull-judge",), (ModelOf.parse("org/big-7b"),), Procedure.FULL)
     assert [arm.name for arm in chosen] == ["full", "dull-judge", "model-org-big-7b"]
-    # Equal compute spends what the full trials spent: these come first, wherever they are named.
+    # Equal compute spends as much as the full trials did, so these come first, whatever the order given.
     chosen = arms_named(("equal-compute", "full"), (), Procedure.FULL)
     assert [arm.name for arm in chosen] == ["full", "equal-compute"]
     with pytest.raises(BadRequest, match="no arm 'no-judge'"):
@@ -292,24 +296,24 @@ def test_which_arms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "role", "model", "url"),
+    ("argument", "role", "model", "url"),
     [
         ("small", "all", "small", ""),
         ("org/small@http://a:1/v1", "all", "org/small", "http://a:1/v1"),
         ("judge=large", "judge", "large", ""),
     ],
 )
-def test_a_model_is_named(said: str, role: str, model: str, url: str) -> None:
-    assert ModelOf.parse(said) == ModelOf(role=role, model=model, url=url)
+def test_models_are_parsed(argument: str, role: str, model: str, url: str) -> None:
+    assert ModelOf.parse(argument) == ModelOf(role=role, model=model, url=url)
 
 
-@pytest.mark.parametrize("said", ["", "a@b", "@http://a/v1"])
-def test_what_names_no_model(said: str) -> None:
+@pytest.mark.parametrize("argument", ["", "a@b", "@http://a/v1"])
+def test_malformed_models_are_refused(argument: str) -> None:
     with pytest.raises(BadRequest, match="names no model"):
-        ModelOf.parse(said)
+        ModelOf.parse(argument)
 
 
-def test_settings_of_an_arm() -> None:
+def test_arm_overrides_settings_and_models() -> None:
     base = Settings(
         llm=ModelSettings(
             url=("http://a/v1",),
@@ -330,7 +334,7 @@ def test_settings_of_an_arm() -> None:
         settings_of(base, Arm(name="x", overlay={"rounds_min": 9, "rounds_max": 3}))
 
 
-def test_a_key_is_sent_to_no_other_server() -> None:
+def test_api_key_is_not_sent_to_another_server() -> None:
     base = Settings(llm=ModelSettings(url=("http://a/v1",), model="m", api_key=SecretStr("k")))
     elsewhere = settings_of(base, Arm(name="x", models=(ModelOf(model="n", url="http://b/v1"),))).llm
     assert all(elsewhere.of_role(role).api_key is None for role in ("proposer", "accuser", "defender", "judge"))
@@ -338,7 +342,7 @@ def test_a_key_is_sent_to_no_other_server() -> None:
         settings_of(base, Arm(name="x", models=(ModelOf(role="judge", model="n", url="http://b/v1"),)))
 
 
-def test_settings_are_read() -> None:
+def test_settings_are_parsed() -> None:
     assert parse_setting("rounds_max=6") == ("rounds_max", 6)
     assert parse_setting("trial.query=text and summaries") == ("query", "text and summaries")
     assert parse_setting("alpha=null") == ("alpha", None)
@@ -346,7 +350,7 @@ def test_settings_are_read() -> None:
         parse_setting("rounds=6")
 
 
-def test_swapped_sides_reach_the_judge_and_nobody_else() -> None:
+def test_swapped_sides_change_only_the_judge_s_prompt() -> None:
     plain, swapped = Cast(), Cast()
     try_meme(plain)
     try_meme(swapped, settings=TrialSettings(swap_sides=True))
@@ -377,21 +381,21 @@ def find(finder: object, pixels: str, **changes: object):
     return asyncio.run(finder.find(**{**query, **changes}))
 
 
-def test_random_precedents_are_drawn_by_meme_and_say_how_like_they_are(library: Library) -> None:
+def test_random_precedents_depend_on_the_meme_and_keep_true_similarities(library: Library) -> None:
     finder = LibraryFinder(library, WordEncoder())
     try:
         drawn = RandomFinder(finder, seed=1)
         first, again, other = find(drawn, "a" * 64), find(drawn, "a" * 64), find(drawn, "b" * 64)
         reseeded = find(RandomFinder(finder, seed=2), "a" * 64)
-        near = find(finder, "a" * 64, exhibits=60, tally=60)
+        nearest = find(finder, "a" * 64, exhibits=60, tally=60)
         summaries = find(drawn, "a" * 64, text="one word7 and more")
     finally:
         finder.close()
     ids = [{exhibit.id for exhibit in found.exhibits} for found in (first, other, reseeded)]
     assert first == again and len({frozenset(each) for each in ids}) == 3
     assert {exhibit.id for exhibit in summaries.exhibits} == ids[0]
-    true = {exhibit.id: exhibit.similarity for exhibit in near.exhibits}
-    assert {e.id: e.similarity for e in first.exhibits} == {id_: true[id_] for id_ in ids[0]}
+    similarities = {exhibit.id: exhibit.similarity for exhibit in nearest.exhibits}
+    assert {e.id: e.similarity for e in first.exhibits} == {id_: similarities[id_] for id_ in ids[0]}
     counted = {entry.id for entry in first.tally}
     assert len(first.exhibits) == 3 and ids[0] <= counted and len(counted) == max(25, first.vote_settings.k)
     assert (
@@ -399,18 +403,18 @@ def test_random_precedents_are_drawn_by_meme_and_say_how_like_they_are(library: 
     )
 
 
-def test_draws_cover_the_library_evenly(library: Library) -> None:
+def test_random_precedents_cover_the_library_evenly(library: Library) -> None:
     finder = LibraryFinder(library, WordEncoder())
     try:
         drawn = RandomFinder(finder, seed=0)
-        times = Counter(e.id for n in range(400) for e in find(drawn, f"{n:064}", tally=1).exhibits)
+        counts = Counter(e.id for n in range(400) for e in find(drawn, f"{n:064}", tally=1).exhibits)
     finally:
         finder.close()
-    # 1200 draws from 60: 20 each; five standard deviations.
-    assert len(times) == 60 and max(times.values()) < 43 and min(times.values()) > 1
+    # 1200 draws from 60 are 20 each; the bounds are five standard deviations.
+    assert len(counts) == 60 and max(counts.values()) < 43 and min(counts.values()) > 1
 
 
-def test_controls(library: Library) -> None:
+def test_controls_are_applied_or_refused(library: Library) -> None:
     court = full_court(Cast())
     assert with_control(court, "", 0) is court
     assert with_control(court, Control.SWAPPED, 0).settings.swap_sides

@@ -1,4 +1,4 @@
-"""Backups of a docket: made while it is written to, killed on the way, restored; and copies that may only be read."""
+"""Backups of a docket: made under load, interrupted, restored; and read-only copies."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from tests.support.playing import wait_until
 from tests.support.tampering import drawn, scene_of
 
 UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"]
-"""Runs a command as root without what lets root write anywhere: the modes of files hold for it."""
+"""Prefix that runs a command as root without the capabilities that bypass file permissions."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a docket of twelve trials, an erased one among them, and its public key."""
+    """A folder with a docket of twelve trials, one of them erased, and its public key."""
     folder = tmp_path_factory.mktemp("made")
     place = folder / "docket.sqlite"
 
-    async def scene() -> None:
+    async def fill() -> None:
         docket = Docket.open(place)
         try:
             filled = await scene_of(docket, random.Random(11), trials=12, place=place)
@@ -46,13 +46,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         finally:
             await docket.close()
 
-    asyncio.run(scene())
+    asyncio.run(fill())
     return folder
 
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of that, which the commands take for theirs."""
+    """A copy of that folder, which commands use by default."""
     place = Path(shutil.copytree(made, tmp_path / "docket"))
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MEMECOURT_DOCKET", str(place / "docket.sqlite"))
@@ -73,22 +73,22 @@ def verified(place: Path, key: Path) -> bool:
     return call("docket", "verify", "--key", key, "--docket", place).exit_code == 0
 
 
-def test_what_is_backed_up_comes_back_whole(folder: Path, tmp_path: Path) -> None:
+def test_backup_restores_the_whole_docket(folder: Path, tmp_path: Path) -> None:
     backup, place = tmp_path / "backup", tmp_path / "elsewhere" / "docket.sqlite"
     done = call("docket", "backup", backup)
     assert done.exit_code == 0 and "clean" in done.stdout, done.output
-    assert not list(backup.rglob("*.key")), "the private key stays where it is"
+    assert not list(backup.rglob("*.key")), "the private key is not backed up"
     shutil.rmtree(folder)
     restored = call("docket", "restore", backup, "--docket", place)
     assert restored.exit_code == 0 and "put it back before anything is judged" in restored.stderr
-    # Its key was kept elsewhere, as docs/docket.md says.
+    # The key is stored elsewhere, as docs/docket.md says.
     shutil.copyfile(folder.parent / "backup" / "docket.vkey", tmp_path / "vkey")
     assert verified(place, tmp_path / "vkey") and len(trials(place)) == 12
     frames = sorted(path.name for path in Path(f"{place}-pictures").rglob("*.png"))
     assert frames == sorted(path.name for path in backup.rglob("*.png")) and frames
 
 
-def test_nothing_that_is_there_is_written_over(folder: Path, tmp_path: Path) -> None:
+def test_backup_and_restore_overwrite_nothing(folder: Path, tmp_path: Path) -> None:
     backup = tmp_path / "backup"
     assert call("docket", "backup", backup).exit_code == 0
     for command in (("docket", "backup", backup), ("docket", "restore", backup)):
@@ -98,7 +98,7 @@ def test_nothing_that_is_there_is_written_over(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("fault", ["unfinished", "altered", "cut short", "picture gone", "no folder"])
-def test_a_backup_that_is_none_or_was_damaged_is_told(folder: Path, tmp_path: Path, fault: str) -> None:
+def test_damaged_or_missing_backups_are_refused(folder: Path, tmp_path: Path, fault: str) -> None:
     backup, place = tmp_path / "backup", tmp_path / "elsewhere" / "docket.sqlite"
     assert call("docket", "backup", backup).exit_code == 0
     database = backup / "docket.sqlite"
@@ -121,13 +121,15 @@ def test_a_backup_that_is_none_or_was_damaged_is_told(folder: Path, tmp_path: Pa
         assert not place.exists()
 
 
-def test_a_full_disk_is_no_fault_of_the_docket(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_not_reported_as_a_damaged_docket(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect = sqlite3.connect
 
-    def small(database: object, *rest: object, **options: object) -> sqlite3.Connection:
-        connection: sqlite3.Connection = connect(database, *rest, **options)  # type: ignore[call-overload]
+    def small(database: object, *positional: object, **options: object) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(database, *positional, **options)  # type: ignore[call-overload]
         if ".unfinished" in str(database) and "mode=ro" not in str(database):
-            # SQLite itself then says that the disk is full.
+            # Makes SQLite itself report a full disk.
             connection.execute("PRAGMA max_page_count = 2")
         return connection
 
@@ -139,53 +141,53 @@ def test_a_full_disk_is_no_fault_of_the_docket(folder: Path, tmp_path: Path, mon
     assert "damaged" not in refused.output and not (tmp_path / "backup").exists()
 
 
-def test_a_docket_that_is_not_clean_gives_no_backup(folder: Path, tmp_path: Path) -> None:
+def test_docket_that_fails_verification_is_not_backed_up(folder: Path, tmp_path: Path) -> None:
     next((folder / "docket.sqlite-pictures").rglob("*.png")).unlink()
     done = call("docket", "backup", tmp_path / "backup")
     assert done.exit_code == 1 and "not clean" in done.stderr and not (tmp_path / "backup").exists()
 
 
-def test_a_docket_in_postgresql_is_told_of_its_own_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backup_of_a_postgresql_docket_points_to_pg_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from retrieval.library.postgres.address import Address
     from serving.docket.backup import back_up
 
-    asked = back_up(None, Address("postgresql://u@h/d"), tmp_path / "b", settings="", software="", tell=print)  # type: ignore[arg-type]
+    backing_up = back_up(None, Address("postgresql://u@h/d"), tmp_path / "b", settings="", software="", tell=print)  # type: ignore[arg-type]
     with pytest.raises(Exception, match="pg_dump"):
-        asyncio.run(asked)
+        asyncio.run(backing_up)
 
 
 @contextmanager
 def written_to(place: Path) -> Iterator[list[str]]:
-    """A docket to which trials are added all the while; their ids, each once its verdict is kept."""
-    kept: list[str] = []
+    """Adds trials to a docket in the background; yields their ids, each added once its verdict is stored."""
+    stored: list[str] = []
     ended = threading.Event()
 
     async def write(docket: Docket) -> None:
         while not ended.is_set():
-            trial_id = f"load-{len(kept)}"
+            trial_id = f"load-{len(stored)}"
             opened, *others = events_of(trial_id)
             assert isinstance(opened, TrialOpened)
-            picture = drawn(len(kept) % 256)
+            picture = drawn(len(stored) % 256)
             await docket.writer.keep_picture(picture)
             meme = opened.meme.model_copy(update={"pixels_sha256": picture.pixels_sha256})
             await docket.writer.append(opened.model_copy(update={"meme": meme}), *others)
-            kept.append(trial_id)
+            stored.append(trial_id)
 
     thread = threading.Thread(target=lambda: with_docket(place, write))
     thread.start()
     try:
-        yield kept
+        yield stored
     finally:
         ended.set()
         thread.join()
 
 
 @pytest.mark.slow
-def test_a_backup_under_load_holds_all_that_was_kept_before_it_began(folder: Path, tmp_path: Path) -> None:
-    with written_to(folder / "docket.sqlite") as kept:
+def test_backup_under_load_has_all_trials_stored_before_it_began(folder: Path, tmp_path: Path) -> None:
+    with written_to(folder / "docket.sqlite") as stored:
         for number in range(3):
-            wait_until(lambda least=40 * (number + 1): len(kept) >= least, 240)
-            before = set(kept)
+            wait_until(lambda least=40 * (number + 1): len(stored) >= least, 240)
+            before = set(stored)
             assert call("docket", "backup", tmp_path / f"backup-{number}").exit_code == 0
             place = tmp_path / f"restored-{number}" / "docket.sqlite"
             assert call("docket", "restore", tmp_path / f"backup-{number}", "--docket", place).exit_code == 0
@@ -194,18 +196,18 @@ def test_a_backup_under_load_holds_all_that_was_kept_before_it_began(folder: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["backup", "restore"])
-def test_a_kill_leaves_no_half_backup_and_no_half_docket(folder: Path, tmp_path: Path, command: str) -> None:
+def test_kill_leaves_no_partial_backup_or_docket(folder: Path, tmp_path: Path, command: str) -> None:
     backup, place = tmp_path / "backup", tmp_path / "restored" / "docket.sqlite"
     if command == "restore":
         assert call("docket", "backup", backup).exit_code == 0
     arguments = ["backup", backup] if command == "backup" else ["restore", backup, "--docket", place]
-    whole = backup if command == "backup" else place
+    target = backup if command == "backup" else place
     began = time.monotonic()
     run(*arguments)
     took = time.monotonic() - began
     with written_to(folder / "docket.sqlite"):
         for number in range(8):
-            remove(whole)
+            remove(target)
             killed_at = took * (0.3 + 0.1 * number)
             process = subprocess.Popen([*PROGRAM, "docket", *map(str, arguments)], stderr=subprocess.DEVNULL)
             try:
@@ -213,12 +215,12 @@ def test_a_kill_leaves_no_half_backup_and_no_half_docket(folder: Path, tmp_path:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            if command == "backup" and whole.exists():
-                target = tmp_path / f"again-{number}" / "docket.sqlite"
-                assert call("docket", "restore", backup, "--docket", target).exit_code == 0
-            elif whole.exists():
+            if command == "backup" and target.exists():
+                restored = tmp_path / f"again-{number}" / "docket.sqlite"
+                assert call("docket", "restore", backup, "--docket", restored).exit_code == 0
+            elif target.exists():
                 assert verified(place, backup / "docket.vkey")
-    remove(whole)
+    remove(target)
     run(*arguments)
     assert verified(folder / "docket.sqlite", folder / "key")
 
@@ -238,7 +240,7 @@ def remove(path: Path) -> None:
         shutil.rmtree(f"{path}-pictures", ignore_errors=True)
 
 
-# Copies that may only be read.
+# Read-only copies.
 
 
 def read_only(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -248,9 +250,9 @@ def read_only(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(folder: Path) -> Iterator[Path]:
-    """An auditor's copy of the docket, in which nothing can be written."""
+    """An auditor's read-only copy of the docket."""
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
-        pytest.skip("root can write anywhere, and there is no setpriv to take that away")
+        pytest.skip("root can write anywhere, and there is no setpriv to drop that capability")
     paths = [folder, *folder.rglob("*")]
     for path in paths:
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -264,7 +266,7 @@ def state(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_a_copy_that_may_only_be_read_is_listed_shown_checked_and_backed_up(copy: Path, tmp_path: Path) -> None:
+def test_read_only_copy_can_be_listed_shown_verified_and_backed_up(copy: Path, tmp_path: Path) -> None:
     before = state(copy)
     listed = read_only("records", "list")
     assert listed.returncode == 0 and len(listed.stdout.splitlines()) == 12, listed.stderr
@@ -278,14 +280,14 @@ def test_a_copy_that_may_only_be_read_is_listed_shown_checked_and_backed_up(copy
     assert state(copy) == before
 
 
-def test_the_format_of_a_copy_that_may_only_be_read_is_named(copy: Path) -> None:
+def test_upgrade_check_names_the_format_of_a_read_only_copy(copy: Path) -> None:
     before = state(copy)
     checked = read_only("upgrade", "--check")
     assert checked.returncode == 0 and f"format {FORMAT} of {FORMAT}" in checked.stdout, checked.stdout + checked.stderr
     assert state(copy) == before
 
 
-def test_who_would_write_to_it_is_told_that_it_may_only_be_read(copy: Path, tmp_path: Path) -> None:
+def test_writing_to_a_read_only_copy_is_refused(copy: Path, tmp_path: Path) -> None:
     erased = read_only("docket", "erase", "t", "--who", "Ruth", "--why", "asked", "--yes")
     assert erased.returncode == 1 and "may only be read" in erased.stderr
     meme = tmp_path / "meme.png"
@@ -294,8 +296,8 @@ def test_who_would_write_to_it_is_told_that_it_may_only_be_read(copy: Path, tmp_
     assert judged.returncode == 1 and "Traceback" not in judged.stderr
 
 
-def test_entries_beside_a_copy_that_can_not_be_read_are_not_passed_over(copy: Path) -> None:
-    # As after a crash: what was committed last lies in the file beside the docket.
+def test_unreadable_write_ahead_log_is_an_error(copy: Path) -> None:
+    # As after a crash: the last commits are in the write-ahead log next to the docket.
     for path in (copy, copy / "docket.sqlite"):
         path.chmod(0o755 if path.is_dir() else 0o644)
     (copy / "docket.sqlite-wal").write_bytes(b"x" * 100)
@@ -307,7 +309,7 @@ def test_entries_beside_a_copy_that_can_not_be_read_are_not_passed_over(copy: Pa
     (copy / "docket.sqlite-wal").unlink()
 
 
-def test_a_docket_opened_for_reading_takes_no_event(folder: Path) -> None:
+def test_docket_opened_read_only_refuses_events(folder: Path) -> None:
     async def write(docket: Docket) -> None:
         with pytest.raises(Unavailable, match="may only be read"):
             await docket.writer.append(events_of("new")[0])
@@ -315,7 +317,7 @@ def test_a_docket_opened_for_reading_takes_no_event(folder: Path) -> None:
     with_docket(folder / "docket.sqlite", write, create=False, read_only=True)
 
 
-def test_an_empty_home_that_may_only_be_read_gives_one_line(copy: Path, tmp_path: Path) -> None:
+def test_read_only_empty_home_gives_a_one_line_error(copy: Path, tmp_path: Path) -> None:
     home = tmp_path / "empty"
     home.mkdir()
     home.chmod(0o555)

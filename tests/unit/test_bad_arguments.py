@@ -1,6 +1,6 @@
 """Every command and option with every kind of bad argument: a message and an exit code, and no model loaded (BO-7).
 
-The tree of commands is walked, so that a new one is walked too: whoever adds one says here what it is usually given.
+Commands are found by walking the command tree; add valid arguments of a new command to ``VALID``.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ LOADED = "a model was loaded, or a server started"
 
 
 def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, by its words."""
+    """Yields every executable command with its full name."""
     if not isinstance(command, click.Group) or command.invoke_without_command:
         yield " ".join(path), command
     if not isinstance(command, click.Group):
         return
     context = click.Context(command)
     for name in command.list_commands(context):
-        below = command.get_command(context, name)
-        assert below is not None
-        yield from commands(below, (*path, name))
+        subcommand = command.get_command(context, name)
+        assert subcommand is not None
+        yield from commands(subcommand, (*path, name))
 
 
 ALL = dict([*commands(cli, ("memecourt",)), *commands(eval_cli, ("memecourt-eval",))])
 
-USUAL: dict[str, tuple[str, ...]] = {
+VALID: dict[str, tuple[str, ...]] = {
     "memecourt setup": (),
     "memecourt judge": ("{picture}", "--text", "words"),
     "memecourt serve": ("--address", "127.0.0.1:0"),
@@ -153,14 +153,14 @@ USUAL: dict[str, tuple[str, ...]] = {
     ),
     "memecourt-eval vote": ("{library}", "{memes}"),
 }
-"""What each command is usually given; ``{…}`` is a place of the fixture."""
+"""Valid arguments of each command; ``{…}`` stands for a path of the fixture ``places``."""
 
 PATHS = ("missing", "folder", "file", "empty", "binary", "utf16", "json list", "text", "long", "with spaces")
 WORDS = ("", "x" * 20_000, "a\nb", "\udcff", "💥 ؀", "-", "{}")
 NUMBERS = ("x", "", "nan", "inf", "-1", "0", "9" * 400, "1e-400")
-PLACES = frozenset({"place", "library", "docket"})
-"""Parameters that name a place on disk and are no path for click, because they may also name a database."""
-MADE = frozenset(
+UNTYPED_PATHS = frozenset({"place", "library", "docket"})
+"""Parameters that name a path but are not of click's type Path, because they may also name a database."""
+CREATED_PATHS = frozenset(
     {
         "out",
         "new",
@@ -178,12 +178,12 @@ MADE = frozenset(
         "path",
     }
 )
-"""Parameters whose path may be missing: it is made."""
+"""Parameters whose path may be missing, because the command creates it."""
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What commands are usually given, and one path of each bad kind."""
+    """Valid paths for commands, and one path of each bad kind."""
     root = tmp_path_factory.mktemp("places")
     found = {"library": shutil.copytree(FIXTURES / "library", root / "library"), "folder": root / "folder"}
     found["home"] = shutil.copytree(FIXTURES / "home", root / "home")
@@ -214,8 +214,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
-def light(places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing heavy: what would load a model or start a server says so and fails; servers stop once they listen."""
+def without_heavy_parts(places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces everything heavy: loading a model or starting a server fails, and servers stop once they listen."""
 
     def loaded(*_: object, **__: object) -> None:
         raise NotLoaded(LOADED)
@@ -245,14 +245,14 @@ def light(places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("BROWSER", "true")
 
 
-def given(name: str, places: dict[str, Path], new: Path) -> list[str]:
-    """The usual arguments of a command."""
-    return [word.format(**{**places, "new": new}) for word in USUAL[name]]
+def valid_arguments(name: str, places: dict[str, Path], new: Path) -> list[str]:
+    """The valid arguments of a command."""
+    return [word.format(**{**places, "new": new}) for word in VALID[name]]
 
 
 def values_of(parameter: click.Parameter) -> Sequence[str]:
     """Bad values of a parameter: names of paths, or the values themselves."""
-    if isinstance(parameter.type, click.Path) or parameter.name in PLACES:
+    if isinstance(parameter.type, click.Path) or parameter.name in UNTYPED_PATHS:
         return PATHS
     if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType):
         return NUMBERS
@@ -268,23 +268,21 @@ CASES = [
 ]
 
 
-def test_every_command_has_its_usual_arguments() -> None:
-    assert set(ALL) <= set(USUAL), set(ALL) - set(USUAL)
+def test_every_command_has_valid_arguments() -> None:
+    assert set(ALL) <= set(VALID), set(ALL) - set(VALID)
     assert len(CASES) > 2000
 
 
 @pytest.mark.parametrize("command", [("resume",), ("ask", "--question", "{question}")])
-def test_a_trial_that_can_not_be_gone_on_with_is_told_before_a_model_is_loaded(
-    command: tuple[str, ...], places: dict[str, Path]
-) -> None:
+def test_unknown_trial_is_reported_before_a_model_is_loaded(command: tuple[str, ...], places: dict[str, Path]) -> None:
     words = [word.format(**places) for word in command]
     done = CliRunner().invoke(cli, ["records", *words, "no-such-trial"])
     assert done.exit_code == 1 and "There is no trial no-such-trial" in done.output and LOADED not in done.output
 
 
 def with_bad(name: str, parameter: click.Parameter, value: str, places: dict[str, Path], new: Path) -> list[str]:
-    """The command's words with the value in the place of the parameter's usual one."""
-    words = given(name, places, new)
+    """The command's arguments, with the value in place of the parameter's valid one."""
+    words = valid_arguments(name, places, new)
     if parameter.param_type_name == "argument":
         arguments = [one for one in ALL[name].params if one.param_type_name == "argument"]
         usual = words[: next((at for at, word in enumerate(words) if word.startswith("--")), len(words))]
@@ -301,43 +299,43 @@ def with_bad(name: str, parameter: click.Parameter, value: str, places: dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_a_bad_argument_is_told_and_nothing_is_loaded_for_it(
+def test_bad_arguments_are_refused_before_anything_is_loaded(
     name: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     faults = []
     root = cli if name.split()[0] == "memecourt" else eval_cli
-    for number, (of, parameter, value) in enumerate(CASES):
-        if of != name:
+    for number, (case_name, parameter, value) in enumerate(CASES):
+        if case_name != name:
             continue
         path = value in PATHS and values_of(parameter) is PATHS
-        # Some commands make what is missing, so that each has a missing path of its own.
+        # Some commands create missing paths, so each gets its own.
         missing = tmp_path / f"no-{number}" / "such"
         shown = str({**places, "missing": missing}[value]) if path else value
         words = [*name.split()[1:], *with_bad(name, parameter, shown, places, tmp_path / f"new-{number}")]
         done = CliRunner().invoke(root, words)
         os.environ.pop("MEMECOURT_CONFIG", None)  # --config is for this process and those it starts
-        if fault := fault_of(done, wrong=path and can_not_be_right(name, parameter, value)):
+        if fault := fault_of(done, wrong=path and is_never_valid(name, parameter, value)):
             faults.append(f"{parameter.opts[0]} {value[:20]!r}: exit {done.exit_code}, {done.output[-200:]!r}: {fault}")
     assert not faults, "\n".join(faults)
 
 
 def fault_of(done: Result, *, wrong: bool) -> str:
-    """What is wrong with how a command ended; empty where nothing is."""
+    """A description of how a command ended wrongly; empty if it did not."""
     if done.exception is not None and not isinstance(done.exception, SystemExit | OSError):
         return repr(done.exception)
     if "Traceback" in done.output:
         return "a traceback"
-    return "not told in time" if wrong and (LOADED in done.output or done.exit_code == 0) else ""
+    return "not refused in time" if wrong and (LOADED in done.output or done.exit_code == 0) else ""
 
 
-def can_not_be_right(name: str, parameter: click.Parameter, value: str) -> bool:
-    """True if no command has any use for a path of this kind there."""
+def is_never_valid(name: str, parameter: click.Parameter, value: str) -> bool:
+    """True if this kind of path can never be valid for this parameter."""
     if (name, parameter.name) == ("memecourt vllm", "python"):
-        return False  # told by what would start it, which is replaced here
+        return False  # checked by the code that starts it, which is replaced here
     if parameter.name == "docket" and name in ("memecourt demo", "memecourt serve"):
-        return False  # looked at once the server listens; what is said then, its log has
-    made = parameter.name in MADE or (name, parameter.name) in {
+        return False  # opened only once the server listens; errors go to its log
+    made = parameter.name in CREATED_PATHS or (name, parameter.name) in {
         ("memecourt precedents build", "place"),
         ("memecourt facts build", "place"),
     }
@@ -346,10 +344,10 @@ def can_not_be_right(name: str, parameter: click.Parameter, value: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_the_usual_arguments_are_no_fault_of_ours_either(
+def test_valid_arguments_end_without_an_exception(
     name: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     root = cli if name.split()[0] == "memecourt" else eval_cli
-    done = CliRunner().invoke(root, [*name.split()[1:], *given(name, places, tmp_path / "new")])
+    done = CliRunner().invoke(root, [*name.split()[1:], *valid_arguments(name, places, tmp_path / "new")])
     assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)

@@ -1,3 +1,5 @@
+"""Building libraries: source formats, bad rows, pictures and thumbnails, interrupted builds."""
+
 from __future__ import annotations
 
 import asyncio
@@ -29,7 +31,7 @@ from retrieval.library.thumbnails import SIDE, ThumbnailWriter
 from tests.support.encoders import PlainPictureReader, WordEncoder, picture_of, png_of
 
 ENCODER = WordEncoder()
-SECRET = "zebra quarrel"  # stands for what must never be quoted
+SECRET = "zebra quarrel"  # must never be quoted
 
 
 def lines(path: Path, *records: Any) -> Path:
@@ -38,8 +40,8 @@ def lines(path: Path, *records: Any) -> Path:
 
 
 def build(path: Path, *sources: Source, **kwargs: Any) -> tuple[Library, BuildReport]:
-    asked = {"name": "n", "encoder": ENCODER} | kwargs
-    return asyncio.run(build_library(path / "library", sources, **asked))
+    arguments = {"name": "n", "encoder": ENCODER} | kwargs
+    return asyncio.run(build_library(path / "library", sources, **arguments))
 
 
 def reasons(report: BuildReport) -> list[tuple[int, str, str]]:
@@ -50,7 +52,7 @@ def harmeme(id_: str, label: str | None, text: str, *targets: str, image: str = 
     return {"id": id_, "image": image or f"{id_}.png", "labels": [label, *targets] if label else [], "text": text}
 
 
-def test_harmeme(tmp_path: Path) -> None:
+def test_harmeme_source_is_built(tmp_path: Path) -> None:
     source = lines(
         tmp_path / "train.jsonl",
         harmeme("a", "not harmful", "one"),
@@ -71,7 +73,7 @@ def test_harmeme(tmp_path: Path) -> None:
     assert library.manifest.name == "n"
 
 
-def test_bad_rows_are_listed_by_line_id_and_reason_and_quote_nothing(tmp_path: Path) -> None:
+def test_bad_rows_are_reported_by_line_id_and_reason_without_quotes(tmp_path: Path) -> None:
     source = lines(
         tmp_path / "train.jsonl",
         harmeme("good", "not harmful", "fine"),
@@ -112,7 +114,7 @@ def test_bad_rows_are_listed_by_line_id_and_reason_and_quote_nothing(tmp_path: P
     assert SECRET not in repr(report)
 
 
-def test_fhm(tmp_path: Path) -> None:
+def test_fhm_source_is_built(tmp_path: Path) -> None:
     (tmp_path / "img").mkdir()
     (tmp_path / "img" / "01.png").write_bytes(png_of((9, 9, 9)))
     source = lines(
@@ -135,7 +137,7 @@ def test_fhm(tmp_path: Path) -> None:
     ]
 
 
-def test_csv(tmp_path: Path) -> None:
+def test_csv_source_is_built(tmp_path: Path) -> None:
     source = tmp_path / "mine.csv"
     source.write_text(
         "\ufeffID, Label ,text,image,categories\n"
@@ -159,7 +161,7 @@ def test_csv(tmp_path: Path) -> None:
     assert [(line, id_) for line, id_, _ in reasons(report)] == [(8, "e"), (9, ""), (10, "g")]
 
 
-def test_our_own_format_draws_its_scenes(tmp_path: Path) -> None:
+def test_memecourt_format_draws_its_scenes(tmp_path: Path) -> None:
     source = lines(
         tmp_path / "memes.jsonl",
         {"id": "a", "label": "HARMFUL", "text": "some words", "categories": ["x"], "scene": "cat"},
@@ -182,13 +184,13 @@ def test_our_own_format_draws_its_scenes(tmp_path: Path) -> None:
         ("text,label,id\na,1,b", SourceFormat.CSV),
     ],
 )
-def test_the_format_is_told_from_the_content(tmp_path: Path, content: str, expected: SourceFormat) -> None:
+def test_format_is_detected_from_the_content(tmp_path: Path, content: str, expected: SourceFormat) -> None:
     (tmp_path / "data").write_text(content)
     assert read_source(Source(tmp_path / "data")).format is expected
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\ufeff \r\n"])
-def test_a_file_without_a_line_is_said_to_be_empty(tmp_path: Path, content: str) -> None:
+def test_file_without_lines_is_refused_as_empty(tmp_path: Path, content: str) -> None:
     (tmp_path / "data").write_text(content, "utf-8")
     with pytest.raises(BadRequest, match="data is empty") as refusal:
         read_source(Source(tmp_path / "data"))
@@ -196,43 +198,43 @@ def test_a_file_without_a_line_is_said_to_be_empty(tmp_path: Path, content: str)
 
 
 @pytest.mark.parametrize("content", ["hello there\n", "id|label\n", "[1, 2]"])
-def test_a_format_that_is_not_known_is_refused(tmp_path: Path, content: str) -> None:
+def test_unknown_format_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "data").write_text(content)
     with pytest.raises(BadRequest, match="no layout that is known") as refusal:
         read_source(Source(tmp_path / "data"))
     assert refusal.value.reason == "SOURCE_FORMAT_UNKNOWN"
 
 
-def test_a_format_that_is_named_is_taken(tmp_path: Path) -> None:
+def test_explicit_format_overrides_detection(tmp_path: Path) -> None:
     source = lines(tmp_path / "data", {"id": "a", "labels": ["not harmful"], "img": "x", "label": 1})
     assert read_source(Source(source)).good[0].label is Label.NOT_HARMFUL
     assert read_source(Source(source, format=SourceFormat.FHM)).good[0].label is Label.HARMFUL
 
 
-def test_a_source_that_is_not_there_is_refused_without_its_path(tmp_path: Path) -> None:
+def test_missing_source_is_refused_without_its_path(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"gone\.jsonl, can't be read") as refusal:
         read_source(Source(tmp_path / "gone.jsonl"))
     assert str(tmp_path) not in refusal.value.message
 
 
-def test_a_line_separator_within_a_text_does_not_end_the_line(tmp_path: Path) -> None:
+def test_unicode_line_separator_in_a_text_does_not_end_the_line(tmp_path: Path) -> None:
     (tmp_path / "data").write_text('{"id": "a", "labels": ["not harmful"], "text": "x\u2028y\x85z"}\n')
     assert read_source(Source(tmp_path / "data")).good[0].text == "x\u2028y\x85z"
 
 
-def test_nothing_left_is_an_error_that_says_why(tmp_path: Path) -> None:
+def test_build_without_usable_rows_is_refused_with_the_reasons(tmp_path: Path) -> None:
     source = lines(tmp_path / "data", harmeme("a", None, SECRET), harmeme("b", None, SECRET))
     with pytest.raises(BadRequest, match=r"None of the 2 rows can be used: the label is empty \(2\)") as refusal:
         build(tmp_path, Source(source))
     assert refusal.value.reason == "NOTHING_TO_BUILD"
     assert not (tmp_path / "library").exists()
-    # A table of a head alone.
+    # A table with only a header.
     (tmp_path / "head.csv").write_text("id,label,text\n")
     with pytest.raises(BadRequest, match="There are no rows"):
         build(tmp_path, Source(tmp_path / "head.csv"))
 
 
-def test_pictures(tmp_path: Path) -> None:
+def test_unusable_pictures_are_reported_and_valid_ones_embedded(tmp_path: Path) -> None:
     folder = tmp_path / "pictures"
     folder.mkdir()
     red = png_of((255, 0, 0))
@@ -260,8 +262,8 @@ def test_pictures(tmp_path: Path) -> None:
     assert library.memes[0].pixels_sha256 == picture_of(red).pixels_sha256
     assert library.memes[0].bytes_sha256 == picture_of(red).bytes_sha256
     assert np.array_equal(library.rows[0, 16:], ENCODER.embed_pictures([[red]])[0])
-    told = {problem.id: (problem.reason, problem.kept) for problem in report.problems}
-    assert told == {
+    by_id = {problem.id: (problem.reason, problem.kept) for problem in report.problems}
+    assert by_id == {
         "gone": ("its picture is missing", True),
         "text": ("its picture can't be used (NOT_A_PICTURE)", True),
         "huge": ("its picture is larger than can be read", True),
@@ -277,7 +279,7 @@ def test_pictures(tmp_path: Path) -> None:
     assert [meme.kept is not None for meme in library.memes] == [True] + [False] * 8
 
 
-def test_a_folder_that_is_not_there_is_said_once(tmp_path: Path) -> None:
+def test_missing_picture_folder_is_reported_once(tmp_path: Path) -> None:
     source = lines(tmp_path / "data", *(harmeme(str(i), "not harmful", f"w{i}") for i in range(30)))
     library, report = build(tmp_path, Source(source, pictures=tmp_path / "none"), picture_reader=PlainPictureReader())
     assert report.problems == () and len(report.notes) == 1 and "folder of pictures is not there" in report.notes[0]
@@ -295,7 +297,7 @@ class BusyReader:
         return picture_of(data)
 
 
-def test_a_picture_that_could_not_be_read_for_want_of_time_is_tried_again(tmp_path: Path) -> None:
+def test_reading_a_picture_is_retried_when_the_decoder_is_busy(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png_of((1, 2, 3)))
     source = Source(lines(tmp_path / "data", harmeme("a", "not harmful", "x")), pictures=tmp_path)
     assert build(tmp_path, source, picture_reader=BusyReader(2))[0].memes[0].has_picture
@@ -304,25 +306,25 @@ def test_a_picture_that_could_not_be_read_for_want_of_time_is_tried_again(tmp_pa
     assert report.problems[0].reason == "its picture could not be read in time (DECODER_BUSY)"
 
 
-def test_progress_goes_up_to_all_of_each_step(tmp_path: Path) -> None:
+def test_progress_reaches_the_total_of_each_step(tmp_path: Path) -> None:
     colours = np.random.default_rng(0).integers(256, size=(120, 2, 3))
     for i in range(120):
         (tmp_path / f"{i}.png").write_bytes(png_of(*(tuple(colour.tolist()) for colour in colours[i])))
     source = lines(
         tmp_path / "data", *(harmeme(str(i), "not harmful" if i % 2 else "very harmful", f"w{i}") for i in range(120))
     )
-    told: list[tuple[str, int, int]] = []
+    steps: list[tuple[str, int, int]] = []
     build(
         tmp_path,
         Source(source, pictures=tmp_path),
         picture_reader=PlainPictureReader(),
-        progress=lambda *step: told.append(step),
+        progress=lambda *step: steps.append(step),
     )
-    assert told[:3] == [("pictures", 32, 120), ("pictures", 64, 120), ("pictures", 96, 120)]
-    assert told[-1][0] == "calibration" and told[-1][1] == told[-1][2]
+    assert steps[:3] == [("pictures", 32, 120), ("pictures", 64, 120), ("pictures", 96, 120)]
+    assert steps[-1][0] == "calibration" and steps[-1][1] == steps[-1][2]
 
 
-def test_several_sources_and_ids_that_meet(tmp_path: Path) -> None:
+def test_duplicate_ids_in_later_sources_are_refused(tmp_path: Path) -> None:
     one = lines(tmp_path / "one", harmeme("a", "not harmful", "x"), harmeme("b", "not harmful", "y"))
     two = lines(tmp_path / "two", harmeme("b", "very harmful", "z"), harmeme("c", "very harmful", "z"))
     library, report = build(tmp_path, Source(one), Source(two))
@@ -330,12 +332,12 @@ def test_several_sources_and_ids_that_meet(tmp_path: Path) -> None:
     assert [(p.source, p.line, p.id) for p in report.problems] == [("two", 1, "b")]
 
 
-def test_long_texts_are_told(tmp_path: Path) -> None:
+def test_truncated_texts_are_reported(tmp_path: Path) -> None:
     source = lines(tmp_path / "data", harmeme("a", "not harmful", "w " * 60), harmeme("b", "not harmful", "w"))
     assert build(tmp_path, Source(source))[1].text_cut == ("a",)
 
 
-def test_adding_calibrates_anew_and_leaves_out_ids_that_are_there(tmp_path: Path) -> None:
+def test_adding_recalibrates_and_skips_existing_ids(tmp_path: Path) -> None:
     first = lines(tmp_path / "one", harmeme("a", "not harmful", "x"))
     library, _ = build(tmp_path, Source(first))
     more = lines(
@@ -355,7 +357,7 @@ def test_adding_calibrates_anew_and_leaves_out_ids_that_are_there(tmp_path: Path
         asyncio.run(add_to_library(larger, [Source(first)], encoder=ENCODER))
 
 
-def test_the_error_that_is_put_up_with_is_kept_and_holds_for_what_is_added(tmp_path: Path) -> None:
+def test_settle_error_is_stored_and_reused_when_memes_are_added(tmp_path: Path) -> None:
     memes = [
         harmeme(f"m{i}", "very harmful" if i % 2 else "not harmful", f"word{i} {'bad' if i % 2 else 'good'}")
         for i in range(120)
@@ -363,7 +365,7 @@ def test_the_error_that_is_put_up_with_is_kept_and_holds_for_what_is_added(tmp_p
     usual, _ = build(tmp_path / "usual", Source(lines(tmp_path / "one", *memes)), settle_error=0.01)
     library, _ = build(tmp_path / "wide", Source(tmp_path / "one"), settle_error=0.2)
     assert (usual.manifest.tuning.settle_error, library.manifest.tuning.settle_error) == (0.01, 0.2)
-    # 120 memes are too few to be sure of 1 %, and enough for 20 %.
+    # 120 memes are too few to guarantee 1 %, and enough for 20 %.
     assert usual.manifest.tuning.settles is None
     settles = library.manifest.tuning.settles
     assert settles is not None and settles.error == 0.2
@@ -373,7 +375,7 @@ def test_the_error_that_is_put_up_with_is_kept_and_holds_for_what_is_added(tmp_p
     assert larger.manifest.tuning.settles is not None and larger.manifest.tuning.settles.error == 0.2
 
 
-def test_building_twice_gives_the_same_vectors_and_tuning(tmp_path: Path) -> None:
+def test_building_twice_gives_equal_vectors_and_tuning(tmp_path: Path) -> None:
     source = lines(
         tmp_path / "data",
         *(harmeme(f"m{i}", "very harmful" if i % 3 else "not harmful", f"word{i} word{i % 4}") for i in range(50)),
@@ -388,7 +390,7 @@ def test_building_twice_gives_the_same_vectors_and_tuning(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_starter_library(tmp_path: Path) -> None:
+def test_starter_library_is_built_without_problems(tmp_path: Path) -> None:
     library, report = asyncio.run(build_starter(tmp_path / "starter", ENCODER, PlainPictureReader()))
     assert report.problems == () and report.notes == ()
     counts = library.manifest.counts
@@ -396,10 +398,10 @@ def test_the_starter_library(tmp_path: Path) -> None:
     assert counts.memes >= 60 and counts.with_text == counts.with_picture == counts.memes
     assert min(counts.harmful, counts.not_harmful) >= counts.memes / 3
     assert library.manifest.tuning.calibration.method == "leave-one-out"
-    assert counts.kept_pictures == counts.memes and max(kept_of(library, 0).size) <= SIDE
+    assert counts.kept_pictures == counts.memes and max(thumbnail_of(library, 0).size) <= SIDE
 
 
-def test_what_a_reader_must_refuse_is_not_swallowed(tmp_path: Path) -> None:
+def test_unexpected_reader_errors_are_raised(tmp_path: Path) -> None:
     class Broken:
         async def read(self, data: bytes) -> Picture:
             raise KeyError("a bug of ours")
@@ -413,7 +415,7 @@ def test_what_a_reader_must_refuse_is_not_swallowed(tmp_path: Path) -> None:
 JFIF = {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
 
 
-def kept_of(library: Library, row: int) -> Image.Image:
+def thumbnail_of(library: Library, row: int) -> Image.Image:
     data = library.picture(row)
     assert data is not None
     with Image.open(io.BytesIO(data), formats=["JPEG"]) as picture:
@@ -421,11 +423,11 @@ def kept_of(library: Library, row: int) -> Image.Image:
         return picture
 
 
-def test_pictures_are_kept_small_and_bare(tmp_path: Path) -> None:
+def test_thumbnails_are_small_and_without_metadata(tmp_path: Path) -> None:
     wide = Image.effect_noise((1280, 300), 90).convert("RGB")
-    told = PngImagePlugin.PngInfo()
-    told.add_text("Comment", SECRET)
-    wide.save(tmp_path / "wide.png", pnginfo=told, dpi=(300, 300), exif=b"Exif\0\0" + SECRET.encode())
+    metadata = PngImagePlugin.PngInfo()
+    metadata.add_text("Comment", SECRET)
+    wide.save(tmp_path / "wide.png", pnginfo=metadata, dpi=(300, 300), exif=b"Exif\0\0" + SECRET.encode())
     (tmp_path / "small.png").write_bytes(png_of((250, 5, 5), (5, 5, 250)))
     Image.new("RGB", (1280, 1)).save(tmp_path / "line.png")
     source = lines(
@@ -434,18 +436,18 @@ def test_pictures_are_kept_small_and_bare(tmp_path: Path) -> None:
     )
     library, _ = build(tmp_path, Source(source, pictures=tmp_path), picture_reader=PlainPictureReader())
 
-    shown = kept_of(library, 0)
+    shown = thumbnail_of(library, 0)
     assert (shown.mode, shown.size) == ("RGB", (SIDE, 120))
     assert SECRET.encode() not in (library.picture(0) or b"") and shown.info.keys() == JFIF
     smooth = np.asarray(wide.resize(shown.size, Image.Resampling.LANCZOS), dtype=float)
     assert np.abs(np.asarray(shown, dtype=float) - smooth).mean() < 4
     assert library.picture(1) is None
-    assert kept_of(library, 2).size == (16, 8) and kept_of(library, 3).size == (SIDE, 1)
+    assert thumbnail_of(library, 2).size == (16, 8) and thumbnail_of(library, 3).size == (SIDE, 1)
     counts = library.manifest.counts
     assert (counts.kept_pictures, counts.kept_bytes) == (3, library.manifest.files["pictures.bin"].size)
 
 
-def test_a_picture_is_kept_though_it_has_nothing_to_compare(tmp_path: Path) -> None:
+def test_thumbnail_is_stored_for_a_picture_without_embedding(tmp_path: Path) -> None:
     class Blind(WordEncoder):
         def embed_pictures(self, pictures: Any) -> Any:
             return np.zeros((len(pictures), 12), np.float32)
@@ -455,13 +457,13 @@ def test_a_picture_is_kept_though_it_has_nothing_to_compare(tmp_path: Path) -> N
     library, report = build(
         tmp_path, Source(source, pictures=tmp_path), encoder=Blind(), picture_reader=PlainPictureReader()
     )
-    # The first has nothing at all to compare: it stays out, and so does its picture.
+    # The first meme has nothing to compare, so it is left out, and its picture too.
     assert [meme.id for meme in library.memes] == ["a"] and reasons(report)[0][1] == "b"
-    assert not library.memes[0].has_picture and kept_of(library, 0).size == (8, 8)
+    assert not library.memes[0].has_picture and thumbnail_of(library, 0).size == (8, 8)
     assert library.manifest.counts.kept_bytes == len(library.picture(0) or b"")
 
 
-def test_adding_keeps_the_pictures_of_before(tmp_path: Path) -> None:
+def test_adding_keeps_existing_thumbnails(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(png_of((80 * number, 0, 9)))
     one, two = (
@@ -471,32 +473,30 @@ def test_adding_keeps_the_pictures_of_before(tmp_path: Path) -> None:
     library, _ = build(tmp_path, one, picture_reader=PlainPictureReader())
     larger, _ = asyncio.run(add_to_library(library, [two], encoder=ENCODER, picture_reader=PlainPictureReader()))
     assert [larger.picture(row) for row in (0, 1)] == [library.picture(row) for row in (0, 1)]
-    assert [round(kept_of(larger, row).getpixel((4, 4))[0] / 80) for row in range(3)] == [0, 1, 2]
+    assert [round(thumbnail_of(larger, row).getpixel((4, 4))[0] / 80) for row in range(3)] == [0, 1, 2]
     assert larger.manifest.counts.kept_pictures == 3
     without, _ = build(tmp_path, one, replace=True)
     assert without.manifest.counts.kept_pictures == without.manifest.files["pictures.bin"].size == 0
 
 
-def test_pictures_are_put_down_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thumbnails_are_written_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(70):
         (tmp_path / f"{i}.png").write_bytes(png_of((i, 0, 0)))
     source = lines(tmp_path / "data", *(harmeme(str(i), "not harmful", f"w{i}") for i in range(70)))
-    put: list[int] = []
+    written: list[int] = []
     real = ThumbnailWriter.append
-    monkeypatch.setattr(ThumbnailWriter, "append", lambda spool, data: (put.append(1), real(spool, data))[1])
+    monkeypatch.setattr(ThumbnailWriter, "append", lambda spool, data: (written.append(1), real(spool, data))[1])
     after: list[int] = []
     build(
         tmp_path,
         Source(source, pictures=tmp_path),
         picture_reader=PlainPictureReader(),
-        progress=lambda step, done, total: after.append(len(put)) if step == "pictures" else None,
+        progress=lambda step, done, total: after.append(len(written)) if step == "pictures" else None,
     )
     assert after == [32, 64, 70]
 
 
-def test_a_full_disk_while_pictures_are_put_down_leaves_no_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_while_writing_thumbnails_leaves_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -507,25 +507,25 @@ def test_a_full_disk_while_pictures_are_put_down_leaves_no_library(
         patch.setattr(os, "pwrite", full)
         with pytest.raises(OSError, match="No space"):
             build(tmp_path, source, picture_reader=PlainPictureReader())
-    # But what was embedded, for the next attempt.
+    # Only the cached embeddings remain, for the next attempt.
     library = tmp_path / "library"
     assert sorted(tmp_path.iterdir()) == sorted([*before, library])
     assert [path.name for path in library.iterdir()] == [".building"]
     assert build(tmp_path, source, picture_reader=PlainPictureReader())[0].picture(0) is not None
 
 
-class Counting(WordEncoder):
-    """Counts what it embeds, and fails once it has embedded so much."""
+class CountingEncoder(WordEncoder):
+    """Counts what it embeds, and fails after ``most`` texts and pictures."""
 
     def __init__(self, *, most: int = 10**9, name: str = "words") -> None:
         super().__init__(name)
-        self.texts, self.looked, self.most = 0, 0, most
+        self.texts, self.pictures, self.most = 0, 0, most
         self._lock = threading.Lock()
 
     def _count(self, texts: int, pictures: int) -> None:
         with self._lock:
-            self.texts, self.looked = self.texts + texts, self.looked + pictures
-            if self.texts + self.looked > self.most:
+            self.texts, self.pictures = self.texts + texts, self.pictures + pictures
+            if self.texts + self.pictures > self.most:
                 raise RuntimeError("cut off")
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
@@ -548,60 +548,60 @@ def illustrated(root: Path, count: int) -> Source:
 
 
 @pytest.mark.parametrize(("most", "left"), [(0, 100), (40, 68), (100, 0), (150, 0)])
-def test_a_build_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path, most: int, left: int) -> None:
+def test_interrupted_build_resumes_from_cached_embeddings(tmp_path: Path, most: int, left: int) -> None:
     source = illustrated(tmp_path, 100)
 
-    def attempt(encoder: Counting, place: str) -> Library:
+    def attempt(encoder: CountingEncoder, place: str) -> Library:
         building = build_library(
             tmp_path / place, [source], name="n", encoder=encoder, picture_reader=PlainPictureReader()
         )
         return asyncio.run(building)[0]
 
     with pytest.raises(RuntimeError, match="cut off"):
-        attempt(Counting(most=most), "library")
-    again, whole = Counting(), Counting()
+        attempt(CountingEncoder(most=most), "library")
+    again, whole = CountingEncoder(), CountingEncoder()
     library = attempt(again, "library")
-    assert (again.texts, again.looked) == (100, left)
+    assert (again.texts, again.pictures) == (100, left)
     other = attempt(whole, "other")
-    assert (whole.texts, whole.looked) == (100, 100)
+    assert (whole.texts, whole.pictures) == (100, 100)
     assert np.array_equal(library.rows, other.rows)
     strip = {"added": None}
     assert [m.model_copy(update=strip) for m in library.memes] == [m.model_copy(update=strip) for m in other.memes]
     assert not (tmp_path / "library" / ".building").exists()
 
 
-def test_what_another_encoder_made_or_was_changed_on_the_disk_is_not_taken_over(tmp_path: Path) -> None:
+def test_cached_embeddings_of_other_encoders_or_altered_ones_are_ignored(tmp_path: Path) -> None:
     source = illustrated(tmp_path, 40)
     place = tmp_path / "library"
 
-    def attempt(encoder: Counting) -> Library:
+    def attempt(encoder: CountingEncoder) -> Library:
         reader = PlainPictureReader()
         return asyncio.run(build_library(place, [source], name="n", encoder=encoder, picture_reader=reader))[0]
 
     with pytest.raises(RuntimeError):
-        attempt(Counting(most=60))
+        attempt(CountingEncoder(most=60))
     (spool,) = (place / ".building").glob("*.sqlite")
     with contextlib.closing(sqlite3.connect(spool)) as connection:
         connection.execute("UPDATE pictures SET vector = zeroblob(length(vector))")
         connection.commit()
     with pytest.raises(RuntimeError):
-        attempt(Counting(most=0, name="other"))
-    again = Counting(most=79)
+        attempt(CountingEncoder(most=0, name="other"))
+    again = CountingEncoder(most=79)
     with pytest.raises(RuntimeError):
         attempt(again)
-    assert again.looked == 40
+    assert again.pictures == 40
     spool.write_bytes(b"no table at all" * 100)
-    attempt(Counting())
+    attempt(CountingEncoder())
 
 
-def test_where_no_library_may_be_written_nothing_is_embedded(tmp_path: Path) -> None:
+def test_build_into_a_folder_of_other_things_embeds_nothing(tmp_path: Path) -> None:
     source, place = illustrated(tmp_path, 3), tmp_path / "img"
     with pytest.raises(BadRequest, match="holds other things"):
-        asyncio.run(build_library(place, [source], name="n", encoder=Counting(most=0)))
+        asyncio.run(build_library(place, [source], name="n", encoder=CountingEncoder(most=0)))
     assert sorted(path.name for path in place.iterdir()) == ["0.png", "1.png", "2.png"]
 
 
-def test_where_memes_come_from_stands_with_them(tmp_path: Path) -> None:
+def test_provenance_is_stored_with_memes(tmp_path: Path) -> None:
     known = Provenance(split="train", namespace="shop", language="en", policy="p", verified=True)
     source = Source(lines(tmp_path / "x.jsonl", harmeme("a", "not harmful", "words")), provenance=known)
     (meme,) = build(tmp_path, source)[0].memes

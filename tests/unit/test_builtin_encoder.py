@@ -1,3 +1,5 @@
+"""The built-in encoder of texts and pictures."""
+
 from __future__ import annotations
 
 import asyncio
@@ -31,7 +33,7 @@ def encoder() -> BuiltinEncoder:
     return BuiltinEncoder()
 
 
-def test_the_same_text_is_the_same_vector(encoder: BuiltinEncoder) -> None:
+def test_equal_texts_have_equal_vectors(encoder: BuiltinEncoder) -> None:
     found = encoder.embed_texts(["a cat on a mat", "something else that is rather longer", "a cat on a mat"])
     assert found.vectors.shape == (3, 384) and found.vectors.dtype == np.float32
     assert np.array_equal(found.vectors[0], found.vectors[2])
@@ -40,7 +42,7 @@ def test_the_same_text_is_the_same_vector(encoder: BuiltinEncoder) -> None:
     assert alone == pytest.approx(found.vectors[0], abs=1e-5)
 
 
-def test_what_is_asked_beside_a_text_does_not_show_in_its_vector(encoder: BuiltinEncoder) -> None:
+def test_vector_of_a_text_does_not_depend_on_its_batch(encoder: BuiltinEncoder) -> None:
     texts = [" ".join(["river", "stone", "bread", "Monday"][n % 4] for n in range(length)) for length in range(1, 24)]
     alone = [encoder.embed_texts([one]).vectors[0] for one in texts]
     for threads, step in ((1, 1), (3, 7)):
@@ -50,8 +52,8 @@ def test_what_is_asked_beside_a_text_does_not_show_in_its_vector(encoder: Builti
             assert np.array_equal(vector, alone[texts.index(text)]), text
 
 
-def test_vectors_are_those_that_pytorch_gave_the_first_edition(encoder: BuiltinEncoder) -> None:
-    """docs/libraries.md states the tolerance within which libraries that another program embedded are searched."""
+def test_vectors_match_those_of_pytorch_in_the_first_release(encoder: BuiltinEncoder) -> None:
+    """docs/libraries.md states the tolerance for libraries that were embedded by another program."""
     library = Library.open(FIRST_EDITION / "library", encoder.identity)
     ours = encoder.embed_texts([meme.text for meme in library.memes]).vectors
     theirs = np.stack([library.vector_of(library.row_of(meme.id) or 0) for meme in library.memes])
@@ -59,7 +61,7 @@ def test_vectors_are_those_that_pytorch_gave_the_first_edition(encoder: BuiltinE
     assert ours.any(axis=1).all() and np.abs(ours - theirs).max() <= 1e-6
 
 
-def test_a_meme_is_its_two_halves(encoder: BuiltinEncoder) -> None:
+def test_meme_embedding_equals_its_text_and_picture_embeddings(encoder: BuiltinEncoder) -> None:
     frames = [png_of((200, 0, 0)), png_of((0, 0, 200))]
     for text in ("a cat", "", "word " * 300):
         for own in (frames, []):
@@ -69,14 +71,14 @@ def test_a_meme_is_its_two_halves(encoder: BuiltinEncoder) -> None:
             assert pictures is None if not own else np.array_equal(pictures, encoder.embed_pictures([own]))
 
 
-def test_a_paraphrase_is_nearer_than_another_subject(encoder: BuiltinEncoder) -> None:
+def test_paraphrase_is_more_similar_than_another_subject(encoder: BuiltinEncoder) -> None:
     first, paraphrase, other = encoder.embed_texts(
         ["The train was late again this morning.", "Once more my train came late today.", "Fold the egg whites in."]
     ).vectors
     assert first @ paraphrase > encoder.floors.text > first @ other
 
 
-def test_an_empty_text_is_zeros_and_no_text(encoder: BuiltinEncoder) -> None:
+def test_empty_text_has_a_zero_vector(encoder: BuiltinEncoder) -> None:
     found = encoder.embed_texts(["", " \n ", "word"])
     assert not found.vectors[:2].any() and found.vectors[2].any()
     assert found.cut == (False, False, False)
@@ -97,28 +99,26 @@ def test_an_empty_text_is_zeros_and_no_text(encoder: BuiltinEncoder) -> None:
         "🐱❤️",
     ],
 )
-def test_a_script_that_the_model_can_not_read_is_no_text(encoder: BuiltinEncoder, text: str) -> None:
+def test_text_in_an_unsupported_script_has_a_zero_vector(encoder: BuiltinEncoder, text: str) -> None:
     assert not encoder.embed_texts([text]).vectors.any()
     assert encoder.embed_texts([f"{text} people from Blueland should not come here, says my neighbour"]).vectors.any()
 
 
 @pytest.mark.parametrize("text", ["Leute aus Blauland", "niño, café, naïve", "50% + 20", "!", "so tired 😂😂😂"])
-def test_accents_figures_signs_and_an_emoji_beside_words_are_read(encoder: BuiltinEncoder, text: str) -> None:
+def test_accents_numbers_signs_and_emoji_are_embedded(encoder: BuiltinEncoder, text: str) -> None:
     assert encoder.embed_texts([text]).vectors.any()
 
 
-def test_a_text_is_cut_after_256_tokens_and_that_is_told(encoder: BuiltinEncoder) -> None:
+def test_texts_are_truncated_to_256_tokens_and_marked(encoder: BuiltinEncoder) -> None:
     assert encoder.identity.text_tokens == 256
-    # Two of the tokens mark the beginning and the end.
+    # Two of the tokens mark start and end.
     just, over, long = "word " * 254, "word " * 255, "word " * 300
     found = encoder.embed_texts([just, over, "short", long])
     assert found.cut == (False, True, False, True)
     assert found.vectors[0] == pytest.approx(found.vectors[3], abs=1e-5)
 
 
-def test_identity_changes_with_the_weights_and_the_rules(
-    encoder: BuiltinEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_identity_changes_with_weights_and_rules(encoder: BuiltinEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert encoder.identity.name == "builtin/all-MiniLM-L6-v2"
     assert (encoder.identity.text_dim, encoder.identity.picture_dim) == (384, descriptor.DIM)
     digests = {encoder.identity.digest, BuiltinEncoder().identity.digest}
@@ -132,7 +132,7 @@ def test_identity_changes_with_the_weights_and_the_rules(
     assert len(digests) == 4
 
 
-def test_a_picture_is_the_mean_direction_of_its_frames(encoder: BuiltinEncoder) -> None:
+def test_picture_vector_is_the_mean_direction_of_its_frames(encoder: BuiltinEncoder) -> None:
     red, blue = png_of((200, 0, 0)), png_of((0, 0, 200))
     one, other, both = encoder.embed_pictures([[red], [blue], [red, blue]])
     assert both == pytest.approx((one + other) / np.linalg.norm(one + other), abs=1e-5)
@@ -141,7 +141,7 @@ def test_a_picture_is_the_mean_direction_of_its_frames(encoder: BuiltinEncoder) 
         encoder.embed_pictures([[red], []])
 
 
-def test_threads_may_share_it(encoder: BuiltinEncoder) -> None:
+def test_threads_can_share_the_encoder(encoder: BuiltinEncoder) -> None:
     texts = [f"number {i} of the lines " * (1 + i % 5) for i in range(24)]
     alone = encoder.embed_texts(texts).vectors
     with ThreadPoolExecutor(4) as pool:
@@ -149,7 +149,7 @@ def test_threads_may_share_it(encoder: BuiltinEncoder) -> None:
     assert np.array(together) == pytest.approx(alone, abs=1e-5)
 
 
-def test_asks_nobody_on_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoder_uses_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the network was asked")
 
@@ -159,7 +159,7 @@ def test_asks_nobody_on_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_loads_without_a_word_without_pytorch_and_leaves_the_environment_alone() -> None:
+def test_loading_is_silent_needs_no_pytorch_and_keeps_the_environment() -> None:
     code = (
         "import os; before = dict(os.environ)\n"
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'sentence_transformers']))\n"
@@ -172,17 +172,17 @@ def test_loads_without_a_word_without_pytorch_and_leaves_the_environment_alone()
     assert done.stdout == "set()\n"
 
 
-def test_without_what_runs_it_the_command_to_install_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dependency_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(NotLoaded, match=r"tokenizers.*pip install 'memecourt\[server\]'"):
         BuiltinEncoder()
 
 
 @pytest.mark.parametrize("text", ["คนจากเมืองสีฟ้าไม่ควรมาที่นี่", "\u200b\u200d", "\ufeff"])
-def test_a_text_that_can_not_be_read_is_never_acquitted_by_others_of_its_kind(
+def test_unreadable_text_is_undecided_despite_unreadable_precedents(
     encoder: BuiltinEncoder, tmp_path: Path, text: str
 ) -> None:
-    """In libraries of earlier versions texts without a readable word had one vector, so that they were all alike."""
+    """In libraries of earlier versions all texts without a readable word share one vector."""
     row = np.zeros(encoder.identity.dim, dtype=np.float32)
     row[0] = 1
     memes = [

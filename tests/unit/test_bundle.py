@@ -1,4 +1,4 @@
-"""A trial handed over, and a receipt, as the stand-alone verifier sees them."""
+"""Bundles of trials and receipts, checked by the stand-alone verifier."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRIAL = "trial-1"
 
 @pytest.fixture(scope="module")
 def log() -> MemoryLog:
-    """Three trials among each other; of the middle one somebody saw the picture, and it quotes a part."""
+    """A log of three interleaved trials; the middle one quotes a part, and somebody viewed its picture."""
     log = MemoryLog()
     log.add("Part", '{"kind":"Part","of":"p1","value":"people from Blueland again"}')
     trials = [events_of(f"trial-{place}") for place in range(3)]
@@ -40,7 +40,7 @@ def log() -> MemoryLog:
     return log
 
 
-def handed_over(log: MemoryLog, trial_id: str = TRIAL, **options: Any) -> str:
+def bundle_of(log: MemoryLog, trial_id: str = TRIAL, **options: Any) -> str:
     entries = [entry for entry in log.entries if entry.trial_id == trial_id]
     return bundle(
         trial_id,
@@ -54,8 +54,8 @@ def handed_over(log: MemoryLog, trial_id: str = TRIAL, **options: Any) -> str:
     )
 
 
-def earlier(log: MemoryLog, size: int) -> tuple[int, str]:
-    """A checkpoint of when the log had so many entries."""
+def checkpoint_at(log: MemoryLog, size: int) -> tuple[int, str]:
+    """Size and checkpoint of the log when it had that many entries."""
     return size, sign_checkpoint(log.key, log.key.name, size, root_at(size, log.read()))
 
 
@@ -63,34 +63,34 @@ def keys_of(log: MemoryLog) -> list[str]:
     return [str(log.key.verifier)]
 
 
-def test_a_bundle_shows_the_whole_trial(log: MemoryLog) -> None:
-    trial = verify_bundle(handed_over(log), keys_of(log))
+def test_bundle_verifies_the_whole_trial(log: MemoryLog) -> None:
+    trial = verify_bundle(bundle_of(log), keys_of(log))
     assert trial.trial_id == TRIAL and trial.checkpoint.size == len(log.entries)
     assert [entry.kind for entry in trial.entries] == [event.kind for event in events_of(TRIAL)] + ["PictureShown"]
-    given = trial.last("VerdictGiven")
+    verdict_event = trial.last("VerdictGiven")
     assert (
-        given is not None
-        and given["verdict"]["label"] == events_of(TRIAL)[-1].model_dump(mode="json")["verdict"]["label"]
+        verdict_event is not None
+        and verdict_event["verdict"]["label"] == events_of(TRIAL)[-1].model_dump(mode="json")["verdict"]["label"]
     )
-    # Who looked is nobody's business unless it is asked for; that somebody did is shown.
-    assert trial.hidden == 1 and "ada-of-nowhere" not in handed_over(log)
-    assert verify_bundle(handed_over(log, withheld=()), keys_of(log)).hidden == 0
+    # The viewer's name is withheld by default; that somebody viewed the picture is shown.
+    assert trial.hidden == 1 and "ada-of-nowhere" not in bundle_of(log)
+    assert verify_bundle(bundle_of(log, withheld=()), keys_of(log)).hidden == 0
 
 
-def test_a_key_of_another_docket_opens_nothing(log: MemoryLog) -> None:
+def test_bundle_is_refused_with_the_key_of_another_docket(log: MemoryLog) -> None:
     other = SigningKey.create(log.key.name)
     with pytest.raises(Violated, match="not signed with the given key"):
-        verify_bundle(handed_over(log), [str(other.verifier)])
+        verify_bundle(bundle_of(log), [str(other.verifier)])
     for bad in ("", "court.example/docket", keys_of(log)[0][:-2] + "AA"):
         with pytest.raises(CantCheck, match="public key"):
-            verify_bundle(handed_over(log), [bad])
+            verify_bundle(bundle_of(log), [bad])
 
 
-def test_a_docket_does_not_speak_for_another_whose_key_is_trusted_too(log: MemoryLog) -> None:
+def test_trusted_docket_cannot_sign_for_another_one(log: MemoryLog) -> None:
     other = MemoryLog("other.example/docket")
     both = [*keys_of(log), *keys_of(other)]
-    assert verify_bundle(handed_over(log), both).checkpoint.origin == log.key.name
-    value = json.loads(handed_over(log))
+    assert verify_bundle(bundle_of(log), both).checkpoint.origin == log.key.name
+    value = json.loads(bundle_of(log))
     count = signed_count(other.key, log.opened(), TRIAL, len(value["entries"]))
     note = sign_checkpoint(other.key, log.key.name, len(log.entries), log.opened().root)
     for forged in ({"count": count}, {"checkpoint": note}, {"known": [{"checkpoint": note, "proof": []}]}):
@@ -101,14 +101,14 @@ def test_a_docket_does_not_speak_for_another_whose_key_is_trusted_too(log: Memor
 
 
 @pytest.mark.parametrize("place", ["middle", "end"])
-def test_a_left_out_entry_is_noticed_also_where_the_count_is_put_right(log: MemoryLog, place: str) -> None:
-    value = json.loads(handed_over(log))
+def test_missing_entry_is_detected_even_with_a_corrected_count(log: MemoryLog, place: str) -> None:
+    value = json.loads(bundle_of(log))
     shorter = copy.deepcopy(value)
     events = len(events_of(TRIAL))
-    del shorter["entries"][3 if place == "middle" else events]  # at the end: that somebody looked
+    del shorter["entries"][3 if place == "middle" else events]  # at the end: the entry of the viewing
     with pytest.raises(Violated, match="signed"):
         verify_bundle(json.dumps(shorter), keys_of(log))
-    # As by the docket itself, which signs the smaller count: a gap shows all the same.
+    # A dishonest docket could sign the smaller count, but the gap would still show.
     shorter["count"] = signed_count(log.key, log.opened(), TRIAL, len(shorter["entries"]))
     if place == "middle":
         with pytest.raises(Violated, match="without gaps"):
@@ -117,8 +117,8 @@ def test_a_left_out_entry_is_noticed_also_where_the_count_is_put_right(log: Memo
         assert len(verify_bundle(json.dumps(shorter), keys_of(log)).entries) == events
 
 
-def test_counts_of_other_trials_and_other_logs_do_not_pass(log: MemoryLog) -> None:
-    value = json.loads(handed_over(log))
+def test_counts_of_other_trials_and_logs_are_refused(log: MemoryLog) -> None:
+    value = json.loads(bundle_of(log))
     entries = len(value["entries"])
     smaller = type(log.opened())(log.key.name, 5, bytes(32))
     for count in (
@@ -137,9 +137,9 @@ def test_counts_of_other_trials_and_other_logs_do_not_pass(log: MemoryLog) -> No
         signed_count(log.key, log.opened(), "t\nentries 5", 1)
 
 
-def test_entries_of_other_trials_parts_and_quotes_must_be_right(log: MemoryLog) -> None:
-    value = json.loads(handed_over(log))
-    other = json.loads(handed_over(log, "trial-2"))
+def test_swapped_entries_and_missing_parts_are_refused(log: MemoryLog) -> None:
+    value = json.loads(bundle_of(log))
+    other = json.loads(bundle_of(log, "trial-2"))
     swapped = copy.deepcopy(value)
     swapped["entries"][2] = other["entries"][2]
     swapped["entries"].sort(key=lambda entry: entry["number"])
@@ -153,17 +153,17 @@ def test_entries_of_other_trials_parts_and_quotes_must_be_right(log: MemoryLog) 
     quoting.add(
         "PrecedentsCited", f'{{"kind":"PrecedentsCited","seq":1,"text":{{"part":0}},"trial_id":"{TRIAL}"}}', TRIAL, 1
     )
-    whole = json.loads(handed_over(quoting))
+    whole = json.loads(bundle_of(quoting))
     assert len(verify_bundle(json.dumps(whole), keys_of(quoting)).parts) == 1
     with pytest.raises(Violated, match="quotes entry 0"):
         verify_bundle(json.dumps({**whole, "parts": []}), keys_of(quoting))
 
 
-def test_the_log_is_shown_to_continue_what_the_receiver_knows(log: MemoryLog) -> None:
-    """Any earlier size; a proof that is altered, of another size or of another log shows nothing."""
+def test_bundle_proves_consistency_with_known_checkpoints(log: MemoryLog) -> None:
+    """Any earlier size can be proven; an altered proof, or one of another size or log, proves nothing."""
     size = len(log.entries)
-    known = [earlier(log, old) for old in range(size + 1)]
-    value = json.loads(handed_over(log, known=known))
+    known = [checkpoint_at(log, old) for old in range(size + 1)]
+    value = json.loads(bundle_of(log, known=known))
     trial = verify_bundle(json.dumps(value), keys_of(log))
     assert [one.size for one in trial.known] == list(range(size + 1))
     for old, one in enumerate(value["known"]):
@@ -179,15 +179,15 @@ def test_the_log_is_shown_to_continue_what_the_receiver_knows(log: MemoryLog) ->
                 verify_bundle(json.dumps({**value, "known": [bad]}), keys_of(log))
             note, proof = bad["checkpoint"], [base64.b64decode(part) for part in bad["proof"]]
             claimed = open_checkpoint(note, [log.key.verifier])
-            with pytest.raises(BadProof):  # the court's own check says the same
+            with pytest.raises(BadProof):  # the court's own check agrees
                 verify_consistency(old, size, claimed.root, log.opened().root, proof)
     larger = sign_checkpoint(log.key, log.key.name, size + 1, bytes(32))
     with pytest.raises(Violated, match="not shown to continue"):
         verify_bundle(json.dumps({**value, "known": [{"checkpoint": larger, "proof": []}]}), keys_of(log))
 
 
-def test_what_was_erased_is_missing_and_everything_else_is_shown(log: MemoryLog) -> None:
-    value = json.loads(handed_over(log))
+def test_erased_bodies_are_hidden_and_the_others_verify(log: MemoryLog) -> None:
+    value = json.loads(bundle_of(log))
     for entry in value["entries"][:-1]:
         entry["body"] = entry["salt"] = None
     trial = verify_bundle(json.dumps(value), keys_of(log))
@@ -197,70 +197,70 @@ def test_what_was_erased_is_missing_and_everything_else_is_shown(log: MemoryLog)
         verify_bundle(json.dumps(value), keys_of(log))
 
 
-def test_no_altered_bundle_passes(log: MemoryLog) -> None:
-    """Any leaf of the JSON altered, any object or list shortened: refused, or nothing was altered that is shown."""
-    text = handed_over(log, known=[earlier(log, 5), earlier(log, 16)])
+def test_randomly_altered_bundles_are_refused(log: MemoryLog) -> None:
+    """After a random change to the JSON, verification fails or everything shown is unchanged."""
+    text = bundle_of(log, known=[checkpoint_at(log, 5), checkpoint_at(log, 16)])
     right = verify_bundle(text, keys_of(log))
-    chance = random.Random(6962)
+    rng = random.Random(6962)
     for _ in range(5_000 if FULL else 300):
         value = json.loads(text)
-        if not altered(value, chance):
+        if not altered(value, rng):
             continue
         try:
             trial = verify_bundle(json.dumps(value), keys_of(log))
         except (Violated, CantCheck):
             continue
-        # A body taken out with its salt reads as withheld; parts that nothing quotes may be missing.
+        # A body removed with its salt counts as withheld; parts that are not quoted may be missing.
         shown = {entry.number: entry for entry in right.entries}
         assert [entry.header for entry in trial.entries] == [entry.header for entry in right.entries]
         assert all(entry.body in (None, shown[entry.number].body) for entry in trial.entries)
         assert set(trial.known) <= set(right.known)
 
 
-def altered(value: dict[str, Any], chance: random.Random) -> bool:
-    """Alters one thing somewhere; says whether it did."""
+def altered(value: dict[str, Any], rng: random.Random) -> bool:
+    """Alters one value in place; returns True if something changed."""
     holder: Any = value
     while True:
         keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
         if not keys:
             return False
-        key = chance.choice(keys)
+        key = rng.choice(keys)
         inner = holder[key]
-        if isinstance(inner, dict | list) and inner and chance.random() < 0.8:
+        if isinstance(inner, dict | list) and inner and rng.random() < 0.8:
             holder = inner
             continue
         break
-    how = chance.randrange(4)
-    if how == 0:
+    change = rng.randrange(4)
+    if change == 0:
         del holder[key]
-    elif isinstance(inner, str) and inner and how < 3:
-        place = chance.randrange(len(inner))
-        holder[key] = inner[:place] + chance.choice('aA0"\\ \né') + inner[place + chance.randrange(2) :]
+    elif isinstance(inner, str) and inner and change < 3:
+        place = rng.randrange(len(inner))
+        holder[key] = inner[:place] + rng.choice('aA0"\\ \né') + inner[place + rng.randrange(2) :]
     elif isinstance(inner, int) and not isinstance(inner, bool):
-        holder[key] = inner + chance.choice([-1, 1])
+        holder[key] = inner + rng.choice([-1, 1])
     else:
-        holder[key] = chance.choice([None, "", 0, [], {}, True])
+        holder[key] = rng.choice([None, "", 0, [], {}, True])
     return bool(holder.get(key, alone) != inner if isinstance(holder, dict) else True)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where everything in a JSON value stands."""
+    """Yields the paths of all values inside a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inner:
         yield (*path, key)
         yield from places(one, (*path, key))
 
 
-ODD: tuple[Any, ...] = (
+ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 2**63, 10**400, 1.5, "", "\0", "\ud800", "\u0663", "9" * 5000),
     *([], [[]], {}, {"": None}),
     *('{"a":"\\ud800"}', "[" * 900 + "]" * 900, '{"v":' * 300 + "1" + "}" * 300),
 )
-"""What no bundle and no receipt has anywhere."""
+"""Values that occur in no bundle or receipt."""
 
 
 def variants(value: Any) -> Iterator[Any]:
-    """A value with one thing in it taken out, doubled, put elsewhere, or replaced by something odd."""
+    """Yields copies of a value with one element removed, duplicated, moved, or replaced by an odd value."""
     for *path, key in places(value):
 
         def spoilt(path: list[Any] = path) -> tuple[Any, Any]:
@@ -273,7 +273,7 @@ def variants(value: Any) -> Iterator[Any]:
         whole, holder = spoilt()
         del holder[key]
         yield whole
-        for odd in ODD:
+        for odd in ODD_VALUES:
             whole, holder = spoilt()
             holder[key] = odd
             yield whole
@@ -287,7 +287,7 @@ def variants(value: Any) -> Iterator[Any]:
 
 
 def small_log() -> MemoryLog:
-    """A trial as short as one can be, and what it is shown with."""
+    """A log with the shortest possible trial and a part that it quotes."""
     log = MemoryLog()
     log.add("Part", '{"kind":"Part","of":"p1","value":"a text"}')
     log.add_events(events_of(TRIAL)[:1])
@@ -296,9 +296,9 @@ def small_log() -> MemoryLog:
     return log
 
 
-def test_what_is_left_out_doubled_or_of_another_kind_is_never_right_nor_ends_in_an_error() -> None:
+def test_malformed_bundles_neither_verify_nor_crash() -> None:
     log = small_log()
-    text = handed_over(log, known=[earlier(log, 1), earlier(log, 3)])
+    text = bundle_of(log, known=[checkpoint_at(log, 1), checkpoint_at(log, 3)])
     right = verify_bundle(text, keys_of(log))
     for value in variants(json.loads(text)):
         altered = json.dumps(value)
@@ -312,31 +312,31 @@ def test_what_is_left_out_doubled_or_of_another_kind_is_never_right_nor_ends_in_
         assert all(entry.body in (None, was.body) for entry, was in zip(trial.entries, right.entries, strict=True))
 
 
-def test_a_bundle_of_nothing_shows_nothing(log: MemoryLog) -> None:
-    """Also where the docket's own key has signed that there is nothing, or only what is no event."""
-    for text in ("", "null", "[]", "{}", "0", '{"format":"memecourt-bundle/1"}', handed_over(log)[:-200]):
+def test_empty_bundles_are_refused(log: MemoryLog) -> None:
+    """Even if the docket's own key signed a count of no entries, or only of entries that are no events."""
+    for text in ("", "null", "[]", "{}", "0", '{"format":"memecourt-bundle/1"}', bundle_of(log)[:-200]):
         with pytest.raises(CantCheck):
             verify_bundle(text, keys_of(log))
     with pytest.raises(CantCheck, match="No public key"):
-        verify_bundle(handed_over(log), [])
+        verify_bundle(bundle_of(log), [])
     with pytest.raises(Violated, match="not opened"):
-        verify_bundle(handed_over(log, "trial-of-which-there-is-none"), keys_of(log))
-    looks = MemoryLog()
-    looks.add_look(TRIAL, "ada")
+        verify_bundle(bundle_of(log, "trial-of-which-there-is-none"), keys_of(log))
+    only_viewings = MemoryLog()
+    only_viewings.add_look(TRIAL, "ada")
     with pytest.raises(Violated, match="not opened"):
-        verify_bundle(handed_over(looks), keys_of(looks))
-    # A key that stands twice: other programs may read the first.
-    text = handed_over(log).replace('"trial":', '"trial": "trial-2",\n "trial":', 1)
+        verify_bundle(bundle_of(only_viewings), keys_of(only_viewings))
+    # A duplicate key: other programs may read the first.
+    text = bundle_of(log).replace('"trial":', '"trial": "trial-2",\n "trial":', 1)
     with pytest.raises(CantCheck):
         verify_bundle(text, keys_of(log))
 
 
-def test_a_review_that_was_taken_out_does_not_leave_an_earlier_one_as_the_last() -> None:
+def test_withheld_last_review_is_not_replaced_by_an_earlier_one() -> None:
     log = small_log()
     for seq, outcome in ((3, "UPHELD"), (4, "OVERRULED")):
         body = f'{{"kind":"VerdictReviewed","outcome":"{outcome}","seq":{seq},"trial_id":"{TRIAL}"}}'
         log.add("VerdictReviewed", body, TRIAL, seq)
-    value = json.loads(handed_over(log))
+    value = json.loads(bundle_of(log))
     last = verify_bundle(json.dumps(value), keys_of(log)).last("VerdictReviewed")
     assert last is not None and last["outcome"] == "OVERRULED"
     value["entries"][-1] |= {"body": None, "salt": None}
@@ -353,7 +353,7 @@ def receipt_of(log: MemoryLog, number: int) -> dict[str, Any]:
     }
 
 
-def test_a_receipt_shows_that_the_verdict_is_logged(log: MemoryLog) -> None:
+def test_receipt_proves_that_the_verdict_is_logged(log: MemoryLog) -> None:
     (number,) = (one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
     receipt = receipt_of(log, number)
     logged = verify_receipt(keys_of(log), **receipt, trial_id=TRIAL)
@@ -375,8 +375,8 @@ def test_a_receipt_shows_that_the_verdict_is_logged(log: MemoryLog) -> None:
         verify_receipt(keys_of(log), **receipt_of(log, 0))
 
 
-def as_json(log: MemoryLog, number: int) -> dict[str, Any]:
-    """A response with its receipt, as protobuf writes it as JSON."""
+def response_json(log: MemoryLog, number: int) -> dict[str, Any]:
+    """A response with its receipt, as protobuf's JSON."""
     receipt = receipt_of(log, number)
     return {
         "verdictId": log.entries[number].trial_id,
@@ -399,126 +399,128 @@ def run(log: MemoryLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> R
     def run(name: str, content: str, *arguments: str) -> tuple[int, str]:
         (tmp_path / name).write_text(content)
         status = alone.main([str(tmp_path / name), "--key", str(tmp_path / "key"), *arguments])
-        said = capsys.readouterr()
-        return status, said.out + said.err
+        output = capsys.readouterr()
+        return status, output.out + output.err
 
     return run
 
 
-def test_the_command_tells_right_from_wrong_and_from_not_checked(log: MemoryLog, run: Run, tmp_path: Path) -> None:
-    text = handed_over(log)
+def test_command_status_separates_right_violated_and_unchecked(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+    text = bundle_of(log)
     number = next(one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
-    status, said = run("bundle.json", text)
-    assert status == 0 and said.endswith("right\n") and f"trial     {TRIAL}" in said and "hidden    1" in said
+    status, output = run("bundle.json", text)
+    assert status == 0 and output.endswith("right\n") and f"trial     {TRIAL}" in output and "hidden    1" in output
     assert run("bundle.json", text.replace("Blueland", "Redland")) == (
         1,
         "violated: The body of entry 0 is not the one that was logged.\n",
     )
     assert run("bundle.json", text[:-5])[0] == 2
-    assert run("receipt.json", json.dumps(as_json(log, number))) == (
+    assert run("receipt.json", json.dumps(response_json(log, number))) == (
         0,
         f"trial {TRIAL}: its verdict is entry {number} of {len(log.entries)}\n"
         "receipts alone were checked: what else stands in the file, a bundle of the trial shows\nright\n",
     )
-    # What is asked for is done, or it is said that it is not.
+    # An option that can't be honoured is an error.
     for option in ("--receipt", "--anchor"):
-        status, said = run("receipt.json", json.dumps(as_json(log, number)), option, str(tmp_path / "receipt.json"))
-        assert status == 2 and "right" not in said
-    several = {**as_json(log, number), "format": "PNG"}
+        status, output = run(
+            "receipt.json", json.dumps(response_json(log, number)), option, str(tmp_path / "receipt.json")
+        )
+        assert status == 2 and "right" not in output
+    several = {**response_json(log, number), "format": "PNG"}
     assert run("receipts.jsonl", f"{json.dumps(several)}\n{json.dumps(several)}\n")[0] == 0
-    assert run("receipt.json", json.dumps(as_json(log, number)["receipt"]))[0] == 0
-    assert run("receipt.json", json.dumps(as_json(log, 0)))[0] == 1
-    for nothing in ("{}", "no json", "", "\n\n", "[]", "{}\n{}\n"):
-        assert run("none.json", nothing)[0] == 2
+    assert run("receipt.json", json.dumps(response_json(log, number)["receipt"]))[0] == 0
+    assert run("receipt.json", json.dumps(response_json(log, 0)))[0] == 1
+    for content in ("{}", "no json", "", "\n\n", "[]", "{}\n{}\n"):
+        assert run("none.json", content)[0] == 2
     assert alone.main([str(tmp_path / "missing"), "--key", str(tmp_path / "key")]) == 2
 
 
-def test_a_bundle_is_held_against_the_receipts_that_were_kept(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+def test_bundle_is_compared_with_stored_receipts(log: MemoryLog, run: Run, tmp_path: Path) -> None:
     number = next(one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
     receipts = tmp_path / "receipts.jsonl"
-    # Receipts of other trials may stand among them.
+    # The file may contain receipts of other trials.
     others = [one.number for one in log.entries if one.kind == "VerdictGiven"]
-    receipts.write_text("".join(json.dumps(as_json(log, other)) + "\n" for other in others))
-    status, said = run("bundle.json", handed_over(log), "--receipt", str(receipts))
-    assert status == 0 and "receipts  1 agree" in said
-    receipts.write_text(json.dumps(as_json(log, others[0])))
+    receipts.write_text("".join(json.dumps(response_json(log, other)) + "\n" for other in others))
+    status, output = run("bundle.json", bundle_of(log), "--receipt", str(receipts))
+    assert status == 0 and "receipts  1 agree" in output
+    receipts.write_text(json.dumps(response_json(log, others[0])))
     assert log.entries[others[0]].trial_id != TRIAL
-    assert run("bundle.json", handed_over(log), "--receipt", str(receipts))[0] == 2
+    assert run("bundle.json", bundle_of(log), "--receipt", str(receipts))[0] == 2
     receipts.write_text("")
-    assert run("bundle.json", handed_over(log), "--receipt", str(receipts))[0] == 2
-    receipts.write_text(json.dumps({**as_json(log, number), "rationale": "a\u2028b"}, ensure_ascii=False))
-    assert run("bundle.json", handed_over(log), "--receipt", str(receipts))[0] == 0
-    # Who has the key writes the log anew: the bundle is right by itself, and not beside the receipt.
+    assert run("bundle.json", bundle_of(log), "--receipt", str(receipts))[0] == 2
+    receipts.write_text(json.dumps({**response_json(log, number), "rationale": "a\u2028b"}, ensure_ascii=False))
+    assert run("bundle.json", bundle_of(log), "--receipt", str(receipts))[0] == 0
+    # The key's owner rewrites the log: the bundle alone verifies, but not together with the receipt.
     forged = MemoryLog()
     forged.key = log.key
     for entry in log.entries:
         body = (entry.body or "").replace("HARMFUL", "NOT_HARMFUL") if entry.number == number else entry.body or ""
         forged.add(entry.kind, body, entry.trial_id, entry.seq, entry.at)
-    assert run("bundle.json", handed_over(forged))[0] == 0
-    assert run("bundle.json", handed_over(forged), "--receipt", str(receipts)) == (
+    assert run("bundle.json", bundle_of(forged))[0] == 0
+    assert run("bundle.json", bundle_of(forged), "--receipt", str(receipts)) == (
         1,
         f"violated: The docket has signed two different logs of {len(log.entries)} entries.\n",
     )
     forged.add_look(TRIAL, "eve")
-    assert run("bundle.json", handed_over(forged), "--receipt", str(receipts))[1].startswith("violated: The receipt is")
+    assert run("bundle.json", bundle_of(forged), "--receipt", str(receipts))[1].startswith("violated: The receipt is")
 
 
-def test_a_receipt_of_after_the_bundle_says_nothing_against_it(log: MemoryLog, run: Run, tmp_path: Path) -> None:
-    """The bundle was made while the trial was running."""
+def test_receipt_newer_than_the_bundle_is_no_violation(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+    """The bundle was made during the trial."""
     events = events_of(TRIAL)
     running = MemoryLog()
     running.key = log.key
     running.add_events(events[:-1])
-    text = handed_over(running)
+    text = bundle_of(running)
     running.add_events(events[-1:])
-    (tmp_path / "receipt.json").write_text(json.dumps(as_json(running, len(events) - 1)))
-    assert run("bundle.json", handed_over(running), "--receipt", str(tmp_path / "receipt.json"))[0] == 0
-    status, said = run("bundle.json", text, "--receipt", str(tmp_path / "receipt.json"))
-    assert status == 2 and "came after this bundle" in said
+    (tmp_path / "receipt.json").write_text(json.dumps(response_json(running, len(events) - 1)))
+    assert run("bundle.json", bundle_of(running), "--receipt", str(tmp_path / "receipt.json"))[0] == 0
+    status, output = run("bundle.json", text, "--receipt", str(tmp_path / "receipt.json"))
+    assert status == 2 and "came after this bundle" in output
 
 
-def test_a_bundle_is_held_against_checkpoints_that_were_kept(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+def test_bundle_is_compared_with_stored_checkpoints(log: MemoryLog, run: Run, tmp_path: Path) -> None:
     anchor = tmp_path / "anchor"
-    anchor.write_text(earlier(log, 7)[1] + "\n" + earlier(log, 20)[1])
-    shown = handed_over(log, known=[earlier(log, 7), earlier(log, 20)])
-    status, said = run("bundle.json", shown, "--anchor", str(anchor))
-    assert status == 0 and "anchors   2 agree" in said
-    # One that the bundle does not show the way to can't be compared; one of another log is a lie.
-    status, said = run("bundle.json", handed_over(log, known=[earlier(log, 7)]), "--anchor", str(anchor))
-    assert status == 2 and "over 20 entries is not shown" in said
+    anchor.write_text(checkpoint_at(log, 7)[1] + "\n" + checkpoint_at(log, 20)[1])
+    shown = bundle_of(log, known=[checkpoint_at(log, 7), checkpoint_at(log, 20)])
+    status, output = run("bundle.json", shown, "--anchor", str(anchor))
+    assert status == 0 and "anchors   2 agree" in output
+    # A checkpoint without a consistency proof can't be compared; one of another log proves a fork.
+    status, output = run("bundle.json", bundle_of(log, known=[checkpoint_at(log, 7)]), "--anchor", str(anchor))
+    assert status == 2 and "over 20 entries is not shown" in output
     anchor.write_text(sign_checkpoint(log.key, log.key.name, 20, bytes(32)))
-    status, said = run("bundle.json", shown, "--anchor", str(anchor))
-    assert status == 1 and "two different logs of 20 entries" in said
+    status, output = run("bundle.json", shown, "--anchor", str(anchor))
+    assert status == 1 and "two different logs of 20 entries" in output
     anchor.write_text("nothing")
     assert run("bundle.json", shown, "--anchor", str(anchor))[0] == 2
 
 
-def test_no_receipt_that_was_spoilt_is_right_nor_ends_in_an_error(log: MemoryLog, run: Run) -> None:
+def test_malformed_receipts_neither_verify_nor_crash(log: MemoryLog, run: Run) -> None:
     number = next(one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
     shown = 0
-    for value in variants(as_json(log, number)):
+    for value in variants(response_json(log, number)):
         text = json.dumps(value)
-        status, said = run("receipt.json", text)
+        status, printed = run("receipt.json", text)
         if status == 0:
-            # Whose verdict it is need not be known, and the number of the entry may be one or a text.
-            assert value["receipt"] == as_json(log, number)["receipt"] and said.endswith("right\n")
+            # The trial's id is optional, and the entry may be a number or a string.
+            assert value["receipt"] == response_json(log, number)["receipt"] and printed.endswith("right\n")
             shown += 1
     assert shown == 2  # without an id, and with an empty one
 
 
-def test_nothing_in_a_file_steers_the_terminal() -> None:
+def test_control_characters_of_a_bundle_are_not_printed() -> None:
     log = MemoryLog()
     trial_id = "t\u009b2J\u202e"
     log.add("TrialOpened", json.dumps({"kind": "TrialOpened", "seq": 0, "trial_id": trial_id}), trial_id, 0)
-    trial = verify_bundle(handed_over(log, trial_id), keys_of(log))
+    trial = verify_bundle(bundle_of(log, trial_id), keys_of(log))
     assert all(line.isascii() and line.isprintable() for line in alone._bundle_lines(trial))
 
 
-def test_it_stands_alone(log: MemoryLog, tmp_path: Path) -> None:
-    """Nothing of ours is needed but the one file: it is run from elsewhere, with nothing else to import."""
+def test_verifier_runs_as_a_single_file(log: MemoryLog, tmp_path: Path) -> None:
+    """The single file runs from another folder without any of our packages or dependencies."""
     source = Path(alone.__file__).read_text()
     (tmp_path / "verify.py").write_text(source)
-    (tmp_path / "bundle.json").write_text(handed_over(log))
+    (tmp_path / "bundle.json").write_text(bundle_of(log))
     (tmp_path / "key").write_text("".join(f"{key}\n" for key in keys_of(log)))
     program = (
         "import runpy, sys\n"
@@ -535,18 +537,18 @@ def test_it_stands_alone(log: MemoryLog, tmp_path: Path) -> None:
 
 
 def test_both_verifiers_agree_on_keys_and_notes(log: MemoryLog) -> None:
-    """What one takes the other takes: the published notes, and altered ones."""
+    """Both accept and refuse the same notes, published and altered."""
     from tests.unit import test_notes as published
 
     cases = [(published.SPEC_NOTE, published.SPEC_PUBLIC)]
     cases += [(f"{published.TEXT}\n{published.PETER_SIGNED}{published.ENOCH_SIGNED}", published.ENOCH_PUBLIC)]
     cases += [(log.checkpoint(), keys_of(log)[0])]
-    chance = random.Random(1)
+    rng = random.Random(1)
     for note, key in cases:
         assert alone._open_note(note, [key]) == published.open_note(note, [VerifierKey.parse(key)])
         for _ in range(200):
-            place = chance.randrange(len(note))
-            other = note[:place] + chance.choice("a \n+—=") + note[place + 1 :]
+            place = rng.randrange(len(note))
+            other = note[:place] + rng.choice("a \n+—=") + note[place + 1 :]
             taken = []
             for opened in (
                 lambda other=other, key=key: alone._open_note(other, [key]),

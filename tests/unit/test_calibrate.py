@@ -1,3 +1,5 @@
+"""Calibration of the vote: settings chosen leave-one-out, probabilities, and the sure range."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -32,7 +34,7 @@ def meme(number: int, harmful: bool, *, text: str | None = None, pixels: str = "
 def world(
     n: int, *, text: float, picture: float | None = None, seed: int = 0, share_of_harm: float = 0.5
 ) -> tuple[NDArray[np.float32], list[LabelledMeme]]:
-    """Memes whose halves tell their label as strongly as is said; None for no pictures."""
+    """Memes whose text and picture vectors separate the labels with the given strength; None for no pictures."""
     random = np.random.default_rng(seed)
     harmful = random.random(n) < share_of_harm
     towards = np.where(harmful, 1.0, -1.0)[:, None] * np.eye(DIM)[0]
@@ -54,7 +56,7 @@ def world(
     intercept=st.floats(-3, 3),
     slope=st.floats(0.1, 5),
 )
-def test_votes_as_the_court_votes(
+def test_vectorised_vote_equals_the_court_s_vote(
     found: list[tuple[float, bool]], k: int, tau: float, prior: float, m: float, intercept: float, slope: float
 ) -> None:
     found = sorted(found, key=lambda pair: -pair[0])
@@ -68,20 +70,20 @@ def test_votes_as_the_court_votes(
     assert probabilities_of(together, chosen)[0] == pytest.approx(probability(expected, chosen), abs=1e-9)
 
 
-def test_places_where_there_are_no_more_neighbours_have_no_vote() -> None:
+def test_missing_neighbours_do_not_vote() -> None:
     chosen = VoteSettings(k=5, tau=0.1, prior=0.5)
     padded = shares(np.array([[0.9, 0.8, -np.inf, -np.inf]]), np.array([[True, False, True, True]]), chosen)
     assert padded[0] == pytest.approx(share([0.9, 0.8], [True, False], chosen), abs=1e-12)
 
 
 @pytest.mark.slow
-def test_learns_what_tells_the_labels_apart() -> None:
+def test_alpha_favours_the_half_that_separates_the_labels() -> None:
     by_text = [calibrate(*world(400, text=0.3, picture=0.0, seed=seed), DIM, FLOORS) for seed in range(3)]
     by_picture = [calibrate(*world(400, text=0.0, picture=0.3, seed=seed), DIM, FLOORS) for seed in range(3)]
     assert np.mean([tuning.alpha for tuning in by_text]) > 0.5 > np.mean([tuning.alpha for tuning in by_picture])
 
 
-def test_says_what_the_vote_was_worth() -> None:
+def test_calibration_reports_quality_of_the_vote() -> None:
     tuning = calibrate(*world(300, text=1.0, picture=1.0), DIM, FLOORS)
     figures = tuning.calibration
     assert figures.method == "leave-one-out" and figures.n == 300 and not figures.note
@@ -91,21 +93,21 @@ def test_says_what_the_vote_was_worth() -> None:
     assert tuning.vote.slope > 0
 
 
-def test_figures_of_labels_that_follow_from_nothing_are_those_of_chance() -> None:
-    seen = [calibrate(*world(300, text=0.0, seed=seed), DIM, FLOORS).calibration for seed in range(8)]
-    accuracies = [figures.accuracy or 0 for figures in seen]
-    # The best of 42 settings on the same memes would show about 0.6.
+def test_random_labels_score_at_chance() -> None:
+    calibrations = [calibrate(*world(300, text=0.0, seed=seed), DIM, FLOORS).calibration for seed in range(8)]
+    accuracies = [figures.accuracy or 0 for figures in calibrations]
+    # The best of 42 settings, measured on the same memes, would reach about 0.6.
     assert np.mean(accuracies) == pytest.approx(0.5, abs=0.05)
-    assert all(figures.brier is not None and figures.brier < 0.28 for figures in seen)
+    assert all(figures.brier is not None and figures.brier < 0.28 for figures in calibrations)
 
 
-def test_is_the_same_every_time() -> None:
+def test_calibration_is_deterministic() -> None:
     tunings: list[Tuning] = [calibrate(*world(120, text=0.3, picture=0.3), DIM, FLOORS) for _ in range(2)]
     assert tunings[0] == tunings[1]
 
 
-def test_a_text_alone_has_a_tuning_of_its_own_that_does_not_promise_what_pictures_gave() -> None:
-    """Pictures that tell the label and texts that hardly do: by text alone, labels are often wrong."""
+def test_text_only_queries_have_their_own_tuning() -> None:
+    """Pictures separate the labels and texts hardly do, so that text alone is often wrong."""
     rows, memes = world(600, text=0.05, picture=1.0)
     tuning = calibrate(rows, memes, DIM, FLOORS)
     alone = tuning.for_query(text=True, picture=False)
@@ -115,7 +117,7 @@ def test_a_text_alone_has_a_tuning_of_its_own_that_does_not_promise_what_picture
     assert tuning.risk.at_rate(0).risk < 0.05 < 0.3 < alone.risk.at_rate(0).risk
     assert (alone.calibration.accuracy or 1) < 0.65 < 0.95 < (tuning.calibration.accuracy or 0)
 
-    # On memes that it never saw: what the text's own regression says is no surer than it is right.
+    # On new memes the text-only regression is not overconfident.
     new, labelled = world(2000, text=0.05, picture=1.0, seed=7)
     truth = np.array([one.harmful for one in labelled])
 
@@ -128,7 +130,7 @@ def test_a_text_alone_has_a_tuning_of_its_own_that_does_not_promise_what_picture
     assert surer_than_right(alone) < 0.05 < surer_than_right(tuning)
 
 
-def test_memes_without_a_text_have_no_say_in_the_tuning_of_texts() -> None:
+def test_memes_without_text_do_not_affect_the_text_only_tuning() -> None:
     rows, memes = world(300, text=1.0, picture=1.0)
     rows[::2, :DIM] = 0
     some = [
@@ -138,7 +140,7 @@ def test_memes_without_a_text_have_no_say_in_the_tuning_of_texts() -> None:
     assert alone is not None and alone.calibration.n == 150
 
 
-def test_a_library_that_was_written_before_claims_nothing_of_a_text_alone() -> None:
+def test_older_library_makes_no_claims_for_text_only_queries() -> None:
     tuning = calibrate(*world(300, text=1.0, picture=1.0), DIM, FLOORS)
     before = Tuning.model_validate_json(tuning.model_dump_json(exclude={"text_alone"}))
     alone = before.for_query(text=True, picture=False)
@@ -147,7 +149,7 @@ def test_a_library_that_was_written_before_claims_nothing_of_a_text_alone() -> N
     assert by_text.text_alone is None and by_text.for_query(text=True, picture=False) is by_text
 
 
-def test_without_pictures_or_without_texts_all_weight_is_on_what_there_is() -> None:
+def test_alpha_gives_all_weight_to_the_only_half_present() -> None:
     rows, memes = world(60, text=1.0)
     assert calibrate(rows, memes, DIM, FLOORS).alpha == 1.0
     rows, memes = world(60, text=1.0, picture=1.0)
@@ -157,7 +159,7 @@ def test_without_pictures_or_without_texts_all_weight_is_on_what_there_is() -> N
 
 
 @pytest.mark.parametrize(("n", "harm"), [(1, 0.5), (19, 0.5), (50, 0.0), (50, 1.0)])
-def test_too_few_memes_get_defaults_and_are_told_so(n: int, harm: float) -> None:
+def test_too_few_memes_get_defaults_and_a_note(n: int, harm: float) -> None:
     tuning = calibrate(*world(n, text=1.0, share_of_harm=harm), DIM, FLOORS)
     assert tuning.calibration.method == "defaults"
     assert "nothing was chosen" in tuning.calibration.note
@@ -166,20 +168,20 @@ def test_too_few_memes_get_defaults_and_are_told_so(n: int, harm: float) -> None
     assert tuning.floors == FLOORS
 
 
-def test_prior_is_the_share_of_harm() -> None:
+def test_prior_is_the_share_of_harmful_memes() -> None:
     rows, memes = world(200, text=0.5, share_of_harm=0.25)
     assert calibrate(rows, memes, DIM, FLOORS).vote.prior == sum(m.harmful for m in memes) / 200
 
 
-def test_a_meme_is_tried_without_its_twins() -> None:
+def test_duplicates_of_a_meme_are_no_neighbours() -> None:
     rows = np.tile(np.eye(2 * DIM, dtype=np.float32)[0] + np.eye(2 * DIM, dtype=np.float32)[DIM], (6, 1))
     memes = [
         meme(0, True, text="One two", pixels="p"),
-        meme(1, False, text="one  TWO", pixels="q"),  # the words of 0
-        meme(2, False, text="three", pixels="p"),  # the picture of 0
+        meme(1, False, text="one  TWO", pixels="q"),  # same words as 0
+        meme(2, False, text="three", pixels="p"),  # same picture as 0
         meme(3, True, text="four", pixels="r"),
         meme(4, True, text="", pixels="s"),
-        meme(5, True, text="", pixels="t"),  # no text is no twin of no text
+        meme(5, True, text="", pixels="t"),  # empty texts are no duplicates
     ]
     (found,) = leave_one_out_neighbours(rows, memes, DIM, alphas=[0.5], depth=6, limit=100)
     others = [int(np.isfinite(row).sum()) for row in found.similarities]
@@ -187,7 +189,7 @@ def test_a_meme_is_tried_without_its_twins() -> None:
     assert found.labels.tolist() == [m.harmful for m in memes]
 
 
-def test_a_meme_without_a_half_is_compared_by_the_other() -> None:
+def test_meme_without_text_or_picture_is_compared_by_the_other() -> None:
     rows = np.zeros((3, 2 * DIM), np.float32)
     rows[0, 0] = rows[1, 0] = rows[1, DIM] = rows[2, DIM] = 1
     memes = [meme(0, True), meme(1, False, pixels="p"), meme(2, True, text="", pixels="q")]
@@ -195,8 +197,8 @@ def test_a_meme_without_a_half_is_compared_by_the_other() -> None:
     assert found.similarities[:, 0].tolist() == [1.0, 0.5, 1.0]
 
 
-def test_memes_on_a_template_are_left_out_together() -> None:
-    """Pictures of 0 and 1 are nearly the same; 3 and 4 have none, and share nothing."""
+def test_memes_with_the_same_template_are_left_out_together() -> None:
+    """Pictures of 0 and 1 are nearly the same; 3 and 4 have no picture and share no template."""
     rows = np.zeros((5, 2 * DIM), np.float32)
     rows[:, 0] = 1
     rows[0, DIM], rows[1, DIM : DIM + 2], rows[2, DIM + 2] = 1, (0.8, 0.6), 1
@@ -207,22 +209,22 @@ def test_memes_on_a_template_are_left_out_together() -> None:
     assert np.isfinite(together.similarities[:, :4]).all()
 
 
-def test_memes_with_nobody_else_left_are_not_voted_on() -> None:
+def test_memes_without_neighbours_are_skipped() -> None:
     rows = np.tile(np.eye(2 * DIM, dtype=np.float32)[0], (3, 1))
-    twins = [meme(i, True, text="same") for i in range(3)]
-    assert next(leave_one_out_neighbours(rows, twins, DIM, alphas=[1.0], depth=3, limit=9)).labels.size == 0
-    # All alike: nothing to choose by, and no failure.
+    duplicates = [meme(i, True, text="same") for i in range(3)]
+    assert next(leave_one_out_neighbours(rows, duplicates, DIM, alphas=[1.0], depth=3, limit=9)).labels.size == 0
+    # All memes the same: there is nothing to choose by, and no failure.
     memes = [meme(i, i % 2 == 0, text="same") for i in range(30)]
     assert calibrate(np.tile(rows[:1], (30, 1)), memes, DIM, FLOORS).calibration.method == "defaults"
 
 
-def test_a_large_library_is_tried_by_an_even_sample() -> None:
+def test_large_library_is_evenly_sampled() -> None:
     rows, memes = world(100, text=1.0)
     (found,) = leave_one_out_neighbours(rows, memes, DIM, alphas=[1.0], depth=5, limit=10)
     assert found.labels.tolist() == [memes[i].harmful for i in range(0, 100, 11)]
 
 
-def test_logistic_fit_agrees_with_scikit_learn_and_never_turns_round() -> None:
+def test_logistic_fit_matches_scikit_learn_and_keeps_a_positive_slope() -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
     random = np.random.default_rng(1)
     x = random.normal(size=(3, 400))
@@ -241,14 +243,14 @@ def test_logistic_fit_of_separable_data_stays_finite() -> None:
 
 
 def votes_of(n: int, seed: int = 0, *, honest: bool = True) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Probabilities, and labels that are as likely as they say; or half as sure."""
+    """Probabilities, and labels drawn by them; if not ``honest``, the probabilities are twice too confident."""
     random = np.random.default_rng(seed)
     p = random.beta(0.4, 0.4, size=n)
     return p, random.random(n) < (p if honest else 0.25 + p / 2)
 
 
 @pytest.mark.parametrize("error", [0.01, 0.05, 0.2])
-def test_the_bound_is_that_of_clopper_and_pearson(error: float) -> None:
+def test_error_bound_is_that_of_clopper_and_pearson(error: float) -> None:
     beta = pytest.importorskip("scipy.stats").beta
     for n in (1, 44, 45, 46, 150, 1000, 4000):
         allowed = [wrong for wrong in range(n) if beta.ppf(CONFIDENCE, wrong + 1, n - wrong) <= error]
@@ -256,15 +258,15 @@ def test_the_bound_is_that_of_clopper_and_pearson(error: float) -> None:
     assert not within(0, 0, error) and not within(3, 3, error)
 
 
-def test_without_an_error_it_takes_45_memes_to_say_five_percent() -> None:
+def test_bound_of_five_percent_needs_45_memes_without_error() -> None:
     assert within(0, 45, 0.05) and not within(0, 44, 0.05)
 
 
-def test_settles_what_can_be_settled_and_no_more() -> None:
+def test_sure_range_settles_as_much_as_the_bound_allows() -> None:
     p, labels = votes_of(4000)
     settles = choose_sure_range(p, labels, 0.5, 0.05)
     assert settles is not None and settles.error == 0.05 and settles.n == 4000
-    # Among votes that are right in their own measure, 5 % are wrong up to about p = 0.13.
+    # With calibrated probabilities, 5 % are wrong up to about p = 0.13.
     assert 0.05 < settles.below < 0.2 and 0.8 < settles.above < 0.95
     sure = settled(p, settles)
     assert settles.share == pytest.approx(sure.mean()) and settles.share > 0.3
@@ -274,17 +276,17 @@ def test_settles_what_can_be_settled_and_no_more() -> None:
     assert wider is not None and wider.below > settles.below and wider.above < settles.above
 
 
-def test_nothing_is_settled_where_nothing_can_be() -> None:
+def test_no_sure_range_for_overconfident_or_few_votes() -> None:
     assert choose_sure_range(*votes_of(4000, honest=False), 0.5, 0.05) is None
     assert choose_sure_range(*votes_of(60), 0.5, 0.05) is None
     assert not settled(np.array([0.0, 0.5, 1.0]), None).any()
 
 
 @pytest.mark.parametrize("harmful", [False, True])
-def test_one_side_may_settle_alone_and_the_other_has_its_bound_where_no_probability_is(harmful: bool) -> None:
+def test_sure_range_can_cover_one_side_only(harmful: bool) -> None:
     p = np.linspace(0, 1, 1001)
     sure = p >= 0.8 if harmful else p <= 0.2
-    # Sure of one label where it is sure, and a coin elsewhere.
+    # One label in the sure range, and random labels elsewhere.
     labels = np.where(sure, harmful, np.arange(p.size) % 2 == 0)
     settles = choose_sure_range(p, labels, 0.5, 0.05)
     assert settles is not None
@@ -292,7 +294,7 @@ def test_one_side_may_settle_alone_and_the_other_has_its_bound_where_no_probabil
     assert settled(np.array([0.0, 1.0]), settles).tolist() == [not harmful, harmful]
 
 
-def test_no_side_reaches_across_the_threshold() -> None:
+def test_sure_range_stays_on_its_side_of_the_threshold() -> None:
     p = np.linspace(0, 1, 1001)
     settles = choose_sure_range(p, np.zeros(p.size, np.bool_), 0.4, 0.05)
     assert settles is not None and (settles.below, settles.above) == (0.39, 2.0)
@@ -300,7 +302,7 @@ def test_no_side_reaches_across_the_threshold() -> None:
     assert settles is not None and (settles.below, settles.above) == (-1.0, 0.4)
 
 
-def test_what_is_settled_is_seldom_more_wrong_than_was_said() -> None:
+def test_settled_error_seldom_exceeds_the_bound() -> None:
     over = sides = 0
     for seed in range(200):
         settles = choose_sure_range(*votes_of(800, seed), 0.5, 0.05)
@@ -314,12 +316,12 @@ def test_what_is_settled_is_seldom_more_wrong_than_was_said() -> None:
     assert over / sides <= 1 - CONFIDENCE + 0.03
 
 
-def test_bounds_that_cross_are_refused() -> None:
+def test_crossing_bounds_are_refused() -> None:
     with pytest.raises(ValueError, match="both ways"):
         SureRange(error=0.05, below=0.5, above=0.5, share=1, n=1)
 
 
-def test_a_library_that_tells_the_labels_apart_settles_and_says_what_it_was_worth() -> None:
+def test_separable_library_settles_and_reports_its_error() -> None:
     tuning = calibrate(*world(600, text=0.7, picture=0.7), DIM, FLOORS)
     settles, figures = tuning.settles, tuning.calibration
     assert settles is not None and settles.n == figures.n == 600
@@ -328,7 +330,7 @@ def test_a_library_that_tells_the_labels_apart_settles_and_says_what_it_was_wort
     assert figures.settled_error is not None and figures.settled_error <= 0.05
 
 
-def test_a_library_that_tells_nothing_settles_nothing() -> None:
+def test_uninformative_library_settles_no_votes() -> None:
     for seed in range(4):
         tuning = calibrate(*world(300, text=0.0, seed=seed), DIM, FLOORS)
         assert tuning.settles is None
@@ -337,53 +339,55 @@ def test_a_library_that_tells_nothing_settles_nothing() -> None:
     assert few.settles is few.calibration.settled_share is None
 
 
-def test_what_was_settled_is_measured_on_memes_that_had_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settled_error_is_cross_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, memes = world(300, text=0.3)
-    seen: list[list[bool]] = []
+    calls: list[list[bool]] = []
 
     def settle_all(p: NDArray[np.float64], labels: NDArray[np.bool_], threshold: float, error: float) -> SureRange:
-        seen.append(labels.tolist())
+        calls.append(labels.tolist())
         return SureRange(error=error, below=threshold - 1e-9, above=threshold, share=1, n=p.size)
 
     monkeypatch.setattr("retrieval.calibration.calibrate.choose_sure_range", settle_all)
     figures = calibrate(rows, memes, DIM, FLOORS).calibration
     of_fold = [(i // 8 % 5, m.harmful) for i, m in enumerate(memes)]
-    assert seen[0] == [harmful for _, harmful in sorted(of_fold, key=lambda pair: pair[0])]
-    for fold, labels in enumerate(seen[1:]):
+    assert calls[0] == [harmful for _, harmful in sorted(of_fold, key=lambda pair: pair[0])]
+    for fold, labels in enumerate(calls[1:]):
         others = [pair for pair in of_fold if pair[0] != fold]
         assert labels == [harmful for _, harmful in sorted(others, key=lambda pair: pair[0])]
-    assert len(seen) == 6
-    # Where all is settled, what is settled wrongly is what is voted wrongly.
+    assert len(calls) == 6
+    # If all memes are settled, the settled error is the error of the vote.
     assert figures.settled_share == 1 and figures.accuracy is not None
     assert figures.settled_error == pytest.approx(1 - figures.accuracy)
 
 
 @pytest.mark.parametrize("voters", [1, 2, 9])
-def test_a_vote_that_hangs_on_one_voter_is_none_for_acquittal(voters):
+def test_acquittal_that_depends_on_a_single_voter_is_overridden(voters):
     rng = np.random.default_rng(voters)
     settings = VoteSettings(k=voters, tau=0.1, prior=0.4, threshold=0.45)
-    near = np.sort(rng.uniform(0, 1, (300, voters + 1)), axis=1)[:, ::-1]
+    similarities = np.sort(rng.uniform(0, 1, (300, voters + 1)), axis=1)[:, ::-1]
     harm = rng.random((300, voters + 1)) < 0.3
-    near[:40, 1:] = -np.inf  # only one is there
-    near = np.ascontiguousarray(near)
+    similarities[:40, 1:] = -np.inf  # a single neighbour
+    similarities = np.ascontiguousarray(similarities)
 
-    def of(row, left_out=None):
-        pairs = zip(near[row].tolist(), harm[row].tolist(), strict=True)
-        told = [pair for n, pair in enumerate(pairs) if n != left_out and np.isfinite(pair[0])]
-        if not told:
+    def vote_of(row, left_out=None):
+        pairs = zip(similarities[row].tolist(), harm[row].tolist(), strict=True)
+        present = [pair for n, pair in enumerate(pairs) if n != left_out and np.isfinite(pair[0])]
+        if not present:
             return 1.0
-        return probability(share([s for s, _ in told], [h for _, h in told], settings), settings)
+        return probability(share([s for s, _ in present], [h for _, h in present], settings), settings)
 
     def guarded(row):
-        plain = of(row)
+        plain = vote_of(row)
         if plain >= settings.threshold:
             return plain
-        without = [of(row, n) for n in range(voters) if not harm[row, n] and np.isfinite(near[row, n])]
+        without = [vote_of(row, n) for n in range(voters) if not harm[row, n] and np.isfinite(similarities[row, n])]
         most = max(without, default=0.0)
         return most if most >= settings.threshold else plain
 
     expected = np.array([guarded(row) for row in range(300)])
-    assert safeguarded_votes(near, harm, settings, Safeguards(no_sole_acquittal=True)) == pytest.approx(expected)
-    plain = safeguarded_votes(near, harm, settings, Safeguards())
-    assert plain == pytest.approx([of(row) for row in range(300)])
+    assert safeguarded_votes(similarities, harm, settings, Safeguards(no_sole_acquittal=True)) == pytest.approx(
+        expected
+    )
+    plain = safeguarded_votes(similarities, harm, settings, Safeguards())
+    assert plain == pytest.approx([vote_of(row) for row in range(300)])
     assert ((plain < settings.threshold) & (expected >= settings.threshold)).any()

@@ -1,3 +1,5 @@
+"""The cache of model calls: keys, shared calls in flight, cancellation, and damaged stores."""
+
 import asyncio
 import dataclasses
 import sqlite3
@@ -27,15 +29,15 @@ def a_reply(text="a lighthouse", finish=FinishReason.STOP):
 
 
 class Model:
-    """Counts what it is asked, and answers when it is let."""
+    """Records its calls, and answers once ``released`` is set."""
 
     name = "m"
 
     def __init__(self, answer=a_reply):
         self.asked = []
         self.cancelled = 0
-        self.let = asyncio.Event()
-        self.let.set()
+        self.released = asyncio.Event()
+        self.released.set()
         self.begun = asyncio.Event()
         self._answer = answer
 
@@ -43,55 +45,55 @@ class Model:
         self.asked.append(request)
         self.begun.set()
         try:
-            await self.let.wait()
+            await self.released.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        said = self._answer()
-        if isinstance(said, Exception):
-            raise said
-        return said
+        answer = self._answer()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def odds(self, request, options, *, within_s):
         self.asked.append((request, options))
-        said = self._answer()
-        return None if said is None else Odds((0.7, 0.2), said)
+        answer = self._answer()
+        return None if answer is None else Odds((0.7, 0.2), answer)
 
 
-def with_store(path, scene):
-    async def hold():
+def with_store(path, scenario):
+    async def run():
         store = SqliteCallCache.open(path)
         try:
-            return await scene(store)
+            return await scenario(store)
         finally:
             await store.close()
 
-    return asyncio.run(hold())
+    return asyncio.run(run())
 
 
-def stored(model, store, **given):
-    return CachedModel(model, store, SERVER, **given)
+def cached(model, store, **options):
+    return CachedModel(model, store, SERVER, **options)
 
 
-def test_what_was_answered_is_not_asked_again_not_even_by_another_process(tmp_path):
+def test_stored_replies_are_reused_even_after_reopening(tmp_path):
     path = tmp_path / "calls.sqlite"
 
     async def twice(store):
         model, hits = Model(), HitCounter()
-        asked = stored(model, store, hits=hits)
-        replies = [await asked.reply(REQUEST, within_s=60) for _ in range(2)]
-        odds = [await asked.odds(REQUEST, ("A", "B"), within_s=60) for _ in range(2)]
+        cached_model = cached(model, store, hits=hits)
+        replies = [await cached_model.reply(REQUEST, within_s=60) for _ in range(2)]
+        odds = [await cached_model.odds(REQUEST, ("A", "B"), within_s=60) for _ in range(2)]
         return replies, odds, len(model.asked), hits.count
 
-    replies, odds, asked, hits = with_store(path, twice)
-    assert (replies, asked, hits) == ([a_reply()] * 2, 2, 2)
+    replies, odds, model_calls, hits = with_store(path, twice)
+    assert (replies, model_calls, hits) == ([a_reply()] * 2, 2, 2)
     assert odds == [Odds((0.7, 0.2), a_reply())] * 2
-    # A store that was opened anew has them too: nobody is asked.
-    replies, odds, asked, hits = with_store(path, twice)
-    assert (replies, odds[0].masses, asked, hits) == ([a_reply()] * 2, (0.7, 0.2), 0, 4)
+    # After reopening, the store still has them, so no call is made.
+    replies, odds, model_calls, hits = with_store(path, twice)
+    assert (replies, odds[0].masses, model_calls, hits) == ([a_reply()] * 2, (0.7, 0.2), 0, 4)
 
 
-OTHERS = {
+CHANGED_REQUESTS = {
     "system": {"system": "You look away."},
     "text": {"parts": (FRAME, "What is not there?")},
     "picture": {"parts": (Frame(b"another", 4, 3), "What is there?")},
@@ -104,12 +106,12 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
-def test_another_request_has_another_key(change):
+@pytest.mark.parametrize("change", CHANGED_REQUESTS.values(), ids=CHANGED_REQUESTS)
+def test_any_change_of_a_request_changes_its_key(change):
     assert key_of("m", SERVER, dataclasses.replace(REQUEST, **change)) != key_of("m", SERVER, REQUEST)
 
 
-def test_the_key_tells_models_servers_and_options_apart_and_seeds_where_a_reply_is_a_draw():
+def test_key_depends_on_model_server_options_and_seed_of_random_replies():
     drawn = dataclasses.replace(REQUEST, temperature=0.5)
     keys = {
         key_of("m", SERVER, REQUEST),
@@ -122,140 +124,140 @@ def test_the_key_tells_models_servers_and_options_apart_and_seeds_where_a_reply_
     }
     assert len(keys) == 7
     assert key_of("m", SERVER, REQUEST, seed=1) == key_of("m", SERVER, REQUEST, seed=0)
-    # When it is asked decides nothing.
+    # The priority does not matter.
     assert key_of("m", SERVER, dataclasses.replace(REQUEST, priority=-3)) == key_of("m", SERVER, REQUEST)
     same = dataclasses.replace(REQUEST, parts=(dataclasses.replace(FRAME, index=7), "What is there?"))
     assert key_of("m", SERVER, same) == key_of("m", SERVER, REQUEST)
 
 
-def test_an_error_is_not_kept_and_a_reply_that_was_cut_off_is(tmp_path):
-    said = iter([Unavailable("gone"), a_reply("half a", FinishReason.LENGTH)])
+def test_errors_are_not_stored_but_truncated_replies_are(tmp_path):
+    answers = iter([Unavailable("gone"), a_reply("half a", FinishReason.LENGTH)])
 
-    async def scene(store):
-        model = Model(lambda: next(said))
+    async def scenario(store):
+        model = Model(lambda: next(answers))
         with pytest.raises(Unavailable, match="gone"):
-            await stored(model, store).reply(REQUEST, within_s=60)
+            await cached(model, store).reply(REQUEST, within_s=60)
         assert await store.count() == 0
-        cut = [await stored(model, store).reply(REQUEST, within_s=60) for _ in range(2)]
+        cut = [await cached(model, store).reply(REQUEST, within_s=60) for _ in range(2)]
         assert await store.count() == 1
         return cut, len(model.asked)
 
-    cut, asked = with_store(tmp_path / "c.sqlite", scene)
+    cut, model_calls = with_store(tmp_path / "c.sqlite", scenario)
     assert [reply.finish for reply in cut] == [FinishReason.LENGTH] * 2
-    assert asked == 2
+    assert model_calls == 2
 
 
-def test_that_a_server_can_not_say_is_not_kept(tmp_path):
-    async def scene(store):
+def test_missing_odds_are_not_stored(tmp_path):
+    async def scenario(store):
         model = Model(lambda: None)
-        assert await stored(model, store).odds(REQUEST, ("A", "B"), within_s=60) is None
-        # An answer without probabilities has its cost, and is no more than that.
+        assert await cached(model, store).odds(REQUEST, ("A", "B"), within_s=60) is None
+        # An answer without probabilities only reports its cost.
         silent = Odds((), a_reply())
         model.odds = lambda request, options, *, within_s: completed(silent)
-        assert await stored(model, store).odds(REQUEST, ("A", "B"), within_s=60) == silent
+        assert await cached(model, store).odds(REQUEST, ("A", "B"), within_s=60) == silent
         return await store.count()
 
-    assert with_store(tmp_path / "c.sqlite", scene) == 0
+    assert with_store(tmp_path / "c.sqlite", scenario) == 0
 
 
-def test_equal_calls_in_flight_are_one_call(tmp_path):
-    async def scene(store):
+def test_equal_concurrent_calls_share_one_model_call(tmp_path):
+    async def scenario(store):
         model, hits = Model(), HitCounter()
-        model.let.clear()
-        asked = stored(model, store, hits=hits)
-        waiting = [asyncio.create_task(asked.reply(REQUEST, within_s=60)) for _ in range(5)]
+        model.released.clear()
+        cached_model = cached(model, store, hits=hits)
+        waiting = [asyncio.create_task(cached_model.reply(REQUEST, within_s=60)) for _ in range(5)]
         await model.begun.wait()
-        model.let.set()
+        model.released.set()
         return await asyncio.gather(*waiting), len(model.asked), hits.count
 
-    replies, asked, hits = with_store(tmp_path / "c.sqlite", scene)
-    assert (replies, asked, hits) == ([a_reply()] * 5, 1, 4)
+    replies, model_calls, hits = with_store(tmp_path / "c.sqlite", scenario)
+    assert (replies, model_calls, hits) == ([a_reply()] * 5, 1, 4)
 
 
-def test_who_asked_first_may_leave_without_the_others_losing_the_answer(tmp_path):
-    async def scene(store):
+def test_cancelling_the_first_caller_does_not_cancel_the_others(tmp_path):
+    async def scenario(store):
         model = Model()
-        model.let.clear()
-        first = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60))
+        model.released.clear()
+        first = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
         await model.begun.wait()
-        second = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60))
+        second = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
         await asyncio.sleep(0)
         first.cancel()
         await asyncio.wait([first])
-        model.let.set()
+        model.released.set()
         return first.cancelled(), await second, len(model.asked), model.cancelled
 
-    assert with_store(tmp_path / "c.sqlite", scene) == (True, a_reply(), 1, 0)
+    assert with_store(tmp_path / "c.sqlite", scenario) == (True, a_reply(), 1, 0)
 
 
-def test_a_call_that_nobody_wants_any_more_is_ended_and_can_be_made_again(tmp_path):
-    async def scene(store):
+def test_call_without_callers_is_cancelled_and_can_be_repeated(tmp_path):
+    async def scenario(store):
         model = Model()
-        model.let.clear()
-        waiting = [asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60)) for _ in range(2)]
+        model.released.clear()
+        waiting = [asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60)) for _ in range(2)]
         await model.begun.wait()
         for task in waiting:
             task.cancel()
-        # At once, while the other is still being given up.
-        again = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60))
+        # At once, while the earlier call is still being cancelled.
+        again = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
         await asyncio.wait(waiting)
         ended = model.cancelled
-        model.let.set()
+        model.released.set()
         reply = await again
         assert len(model.asked) == 1 + ended
         return ended, reply, await store.count()
 
-    ended, reply, kept = with_store(tmp_path / "c.sqlite", scene)
-    assert (reply, kept) == (a_reply(), 1)
-    # Given up, or taken over by the one who came in time: never left running.
+    ended, reply, count = with_store(tmp_path / "c.sqlite", scenario)
+    assert (reply, count) == (a_reply(), 1)
+    # The earlier call was cancelled or joined by the new one, never left running.
     assert ended in (0, 1)
 
 
-def test_a_lone_call_that_is_cancelled_is_ended_at_the_model(tmp_path):
-    async def scene(store):
+def test_cancelling_a_lone_call_cancels_it_at_the_model(tmp_path):
+    async def scenario(store):
         model = Model()
-        model.let.clear()
-        task = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60))
+        model.released.clear()
+        task = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
         await model.begun.wait()
         task.cancel()
         await asyncio.wait([task])
         return model.cancelled, await store.count()
 
-    assert with_store(tmp_path / "c.sqlite", scene) == (1, 0)
+    assert with_store(tmp_path / "c.sqlite", scenario) == (1, 0)
 
 
-def test_who_has_less_time_gives_up_alone(tmp_path):
-    async def scene(store):
+def test_caller_with_a_shorter_deadline_times_out_alone(tmp_path):
+    async def scenario(store):
         model = Model()
-        model.let.clear()
-        patient = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60))
+        model.released.clear()
+        patient = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
         await model.begun.wait()
         with pytest.raises(Overrun):
-            await stored(model, store).reply(REQUEST, within_s=0.01)
-        model.let.set()
+            await cached(model, store).reply(REQUEST, within_s=0.01)
+        model.released.set()
         return await patient, len(model.asked)
 
-    assert with_store(tmp_path / "c.sqlite", scene) == (a_reply(), 1)
+    assert with_store(tmp_path / "c.sqlite", scenario) == (a_reply(), 1)
 
 
-def test_who_has_more_time_asks_again_when_the_first_ran_out_of_it(tmp_path):
-    async def scene(store):
+def test_caller_with_a_longer_deadline_retries_after_a_shared_timeout(tmp_path):
+    async def scenario(store):
         model = Model()
-        model.let.clear()
-        hasty = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=0.05))
+        model.released.clear()
+        hasty = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=0.05))
         await model.begun.wait()
         model._answer = lambda: Overrun("late") if len(model.asked) == 1 else a_reply()
-        patient = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60))
+        patient = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
         await asyncio.sleep(0)
-        model.let.set()
+        model.released.set()
         with pytest.raises(Overrun):
             await hasty
         return await patient, len(model.asked)
 
-    assert with_store(tmp_path / "c.sqlite", scene) == (a_reply(), 2)
+    assert with_store(tmp_path / "c.sqlite", scenario) == (a_reply(), 2)
 
 
-def test_the_mark_of_fences_is_the_same_in_one_store_and_another_in_each(tmp_path):
+def test_fence_marks_are_stable_in_a_store_and_differ_between_stores(tmp_path):
     async def marks(store):
         return [
             store.fence_mark("meme", "digest"),
@@ -263,11 +265,11 @@ def test_the_mark_of_fences_is_the_same_in_one_store_and_another_in_each(tmp_pat
             store.fence_mark("other", "digest"),
         ]
 
-    here, again = (with_store(tmp_path / "one.sqlite", marks) for _ in range(2))
-    there = with_store(tmp_path / "two.sqlite", marks)
-    assert here == again
-    assert len({*here, *there}) == 6
-    assert all(len(mark) == 16 and int(mark, 16) >= 0 for mark in here)
+    first, again = (with_store(tmp_path / "one.sqlite", marks) for _ in range(2))
+    other_store = with_store(tmp_path / "two.sqlite", marks)
+    assert first == again
+    assert len({*first, *other_store}) == 6
+    assert all(len(mark) == 16 and int(mark, 16) >= 0 for mark in first)
 
 
 class Replicas(Model):
@@ -281,17 +283,17 @@ class Replicas(Model):
         return False
 
 
-def test_roles_that_share_their_servers_still_do_so_through_the_store(tmp_path):
-    async def scene(store):
+def test_roles_sharing_servers_still_share_them_through_the_cache(tmp_path):
+    async def scenario(store):
         shared, own = Replicas(), Model()
         chair, other = RoleModel(shared, servers=shared), RoleModel(own, temperature=0.5)
         hits = HitCounter()
         chairs = stored_chairs(RoleModels(chair, chair, other, chair), store, seed=3, hits=hits)
         pinned = chairs.pinned("a key")
-        for asked in (pinned.proposer, pinned.judge, pinned.defender):
-            await asked.model.reply(REQUEST, within_s=60)
+        for role in (pinned.proposer, pinned.judge, pinned.defender):
+            await role.model.reply(REQUEST, within_s=60)
         assert shared.key == "a key" and not chairs.room()
-        # Judges and guard are heard only after the rounds that are held ahead where there is room.
+        # Judges and guard are called only after the speculative rounds, so their servers don't count for room().
         later = RoleModels(other, other, other, chair, judges=(chair,), guard=GuardModel(chair, "shieldgemma"))
         assert later.room()
         assert not dataclasses.replace(later, expert=chair).room()
@@ -299,29 +301,29 @@ def test_roles_that_share_their_servers_still_do_so_through_the_store(tmp_path):
         assert chairs.servers == {"PROPOSER": shared.urls, "ACCUSER": shared.urls, "JUDGE": shared.urls}
         return pinned.proposer.model is pinned.judge.model, len(shared.asked), len(own.asked), hits.count
 
-    assert with_store(tmp_path / "c.sqlite", scene) == (True, 1, 1, 1)
+    assert with_store(tmp_path / "c.sqlite", scenario) == (True, 1, 1, 1)
 
 
-def test_a_server_that_is_called_by_a_name_may_move(tmp_path):
-    async def scene(store):
-        asked = []
+def test_named_server_may_change_its_address(tmp_path):
+    async def scenario(store):
+        call_counts = []
         for url in ("http://a", "http://b"):
             model = Replicas()
             model.urls = (url,)
             chair = RoleModel(model, servers=model)
             chairs = stored_chairs(RoleModels(chair, chair, chair, chair), store, server="ours", hits=HitCounter())
             await chairs.judge.model.reply(REQUEST, within_s=60)
-            asked.append(len(model.asked))
-        return asked
+            call_counts.append(len(model.asked))
+        return call_counts
 
-    assert with_store(tmp_path / "c.sqlite", scene) == [1, 0]
+    assert with_store(tmp_path / "c.sqlite", scenario) == [1, 0]
 
 
 async def one_reply(store):
-    return await stored(Model(), store).reply(REQUEST, within_s=60)
+    return await cached(Model(), store).reply(REQUEST, within_s=60)
 
 
-def test_what_was_altered_in_the_store_is_not_believed(tmp_path):
+def test_altered_entries_are_refused(tmp_path):
     path = tmp_path / "calls.sqlite"
     with_store(path, one_reply)
     with sqlite3.connect(path) as file:
@@ -331,7 +333,7 @@ def test_what_was_altered_in_the_store_is_not_believed(tmp_path):
         with_store(path, one_reply)
 
 
-def test_a_file_that_is_damaged_or_something_else_is_refused_with_what_to_do(tmp_path):
+def test_damaged_or_foreign_files_are_refused(tmp_path):
     path = tmp_path / "calls.sqlite"
     path.write_bytes(b"no database at all, but long enough to be looked at " * 40)
     with pytest.raises(CallsError, match="damaged, locked, or something else"):
@@ -345,7 +347,7 @@ def test_a_file_that_is_damaged_or_something_else_is_refused_with_what_to_do(tmp
         SqliteCallCache.open(tmp_path / "docket.sqlite")
 
 
-def test_a_store_of_a_later_format_is_refused(tmp_path):
+def test_store_of_a_later_format_is_refused(tmp_path):
     path = tmp_path / "calls.sqlite"
     with_store(path, one_reply)
     with sqlite3.connect(path) as file:
@@ -355,12 +357,12 @@ def test_a_store_of_a_later_format_is_refused(tmp_path):
         SqliteCallCache.open(path)
 
 
-def test_a_store_that_can_not_be_written_ends_the_call(tmp_path):
-    async def scene(store):
+def test_unwritable_store_fails_the_call(tmp_path):
+    async def scenario(store):
         with sqlite3.connect(tmp_path / "c.sqlite") as file:
             file.execute("DROP TABLE calls")
         file.close()
         with pytest.raises(CallsError, match="can't be read or written"):
             await one_reply(store)
 
-    with_store(tmp_path / "c.sqlite", scene)
+    with_store(tmp_path / "c.sqlite", scenario)

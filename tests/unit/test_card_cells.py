@@ -1,4 +1,4 @@
-"""Cells that real files hold: each gives the right value, or a message with file, line and column."""
+"""Cells as found in real files: each gives the right value, or an error with file, line and column."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ LABEL = "column label: it is no value that the card names for harm (1, 0)"
 
 
 def read_lines(tmp_path, *lines, card=None):
-    """Reads rows of JSON after a good one; returns labels by id, and problems as (line, reason)."""
+    """Reads JSON rows after a valid one; returns labels by id, and problems as (line, reason)."""
     good = {"id": "good", "text": "a pond", "image": "good.png", "label": 0}
     rows = [good, *lines]
     text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
@@ -61,7 +61,7 @@ def read_lines(tmp_path, *lines, card=None):
     ],
     ids=repr,
 )
-def test_a_label_is_right_or_refused(tmp_path, value, expected):
+def test_labels_are_normalised_or_refused(tmp_path, value, expected):
     labels, problems = read_lines(tmp_path, {"id": "m", "text": "a pond", "image": "m.png", "label": value})
     if expected in ("harmful", "harmless"):
         assert labels == {"good": ("harmless",), "m": (expected,)} and problems == []
@@ -102,17 +102,17 @@ def test_a_label_is_right_or_refused(tmp_path, value, expected):
     ],
     ids=repr,
 )
-def test_other_cells_are_refused_with_their_column(tmp_path, change, reason):
+def test_bad_cells_are_refused_with_their_column(tmp_path, change, reason):
     row = {"id": "m", "text": "a pond", "image": "m.png", "label": 1} | change
     assert read_lines(tmp_path, row) == ({"good": ("harmless",)}, [(2, reason)])
 
 
-def test_lines_that_are_no_rows_are_refused(tmp_path):
+def test_malformed_lines_are_refused(tmp_path):
     _, problems = read_lines(tmp_path, "cut", '["a"]', '"a"', "1", "[" * 100_000)
     assert problems == [(line, "the line is no JSON object") for line in range(2, 7)]
 
 
-def test_numbers_and_missing_texts_are_read(tmp_path):
+def test_numbers_and_missing_texts_are_accepted(tmp_path):
     row = {"id": 7, "text": None, "label": 1, "image": None}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "id": 8.0, "text": 12}) + "\n")
     read = read_by_card(own_card("jsonl", ["rows.jsonl"]), tmp_path, "all")
@@ -120,7 +120,7 @@ def test_numbers_and_missing_texts_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("blank", ["\n", "\r\n\r\n", ",,\n"])
-def test_blank_lines_before_the_header_are_none(tmp_path, blank):
+def test_blank_lines_before_the_header_are_skipped(tmp_path, blank):
     (tmp_path / "rows.csv").write_text(f"{blank}id,text,image,label\nm1,a pond,a.png,1\n", newline="")
     read = read_by_card(own_card("csv", ["rows.csv"]), tmp_path, "all")
     assert [m.id for m in read.memes] == ["m1"] and read.problems == ()
@@ -129,7 +129,7 @@ def test_blank_lines_before_the_header_are_none(tmp_path, blank):
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_marks_and_line_ends_are_none_of_a_cell(tmp_path, encoding, end, kind):
+def test_byte_order_marks_and_line_ends_are_not_part_of_cells(tmp_path, encoding, end, kind):
     rows = [["id", "text", "image", "label"], ["m1", "grün", "a.png", "1"], ["m2", "b", "b.png", "0"]]
     if kind == "jsonl":
         lines = [json.dumps(dict(zip(rows[0], row, strict=True)), ensure_ascii=False) for row in rows[1:]]
@@ -144,11 +144,11 @@ def test_marks_and_line_ends_are_none_of_a_cell(tmp_path, encoding, end, kind):
     assert (read.rows, read.problems) == (2, ())
 
 
-def test_tables_are_read_or_refused_line_by_line(tmp_path):
+def test_table_lines_are_read_or_refused_one_by_one(tmp_path):
     text = 'ID,Text,image,label\nm1,"two\nlines",a.png,1\n\nm2,short,1\nm3,"a ""pond""",c.png,0\nm4,a"b,"x"y,0\n'
     (tmp_path / "rows.csv").write_text(text)
     read = read_by_card(own_card("csv", ["rows.csv"]), tmp_path, "all")
-    # Other letters in the header are the same column.
+    # Column names are case-insensitive.
     assert [(m.id, m.text) for m in read.memes] == [("m1", "two\nlines"), ("m3", 'a "pond"')]
     assert [(p.line, p.reason) for p in read.problems] == [
         (5, "the line has 3 cells and not 4"),
@@ -169,13 +169,13 @@ def test_tables_are_read_or_refused_line_by_line(tmp_path):
         read_by_card(own_card("csv", ["rows.csv"]), tmp_path, "all")
 
 
-def test_a_column_that_no_row_has_is_said(tmp_path):
+def test_column_missing_from_all_rows_is_reported(tmp_path):
     (tmp_path / "rows.csv").write_text("id,words,label\na,b,0\n")
     read = read_by_card(own_card("csv", ["rows.csv"], fields={"id": "id", "text": "txt"}), tmp_path, "all")
     assert [p.reason for p in read.problems] == ["no row has the column txt, which the card makes the text of"]
 
 
-def test_rows_left_out_and_rows_of_other_splits_are_counted(tmp_path):
+def test_excluded_rows_and_rows_of_other_splits_are_counted(tmp_path):
     task = {"id": "harm", "kind": "binary", "of": "label", "map": {"1": "a", "0": "b"}, "missing": "drop"}
     splits = [
         {"name": name, "role": "test", "files": ["rows.jsonl"], "where": {"set": name}} for name in ("all", "other")
@@ -188,7 +188,7 @@ def test_rows_left_out_and_rows_of_other_splits_are_counted(tmp_path):
     assert (len(read.memes), len(read.excluded), read.refused, read.elsewhere, read.rows) == (1, 1, 2, 1, 5)
 
 
-def test_names_of_pictures_are_found_but_for_case_ending_and_slashes(tmp_path):
+def test_pictures_are_found_despite_other_case_extension_or_slashes(tmp_path):
     folder = tmp_path / "images"
     (folder / "sub").mkdir(parents=True)
     for name in ("A.JPG", "b.png", "sub/c.png", "d.png", "d.jpg", "e.v2.png"):
@@ -201,7 +201,7 @@ def test_names_of_pictures_are_found_but_for_case_ending_and_slashes(tmp_path):
     assert [path and path.relative_to(folder).as_posix() for path in found] == [
         *("A.JPG", "b.png", "sub/c.png", None, "b.png", "e.v2.png")
     ]
-    assert read.pictures.folder == folder, "a likely folder is found even if no name is there as it is written"
+    assert read.pictures.folder == folder, "a likely folder is found even if no file has exactly the given name"
     with pytest.raises(BadRequest, match="The picture d could be any of"):
         read.picture_of(read.memes[-1])
 
@@ -229,12 +229,12 @@ HOSTILE = ("../secret.csv", "/etc/hosts", "a/../../b.csv", "C:\\x.csv", "..\\x.c
         },
     ],
 )
-def test_a_card_that_leads_out_of_the_directory_is_refused(name, where):
+def test_card_with_paths_outside_the_data_set_is_refused(name, where):
     with pytest.raises(BadRequest, match="leads out of the directory of the data set"):
         own_card("csv", ["a.csv"], **where(name))
 
 
-def test_a_field_of_a_row_leads_nowhere(tmp_path):
+def test_cells_cannot_name_files_outside_the_data_set(tmp_path):
     (tmp_path / "secret.json").write_text('{"words": "secret"}')
     data = tmp_path / "data"
     data.mkdir()
@@ -247,7 +247,7 @@ def test_a_field_of_a_row_leads_nowhere(tmp_path):
     assert {p.reason for p in read.problems} == {"column id: its value can't stand in the name of a file"}
 
 
-def test_a_link_in_place_of_a_file_is_refused(tmp_path):
+def test_links_out_of_the_data_set_are_refused(tmp_path):
     (tmp_path / "secret.jsonl").write_text('{"id": "a", "label": 1}\n')
     data = tmp_path / "data"
     (data / "images").mkdir(parents=True)
@@ -259,7 +259,7 @@ def test_a_link_in_place_of_a_file_is_refused(tmp_path):
     (data / "images/a.png").symlink_to(tmp_path / "secret.jsonl")
     read = read_by_card(own_card("jsonl", ["rows.jsonl"]), data, "all")
     assert read.picture_of(read.memes[0]) is None
-    # The cache of the hub holds files apart from the snapshot that names them, within the same repository.
+    # The hub's cache stores files outside the snapshot that links to them, within the same repository.
     snapshot = tmp_path / "datasets--pond/snapshots/0123"
     (tmp_path / "datasets--pond/blobs").mkdir(parents=True)
     snapshot.mkdir(parents=True)
@@ -269,7 +269,7 @@ def test_a_link_in_place_of_a_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"surprise": 1}, "surprise: there is no such key; docs/datasets.md lists them"),
         ({"title": None}, "title: Input should be a valid string"),
@@ -283,14 +283,14 @@ def test_a_link_in_place_of_a_file_is_refused(tmp_path):
         ({"layout": {"kind": "csv", "never_read": ["text"]}}, "text: a column that is never read, and read"),
     ],
 )
-def test_a_card_that_cannot_be_right_is_refused(change, said):
+def test_invalid_card_is_refused(change, message):
     with pytest.raises(BadRequest) as refused:
         own_card("csv", ["a.csv"], **change)
-    assert said in refused.value.message and refused.value.reason == "CARD_INVALID"
+    assert message in refused.value.message and refused.value.reason == "CARD_INVALID"
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         ({"kind": "binary", "labels": ["a", "b", "c"]}, "has 3 labels, and a binary task has two"),
         ({"labels": ["a"]}, "needs two labels or more"),
@@ -307,21 +307,21 @@ def test_a_card_that_cannot_be_right_is_refused(change, said):
         ({"labels": ["a", "b"], "metrics": ["accuracy"], "official": "f1"}, "official is none of its metrics"),
     ],
 )
-def test_a_task_that_cannot_be_right_is_refused(task, said):
+def test_invalid_task_is_refused(task, message):
     with pytest.raises(BadRequest) as refused:
         own_card("csv", ["a.csv"], tasks=[{"id": "t", "kind": "single", "of": "label"} | task])
-    assert said in refused.value.message
-    # One fault is one sentence: nothing is said of the list that it leaves empty.
+    assert message in refused.value.message
+    # One fault gives one sentence: the list left empty by it is not reported too.
     assert "at least 1 item" not in refused.value.message
 
 
-def test_a_card_in_another_encoding_is_refused_with_what_to_do(tmp_path):
+def test_card_in_another_encoding_is_refused_with_a_remedy(tmp_path):
     (tmp_path / "a.toml").write_bytes('title = "Fr\xf6sche"\n'.encode("latin-1"))
     with pytest.raises(BadRequest, match=r"a\.toml is no TOML: .* Save it as UTF-8\."):
         find_card(str(tmp_path / "a.toml"))
 
 
-def test_a_column_that_no_row_has_is_named_as_such(tmp_path):
+def test_problems_name_columns_missing_from_a_row(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"id": "a", "yes": "1", "harm": "1"}\n')
     (tmp_path / "other.jsonl").write_text('{"id": "a", "value": "1"}\n')
 
@@ -342,15 +342,15 @@ def test_a_column_that_no_row_has_is_named_as_such(tmp_path):
     assert reason(task={"of": {"join": join}}) == joined
 
 
-def test_columns_that_have_the_names_of_our_own_are_not_read(tmp_path):
-    ours = {"@language": ["de"], "@group": {"a": 1}, "@id": "other", "@row": [], "@variant": 2}
-    labels, problems = read_lines(tmp_path, {"id": "m", "text": "a pond", "image": "", "label": 1} | ours)
+def test_columns_with_reserved_names_are_ignored(tmp_path):
+    reserved = {"@language": ["de"], "@group": {"a": 1}, "@id": "other", "@row": [], "@variant": 2}
+    labels, problems = read_lines(tmp_path, {"id": "m", "text": "a pond", "image": "", "label": 1} | reserved)
     assert labels == {"good": ("harmless",), "m": ("harmful",)} and problems == []
     (meme,) = read_by_card(own_card("jsonl", ["rows.jsonl"]), tmp_path, "all").memes[1:]
     assert (meme.id, meme.language, meme.group) == ("m", "", "")
 
 
-def test_a_card_that_is_no_toml_is_refused_with_its_line(tmp_path):
+def test_malformed_or_unknown_cards_are_refused(tmp_path):
     (tmp_path / "a.toml").write_text('format = 1\nid = "a\n')
     with pytest.raises(BadRequest, match=r"a\.toml is no TOML: .*line 2"):
         find_card(str(tmp_path / "a.toml"))
@@ -391,12 +391,12 @@ def test_a_card_that_is_no_toml_is_refused_with_its_line(tmp_path):
         ({"column": "a", "else": {"const": "z"}}, {"a": float("nan")}, "z"),
     ],
 )
-def test_verbs(expression, row, expected):
+def test_expressions_are_evaluated(expression, row, expected):
     assert compile_expression(Expression.model_validate(expression), lambda _: dict)(row) == expected
 
 
 @pytest.mark.parametrize(
-    ("expression", "row", "said"),
+    ("expression", "row", "message"),
     [
         ({"column": "a", "split": "_", "part": 3}, {"a": "x_y"}, "column a: it has 2 parts and no part 3"),
         ({"column": "a", "char": 3}, {"a": "xy"}, "column a: it has 2 characters and none at place 3"),
@@ -404,13 +404,13 @@ def test_verbs(expression, row, expected):
         ({"path": "a.b"}, {"a": "x"}, "column a.b: there is no b in it"),
     ],
 )
-def test_verbs_refuse(expression, row, said):
+def test_expressions_refuse_bad_cells(expression, row, message):
     with pytest.raises(BadCell) as refused:
         compile_expression(Expression.model_validate(expression), lambda _: dict)(row)
-    assert str(refused.value) == said
+    assert str(refused.value) == message
 
 
-def test_several_annotators_make_a_label_or_none(tmp_path):
+def test_votes_of_annotators_are_combined_into_a_label(tmp_path):
     task = {"id": "harm", "kind": "single", "of": {"list": ["a", "b", "c"]}, "labels": ["x", "y", "z"]}
     task |= {"votes": {"rule": "majority", "least": 2}}
     card = own_card("jsonl", ["rows.jsonl"], tasks=[task], fields={"id": "id"})
@@ -429,7 +429,7 @@ def test_several_annotators_make_a_label_or_none(tmp_path):
     assert "harm" not in read_by_card(lax, tmp_path, "all").memes[1].gold
 
 
-ODD = (
+ODD_CELLS = (
     *(None, "", float("nan"), "nan", "None", "N/A", 0, 1, True, 0.5, 10**30, float("inf"), "0.0", "True", " 1", "１"),
     *([], [1], {}, {"a": 1}, "a\nb", "a\r\nb", 'q"uote', "\ufeff1", "\u200b", "x" * 300, "x" * 20_000, "a/" * 300),
     *("C:\\a\\b.png", "\\\\srv\\a.png", "../b.png", "/etc/hosts", "B.PNG", "b", "http://i.example/b.png?z=1"),
@@ -438,7 +438,7 @@ ODD = (
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "json", "json-map"])
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_cells_hold_every_row_is_read_or_refused_and_a_draft_is_a_card(tmp_path, kind, seed):
+def test_rows_with_odd_cells_are_read_or_refused_and_a_draft_is_valid(tmp_path, kind, seed):
     rng = random.Random(f"{kind} {seed}")
     (tmp_path / "images").mkdir()
     (tmp_path / "images/b.png").write_bytes(png_of((1, 2, 3)))
@@ -446,8 +446,8 @@ def test_whatever_cells_hold_every_row_is_read_or_refused_and_a_draft_is_a_card(
     for number in range(60):
         row = {"id": f"m{number}", "text": f"a pond, {number}", "image": "b.png", "label": number % 2}
         for column in rng.sample(list(row), rng.choice((0, 1, 2))):
-            # Few of the label's own, so that its column is still told for one by a draft.
-            row[column] = rng.choice(ODD[10:18] if column == "label" else ODD)
+            # Few odd labels, so that a draft still recognises the column as a label.
+            row[column] = rng.choice(ODD_CELLS[10:18] if column == "label" else ODD_CELLS)
         rows.append(row)
     path = tmp_path / f"rows.{kind.replace('-map', '')}"
     if kind in ("csv", "tsv"):
@@ -460,13 +460,13 @@ def test_whatever_cells_hold_every_row_is_read_or_refused_and_a_draft_is_a_card(
     card = own_card(kind, [path.name])
     read = read_by_card(card, tmp_path, "all")
     assert len(read.memes) + read.refused == read.rows == 60 and 20 < len(read.memes) < 60
-    # Each that was refused has its place and, but for a row that is none, the column.
+    # Each refused row is reported with its line and column.
     refused = [problem for problem in read.problems if problem.line]
     assert len(refused) == read.refused and all(one.source == path.name for one in refused)
     assert all(one.reason.startswith("column ") for one in refused)
     assert all(len(meme.gold["harm"]) == 1 for meme in read.memes)
     found = asyncio.run(check(dataset_of_card(card), tmp_path))
     (split,) = found.splits
-    # It tells of doubled ids by themselves.
+    # The check reports duplicate ids separately.
     assert split.memes + split.refused == split.rows == 60 and split.memes >= len(read.memes)
     card_of(tomllib.loads(draft_card(tmp_path, "drafted")), "drafted.toml")

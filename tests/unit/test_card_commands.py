@@ -1,4 +1,4 @@
-"""Commands about cards: drafting, showing and fetching; and the folder of one's own cards."""
+"""Commands for cards: drafting, showing and fetching; and the folder of custom cards."""
 
 import hashlib
 import json
@@ -25,8 +25,8 @@ def run(*arguments):
     return CliRunner().invoke(cli, ["datasets", *map(str, arguments)])
 
 
-def drawn(root, form):
-    """A data set that nobody has a card of: two splits, a binary, a single and a multi task."""
+def uncarded_data_set(root, form):
+    """A data set without a card: two splits, and a binary, a single-label and a multi-label task."""
     for split, count in (("train", 40), ("test", 12)):
         rows = [
             {
@@ -50,11 +50,11 @@ def drawn(root, form):
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv"])
-def test_a_draft_reads_what_it_was_drafted_from(tmp_path, form):
-    data = drawn(tmp_path, form)
+def test_drafted_card_reads_its_data_set(tmp_path, form):
+    data = uncarded_data_set(tmp_path, form)
     out = tmp_path / "mine.toml"
-    said = run("card", "new", data, "--id", "mine", "--out", out)
-    assert said.exit_code == 0 and "guesses to check" in said.output
+    ran = run("card", "new", data, "--id", "mine", "--out", out)
+    assert ran.exit_code == 0 and "guesses to check" in ran.output
     card = read_card(out)
     assert [(split.name, split.role) for split in card.splits] == [("test", "test"), ("train", "train")]
     read = read_by_card(card, data, "train")
@@ -70,7 +70,7 @@ def test_a_draft_reads_what_it_was_drafted_from(tmp_path, form):
     assert run("card", "new", data, "--out", out).exit_code == 2
 
 
-def test_a_common_file_is_drafted_with_its_column_of_splits(tmp_path):
+def test_draft_detects_a_split_column(tmp_path):
     rows = [(n, f"a pond {n}", ("train", "test", "dev")[n % 3], ("x", "y")[n % 2]) for n in range(30)]
     write_table(tmp_path / "all.csv", ("id", "text", "split", "label"), rows)
     out = tmp_path / "mine.toml"
@@ -82,14 +82,14 @@ def test_a_common_file_is_drafted_with_its_column_of_splits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "wanted"),
+    ("names", "expected_files"),
     [
         (("data/train-{}-of-00002", "data/val-{}-of-00002"), ("data/train-*", "data/val-*")),
-        # As the datasets library saves a split, in a folder of its own.
+        # As saved by the datasets library: a folder for each split.
         (("train/data-{}-of-00002", "val/data-{}-of-00002"), ("train/data-*", "val/data-*")),
     ],
 )
-def test_the_shards_of_a_split_are_drafted_as_one_split(tmp_path, names, wanted):
+def test_draft_merges_shards_of_a_split(tmp_path, names, expected_files):
     for split, name in enumerate(names):
         for shard in range(2):
             rows = [(2 * n + shard, f"pond {split} {n} {shard}", "xy"[n % 2]) for n in range(10)]
@@ -97,12 +97,12 @@ def test_the_shards_of_a_split_are_drafted_as_one_split(tmp_path, names, wanted)
     out = tmp_path / "mine.toml"
     assert run("card", "new", tmp_path, "--out", out).exit_code == 0
     found = [(split.name, split.role.value, *split.files) for split in read_card(out).splits]
-    assert found == [("train", "train", f"{wanted[0]}.csv"), ("val", "validation", f"{wanted[1]}.csv")]
+    assert found == [("train", "train", f"{expected_files[0]}.csv"), ("val", "validation", f"{expected_files[1]}.csv")]
     assert "# rows = 20" in out.read_text()
     assert len(read_by_card(read_card(out), tmp_path, "train").memes) == 20
 
 
-def test_files_of_several_years_are_no_shards(tmp_path):
+def test_draft_does_not_take_files_of_several_years_for_shards(tmp_path):
     for year in (2020, 2021):
         rows = [(f"{year}-{n}", f"pond {year} {n}", "xy"[n % 2]) for n in range(10)]
         write_table(tmp_path / f"train-{year}.csv", ("id", "text", "label"), rows)
@@ -110,11 +110,11 @@ def test_files_of_several_years_are_no_shards(tmp_path):
     assert 'name = "train-2020"' in drafted and 'name = "train-2021"' in drafted
 
 
-def test_a_split_without_rows_is_a_finding_and_ids_steer_no_terminal(tmp_path):
+def test_check_reports_empty_splits_and_escapes_ids(tmp_path):
     (tmp_path / "train.csv").write_text("id,text,label\n")
     row = {"text": "a pond", "label": "x"}
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row | {"id": id_}) + "\n" for id_ in ("a", "b\x1b[2J\n")))
-    # Two cards, as each names one kind of file.
+    # Two cards, because a card names one kind of file.
     for kind, name in (("csv", "train.csv"), ("jsonl", "test.jsonl")):
         (tmp_path / f"{kind}.toml").write_text(
             f'format = 1\nid = "a"\ntitle = "A"\nlayout = {{ kind = "{kind}" }}\n'
@@ -128,7 +128,7 @@ def test_a_split_without_rows_is_a_finding_and_ids_steer_no_terminal(tmp_path):
     assert "text twice" in twice and "\x1b" not in twice and "(b" in twice
 
 
-def test_no_value_of_a_file_gets_out_of_its_quotes_in_a_draft(tmp_path):
+def test_draft_quotes_values_safely(tmp_path):
     values = ["a\nevil = 1", 'b"] #', "c\\"]
     rows = [{"id": n, "text": f"a pond, {n}", "label": values[n % 3]} for n in range(30)]
     (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -138,14 +138,14 @@ def test_no_value_of_a_file_gets_out_of_its_quotes_in_a_draft(tmp_path):
     assert counts_of(read, "label") == dict.fromkeys(values, 10)
 
 
-def test_what_cannot_be_drafted_is_said(tmp_path):
+def test_draft_explains_why_it_is_impossible(tmp_path):
     assert "no file of rows" in run("card", "new", tmp_path).output
     write_table(tmp_path / "a.csv", ("id", "text"), [(n, f"a pond {n}") for n in range(30)])
     assert "No column of a.csv looks like a label" in run("card", "new", tmp_path).output
     assert "is not there" in run("card", "new", tmp_path / "none").output
 
 
-def test_a_card_is_shown_and_a_folder_of_cards_is_read(tmp_path, monkeypatch):
+def test_cards_are_shown_and_read_from_a_custom_folder(tmp_path, monkeypatch):
     shown = run("card", "show", "multi3hate")
     assert shown.exit_code == 0 and 'id = "multi3hate"' in shown.output
     (tmp_path / "cards").mkdir()
@@ -166,7 +166,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The calls of the Hugging Face hub that its client makes to download a repository."""
+    """A fake Hugging Face hub with the calls that its client needs to download a repository."""
 
     def log_message(self, *_):
         pass
@@ -200,7 +200,7 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path):
+def test_data_set_is_fetched_from_the_hub(tmp_path):
     card = tmp_path / "frogs.toml"
     card.write_text(
         'format = 1\nid = "frogs"\ntitle = "Frogs"\nlicence = "CC0"\nlayout = {kind = "jsonl", hub = "pond/frogs"}\n'
@@ -218,42 +218,46 @@ def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path):
         other = tmp_path / "toads.toml"
         other.write_text(card.read_text().replace("pond/frogs", "pond/toads"))
         command[-3] = str(other)
-        gone = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        unknown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     finally:
         server.shutdown()
         server.server_close()
-    away = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert away.returncode == 1 and "could not be had from the hub (ConnectError)" in away.stderr
+    unreachable = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert unreachable.returncode == 1 and "could not be had from the hub (ConnectError)" in unreachable.stderr
     assert done.returncode == 0, done.stderr
     assert "Frogs: CC0" in done.stderr and not (tmp_path / "data/README.md").exists()
     read = read_by_card(read_card(card), tmp_path / "data", "train")
     assert [meme.gold["green"] for meme in read.memes] == [("green",), ("brown",)]
-    assert gone.returncode == 1 and "could not be had from the hub" in gone.stderr and "Traceback" not in gone.stderr
+    assert (
+        unknown.returncode == 1
+        and "could not be had from the hub" in unknown.stderr
+        and "Traceback" not in unknown.stderr
+    )
 
 
-def test_a_card_without_a_repository_is_not_fetched(tmp_path):
-    said = run("fetch", "pridemm", "--out", tmp_path / "data")
-    assert said.exit_code == 1 and "names no repository" in said.output
+def test_fetching_a_card_without_a_repository_is_refused(tmp_path):
+    ran = run("fetch", "pridemm", "--out", tmp_path / "data")
+    assert ran.exit_code == 1 and "names no repository" in ran.output
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_benchmark_reads_what_it_drew(tmp_path, kind):
+def test_benchmark_reads_all_generated_rows(tmp_path, kind):
     write_rows(tmp_path, 500, kind)
     assert [work(tmp_path, kind) for work in (WORKS | WHOLE).values()] == [500] * 5
 
 
 @pytest.mark.slow
-def test_the_benchmark_at_a_small_scale():
+def test_benchmark_runs_at_a_small_scale():
     result = datasets(rows=2000)
     assert {"csv_over_bare", "jsonl_over_bare", "check_bytes_per_further_row"} <= result.figures.keys()
     assert result.goals.keys() <= result.figures.keys()
-    # docs/datasets.md names both.
+    # docs/datasets.md quotes both.
     assert {"run_bytes_per_meme", "build_bytes_per_meme"} <= result.figures.keys()
     assert all(result.within_bound(f"{kind}_rows_lost") for kind in KINDS)
 
 
 def peak_of(work, place, kind):
-    """Bytes of Python's memory that reading takes at its height."""
+    """Peak of Python's memory while reading, in bytes."""
     tracemalloc.start()
     try:
         work(place, kind)
@@ -264,8 +268,8 @@ def peak_of(work, place, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch, kind):
-    # Much fewer in memory at once than usual, so that a few thousand rows show what would grow.
+def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, monkeypatch, kind):
+    # Much smaller buffers than usual, so that a few thousand rows reveal growth.
     for name in ("name_set._MOST", "check_table._PAGE", "record_files._BATCH"):
         monkeypatch.setattr(f"eval.datasets.{name}", 100)
     monkeypatch.setattr("eval.perf.datasets._SAMPLE", 50)
@@ -274,7 +278,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch, kind):
         write_rows(tmp_path / name, rows, kind)
     for work in WORKS.values():
         work(tmp_path / "few", kind)  # imports and caches
-        # The least of several: Python's table of names of files grows now and then, whatever is read.
+        # The least of three: Python's table of file names grows now and then, whatever is read.
         few, many = (min(peak_of(work, tmp_path / name, kind) for _ in range(3)) for name in ("few", "many"))
-        # A name alone takes 50, and a meme over a thousand.
+        # A name alone takes 50 bytes, a meme over a thousand.
         assert (many - few) / 2500 < 20, work.__name__

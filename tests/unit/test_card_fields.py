@@ -1,4 +1,4 @@
-"""Language, group and votes of a data set's card: in runs, subgroups, annotators' figures and exports."""
+"""Language, group and votes from a data set's card: in runs, subgroups, annotator statistics and exports."""
 
 import json
 
@@ -67,12 +67,12 @@ def data(tmp_path):
 
 
 def invoke(*args, code=0):
-    told = CliRunner().invoke(cli, [str(arg) for arg in args])
-    assert told.exit_code == code, told.output
-    return told.stdout if code == 0 else told.output
+    ran = CliRunner().invoke(cli, [str(arg) for arg in args])
+    assert ran.exit_code == code, ran.output
+    return ran.stdout if code == 0 else ran.output
 
 
-def test_a_split_s_memes_have_the_fields_of_the_card_and_the_votes_on_harm(data):
+def test_memes_have_the_card_s_fields_and_votes(data):
     memes = read_split(find_dataset(str(data / "card.toml")), data, "test").memes
     assert [meme.language for meme in memes] == ["de", "", "", "de", "", ""]
     assert [meme.group for meme in memes] == ["card 0", "card 0", "card 1", "card 1", "card 2", "card 2"]
@@ -81,7 +81,7 @@ def test_a_split_s_memes_have_the_fields_of_the_card_and_the_votes_on_harm(data)
 
 
 @pytest.mark.slow
-def test_what_the_card_says_of_memes_reaches_all_that_is_made_of_a_run(data, monkeypatch):
+def test_card_fields_reach_reports_subgroups_and_exports_of_a_run(data, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(data / "home"))
     run = ("run", "--dataset", data / "card.toml", "--data", data, "--text-only")
     invoke(*run, "--language", "card", "--out", data / "run")
@@ -95,7 +95,7 @@ def test_what_the_card_says_of_memes_reaches_all_that_is_made_of_a_run(data, mon
     assert groups_of(results, "group")[0]["test4"] == ("card 2",)
     by_mood = json.loads(invoke("subgroups", data / "run", "--by", "mood", "--json"))["tables"][0]["groups"]
     assert {one["name"]: one["n"] for one in by_mood} == {"grim": 3, NO_LABEL: 2, NONE: 1}
-    # The same rule, but that memes of no group have no row of their own.
+    # The same rule, except that memes without a group have no row.
     parts = json.loads(invoke("report", data / "run", "--by", "mood", "--json"))["by"]
     assert {one["label"]: one["n"] for one in parts} == {"grim": 3, NO_LABEL: 2}
     parts = json.loads(invoke("report", data / "run", "--by", "language", "--json"))["by"]
@@ -121,33 +121,33 @@ def test_what_the_card_says_of_memes_reaches_all_that_is_made_of_a_run(data, mon
 
 
 @pytest.mark.slow
-def test_answers_to_a_question_are_exported_and_never_taken_for_verdicts(data, monkeypatch):
+def test_classification_answers_are_exported_but_never_used_as_verdicts(data, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(data / "home"))
-    asked = data / "asked"
+    answers_run = data / "asked"
     named = ("--dataset", data / "card.toml", "--data", data)
-    invoke("classify", *named, "--task", "mood", "--inputs", "text", "--out", asked)
-    results = read_results(asked)
+    invoke("classify", *named, "--task", "mood", "--inputs", "text", "--out", answers_run)
+    results = read_results(answers_run)
     assert len(results.judged) == 5
-    assert "No label of mood has enough memes" in invoke("labels", "noise", asked, code=1)
-    tables = json.loads(invoke("subgroups", asked, "--by", "group", "--json"))["tables"]
+    assert "No label of mood has enough memes" in invoke("labels", "noise", answers_run, code=1)
+    tables = json.loads(invoke("subgroups", answers_run, "--by", "group", "--json"))["tables"]
     assert [(table["task"], table["label"]) for table in tables] == [("mood", ""), ("mood", "merry"), ("mood", "grim")]
     assert {group["name"]: group["n"] for group in tables[0]["groups"]} == {"card 0": 1, "card 1": 2, "card 2": 2}
-    assert "leave --protocol out" in invoke("subgroups", asked, "--by", "group", "--protocol", "plain", code=2)
-    invoke("export", asked, "--parquet", data / "asked.parquet")
+    assert "leave --protocol out" in invoke("subgroups", answers_run, "--by", "group", "--protocol", "plain", code=2)
+    invoke("export", answers_run, "--parquet", data / "asked.parquet")
     for row, one in zip(pq.read_table(data / "asked.parquet").to_pylist(), results.judged, strict=True):
         assert row["outcome"] == "ANSWERED" and row["gold_mood"] == list(one.meme.tasks["mood"])
         assert row["said_mood"] == list(one.prediction.said["mood"].labels)
-    invoke("export", asked, "--every-eval-ever", data / "eee", "--organization", "Blueland Institute")
+    invoke("export", answers_run, "--every-eval-ever", data / "eee", "--organization", "Blueland Institute")
     (record,) = (data / "eee").rglob("*.json")
-    first, *rest = json.loads(record.read_text())["evaluation_results"]
-    assert first["evaluation_name"].endswith("(mood): exact") and len(rest) > 3
+    first, *others = json.loads(record.read_text())["evaluation_results"]
+    assert first["evaluation_name"].endswith("(mood): exact") and len(others) > 3
     (lines,) = (data / "eee").rglob("*_samples.jsonl")
     samples = [json.loads(line) for line in lines.read_text().splitlines()]
     share = sum(sample["evaluation"]["score"] for sample in samples) / len(samples)
     assert share == pytest.approx(first["score_details"]["score"])
 
 
-def test_a_language_that_is_none_is_told_before_anything_is_made(data, monkeypatch):
+def test_invalid_language_is_refused_before_the_run_starts(data, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(data / "home"))
     run = ("run", "--dataset", data / "card.toml", "--data", data, "--text-only", "--language", "card")
     (data / "test.jsonl").write_text((data / "test.jsonl").read_text().replace('"de"', '"not a tag"'))

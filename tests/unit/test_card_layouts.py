@@ -1,4 +1,4 @@
-"""Every public layout, drawn by us: read to known counts by the card that comes with the program, or one of our own."""
+"""Every public layout, with generated rows: bundled or custom cards read them with the expected counts."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def write_jsonl(path: Path) -> None:
 
 
 def write_arrow_stream(path: Path) -> None:
-    # As the datasets library saves a split: a stream, pictures as their names and bytes.
+    # As saved by the datasets library: a stream, pictures as names and bytes.
     table = arrow.Table.from_pylist([row | {"image": {"bytes": b"x", "path": row["image"]}} for row in ROWS])
     with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=3)
@@ -85,7 +85,7 @@ def write_parquet(path: Path) -> None:
         ("arrow", write_arrow_file),
     ],
 )
-def test_every_format_gives_the_same_memes(tmp_path, kind, write):
+def test_every_file_format_gives_the_same_memes(tmp_path, kind, write):
     write(tmp_path / "rows.data")
     (tmp_path / "images").mkdir()
     (tmp_path / "images/m4.png").write_bytes(png_of((1, 2, 3)))
@@ -96,7 +96,7 @@ def test_every_format_gives_the_same_memes(tmp_path, kind, write):
     assert read.picture_of(read.memes[4]) == tmp_path / "images/m4.png"
 
 
-def test_a_split_may_lie_in_several_files(tmp_path):
+def test_split_is_read_from_several_files(tmp_path):
     (tmp_path / "data").mkdir()
     for shard, rows in enumerate((ROWS[:3], ROWS[3:])):
         parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / f"data/train-0000{shard}-of-00002.parquet")
@@ -107,7 +107,7 @@ def test_a_split_may_lie_in_several_files(tmp_path):
         read_by_card(own_card("parquet", ["data/train-*.parquet"]), tmp_path, "all")
 
 
-def test_a_tree_of_pictures_has_its_labels_in_names_of_folders(tmp_path):
+def test_picture_tree_takes_labels_from_folder_names(tmp_path):
     for n, name in enumerate(("calm/a.png", "calm/b.jpg", "loud/deep/c.png", "loud/notes.txt")):
         path = tmp_path / "pictures" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,14 +151,14 @@ def test_fhm_fine_has_three_tasks(tmp_path):
     assert read_by_card(find_card("fhm-fine"), tmp_path, "test").memes[0].gold == {}
 
 
-def test_mami_has_its_kinds(tmp_path):
+def test_mami_has_kinds_of_misogyny(tmp_path):
     header = ("file_name", "misogynous", "shaming", "stereotype", "objectification", "violence", "Text Transcription")
     write_table(tmp_path / "TRAINING/training.csv", header, [("1.jpg", 1, 0, 1, 0, 1, "x")], "\t")
     (read,) = read_by_card(find_card("mami"), tmp_path, "train").memes
     assert read.gold == {"misogynous": ("misogynous",), "kinds": ("stereotype", "violence")}
 
 
-def test_pride_mm_parts_a_common_file_by_a_column(tmp_path):
+def test_pride_mm_splits_its_file_by_a_column(tmp_path):
     rows = [
         ("1.png", "pond", "train", 1, 2, 1, 0),
         ("2.png", "None", "train", 0, "None", 2, 1),
@@ -171,7 +171,7 @@ def test_pride_mm_parts_a_common_file_by_a_column(tmp_path):
     read = read_by_card(find_card("pridemm"), tmp_path, "train")
     assert (len(read.memes), read.elsewhere, read.refused, read.rows) == (2, 2, 2, 6)
     assert read.memes[0].gold["target"] == ("community",) and read.memes[0].gold["stance"] == ("support",)
-    # None is a word of the file for no text, and a target is labelled of hateful memes alone.
+    # The file writes None for no text, and only hateful memes have a target.
     assert read.memes[1].text == "" and "target" not in read.memes[1].gold
     assert [(p.line, p.reason) for p in read.problems] == [
         (6, "column split: it names no split of the card (test, train, val, validation)"),
@@ -179,14 +179,14 @@ def test_pride_mm_parts_a_common_file_by_a_column(tmp_path):
     ]
 
 
-def test_multi_off_is_read_with_the_spelling_of_its_files(tmp_path):
+def test_multi_off_accepts_the_spellings_of_its_files(tmp_path):
     rows = [("a.png", "pond", "offensive"), ("b.png", "pond", "Non-offensiv"), ("c.png", "pond", "Offensive ")]
     write_table(tmp_path / "Split Dataset/Testing_meme_dataset.csv", ("image_name", "sentence", "label"), rows)
     read = read_by_card(find_card("multioff"), tmp_path, "test")
     assert counts_of(read, "offensive") == {"offensive": 2, "not offensive": 1}
 
 
-def test_memotion_takes_the_gold_of_its_test_split_from_another_file_by_the_order_of_rows(tmp_path):
+def test_memotion_joins_test_labels_by_row_order(tmp_path):
     folder = tmp_path / "memotion_dataset_7k"
     header = ("", "image_name", "text_ocr", "text_corrected", "humour", "sarcasm", "offensive", "motivational")
     train = [(0, "1.jpg", "raw", "", "hilarious", "general", "slight", "not_motivational", "very_positive")]
@@ -209,7 +209,7 @@ def test_memotion_takes_the_gold_of_its_test_split_from_another_file_by_the_orde
         read_by_card(find_card("memotion"), tmp_path, "test")
 
 
-def test_mmhs150k_has_votes_and_ids_of_its_splits(tmp_path):
+def test_mmhs150k_has_votes_and_splits_by_ids(tmp_path):
     votes = {"11": [0, 0, 0], "12": [1, 1, 2], "13": [1, 2, 3], "14": [0, 5, 0], "15": [0, 1, 2]}
     rows = {id_: {"tweet_text": f"pond {id_}", "labels": found, "tweet_url": "u"} for id_, found in votes.items()}
     (tmp_path / "MMHS150K_GT.json").write_text(json.dumps(rows))
@@ -229,7 +229,7 @@ def test_mmhs150k_has_votes_and_ids_of_its_splits(tmp_path):
     assert [problem.reason for problem in read.problems] == ["1 ids of the split have no row in the file"]
 
 
-def test_a_folder_of_pictures_is_found_by_late_rows_too(tmp_path, monkeypatch):
+def test_picture_folder_is_found_even_by_late_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("eval.datasets.card_split._FIRST", 5)
     rows = [row | {"image": "m6.png" if row["id"] == "m6" else ""} for row in ROWS]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Data-set cards: what they refuse, and how memes are read by them."""
+"""Data-set cards: reading memes by them, and the errors they raise."""
 
 import csv
 import hashlib
@@ -65,7 +65,7 @@ def multi3hate(root: Path, count: int = 4) -> Path:
     return root
 
 
-def test_every_card_that_comes_with_the_program_can_be_read():
+def test_bundled_cards_are_valid():
     for id_ in card_files():
         card = find_card(id_)
         assert card.id == id_ and card.title and card.citation and card.licence and card.source_url and card.verified
@@ -81,19 +81,19 @@ def test_climate_memes_have_a_stance_and_frames(tmp_path):
     assert meme.gold == {"stance": ("convinced",), "frames": ("REAL", "HOAX")}
     assert (meme.id, meme.text, meme.caption, meme.group) == ("3", "row 3\nsecond", "pond 3", "pond")
     assert (meme.language, meme.file, meme.line) == ("en", "dataset/test_split.csv", 5)
-    # The paper spells the frame otherwise than its file.
+    # The paper spells this frame differently from its file.
     assert read.memes[32 % 24].gold["frames"] == ("IMPACT",)
     assert read.picture_of(meme) == tmp_path / "images/3.jpg" and read.picture_of(read.memes[4]) is None
     assert "Ada" not in meme.model_dump_json()
 
 
-def test_no_trial_is_scored_where_no_label_says_harmful(tmp_path):
+def test_runs_are_refused_for_cards_without_a_harm_label(tmp_path):
     with pytest.raises(BadRequest, match="has no table court"):
         read_split(find_dataset("climatememes"), climate(tmp_path), "test")
-    said = CliRunner().invoke(
+    ran = CliRunner().invoke(
         cli, ["run", "--dataset", "climatememes", "--data", str(tmp_path), "--out", str(tmp_path / "run")]
     )
-    assert said.exit_code != 0 and "no table court" in said.output
+    assert ran.exit_code != 0 and "no table court" in ran.output
 
 
 def test_multi3hate_has_a_label_by_each_of_five_juries(tmp_path):
@@ -123,7 +123,7 @@ def test_multi3hate_has_a_label_by_each_of_five_juries(tmp_path):
 
 
 def languages_card(tmp_path, **changes):
-    """A card of two languages and two juries with rows of each, by its file."""
+    """Writes a card with two languages and two juries, and rows of each; returns its path."""
     for split in ("train", "test"):
         for language in ("en", "de"):
             write_table(tmp_path / f"{split}_{language}.csv", ("n", "A", "B"), [(n, n % 2, 0) for n in range(4)])
@@ -142,55 +142,55 @@ def languages_card(tmp_path, **changes):
     return tmp_path / "kites.toml"
 
 
-def test_the_parts_of_a_split_are_no_splits_beside_it(tmp_path):
+def test_language_parts_of_a_split_are_not_counted_again(tmp_path):
     dataset = find_dataset(f"{languages_card(tmp_path)}:A")
     assert set(dataset.splits) == {"train", "train:en", "train:de", "test", "test:en", "test:de"}
-    # Precedents are of all splits to train on: each row once, and not again by its language.
+    # Precedents come from all training splits: each row once, not again for its language.
     assert [split.name for split in dataset.of_role(SplitRole.TRAIN)] == ["train"]
     assert dataset.first_test() == "test"
 
 
-def test_published_classes_of_juries_are_compared_with_and_without_one(tmp_path):
+def test_check_compares_published_class_counts_by_jury(tmp_path):
     card = languages_card(tmp_path)
     differs = "! test: count differs: {}8 no; published: 6 no, 2 yes"
 
-    def said(name):
+    def output_of(name):
         return CliRunner().invoke(cli, ["datasets", "check", str(tmp_path), "--dataset", name]).output
 
-    assert differs.format("harm:B: ") in said(str(card)) and "harm:A:" not in said(str(card))
-    assert differs.format("") in said(f"{card}:B") and "count differs" not in said(f"{card}:A")
+    assert differs.format("harm:B: ") in output_of(str(card)) and "harm:A:" not in output_of(str(card))
+    assert differs.format("") in output_of(f"{card}:B") and "count differs" not in output_of(f"{card}:A")
 
 
 @pytest.mark.parametrize(
     "command", [["run"], ["classify", "--task", "harm:A"], ["classify", "--task", "harm:A", "--split", "template"]]
 )
-def test_a_card_without_a_test_split_asks_for_one(tmp_path, command):
+def test_commands_ask_for_a_split_when_the_card_has_no_test_split(tmp_path, command):
     card = languages_card(tmp_path, test="validation")
-    given = ["--dataset", f"{card}:A" if command == ["run"] else str(card), "--data", str(tmp_path)]
-    said = CliRunner().invoke(cli, [*command, *given, "--out", str(tmp_path / "run")])
-    assert said.exit_code in (1, 2) and not (tmp_path / "run").exists()
-    assert "Kites has no split of the role test. Name the split to judge: train, train:en" in said.output
+    options = ["--dataset", f"{card}:A" if command == ["run"] else str(card), "--data", str(tmp_path)]
+    ran = CliRunner().invoke(cli, [*command, *options, "--out", str(tmp_path / "run")])
+    assert ran.exit_code in (1, 2) and not (tmp_path / "run").exists()
+    assert "Kites has no split of the role test. Name the split to judge: train, train:en" in ran.output
 
 
 @pytest.mark.parametrize("metric", ["acuracy", "f1:maybe"])
 @pytest.mark.parametrize(
     "command", [["datasets", "check", "DATA"], ["classify", "--task", "harm:A", "--data", "DATA", "--out", "OUT"]]
 )
-def test_a_metric_that_there_is_none_of_is_said_before_anything_is_asked(tmp_path, command, metric):
+def test_unknown_metric_is_refused_before_any_model_call(tmp_path, command, metric):
     card = languages_card(tmp_path)
     card.write_text(card.read_text().replace('variants = ["A", "B"]', f'variants = ["A", "B"]\nmetrics = ["{metric}"]'))
     places = {"DATA": str(tmp_path), "OUT": str(tmp_path / "run")}
-    said = CliRunner().invoke(cli, [*(places.get(word, word) for word in command), "--dataset", str(card)])
-    assert said.exit_code in (1, 2) and f"names the metric '{metric}'. There are: accuracy, " in said.output
+    ran = CliRunner().invoke(cli, [*(places.get(word, word) for word in command), "--dataset", str(card)])
+    assert ran.exit_code in (1, 2) and f"names the metric '{metric}'. There are: accuracy, " in ran.output
     assert not (tmp_path / "run").exists()
 
 
-def test_a_jury_is_named_behind_the_card_too(tmp_path):
+def test_missing_jury_error_explains_how_to_name_one(tmp_path):
     with pytest.raises(BadRequest, match=r"one of A, B behind the data set or the card: kites:A, FILE\.toml:A\."):
         read_split(find_dataset(str(languages_card(tmp_path))), tmp_path, "test")
 
 
-def test_a_data_set_of_several_languages_is_recognised_by_the_rows_of_a_file(tmp_path):
+def test_multilingual_data_set_is_recognised_by_its_row_counts(tmp_path):
     (tmp_path / "published").mkdir()
     (tmp_path / "other").mkdir()
     assert [one.id for one in recognised(multi3hate(tmp_path / "published", 300))] == ["multi3hate"]
@@ -198,14 +198,14 @@ def test_a_data_set_of_several_languages_is_recognised_by_the_rows_of_a_file(tmp
         recognised(multi3hate(tmp_path / "other", 4))
 
 
-def test_a_run_without_a_train_split_says_so(tmp_path):
+def test_run_without_a_train_split_is_refused(tmp_path):
     data = multi3hate(tmp_path)
-    given = ["--dataset", "multi3hate:US", "--data", str(data), "--split", "all:en", "--out", str(tmp_path / "run")]
-    said = CliRunner().invoke(cli, ["run", *given, "--procedure", "summary"])
-    assert said.exit_code != 0 and "has no train split" in said.output
+    options = ["--dataset", "multi3hate:US", "--data", str(data), "--split", "all:en", "--out", str(tmp_path / "run")]
+    ran = CliRunner().invoke(cli, ["run", *options, "--procedure", "summary"])
+    assert ran.exit_code != 0 and "has no train split" in ran.output
 
 
-def test_a_card_of_ones_own_is_named_by_its_file(tmp_path):
+def test_custom_card_is_named_by_its_file(tmp_path):
     (tmp_path / "mine.jsonl").write_text(
         "".join(json.dumps({"n": n, "words": f"pond {n}", "bad": n % 2}) + "\n" for n in range(4))
     )
@@ -277,16 +277,16 @@ def mami(root: Path) -> Path:
         ("mami", SourceFormat.MAMI, mami),
     ],
 )
-def test_a_card_reads_what_the_library_s_own_reader_reads(tmp_path, id_, layout, written):
-    """Two implementations: a card, and the reader of single files, which knew the data sets before there were cards."""
+def test_cards_read_the_same_memes_as_the_library_s_reader(tmp_path, id_, layout, written):
+    """Compares two implementations: a card, and the older reader of single files."""
     path = written(tmp_path)
     read = read_split(find_dataset(id_), tmp_path, "train")
     rows = read_source(Source(path, format=layout, name=f"{id_} train"))
     unique = [row for n, row in enumerate(rows.good) if row.id not in {one.id for one in rows.good[:n]}]
     harmful = [row.label is Label.HARMFUL for row in unique]
-    said = [(m.id, m.line, m.image, m.text, m.source_label, m.targets) for m in read.memes]
-    assert said == [(row.id, row.line, row.image, row.text, row.source_label, row.categories) for row in unique]
-    assert [meme.harmful for meme in read.memes] == harmful and len(said) > 3
+    labelled = [(m.id, m.line, m.image, m.text, m.source_label, m.targets) for m in read.memes]
+    assert labelled == [(row.id, row.line, row.image, row.text, row.source_label, row.categories) for row in unique]
+    assert [meme.harmful for meme in read.memes] == harmful and len(labelled) > 3
     assert {problem.line for problem in rows.problems} <= {problem.line for problem in read.problems}
     assert len(read.memes) + len(read.problems) == len(rows.good) + len(rows.problems)
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()

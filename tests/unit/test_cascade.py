@@ -1,4 +1,4 @@
-"""The cascade: precedents settle what they are sure of, the rest goes to trial."""
+"""The cascade: precedents decide the sure cases, the others go to trial."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def cascade(found, cast=None):
 
 
 @pytest.mark.parametrize("labels", [[H] * 5, [N] * 5])
-def test_what_the_vote_is_sure_of_costs_no_call(labels):
+def test_sure_vote_needs_no_model_call(labels):
     record, cast = cascade(findings(labels, settles=SETTLES))
     assert cast.calls() == 0
     assert record.verdict.label is labels[0]
@@ -30,11 +30,11 @@ def test_what_the_vote_is_sure_of_costs_no_call(labels):
     "found",
     [
         findings([H, N, H, N, H], settles=SETTLES),  # not sure
-        findings([H] * 5),  # a library that has not shown what it settles
-        findings([N] * 5, text=0.1, picture=0.1, settles=SETTLES),  # too far to have a vote
+        findings([H] * 5),  # a library without a sure range
+        findings([N] * 5, text=0.1, picture=0.1, settles=SETTLES),  # too dissimilar for a vote
     ],
 )
-def test_the_rest_goes_to_trial_with_what_was_found_already(found):
+def test_unsure_cases_go_to_trial_with_the_precedents_already_found(found):
     record, cast = cascade(found)
     assert record.last(Described) is not None
     assert record.verdict.harm_score_meaning is ScoreMeaning.LABEL_PROBABILITY
@@ -43,7 +43,7 @@ def test_the_rest_goes_to_trial_with_what_was_found_already(found):
     assert cast.requests("judge")
 
 
-def test_one_side_may_settle_alone():
+def test_sure_range_can_cover_only_one_label():
     only_harm = SETTLES.model_copy(update={"below": -1.0})
     assert cascade(findings([H] * 5, settles=only_harm))[1].calls() == 0
     assert cascade(findings([N] * 5, settles=only_harm))[1].calls() > 0

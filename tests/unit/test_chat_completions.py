@@ -1,4 +1,4 @@
-"""The model client against the stand-in, over a real socket: every way a call can go wrong, counted at the server."""
+"""The chat client against a fake server over a real socket: every failure mode, with calls counted at the server."""
 
 import asyncio
 import base64
@@ -53,27 +53,27 @@ SCHEMA = {
 @asynccontextmanager
 async def court_and_server(settings=None, **model):
     server = FakeModelServer(settings or Settings(api_key=KEY), keep=True)
-    given = {"model": "stand-in", "api_key": KEY, "pause_s": 0.01, "pause_max_s": 0.02, **model}
+    options = {"model": "stand-in", "api_key": KEY, "pause_s": 0.01, "pause_max_s": 0.02, **model}
     async with serving(server) as port:
-        chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", **given)
+        chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", **options)
         try:
             yield chat, server
         finally:
             await chat.aclose()
 
 
-def talking(steps, settings=None, **model):
-    """Runs ``steps(chat, server)``."""
+def with_server(scenario, settings=None, **model):
+    """Runs ``scenario(chat, server)`` and returns its result."""
 
     async def run():
         async with court_and_server(settings, **model) as (chat, server):
-            return await steps(chat, server)
+            return await scenario(chat, server)
 
     return asyncio.run(asyncio.wait_for(run(), 200))
 
 
-def answered(status, body, steps):
-    """What comes of steps with a model whose server answers everything so."""
+def with_fixed_answer(status, body, scenario):
+    """Runs ``scenario(model, port)`` with a server that gives the same answer to every request."""
 
     async def answer(reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -88,7 +88,7 @@ def answered(status, body, steps):
         port = listening.sockets[0].getsockname()[1]
         model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m", attempts=1)
         try:
-            return await steps(model, port)
+            return await scenario(model, port)
         finally:
             await model.aclose()
             listening.close()
@@ -97,23 +97,23 @@ def answered(status, body, steps):
 
 
 def failing(script, *, within_s=60.0, settings=None, request=HELLO, **model):
-    """The error that a call ends with when the server does these things, and how often the server was asked."""
+    """The error of a call when the server plays this script of faults, and the number of requests it got."""
 
-    async def steps(chat, server):
+    async def scenario(chat, server):
         server.faults.script(script)
         with pytest.raises(CourtError) as caught:
             await chat.reply(request, within_s=within_s)
         return caught.value, server.stats.calls
 
-    return talking(steps, settings, **model)
+    return with_server(scenario, settings, **model)
 
 
-def test_a_reply_in_the_server_s_own_figures():
-    async def steps(chat, server):
+def test_reply_carries_the_server_s_usage_figures():
+    async def scenario(chat, server):
         long = ChatRequest(system="You are brief.", parts=("a word " * 40,), reply_schema=None, max_tokens=64)
         return [await chat.reply(long, within_s=60) for _ in range(2)], server
 
-    (first, second), server = talking(steps, Settings(call_s=0.05, api_key=KEY))
+    (first, second), server = with_server(scenario, Settings(call_s=0.05, api_key=KEY))
     assert (first.finish, first.model, first.tokens_out) == (FinishReason.STOP, "stand-in", 20)
     assert first.tokens_in == server.stats.prompt_tokens // 2 == 2 + 4 + 80
     assert (first.tokens_cached, second.tokens_cached) == (0, 5 * BLOCK)
@@ -125,26 +125,26 @@ def test_a_reply_in_the_server_s_own_figures():
     assert set(sent) == {"model", "messages", "max_tokens", "temperature"}
 
 
-def test_pictures_arrive_byte_for_byte_in_their_place():
-    async def steps(chat, server):
+def test_pictures_arrive_byte_for_byte_in_order():
+    async def scenario(chat, server):
         await chat.reply(
             ChatRequest(system="s", parts=("before", FRAME, "after"), reply_schema=None, max_tokens=9), within_s=60
         )
         return server.requests[0]["messages"][1]["content"]
 
-    before, picture, after = talking(steps)
+    before, picture, after = with_server(scenario)
     assert (before, after) == ({"type": "text", "text": "before"}, {"type": "text", "text": "after"})
     head, data = picture["image_url"]["url"].split(",")
     assert head == "data:image/png;base64" and base64.b64decode(data) == PNG
     assert set(picture) == {"type", "image_url"}
 
 
-def test_a_schema_passes_through():
-    async def steps(chat, server):
+def test_schema_is_sent_as_response_format():
+    async def scenario(chat, server):
         request = ChatRequest(system="s", parts=("p",), reply_schema=SCHEMA, max_tokens=64)
         return await chat.reply(request, within_s=60), server.requests[0]
 
-    reply, sent = talking(steps)
+    reply, sent = with_server(scenario)
     assert reply.text == '{"label":"HARMFUL"}' and not reply.schema_in_words
     assert sent["response_format"] == {
         "type": "json_schema",
@@ -152,22 +152,22 @@ def test_a_schema_passes_through():
     }
 
 
-def test_a_schema_is_told_in_words_after_all_else_where_the_server_knows_none():
-    async def steps(chat, server):
+def test_schema_is_appended_in_words_for_servers_without_schemas():
+    async def scenario(chat, server):
         reply = await chat.reply(ChatRequest("s", ("p", FRAME), SCHEMA, 64), within_s=60)
         free = await chat.reply(ChatRequest("s", ("p", FRAME), None, 64), within_s=60)
-        # Whoever makes the messages again has to know.
+        # Needed to rebuild the messages later.
         assert reply.schema_in_words and not free.schema_in_words
         return server.requests[0]
 
-    sent = talking(steps, capabilities=Capabilities(json_schema=False))
+    sent = with_server(scenario, capabilities=Capabilities(json_schema=False))
     assert "response_format" not in sent
     assert sent["messages"][0]["content"] == "s"
     assert sent["messages"][1]["content"][-1] == {"type": "text", "text": in_words(SCHEMA)}
     assert '"enum":["HARMFUL","NOT_HARMFUL"]' in in_words(SCHEMA)
 
 
-ALWAYS = 9  # more than are ever asked for
+ALWAYS = 9  # more than the client ever tries
 
 
 @pytest.mark.parametrize(
@@ -180,17 +180,17 @@ ALWAYS = 9  # more than are ever asked for
         (["301"] * ALWAYS, ModelRefused, "MODEL_REFUSED", 1),
         (["401"] * ALWAYS, ModelRefused, "MODEL_UNAUTHORISED", 1),
         (["403"] * ALWAYS, ModelRefused, "MODEL_UNAUTHORISED", 1),
-        # Turned away unread: asked as often as it is allowed to.
+        # Refused unread: all attempts are used.
         (["408"] * ALWAYS, Unavailable, "MODEL_BUSY", 4),
         (["409"] * ALWAYS, Unavailable, "MODEL_BUSY", 4),
         (["429"] * ALWAYS, Unavailable, "MODEL_BUSY", 4),
         (["503"] * ALWAYS, Unavailable, "MODEL_BUSY", 4),
-        # May have been worked on: once more.
+        # May have been processed: one retry.
         (["500"] * ALWAYS, Unavailable, "MODEL_GONE", 2),
         (["502"] * ALWAYS, Unavailable, "MODEL_GONE", 2),
         (["504"] * ALWAYS, Unavailable, "MODEL_GONE", 2),
         (["reset"] * ALWAYS, Unavailable, "MODEL_GONE", 2),
-        # Has been worked on: never again.
+        # Has been processed: no retry.
         (["501"] * ALWAYS, Unavailable, "MODEL_GONE", 1),
         (["cut"] * ALWAYS, Unavailable, "MODEL_GONE", 1),
         (["garbage"] * ALWAYS, Unavailable, "MODEL_GARBLED", 1),
@@ -199,17 +199,17 @@ ALWAYS = 9  # more than are ever asked for
         (["no_choices"] * ALWAYS, Unavailable, "MODEL_GARBLED", 1),
         (["duplicate"] * ALWAYS, Unavailable, "MODEL_GARBLED", 1),
         (["abort"] * ALWAYS, Unavailable, "MODEL_GARBLED", 1),
-        # One kind of failure after another.
+        # Different failures in a row.
         (["503", "429", "500"], Unavailable, "MODEL_GONE", 3),
         (["503", "400"], ModelRefused, "MODEL_REFUSED", 2),
     ],
 )
-def test_every_failure_has_its_error_and_its_number_of_tries(script, kind, reason, calls):
-    error, asked = failing(script)
+def test_each_failure_has_its_error_and_number_of_attempts(script, kind, reason, calls):
+    error, calls_made = failing(script)
     assert type(error) is kind
-    assert (error.reason, asked) == (reason, calls)
+    assert (error.reason, calls_made) == (reason, calls)
     if kind is ModelRefused:
-        assert str(error.status) == script[asked - 1]
+        assert str(error.status) == script[calls_made - 1]
 
 
 @pytest.mark.parametrize(
@@ -221,28 +221,28 @@ def test_every_failure_has_its_error_and_its_number_of_tries(script, kind, reaso
         ("empty", FinishReason.STOP, ""),
     ],
 )
-def test_how_a_reply_ended_is_told_apart(fault, finish, text):
-    async def steps(chat, server):
+def test_finish_reasons_are_distinguished(fault, finish, text):
+    async def scenario(chat, server):
         server.faults.script([fault])
         return await chat.reply(HELLO, within_s=60)
 
-    reply = talking(steps)
+    reply = with_server(scenario)
     assert reply.finish is finish
     assert text is None or reply.text == text
 
 
 @pytest.mark.parametrize("script", [["503"], ["429", "503", "408"], ["reset"], ["500"]])
-def test_what_passes_is_waited_out(script):
-    async def steps(chat, server):
+def test_temporary_failures_are_retried(script):
+    async def scenario(chat, server):
         server.faults.script(script)
         reply = await chat.reply(HELLO, within_s=60)
         return reply, server.stats.calls
 
-    reply, calls = talking(steps)
+    reply, calls = with_server(scenario)
     assert reply.finish is FinishReason.STOP and calls == len(script) + 1
 
 
-def test_nobody_there():
+def test_refused_connection_is_unavailable():
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
 
@@ -256,16 +256,16 @@ def test_nobody_there():
         assert asyncio.run(run()).reason == "MODEL_GONE"
 
 
-def test_a_server_is_left_alone_for_as_long_as_it_asks():
-    async def steps(chat, server):
+def test_retry_after_is_respected():
+    async def scenario(chat, server):
         server.faults.script(["503:0.3"])
         reply = await chat.reply(HELLO, within_s=60)
         return reply.latency_s
 
-    assert talking(steps) >= 0.3
+    assert with_server(scenario) >= 0.3
 
 
-def test_a_pause_beyond_the_deadline_is_not_waited_for():
+def test_retry_delay_beyond_the_deadline_fails_at_once():
     began = time.monotonic()
     error, calls = failing(["429:300", "ok"])
     assert time.monotonic() - began < 60
@@ -273,67 +273,70 @@ def test_a_pause_beyond_the_deadline_is_not_waited_for():
 
 
 @pytest.mark.parametrize("fault", ["hang", "slow:100", "drip:100"])
-def test_the_deadline_is_kept_and_the_call_not_made_again(fault):
-    async def steps(chat, server):
+def test_slow_call_times_out_without_retry(fault):
+    async def scenario(chat, server):
         server.faults.script([fault] * ALWAYS)
         began = time.monotonic()
         with pytest.raises(Overrun) as caught:
             await chat.reply(HELLO, within_s=1.0)
         took = time.monotonic() - began
-        await seen(server, disconnects=1)
+        await wait_for_stats(server, disconnects=1)
         return caught.value, took, server.stats.calls
 
-    error, took, calls = talking(steps)
+    error, took, calls = with_server(scenario)
     assert (error.reason, calls) == ("MODEL_TOO_SLOW", 1)
-    assert 1.0 <= took < 60  # the least that these faults last is longer
+    assert 1.0 <= took < 60  # these faults last longer than that
 
 
-def test_the_deadline_holds_for_all_tries_together():
-    async def steps(chat, server):
+def test_deadline_covers_all_attempts():
+    async def scenario(chat, server):
         server.faults.script(["503", "503", "hang"])
         began = time.monotonic()
         with pytest.raises(Overrun):
             await chat.reply(HELLO, within_s=3)
         return time.monotonic() - began, server.stats.calls
 
-    took, calls = talking(steps)
+    took, calls = with_server(scenario)
     assert took < 60 and calls == 3
 
 
 @pytest.mark.parametrize("within_s", [0, -1.0])
-def test_without_time_nothing_is_asked(within_s):
+def test_expired_deadline_makes_no_call(within_s):
     error, calls = failing([], within_s=within_s)
     assert error.reason == "MODEL_TOO_SLOW" and calls == 0
 
 
-async def seen(server, *, within_s=60.0, **wanted):
-    """Waits until the server has seen so much."""
+async def wait_for_stats(server, *, within_s=60.0, **wanted):
+    """Waits until the server's counters reach these values."""
     until = time.monotonic() + within_s
     while any(getattr(server.stats, name) < count for name, count in wanted.items()):
         assert time.monotonic() < until, server.stats
         await asyncio.sleep(0.005)
 
 
+seen = wait_for_stats  # the name that test_quarantine.py imports
+
+
 def test_cancelling_reaches_the_server():
-    async def steps(chat, server):
-        asking = [asyncio.create_task(chat.reply(HELLO, within_s=60)) for _ in range(200)]
-        await seen(server, running=200)
-        for task in asking:
+    async def scenario(chat, server):
+        calls = [asyncio.create_task(chat.reply(HELLO, within_s=60)) for _ in range(200)]
+        await wait_for_stats(server, running=200)
+        for task in calls:
             task.cancel()
-        await seen(server, disconnects=200)
+        await wait_for_stats(server, disconnects=200)
         assert server.stats.running == 0
-        results = await asyncio.gather(*asking, return_exceptions=True)
+        results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in results)
 
-    talking(steps, Settings(call_s=60, api_key=KEY))
+    with_server(scenario, Settings(call_s=60, api_key=KEY))
 
 
 @pytest.mark.parametrize("end", ["answered", "refused", "gone", "late", "cancelled"])
-def test_what_a_call_showed_is_gone_with_it(end):
-    """At once: it shows pictures, and the collector looks for what holds itself by number alone."""
+def test_finished_call_frees_its_request_at_once(end):
+    """Memory must be freed at once, without the garbage collector: requests hold pictures."""
     script = {"answered": [], "refused": ["503", "400"], "gone": ["reset"] * ALWAYS}.get(end, ["hang"])
 
-    async def ended(chat):
+    async def outcome_of_call(chat):
         request = ChatRequest(system="s", parts=(FRAME, "what is this?"), reply_schema=None, max_tokens=9)
         call = asyncio.ensure_future(chat.reply(request, within_s=0.5 if end == "late" else 60))
         if end == "cancelled":
@@ -350,24 +353,24 @@ def test_what_a_call_showed_is_gone_with_it(end):
         except asyncio.CancelledError:
             return "cancelled"
         finally:
-            del call  # what it raises remembers this frame
+            del call  # its exception refers to this frame
         return "answered"
 
-    async def steps(chat, server):
+    async def scenario(chat, server):
         server.faults.script(script)
         with uncollected(ChatRequest, Failure, httpx2.Request) as left:
-            assert await ended(chat) == end
+            assert await outcome_of_call(chat) == end
             return await soon(left)
 
-    assert talking(steps) == []
+    assert with_server(scenario) == []
 
 
-def test_a_cancelled_call_leaves_the_connections_fit_for_others():
+def test_cancelled_calls_leave_connections_usable():
     async def run():
         async with http_client(connections=50) as http, court_and_server(http=http) as (chat, server):
             server.faults.script(["hang"] * 50)
             hanging = [asyncio.create_task(chat.reply(HELLO, within_s=60)) for _ in range(50)]
-            await seen(server, calls=50)
+            await wait_for_stats(server, calls=50)
             for task in hanging:
                 task.cancel()
             replies = await asyncio.gather(*(chat.reply(HELLO, within_s=60) for _ in range(50)))
@@ -378,28 +381,28 @@ def test_a_cancelled_call_leaves_the_connections_fit_for_others():
     assert asyncio.run(run()) == 50
 
 
-def test_200_calls_side_by_side():
-    async def steps(chat, server):
+def test_client_makes_200_calls_concurrently():
+    async def scenario(chat, server):
         requests = [ChatRequest("s", (f"number {i}", FRAME), None, 64) for i in range(200)]
         all_there, work = asyncio.Event(), server._work
 
         async def together(payload, fault):
             if server.stats.running == 200:
                 all_there.set()
-            await all_there.wait()  # none is answered before the last has come
+            await all_there.wait()  # no answer before the last request has arrived
             return await work(payload, fault)
 
         server._work = together
         replies = await asyncio.gather(*(chat.reply(request, within_s=100) for request in requests))
         return len(replies), server.stats.max_running
 
-    assert talking(steps) == (200, 200)
+    assert with_server(scenario) == (200, 200)
 
 
-def collect(steps, caplog, settings=None, **model):
-    """What could be read of a call: its error, with all that it came from, and every line that was logged."""
+def collect(scenario, caplog, settings=None, **model):
+    """All text that a failed call exposes: its error with the causes, and every line logged."""
     caplog.set_level(logging.DEBUG)
-    error = talking(steps, settings, **model)
+    error = with_server(scenario, settings, **model)
     text = "".join(traceback.format_exception(error)) + error.message + repr(error)
     return text + "".join(f"{record.getMessage()}{record.exc_text}" for record in caplog.records)
 
@@ -408,14 +411,14 @@ SENT = ["The meme says:\nNo more boats for\npeople from Blueland!", KEY]
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("server_message", "shown"),
     [
         ("At most 4 image(s) may be provided in one prompt.", "At most 4 image(s) may be provided in one prompt."),
         ("The model `qwen` can't take\n a reply  schema", "The model … can't take a reply schema"),
         ("x" * 20 + " can't be " + "had, " * 100, "x" * 20 + " can't be " + "had, " * 42 + "…"),
         ("Bad input 'No more boats for people from Blueland!'", "Bad input …"),
         ("1 error: {'role': 'user', 'content': 'No more boats'} is no message", "1 error: … is no message"),
-        # Echoes outside of quotation marks, in other letters, other spaces, escaped, cut, encoded.
+        # Echoes outside quotation marks: in other case or spacing, escaped, cut, encoded.
         ("Bad input: No more boats for people from Blueland!", ""),
         ("Bad input: NO MORE BOATS FOR people", ""),
         ("Bad input: ats for\tpeople fr", ""),
@@ -431,15 +434,15 @@ SENT = ["The meme says:\nNo more boats for\npeople from Blueland!", KEY]
         ("", ""),
     ],
 )
-def test_a_refusal_passes_on_words_that_hold_nothing_of_the_request(said, shown):
-    assert quotable(said, SENT) == shown
-    assert quotable(said, []) == "", "an echo of what is not known can't be told"
-    message = of_status(400, {}, said, sent=SENT).error.message
+def test_refusal_quotes_the_server_only_without_echoes_of_the_request(server_message, shown):
+    assert quotable(server_message, SENT) == shown
+    assert quotable(server_message, []) == "", "without the request an echo can't be recognised"
+    message = of_status(400, {}, server_message, sent=SENT).error.message
     assert f"“{shown}”" in message if shown else "It says" not in message
 
 
-def test_a_refusal_names_the_model_and_the_reason():
-    async def steps(chat, server):
+def test_refusal_names_model_and_reason():
+    async def scenario(chat, server):
         messages = []
         for fault in ("400", "404"):
             server.faults.script([fault])
@@ -448,28 +451,28 @@ def test_a_refusal_names_the_model_and_the_reason():
             messages.append(caught.value.message)
         return messages
 
-    refused, unknown = talking(steps)
+    refused, unknown = with_server(scenario)
     assert "(HTTP 400). It says: “" in refused and "does not know the model stand-in" in unknown
 
 
 @pytest.mark.parametrize(
     "script", [["400"], ["401"], ["404"], ["500"] * 2, ["503"] * 4, ["garbage"], ["cut"], ["reset"] * 2, ["hang"]]
 )
-def test_no_prompt_key_or_address_in_any_message_or_log(script, caplog):
-    async def steps(chat, server):
+def test_errors_and_logs_have_no_prompt_key_or_address(script, caplog):
+    async def scenario(chat, server):
         server.faults.script(script)
         try:
             await chat.reply(HELLO, within_s=0.5)
         except CourtError as error:
             return error.with_traceback(None)
 
-    text = collect(steps, caplog)
+    text = collect(scenario, caplog)
     assert "127.0.0.1" not in text and MARKER not in text and KEY not in text
-    # A refusal alone is explained in the server's own words.
+    # Only a refusal quotes the server.
     assert ("as told" in text) == (script == ["400"])
 
 
-def test_nothing_from_the_environment_is_sent(monkeypatch):
+def test_client_ignores_openai_and_proxy_environment_variables(monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_ADMIN_KEY"):
         monkeypatch.setenv(name, "from-the-environment")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
@@ -494,70 +497,70 @@ def test_nothing_from_the_environment_is_sent(monkeypatch):
     assert len(heads) == 1 and b"from-the-environment" not in heads[0]
 
 
-def test_too_many_pictures_are_refused_before_anything_is_sent():
+def test_too_many_pictures_are_refused_before_sending():
     error, calls = failing([], request=ChatRequest("s", (FRAME, FRAME), None, 9), capabilities=Capabilities(pictures=1))
     assert isinstance(error, ModelRefused) and error.reason == "MODEL_TOO_MANY_PICTURES" and calls == 0
 
 
-def test_a_picture_is_sent_once_and_named_by_its_digest_from_then_on():
-    async def steps(chat, server):
+def test_picture_is_sent_once_and_then_named_by_its_digest():
+    async def scenario(chat, server):
         request = ChatRequest("s", ("p", FRAME), None, 9)
         for _ in range(2):
             await chat.reply(request, within_s=60)
-        server._pictures.clear()  # as when vLLM drops it from its cache
+        server._pictures.clear()  # as if vLLM evicted it from its cache
         await chat.reply(request, within_s=60)
         return [sent["messages"][1]["content"][1] for sent in server.requests]
 
-    first, second, dropped, again = talking(steps, capabilities=Capabilities(picture_ids=True))
+    first, second, dropped, again = with_server(scenario, capabilities=Capabilities(picture_ids=True))
     assert {part["uuid"] for part in (first, second, again)} == {hashlib.sha256(PNG).hexdigest()}
     assert first["image_url"]["url"].startswith("data:image/png;base64,") and again == first
     assert second["image_url"] is None and dropped == second
 
 
-def test_odds_of_chosen_tokens_keep_their_true_mass():
-    async def steps(chat, server):
+def test_odds_of_chosen_tokens_are_not_normalised():
+    async def scenario(chat, server):
         odds = [await chat.odds(HELLO, ("B", "A"), within_s=60) for _ in range(2)]
         return odds, server
 
-    odds, server = talking(steps, capabilities=Capabilities(log_probs=LogProbs.CHOSEN))
+    odds, server = with_server(scenario, capabilities=Capabilities(log_probs=LogProbs.CHOSEN))
     assert odds[0].masses == pytest.approx((0.3, 0.6)) and odds[0].reply.tokens_out == 1
     sent = server.requests[0]
     assert sent["max_tokens"] == 1 and len(sent["logprob_token_ids"]) == 2 and sent["logprobs"] is True
     assert "response_format" not in sent and "allowed_token_ids" not in sent
 
 
-def test_odds_among_the_most_likely_tokens():
-    async def steps(chat, server):
+def test_odds_are_taken_from_the_most_likely_tokens():
+    async def scenario(chat, server):
         return await chat.odds(HELLO, ("A", "C"), within_s=60), server.requests[0]
 
-    odds, sent = talking(steps, capabilities=Capabilities(log_probs=LogProbs.TOP))
+    odds, sent = with_server(scenario, capabilities=Capabilities(log_probs=LogProbs.TOP))
     assert odds.masses == pytest.approx((0.6, 0.0)) and sent["top_logprobs"] == 20
 
 
-def test_odds_where_there_are_none():
-    async def steps(chat, server):
+def test_odds_are_none_for_a_server_without_log_probabilities():
+    async def scenario(chat, server):
         return await chat.odds(HELLO, ("A", "B"), within_s=60), server.stats.calls
 
-    assert talking(steps) == (None, 0)
+    assert with_server(scenario) == (None, 0)
 
 
-def test_odds_of_what_is_no_single_token():
-    async def steps(chat, server):
+def test_odds_of_a_multi_token_option_are_refused():
+    async def scenario(chat, server):
         with pytest.raises(ModelRefused) as caught:
             await chat.odds(HELLO, ("two words", "B"), within_s=60)
         return caught.value.reason
 
-    assert talking(steps, capabilities=Capabilities(log_probs=LogProbs.CHOSEN)) == "MODEL_OPTION"
+    assert with_server(scenario, capabilities=Capabilities(log_probs=LogProbs.CHOSEN)) == "MODEL_OPTION"
 
 
-def test_odds_that_the_server_leaves_out_are_no_odds():
-    async def steps(chat, server):
+def test_odds_are_empty_when_the_server_omits_them():
+    async def scenario(chat, server):
         return await chat.odds(HELLO, ("A", "B"), within_s=60)
 
     lesser = Settings(api_key=KEY, features=FEATURES - {"log_probs"})
-    for how in (LogProbs.TOP, LogProbs.CHOSEN):
-        # It has said before that it gives them: the trial goes on without a harm score, and knows what the call cost.
-        odds = talking(steps, lesser, capabilities=Capabilities(log_probs=how))
+    for support in (LogProbs.TOP, LogProbs.CHOSEN):
+        # The server claimed to support them: the trial goes on without a harm score, and records the call's cost.
+        odds = with_server(scenario, lesser, capabilities=Capabilities(log_probs=support))
         assert odds.masses == () and odds.reply.tokens_in > 0
 
 
@@ -577,7 +580,7 @@ GOOD = {
     ],
     "usage": {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}},
 }
-FIGURES = {
+METADATA = {
     "id": ("id",),
     "object": ("object",),
     "created": ("created",),
@@ -598,29 +601,29 @@ FIGURES = {
     "cached_tokens": ("usage", "prompt_tokens_details", "cached_tokens"),
 }
 ABSENT = object()
-OF_NO_USE = {"absent": ABSENT, "null": None, "empty": {}, "NaN": float("nan"), "infinite": float("inf"), "bool": True}
+UNUSABLE = {"absent": ABSENT, "null": None, "empty": {}, "NaN": float("nan"), "infinite": float("inf"), "bool": True}
 
 
-@pytest.mark.parametrize("useless", OF_NO_USE)
-@pytest.mark.parametrize("figure", FIGURES)
-def test_a_figure_that_is_of_no_use_costs_no_reply(figure, useless):
-    body, *way, last = copy.deepcopy(GOOD), *FIGURES[figure]
+@pytest.mark.parametrize("unusable", UNUSABLE)
+@pytest.mark.parametrize("field", METADATA)
+def test_unusable_metadata_does_not_fail_the_reply(field, unusable):
+    body, *way, last = copy.deepcopy(GOOD), *METADATA[field]
     place = body
     for step in way:
         place = place[step]
-    if OF_NO_USE[useless] is ABSENT:
+    if UNUSABLE[unusable] is ABSENT:
         del place[last]
     else:
-        place[last] = OF_NO_USE[useless]
+        place[last] = UNUSABLE[unusable]
     answer = read(json.dumps(body).encode(), "http://model/v1")
     reply = answer.reply(0.1)
     assert reply.text == "the reply" and reply.finish is FinishReason.STOP
-    lost = {"usage": {"prompt_tokens", "completion_tokens"}}.get(figure, {figure})
+    lost = {"usage": {"prompt_tokens", "completion_tokens"}}.get(field, {field})
     assert set(reply.unknown) == lost & {"model", "finish_reason", "prompt_tokens", "completion_tokens"}
-    assert answer.first_token() is None or "logprob" not in figure
+    assert answer.first_token() is None or "logprob" not in field
 
 
-def test_what_is_said_and_how_it_ended_are_no_figures():
+def test_bad_content_or_finish_reason_fails_the_reply():
     for content in (7, ["a"], {}, True):
         body = copy.deepcopy(GOOD)
         body["choices"][0]["message"]["content"] = content
@@ -635,7 +638,7 @@ def test_what_is_said_and_how_it_ended_are_no_figures():
 
 
 @pytest.mark.parametrize(
-    ("said", "lengths"),
+    ("server_message", "lengths"),
     [
         (
             "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (4744 in the "
@@ -653,26 +656,26 @@ def test_what_is_said_and_how_it_ended_are_no_figures():
         ("", None),
     ],
 )
-def test_a_context_that_is_too_short_is_told_in_figures(said, lengths):
-    assert context_lengths(said) == lengths
-    failure = of_status(400, {}, said)
+def test_context_overflow_is_reported_with_token_counts(server_message, lengths):
+    assert context_lengths(server_message) == lengths
+    failure = of_status(400, {}, server_message)
     assert failure.error.reason == ("MODEL_REFUSED" if lengths is None else "MODEL_CONTEXT_TOO_SHORT")
     for length in lengths or ():
         assert length is None or f"{length:,}" in failure.error.message
-    assert "messages" not in failure.error.message, "nothing of what a server says but figures"
+    assert "messages" not in failure.error.message, "only numbers are quoted from the server"
 
 
-def test_a_server_that_refuses_for_its_context_is_read_over_the_wire():
-    async def steps(model, address):
+def test_context_overflow_is_reported_over_the_wire():
+    async def scenario(model, address):
         with pytest.raises(ModelRefused) as caught:
             await model.reply(HELLO, within_s=60)
         return caught.value
 
     body = json.dumps({"error": {"message": "maximum context length is 4096 tokens, you asked for 5000", "code": 400}})
-    assert "4,096" in answered(400, body.encode(), steps).message
+    assert "4,096" in with_fixed_answer(400, body.encode(), scenario).message
 
 
-def test_a_word_with_and_without_a_space_is_one_option():
+def test_tokens_with_and_without_a_space_count_as_one_option():
     body = (
         b'{"model":"m","choices":[{"message":{"content":"A"},"finish_reason":"length","logprobs":{"content":[{"token":'
         b'"A","logprob":-0.7,"top_logprobs":[{"token":"A","logprob":-1.0},{"token":" A","logprob":-2.0},{"token":"AB",'
@@ -680,7 +683,7 @@ def test_a_word_with_and_without_a_space_is_one_option():
     )
     answer = read(body)
     assert masses_of_words(answer.first_token(), ["A", "B"]) == pytest.approx((0.36788 + 0.13534, 0.0), abs=1e-4)
-    assert answer.reply(0.1).tokens_in == 0  # there was no usage
+    assert answer.reply(0.1).tokens_in == 0  # the reply has no usage
 
 
 VLLM = {"priorities": True, "ends_loops": True, "penalties": True}
@@ -688,7 +691,7 @@ VLLM_FEATURES = {"priorities", "repetition_detection", "penalties"}
 
 
 @pytest.mark.parametrize(
-    ("lacking", "more", "capabilities", "said"),
+    ("lacking", "more", "capabilities", "expected"),
     [
         (set(), {}, Capabilities(True, 4, LogProbs.CHOSEN, True, True, prefix_cache=True, **VLLM), []),
         (
@@ -711,22 +714,22 @@ VLLM_FEATURES = {"priorities", "repetition_detection", "penalties"}
         ),
     ],
 )
-def test_what_a_server_can_do_is_found_out(lacking, more, capabilities, said):
-    async def steps(chat, server):
+def test_probe_detects_capabilities(lacking, more, capabilities, expected):
+    async def scenario(chat, server):
         found = await probe(chat, within_s=60)
         assert chat.capabilities == found.capabilities
         return found
 
-    found = talking(steps, Settings(features=FEATURES - lacking, api_key=KEY, **more))
+    found = with_server(scenario, Settings(features=FEATURES - lacking, api_key=KEY, **more))
     assert found.capabilities == capabilities
-    assert len(found.sentences) == len(said)
-    for sentence, part in zip(found.sentences, said, strict=True):
+    assert len(found.sentences) == len(expected)
+    for sentence, part in zip(found.sentences, expected, strict=True):
         assert part in sentence
 
 
 @pytest.mark.parametrize("parser", [True, False])
 @pytest.mark.parametrize(
-    ("thinks", "found", "said"),
+    ("thinks", "found", "expected"),
     [
         ("", Thinking.NONE, ""),
         ("template", Thinking.TEMPLATE, "it is told not to"),
@@ -734,19 +737,19 @@ def test_what_a_server_can_do_is_found_out(lacking, more, capabilities, said):
         ("always", Thinking.ALWAYS, "can't be told not to"),
     ],
 )
-def test_a_model_that_thinks_first_is_told_not_to_where_it_can_be(thinks, found, said, parser):
-    async def steps(chat, server):
+def test_thinking_is_switched_off_where_possible(thinks, found, expected, parser):
+    async def scenario(chat, server):
         sentences = (await probe(chat, within_s=60)).sentences
         odds = await chat.odds(HELLO, ("A", "B"), within_s=60)
         return sentences, odds, await chat.reply(HELLO, within_s=60)
 
     settings = Settings(api_key=KEY, thinks=thinks, reasoning_parser=parser, odds={"A": 0.6, "B": 0.3})
-    sentences, odds, reply = talking(steps, settings, capabilities=Capabilities())
-    assert [said in sentence for sentence in sentences] == ([True] if said else [])
+    sentences, odds, reply = with_server(scenario, settings, capabilities=Capabilities())
+    assert [expected in sentence for sentence in sentences] == ([True] if expected else [])
     if found is Thinking.ALWAYS:
-        # Its first token is that of a thought: what is left for the letters says nothing.
+        # Its first token belongs to a thought, so the probabilities of the letters mean nothing.
         assert odds is None
-        # A thought has tokens of its own, so that the reply is not cut for it.
+        # Thoughts have their own token budget, so they don't truncate the reply.
         assert reply.finish is FinishReason.STOP
         assert reply.thought.startswith("Let me see") and "think>" not in reply.text
     else:
@@ -754,12 +757,12 @@ def test_a_model_that_thinks_first_is_told_not_to_where_it_can_be(thinks, found,
 
 
 @pytest.mark.parametrize("thoughts", [True, False])
-def test_where_some_roles_are_to_think_it_is_not_said_that_none_does(thoughts):
-    async def steps(chat, server):
+def test_probe_message_depends_on_roles_that_think(thoughts):
+    async def scenario(chat, server):
         return (await probe(chat, within_s=10, thoughts=thoughts)).sentences
 
-    (said,) = talking(steps, Settings(api_key=KEY, thinks="template"), capabilities=Capabilities())
-    assert ("in roles that are not to think" in said) is thoughts
+    (sentence,) = with_server(scenario, Settings(api_key=KEY, thinks="template"), capabilities=Capabilities())
+    assert ("in roles that are not to think" in sentence) is thoughts
 
 
 @pytest.mark.parametrize(
@@ -767,31 +770,36 @@ def test_where_some_roles_are_to_think_it_is_not_said_that_none_does(thoughts):
     [
         ("<think>I wonder.</think>\n{}", "I wonder.", "\n{}", True),
         (" <think>I wond", "I wond", "", True),
-        ("I wonder.</think>{}", "", "I wonder.</think>{}", True),  # opened in the prompt; taken off where it is parsed
+        (
+            "I wonder.</think>{}",
+            "",
+            "I wonder.</think>{}",
+            True,
+        ),  # opened in the prompt; removed when the reply is parsed
         ('{"text": "a meme that says <think>"}', "", '{"text": "a meme that says <think>"}', False),
         ("", "", "", False),
     ],
 )
-def test_a_thought_that_no_server_tells_apart_is_told_by_its_tags(content, thought, text, thinks):
+def test_unparsed_thoughts_are_recognised_by_their_tags(content, thought, text, thinks):
     body = {"model": "m", "choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
     answer = read(json.dumps(body).encode())
     reply = answer.reply(0.1)
     assert (reply.thought, reply.text, answer.thinks) == (thought, text, thinks)
 
 
-def test_a_model_at_several_servers_thinks_as_much_as_the_worst_of_them():
+def test_model_on_several_servers_thinks_as_much_as_the_worst():
     assert weakest([Capabilities(thinking=each) for each in Thinking]).thinking is Thinking.ALWAYS
     assert weakest([Capabilities(), Capabilities(thinking=Thinking.EFFORT)]).thinking is Thinking.EFFORT
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-@pytest.mark.parametrize("useless", [None, 7, ["a"], ""])
-def test_a_thought_is_read_by_either_name_and_costs_no_reply(name, useless):
+@pytest.mark.parametrize("unusable", [None, 7, ["a"], ""])
+def test_thought_is_read_under_both_field_names(name, unusable):
     message = {"role": "assistant", "content": "Yes.", name: " I wonder. "}
     body = {"model": "m", "choices": [{"message": message, "finish_reason": "stop"}]}
     read_body = lambda: read(json.dumps(body).encode()).reply(0.1)  # noqa: E731
     assert (read_body().thought, read_body().text) == ("I wonder.", "Yes.")
-    message[name] = useless
+    message[name] = unusable
     assert (read_body().thought, read_body().text) == ("", "Yes.")
 
 
@@ -806,24 +814,24 @@ def test_a_thought_is_read_by_either_name_and_costs_no_reply(name, useless):
         ({}, {"script": ["ok", "hang"]}, "MODEL_TOO_SLOW"),
     ],
 )
-def test_a_server_that_can_t_be_probed(model, settings, reason):
-    async def steps(chat, server):
+def test_probe_failures_have_a_reason(model, settings, reason):
+    async def scenario(chat, server):
         with pytest.raises(CourtError) as caught:
             await probe(chat, within_s=1 if reason == "MODEL_TOO_SLOW" else 60)
         return caught.value.reason
 
-    assert talking(steps, Settings(api_key=KEY, **settings), **model) == reason
+    assert with_server(scenario, Settings(api_key=KEY, **settings), **model) == reason
 
 
 @pytest.mark.parametrize("body", [b"<html></html>", b"[]", b'{"data":[{"id":7}]}', b"", b'{"data":"m"}', b"\xff"])
-def test_side_answers_are_read_as_strictly(body):
+def test_malformed_bodies_are_refused(body):
     for reader in (read_models, read_tokens, read):
         with pytest.raises(Failure) as caught:
             reader(body)
         assert caught.value.error.reason == "MODEL_GARBLED"
 
 
-def test_a_web_page_where_the_models_should_be():
+def test_probe_of_a_web_page_is_refused():
     async def run():
         async def page(reader, writer):
             await reader.readuntil(b"\r\n\r\n")
@@ -843,11 +851,11 @@ def test_a_web_page_where_the_models_should_be():
     assert asyncio.run(run()) == "MODEL_GARBLED"
 
 
-def test_a_feature_answered_by_500_is_a_feature_that_it_lacks():
-    async def steps(chat, server):
+def test_feature_answered_with_500_counts_as_missing():
+    async def scenario(chat, server):
         return (await probe(chat, within_s=60)).capabilities
 
-    assert not talking(steps, Settings(api_key=KEY, script=["ok", "500", "500"])).json_schema
+    assert not with_server(scenario, Settings(api_key=KEY, script=["ok", "500", "500"])).json_schema
 
 
 @pytest.mark.parametrize(
@@ -864,7 +872,7 @@ def test_a_feature_answered_by_500_is_a_feature_that_it_lacks():
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
     ],
 )
-def test_retry_after(header, seconds):
+def test_retry_after_is_parsed(header, seconds):
     assert retry_after({"retry-after": header}) == seconds
 
 
@@ -877,24 +885,24 @@ def test_retry_after(header, seconds):
         ("words", "MODEL_GARBLED", ""),
     ],
 )
-def test_an_error_with_the_status_of_a_success_is_that_error(error, reason, limit):
+def test_error_in_a_200_response_is_raised(error, reason, limit):
     with pytest.raises(Failure) as caught:
         read(json.dumps({"error": error}).encode())
     assert caught.value.error.reason == reason and limit in caught.value.error.message
 
 
-def test_a_body_may_begin_with_a_mark():
+def test_body_may_start_with_a_byte_order_mark():
     choice = {"index": 0, "message": {"content": "yes"}}
     assert read(b"\xef\xbb\xbf" + json.dumps({"choices": [choice]}).encode()).reply(0.1).text == "yes"
 
 
-def test_retry_after_as_a_date():
+def test_retry_after_may_be_a_date():
     at = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 100))
     assert 90 < retry_after({"retry-after": at}) <= 100
 
 
 @pytest.mark.parametrize("status", range(300, 600))
-def test_every_status_has_an_error(status):
+def test_every_error_status_is_mapped(status):
     failure = of_status(status, {})
     assert isinstance(failure.error, ModelRefused if status < 500 and status not in (408, 409, 429) else Unavailable)
     retried = {408, 409, 429, 500, 502, 503, 504}
@@ -908,7 +916,7 @@ UNUSED = {
     "AgentFileStagingError",
     "AgentOutputParseError",
     "AgentTurnResultError",
-    "ContentFilterFinishReasonError",  # of parse() and streams, as is the next
+    "ContentFilterFinishReasonError",  # of parse() and streams, like the next
     "LengthFinishReasonError",
     "MissingDependencyError",
     "MutuallyExclusiveAuthError",  # of Azure
@@ -918,22 +926,22 @@ UNUSED = {
     "WebSocketQueueFullError",
     "_AmbiguousModuleClientUsageError",
 }
-"""Errors of the SDK that belong to parts of it that we don't use."""
+"""Errors of parts of the SDK that we don't use."""
 
 
-def test_the_sdk_has_no_error_that_nobody_looked_at():
-    def below(kind):
-        return {kind}.union(*(below(child) for child in kind.__subclasses__()))
+def test_every_sdk_error_is_mapped_or_listed_as_unused():
+    def with_subclasses(kind):
+        return {kind}.union(*(with_subclasses(child) for child in kind.__subclasses__()))
 
-    kinds = below(openai.OpenAIError) - {openai.OpenAIError}
+    kinds = with_subclasses(openai.OpenAIError) - {openai.OpenAIError}
     assert openai.RateLimitError in kinds
     unmapped = {kind.__name__ for kind in kinds if not issubclass(kind, tuple(MAPPED))}
     assert unmapped <= UNUSED
     assert of_sdk(openai.OpenAIError()).error.reason == "MODEL_GARBLED"
 
 
-def test_a_picture_that_the_server_lost_is_sent_again_by_each_call_that_named_it():
-    async def steps(chat, server):
+def test_picture_lost_by_the_server_is_resent_by_each_call():
+    async def scenario(chat, server):
         request = ChatRequest("s", ("p", FRAME), None, 9)
         await chat.reply(request, within_s=60)
         server._pictures.clear()
@@ -946,9 +954,9 @@ def test_a_picture_that_the_server_lost_is_sent_again_by_each_call_that_named_it
                 return await ask(request, known=known, **options)
             finally:
                 if named:
-                    await both.wait()  # neither learns that it is lost before the other has named it too
+                    await both.wait()  # both name the picture before either learns that it is lost
 
         sent_to.chat = ask_together
         await asyncio.gather(*(chat.reply(request, within_s=60) for _ in range(2)))
 
-    talking(steps, capabilities=Capabilities(picture_ids=True))
+    with_server(scenario, capabilities=Capabilities(picture_ids=True))

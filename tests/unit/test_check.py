@@ -1,4 +1,4 @@
-"""What is found wrong with a library, and that nothing of its memes is printed."""
+"""Checks of a library: faults are found, and no text of its memes is printed."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ MARK = "whisker"
 
 
 def library_of(root, memes):
-    """Memes as (id, harmful, text, picture or None), one picture two digests apart where its name is."""
+    """A library of memes given as (id, harmful, text, PNG or None, digest of the pixels)."""
     rows, labelled = np.zeros((len(memes), ENCODER.identity.dim), np.float32), []
     for row, (id_, harmful, text, png, pixels) in zip(rows, memes, strict=True):
         row[:DIM] = ENCODER.embed_texts([text]).vectors[0]
@@ -53,27 +53,27 @@ CLEAN = texts(
 )
 
 
-def test_a_library_without_faults_is_clean(tmp_path):
+def test_library_without_faults_is_clean(tmp_path):
     found = check_library(library_of(tmp_path, CLEAN))
     assert found.clean and (found.memes, found.near_empty, found.leaks) == (12, (), None)
 
 
-def test_duplicates_and_conflicts_are_told_apart(tmp_path):
+def test_duplicates_and_conflicts_are_distinguished(tmp_path):
     twice = texts(("again", True, "Kick ALL of them  out 0"), ("other", False, "kick all of them out 1"))
     found = check_library(library_of(tmp_path, [*CLEAN, *twice]))
     assert found.duplicates == (("bad0", "again"),)
     assert Conflict("bad1", "other", True) in found.conflicts and len(found.conflicts) == 1
 
 
-def test_near_duplicates_conflict_only_where_picture_and_text_are_near(tmp_path):
+def test_near_duplicates_conflict_only_if_picture_and_text_are_similar(tmp_path):
     words = "one two three four five six seven eight"
     memes = [
         ("a", True, words, RED, "p1"),
-        ("b", False, f"{words} nine", RED, "p2"),  # near in both
+        ("b", False, f"{words} nine", RED, "p2"),  # similar in both
         ("c", False, f"{words} ten", BLUE, "p3"),  # another picture
         ("d", False, "zebra umbrella", RED, "p4"),  # another text
         ("e", True, "", RED, "p5"),
-        ("f", False, "", RED, "p6"),  # both without a text: the picture decides
+        ("f", False, "", RED, "p6"),  # no texts: the picture decides
     ]
     found = check_library(library_of(tmp_path, memes))
     assert {(one.harmful, one.not_harmful, one.same) for one in found.conflicts} == {
@@ -82,7 +82,7 @@ def test_near_duplicates_conflict_only_where_picture_and_text_are_near(tmp_path)
     }
 
 
-def test_a_label_that_its_neighbours_contradict_is_suspicious(tmp_path):
+def test_label_contradicted_by_neighbours_is_suspicious(tmp_path):
     found = check_library(library_of(tmp_path, [*CLEAN, *texts(("wrong", False, "kick all of them out 9"))]))
     assert found.suspicious[0].id == "wrong"
     assert found.suspicious[0].probability > 0.9 and not found.suspicious[0].harmful
@@ -90,7 +90,7 @@ def test_a_label_that_its_neighbours_contradict_is_suspicious(tmp_path):
         check_library(library_of(tmp_path / "b", CLEAN), sure=0.5)
 
 
-def test_a_meme_far_from_all_others_and_from_all_but_its_twin_is_near_empty(tmp_path):
+def test_meme_far_from_all_but_its_duplicate_is_reported(tmp_path):
     far = texts(("far", True, "zebra umbrella quartz"), ("twin", True, "Zebra umbrella QUARTZ"))
     found = check_library(library_of(tmp_path, [*CLEAN, *far]))
     assert found.near_empty == ("far", "twin")
@@ -103,34 +103,34 @@ def rows(path, *memes):
     return path
 
 
-def checked(*arguments):
+def run_check(*arguments):
     return CliRunner().invoke(cli, ["precedents", "check", *map(str, arguments)])
 
 
-def test_the_command_prints_ids_and_no_texts_and_says_by_its_code_what_it_found(tmp_path, monkeypatch):
+def test_command_prints_only_ids_and_reports_findings_by_its_exit_code(tmp_path, monkeypatch):
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", lambda: ENCODER)
     library_of(tmp_path / "l", CLEAN)
-    assert checked(tmp_path / "l").exit_code == 0
+    assert run_check(tmp_path / "l").exit_code == 0
     other = rows(tmp_path / "other.csv", ["x", "harmful", "something else entirely"])
-    assert checked(tmp_path / "l", "--against", other).exit_code == 0
+    assert run_check(tmp_path / "l", "--against", other).exit_code == 0
     judged = rows(
         tmp_path / "judged.csv",
         ["good1", "not_harmful", "about nothing"],
         ["x", "harmful", f"{MARK} CAKE for everyone 2"],
     )
-    told = checked(tmp_path / "l", "--against", judged)
-    assert told.exit_code == 1, told.output
-    assert "good1 (of good1)" in told.output and "good2 (of x)" in told.output
-    assert MARK not in told.output and "cake" not in told.output.casefold()
-    as_json = checked(tmp_path / "l", "--against", judged, "--json")
+    ran = run_check(tmp_path / "l", "--against", judged)
+    assert ran.exit_code == 1, ran.output
+    assert "good1 (of good1)" in ran.output and "good2 (of x)" in ran.output
+    assert MARK not in ran.output and "cake" not in ran.output.casefold()
+    as_json = run_check(tmp_path / "l", "--against", judged, "--json")
     leaks = json.loads(as_json.stdout)["leaks"]["leaks"]
     assert [(leak["precedent"], leak["why"]) for leak in leaks] == [("good1", "same id"), ("good2", "same text")]
 
 
-def test_what_can_not_be_checked_is_told_from_what_was_found(tmp_path, monkeypatch):
+def test_failed_checks_have_another_exit_code_than_findings(tmp_path, monkeypatch):
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", lambda: ENCODER)
-    assert checked(tmp_path / "none").exit_code == 2
+    assert run_check(tmp_path / "none").exit_code == 2
     library_of(tmp_path / "l", CLEAN)
-    assert checked(tmp_path / "l", "--against", tmp_path / "none.csv").exit_code == 2
-    assert checked(tmp_path / "l", "--against", rows(tmp_path / "e.csv", ["x", "", "y"])).exit_code == 2
-    assert checked(tmp_path / "l", "--pictures", tmp_path).exit_code == 2
+    assert run_check(tmp_path / "l", "--against", tmp_path / "none.csv").exit_code == 2
+    assert run_check(tmp_path / "l", "--against", rows(tmp_path / "e.csv", ["x", "", "y"])).exit_code == 2
+    assert run_check(tmp_path / "l", "--pictures", tmp_path).exit_code == 2

@@ -1,4 +1,4 @@
-"""Classify: what is shown and asked, what is answered, and figures that are the oracle's in a world of known truth."""
+"""The command classify: prompts, answers, and metrics that match the oracle's on synthetic data."""
 
 import json
 from contextlib import AsyncExitStack
@@ -39,7 +39,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture
 def model(monkeypatch, home):
-    """Plays all roles in every court that is opened, with a cheap encoder."""
+    """A scripted model for all roles in every court, together with a cheap encoder."""
     played = oracle()
 
     async def bench(settings, stack: AsyncExitStack, tell: object, **_: object):
@@ -55,67 +55,67 @@ def model(monkeypatch, home):
     return played
 
 
-ASK = ("--llm-url", "http://nowhere/v1", "--model", "oracle")
+MODEL_OPTIONS = ("--llm-url", "http://nowhere/v1", "--model", "oracle")
 
 
 def classify(data, out, *words, code=0):
-    told = CliRunner().invoke(
+    ran = CliRunner().invoke(
         cli, ["classify", "--dataset", str(data / CARD), "--data", str(data), "--out", str(out), *words]
     )
-    assert told.exit_code == code, told.output
-    return told
+    assert ran.exit_code == code, ran.output
+    return ran
 
 
-def figures(told):
-    (group,) = json.loads(told.stdout)["groups"]
+def figures(ran):
+    (group,) = json.loads(ran.stdout)["groups"]
     return {run["name"]: run["card"] for run in group["runs"]}
 
 
-def test_a_question_of_one_label_comes_to_the_oracles_figures(data, tmp_path, model):
-    told = classify(data, tmp_path / "run", "--task", "target", *ASK, "--json")
+def test_single_label_metrics_match_the_oracle(data, tmp_path, model):
+    ran = classify(data, tmp_path / "run", "--task", "target", *MODEL_OPTIONS, "--json")
     key = {meme.id: meme for meme in read_key(data)}
     results = read_results(tmp_path / "run")
-    gold, said = [], []
+    gold, answers = [], []
     for one in results.judged:
         meme = key[one.meme.id]
-        due = answer_target(TaskInput(meme.text, meme.badge), Ability())
+        oracle_answer = answer_target(TaskInput(meme.text, meme.badge), Ability())
         answer = one.prediction.said["target"]
-        assert (one.prediction.outcome, answer.labels) == (Outcome.ANSWERED, (due,))
+        assert (one.prediction.outcome, answer.labels) == (Outcome.ANSWERED, (oracle_answer,))
         gold.append(target_of(meme.text, meme.badge))
-        said.append(due)
-    assert len(gold) == 24 and 0 < sum(a == b for a, b in zip(gold, said, strict=True)) < 24
-    (card,) = figures(told).values()
-    assert card["figures"]["accuracy"]["value"] == pytest.approx(sk.accuracy_score(gold, said))
-    expected = sk.f1_score(gold, said, labels=TARGETS, average="macro", zero_division=0)
+        answers.append(oracle_answer)
+    assert len(gold) == 24 and 0 < sum(a == b for a, b in zip(gold, answers, strict=True)) < 24
+    (card,) = figures(ran).values()
+    assert card["figures"]["accuracy"]["value"] == pytest.approx(sk.accuracy_score(gold, answers))
+    expected = sk.f1_score(gold, answers, labels=TARGETS, average="macro", zero_division=0)
     assert card["figures"]["macro-f1"]["value"] == pytest.approx(expected)
     assert card["baseline_words"] == "always nobody"
     assert card["baseline"]["accuracy"] == pytest.approx(gold.count("nobody") / 24)
-    # Families of four are drawn whole.
+    # Families of four are resampled together.
     assert card["groups"] == len({key[one.meme.id].family for one in results.judged}) == 6
     assert len(model.asked) == 24
-    for asked in model.asked:
-        assert asked.request.priority == BATCH_PRIORITY
-        assert sum(isinstance(part, Frame) for part in asked.request.parts) == 1
-        assert asked.request.reply_schema["properties"]["label"]["enum"] == list(TARGETS)
+    for call in model.asked:
+        assert call.request.priority == BATCH_PRIORITY
+        assert sum(isinstance(part, Frame) for part in call.request.parts) == 1
+        assert call.request.reply_schema["properties"]["label"]["enum"] == list(TARGETS)
 
 
-def test_a_question_of_several_labels_comes_to_the_oracles_figures(data, tmp_path, model):
-    told = classify(data, tmp_path / "run", "--task", "signs", *ASK, "--json")
+def test_multi_label_metrics_match_the_oracle(data, tmp_path, model):
+    ran = classify(data, tmp_path / "run", "--task", "signs", *MODEL_OPTIONS, "--json")
     key = {meme.id: meme for meme in read_key(data)}
-    gold, said = [], []
+    gold, answers = [], []
     for one in read_results(tmp_path / "run").judged:
         meme = key[one.meme.id]
-        due = answer_signs(TaskInput(meme.text, meme.badge), Ability())
-        assert one.prediction.said["signs"].labels == due
+        oracle_answer = answer_signs(TaskInput(meme.text, meme.badge), Ability())
+        assert one.prediction.said["signs"].labels == oracle_answer
         gold.append([sign in signs_of(meme.text, meme.badge) for sign in SIGNS])
-        said.append([sign in due for sign in SIGNS])
-    gold, said = np.array(gold), np.array(said)
-    (card,) = figures(told).values()
+        answers.append([sign in oracle_answer for sign in SIGNS])
+    gold, answers = np.array(gold), np.array(answers)
+    (card,) = figures(ran).values()
     f1s = [
-        sk.f1_score(gold[:, k], said[:, k], labels=[False, True], average="macro", zero_division=0) for k in range(3)
+        sk.f1_score(gold[:, k], answers[:, k], labels=[False, True], average="macro", zero_division=0) for k in range(3)
     ]
     assert card["figures"]["mean-binary-macro-f1"]["value"] == pytest.approx(np.mean(f1s))
-    assert card["figures"]["mean-binary-accuracy"]["value"] == pytest.approx((gold == said).mean())
+    assert card["figures"]["mean-binary-accuracy"]["value"] == pytest.approx((gold == answers).mean())
     assert card["baseline_words"] == "always none"
     assert card["baseline"]["mean-binary-accuracy"] == pytest.approx((~gold).mean())
     assert [label["gold"] for label in card["labels"]] == gold.sum(axis=0).tolist()
@@ -125,60 +125,70 @@ def words(request):
     return "\n".join(part for part in request.parts if isinstance(part, str))
 
 
-def test_what_is_shown_is_what_inputs_names_and_examples_come_first(data, tmp_path, model):
+def test_prompts_show_the_named_inputs_after_the_examples(data, tmp_path, model):
     grid = ("--inputs", "text", "--inputs", "caption,picture,text,description", "--shots", "0,2")
-    told = classify(data, tmp_path / "grid", "--task", "signs", *ASK, *grid, "--json", "--limit", "8")
+    ran = classify(data, tmp_path / "grid", "--task", "signs", *MODEL_OPTIONS, *grid, "--json", "--limit", "8")
     names = ("text,0-shot", "text,2-shot", "picture+text+caption+description,0-shot")
     full = "picture+text+caption+description,2-shot"
-    assert set(figures(told)) == {*names, full}
+    assert set(figures(ran)) == {*names, full}
     key = {meme.id: meme for meme in read_key(data)}
     for name in (*names, full):
         for one in read_results(tmp_path / "grid" / name).judged:
             meme = key[one.meme.id]
-            seen = TaskInput(
+            visible = TaskInput(
                 meme.text,
                 meme.badge if "picture" in name else None,
                 meme.badge if "picture" in name else None,
                 follow="2-shot" in name,
             )
-            assert one.prediction.said["signs"].labels == answer_signs(seen, Ability())
-    # A description is asked for once a picture, whoever shows it: memes and examples.
-    described = [asked for asked in model.asked if "description" in (asked.request.reply_schema or {})["properties"]]
-    assert len(described) == len({asked.request.parts[0].png for asked in described}) <= 8 + 16
-    asked = [one.request for one in model.asked if "labels" in (one.request.reply_schema or {})["properties"]]
-    assert len(asked) == 4 * 8
-    for request in asked:
-        said = words(request)
+            assert one.prediction.said["signs"].labels == answer_signs(visible, Ability())
+    # Each picture is described once, whether it is a meme or an example.
+    described = [call for call in model.asked if "description" in (call.request.reply_schema or {})["properties"]]
+    assert len(described) == len({call.request.parts[0].png for call in described}) <= 8 + 16
+    requests = [one.request for one in model.asked if "labels" in (one.request.reply_schema or {})["properties"]]
+    assert len(requests) == 4 * 8
+    for request in requests:
+        text = words(request)
         pictures = sum(isinstance(part, Frame) for part in request.parts)
-        examples = said.count("a meme that people have labelled:")
-        assert pictures == (0 if "without its picture" in said else 1 + examples)
+        examples = text.count("a meme that people have labelled:")
+        assert pictures == (0 if "without its picture" in text else 1 + examples)
         if examples:
-            assert said.index("Example 1,") < said.index("Example 2,") < said.index("Text of the meme that is judged:")
-    # No example is nearly what is asked about: its family stands in test, whole.
+            assert text.index("Example 1,") < text.index("Example 2,") < text.index("Text of the meme that is judged:")
+    # No example is a near-duplicate of a test meme: families are not divided between splits.
     folder = RunFolder(tmp_path / "grid" / names[1])
     train = {meme.text for meme in read_key(data) if meme.split == "train"}
     assert not train & {meme.text for meme in folder.memes()}
-    # The same again asks nobody, and a report of the grid has a cell for each run, and which is best.
+    # Running it again makes no calls; the grid's report has a cell for each run and marks the best.
     before = len(model.asked)
-    again = classify(data, tmp_path / "grid", "--task", "signs", *ASK, *grid, "--limit", "8")
+    again = classify(data, tmp_path / "grid", "--task", "signs", *MODEL_OPTIONS, *grid, "--limit", "8")
     assert len(model.asked) == before
     assert "mean-binary-macro-f1 by inputs and examples" in again.output and "Best first" in again.output
     assert "This split is for testing" in again.output
 
 
-def test_a_model_is_told_the_language_that_the_card_names(data, tmp_path, model):
+def test_prompts_state_the_language_from_the_card(data, tmp_path, model):
     classify(
-        data, tmp_path / "run", "--task", "target", *ASK, "--inputs", "text,language", "--shots", "1", "--limit", "4"
+        data,
+        tmp_path / "run",
+        "--task",
+        "target",
+        *MODEL_OPTIONS,
+        "--inputs",
+        "text,language",
+        "--shots",
+        "1",
+        "--limit",
+        "4",
     )
-    for asked in model.asked:
-        said = words(asked.request)
-        assert "Language of its text, as a tag of BCP 47:" in said and "Language of example 1:" in said
-        assert said.count("\nen\n") == 2
-    told = classify(data, tmp_path / "vote", "--task", "target", "--inputs", "text,language", code=1)
-    assert "can't compare language" in told.output
+    for call in model.asked:
+        text = words(call.request)
+        assert "Language of its text, as a tag of BCP 47:" in text and "Language of example 1:" in text
+        assert text.count("\nen\n") == 2
+    ran = classify(data, tmp_path / "vote", "--task", "target", "--inputs", "text,language", code=1)
+    assert "can't compare language" in ran.output
 
 
-def test_a_run_that_was_cut_off_goes_on_and_what_fails_is_told(data, tmp_path, model):
+def test_interrupted_run_resumes_and_failures_are_reported(data, tmp_path, model):
     usual, left = model._answers, iter(range(5))
 
     def broken(request):
@@ -187,77 +197,77 @@ def test_a_run_that_was_cut_off_goes_on_and_what_fails_is_told(data, tmp_path, m
         return usual(request)
 
     model._answers = broken
-    words = ("--task", "target", *ASK, "--patience", "0", "--concurrency", "1", "--limit", "12")
-    told = classify(data, tmp_path / "run", *words, code=3)
-    assert "Not finished" in told.output and "the same command goes on" in told.output
+    words = ("--task", "target", *MODEL_OPTIONS, "--patience", "0", "--concurrency", "1", "--limit", "12")
+    ran = classify(data, tmp_path / "run", *words, code=3)
+    assert "Not finished" in ran.output and "the same command goes on" in ran.output
     assert len(RunFolder(tmp_path / "run").predictions()) == 5
     with (tmp_path / "run" / PREDICTIONS).open("a") as file:
-        file.write('{"meme": "cut')  # what a crash leaves
+        file.write('{"meme": "cut')  # a torn line, as after a crash
     model._answers = lambda request: {"label": "perhaps"}
     classify(data, tmp_path / "run", *words)
     judged = read_results(tmp_path / "run").judged
     failed = [one.prediction for one in judged if one.prediction.outcome is Outcome.FAILED]
     assert (len(judged), len(failed)) == (12, 7)
     assert {one.reason for one in failed} == {"REPLY_MALFORMED"}
-    told = CliRunner().invoke(cli, ["report", str(tmp_path / "run")])
-    assert "7, 7" in told.output
-    told = classify(data, tmp_path / "run", "--task", "signs", *ASK, code=1)
-    assert "question (was" in told.output
-    told = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "run")])
-    assert told.exit_code == 1 and "asked a question" in told.output
+    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "run")])
+    assert "7, 7" in ran.output
+    ran = classify(data, tmp_path / "run", "--task", "signs", *MODEL_OPTIONS, code=1)
+    assert "question (was" in ran.output
+    ran = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "run")])
+    assert ran.exit_code == 1 and "asked a question" in ran.output
 
 
-def test_rotated_options_are_asked_in_turn_and_most_answers_decide(data, tmp_path, model):
+def test_rotated_options_are_decided_by_majority(data, tmp_path, model):
     model._answers = lambda request: {"label": request.reply_schema["properties"]["label"]["enum"][0]}
-    told = classify(data, tmp_path / "run", "--task", "target", *ASK, "--rotate", "--limit", "4", "--json")
+    ran = classify(data, tmp_path / "run", "--task", "target", *MODEL_OPTIONS, "--rotate", "--limit", "4", "--json")
     assert len(model.asked) == 4 * len(TARGETS)
     for one in read_results(tmp_path / "run").judged:
         answer = one.prediction.said["target"]
-        # Whoever always takes the first option has said each label once; the card's own order was asked first.
+        # A model that always takes the first option gives each label once; the card's order comes first.
         assert answer.rotations == tuple((label,) for label in TARGETS) and answer.labels == (TARGETS[0],)
         assert (one.prediction.cost.calls, one.prediction.cost.chain) == (len(TARGETS), 1)
-    (card,) = figures(told).values()
+    (card,) = figures(ran).values()
     assert np.mean([order["accuracy"] for order in card["by_order"]]) == pytest.approx(1 / len(TARGETS))
 
 
-def test_odds_are_scores_of_the_labels(data, tmp_path, model):
-    told = classify(data, tmp_path / "a", "--task", "target", *ASK, "--odds", "--limit", "6", "--json")
+def test_odds_become_scores_of_the_labels(data, tmp_path, model):
+    ran = classify(data, tmp_path / "a", "--task", "target", *MODEL_OPTIONS, "--odds", "--limit", "6", "--json")
     for one in read_results(tmp_path / "a").judged:
         answer = one.prediction.said["target"]
         assert sum(answer.scores.values()) == pytest.approx(1)
         assert max(answer.scores, key=answer.scores.get) == answer.labels[0]
         assert answer.scores[answer.labels[0]] == pytest.approx(0.9)
-    (card,) = figures(told).values()
+    (card,) = figures(ran).values()
     assert card["scored"] == 6 and card["figures"]["brier"] is not None
-    classify(data, tmp_path / "b", "--task", "signs", *ASK, "--odds", "--limit", "6")
+    classify(data, tmp_path / "b", "--task", "signs", *MODEL_OPTIONS, "--odds", "--limit", "6")
     for one in read_results(tmp_path / "b").judged:
         answer = one.prediction.said["signs"]
         for sign in SIGNS:
             assert answer.scores[sign] == pytest.approx(0.9 if sign in answer.labels else 0.1)
-    # Where the server can't tell, there are no scores, and nothing fails.
+    # If the server has no log-probabilities there are no scores, and nothing fails.
     model._odds = None
-    classify(data, tmp_path / "c", "--task", "target", *ASK, "--odds", "--limit", "2")
+    classify(data, tmp_path / "c", "--task", "target", *MODEL_OPTIONS, "--odds", "--limit", "2")
     assert all(one.prediction.said["target"].scores == {} for one in read_results(tmp_path / "c").judged)
 
 
-def test_repeats_are_runs_with_other_draws_of_one_store(data, tmp_path, model, monkeypatch):
+def test_repeats_draw_new_replies_from_a_shared_store(data, tmp_path, model, monkeypatch):
     monkeypatch.setenv("MEMECOURT_LLM__TEMPERATURE", "0.7")
-    classify(data, tmp_path / "r", "--task", "target", *ASK, "--repeats", "2", "--limit", "4")
+    classify(data, tmp_path / "r", "--task", "target", *MODEL_OPTIONS, "--repeats", "2", "--limit", "4")
     assert [path.name for path in runs_below(tmp_path / "r")] == ["repeat-1", "repeat-2"]
-    assert len(model.asked) == 8  # each repeat draws for itself
+    assert len(model.asked) == 8  # repeats share no replies
     first, second = (read_results(path) for path in runs_below(tmp_path / "r"))
     assert [one.meme.id for one in first.judged] == [one.meme.id for one in second.judged]
     assert (first.manifest.question.draw, second.manifest.question.draw) == (0, 1)
 
 
-def test_labelled_memes_vote_without_any_model(data, tmp_path, model, monkeypatch):
-    # As few as a small train split has of a label: the vote is calibrated from six of it on.
+def test_votes_of_labelled_memes_need_no_model(data, tmp_path, model, monkeypatch):
+    # Lowered to six, as a small train split has few memes of a label.
     monkeypatch.setattr("retrieval.calibration.calibrate.FEWEST_OF_A_LABEL", 6)
-    told = classify(data, tmp_path / "v", "--task", "signs", "--inputs", "text", "--json")
+    ran = classify(data, tmp_path / "v", "--task", "signs", "--inputs", "text", "--json")
     assert model.asked == []
-    (card,) = figures(told).values()
+    (card,) = figures(ran).values()
     assert card["scored"] == card["n"] == 24
-    # The words tell an attack better than chance does.
+    # Texts reveal attacks better than chance.
     labels = {label["label"]: label for label in card["labels"]}
     assert labels["attack"]["auroc"]["value"] > 0.65
     assert labels["attack"]["macro_f1"]["value"] > labels["attack"]["baseline_macro_f1"]
@@ -265,28 +275,28 @@ def test_labelled_memes_vote_without_any_model(data, tmp_path, model, monkeypatc
     assert tuned["attack"]["calibration"]["method"] == "leave-one-out"
     manifest = read_results(tmp_path / "v").manifest
     assert manifest.models == {} and manifest.procedure == "SUMMARY"
-    # Resumed, what was chosen is read and not chosen again.
+    # When resumed, the tuning is read, not computed again.
     (tmp_path / "v" / PREDICTIONS).write_text("")
     monkeypatch.setattr("eval.runs.label_votes.calibrate", None)
     again = classify(data, tmp_path / "v", "--task", "signs", "--inputs", "text", "--json")
-    assert figures(again) == figures(told)
-    # No trial can be held with such a library.
+    assert figures(again) == figures(ran)
+    # Such a library can't be used for trials.
     run = ["run", "--dataset", "synthetic-harmeme", "--data", str(data), "--out", str(tmp_path / "t")]
-    told = CliRunner().invoke(cli, [*run, "--library", str(tmp_path / "v" / "library")])
-    assert told.exit_code == 1 and "holds labelled examples of a task" in told.output
+    ran = CliRunner().invoke(cli, [*run, "--library", str(tmp_path / "v" / "library")])
+    assert ran.exit_code == 1 and "holds labelled examples of a task" in ran.output
 
 
-def test_runs_are_compared_exported_and_split_by_another_task(data, tmp_path, model):
+def test_runs_are_compared_exported_and_grouped_by_another_task(data, tmp_path, model):
     for name, shown in (("picture", "picture,text"), ("words", "text")):
-        classify(data, tmp_path / name, "--task", "target", *ASK, "--inputs", shown)
-    told = CliRunner().invoke(cli, ["compare", str(tmp_path / "picture"), str(tmp_path / "words")])
-    assert told.exit_code == 0 and "macro-f1 of picture" in told.output and "changed" in told.output
-    told = CliRunner().invoke(cli, ["compare", str(tmp_path / "picture"), str(tmp_path / "words"), "--json"])
-    both = json.loads(told.stdout)
+        classify(data, tmp_path / name, "--task", "target", *MODEL_OPTIONS, "--inputs", shown)
+    ran = CliRunner().invoke(cli, ["compare", str(tmp_path / "picture"), str(tmp_path / "words")])
+    assert ran.exit_code == 0 and "macro-f1 of picture" in ran.output and "changed" in ran.output
+    ran = CliRunner().invoke(cli, ["compare", str(tmp_path / "picture"), str(tmp_path / "words"), "--json"])
+    both = json.loads(ran.stdout)
     assert both["differences"]["accuracy"]["value"] == pytest.approx(both["a"]["accuracy"] - both["b"]["accuracy"])
     assert both["only_a_right"] - both["only_b_right"] == pytest.approx(24 * both["differences"]["accuracy"]["value"])
-    told = CliRunner().invoke(cli, ["report", str(tmp_path / "picture"), "--by", "signs", "--json"])
-    parts = json.loads(told.stdout)["by"]
+    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "picture"), "--by", "signs", "--json"])
+    parts = json.loads(ran.stdout)["by"]
     key = {meme.id: meme for meme in read_key(data)}
     test = [meme for meme in key.values() if meme.split == "test"]
     for part in parts:
@@ -295,14 +305,14 @@ def test_runs_are_compared_exported_and_split_by_another_task(data, tmp_path, mo
         assert part["n"] == len(expected) and part["figures"]["accuracy"]["value"] == pytest.approx(np.mean(right))
     assert {part["label"] for part in parts} >= {"attack", "shown"}
     pages = ["--html", str(tmp_path / "p.html"), "--markdown", str(tmp_path / "p.md")]
-    told = CliRunner().invoke(cli, ["report", str(tmp_path / "picture"), str(tmp_path / "words"), *pages])
-    assert told.exit_code == 0
+    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "picture"), str(tmp_path / "words"), *pages])
+    assert ran.exit_code == 0
     assert "macro-f1 (official)" in (tmp_path / "p.html").read_text() and "| macro-f1 (official) |" in (
         (tmp_path / "p.md").read_text()
     )
     target = tmp_path / "log.json"
-    told = CliRunner().invoke(cli, ["export", str(tmp_path / "picture"), "--inspect", str(target)])
-    assert told.exit_code == 0, told.output
+    ran = CliRunner().invoke(cli, ["export", str(tmp_path / "picture"), "--inspect", str(target)])
+    assert ran.exit_code == 0, ran.output
     log = json.loads(target.read_text())
     assert len(log["samples"]) == 24 and log["results"]["scores"][0]["name"] == "target"
     judged = {one.meme.id: one for one in read_results(tmp_path / "picture").judged}
@@ -311,38 +321,38 @@ def test_runs_are_compared_exported_and_split_by_another_task(data, tmp_path, mo
         assert sample["scores"]["target"]["value"] == ("C" if right else "I")
 
 
-def test_verdicts_of_trials_are_split_by_another_task(data, tmp_path, model):
+def test_verdicts_of_trials_are_grouped_by_another_task(data, tmp_path, model):
     run = ["run", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "trials")]
     assert CliRunner().invoke(cli, run).exit_code == 0
-    told = CliRunner().invoke(cli, ["report", str(tmp_path / "trials"), "--by", "target", "--json"])
-    parts = {part["label"]: part for part in json.loads(told.stdout)["by"]}
+    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "trials"), "--by", "target", "--json"])
+    parts = {part["label"]: part for part in json.loads(ran.stdout)["by"]}
     key = {meme.id: meme for meme in read_key(data)}
     judged = read_results(tmp_path / "trials").judged
     for target, part in parts.items():
-        here = [one for one in judged if target_of(key[one.meme.id].text, key[one.meme.id].badge) == target]
-        right = [one.prediction.outcome.harmful is key[one.meme.id].harmful for one in here]
-        assert (part["n"], part["figures"]["accuracy, strict"]["value"]) == (len(here), pytest.approx(np.mean(right)))
+        group = [one for one in judged if target_of(key[one.meme.id].text, key[one.meme.id].badge) == target]
+        right = [one.prediction.outcome.harmful is key[one.meme.id].harmful for one in group]
+        assert (part["n"], part["figures"]["accuracy, strict"]["value"]) == (len(group), pytest.approx(np.mean(right)))
     assert sum(part["n"] for part in parts.values()) == len(judged) == 24 and "nobody" in parts
-    told = CliRunner().invoke(cli, ["report", str(tmp_path / "trials"), "--by", "mood"])
-    assert told.exit_code == 1 and "mood" in told.output
+    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "trials"), "--by", "mood"])
+    assert ran.exit_code == 1 and "mood" in ran.output
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--task", "mood"), "mood"),
         (("--task", "target", "--inputs", "gold:target"), "it can't be shown"),
         (("--task", "target", "--inputs", "smell"), "smell can't be shown"),
         (("--task", "target", "--inputs", "description"), "can't compare description"),
         (("--task", "target", "--rotate"), "asks no model"),
-        (("--task", "target", "--inputs", "ocr", *ASK), "No meme has a field ocr"),
-        (("--task", "target", *ASK, "--shots", "many"), "give numbers from 0 to 16"),
-        (("--task", "target", *ASK, "--split", "dev"), "no split"),
+        (("--task", "target", "--inputs", "ocr", *MODEL_OPTIONS), "No meme has a field ocr"),
+        (("--task", "target", *MODEL_OPTIONS, "--shots", "many"), "give numbers from 0 to 16"),
+        (("--task", "target", *MODEL_OPTIONS, "--split", "dev"), "no split"),
     ],
 )
-def test_what_can_not_be_asked_is_refused_with_a_remedy(words, said, data, tmp_path, model):
-    told = CliRunner().invoke(
+def test_impossible_questions_are_refused_with_a_remedy(words, message, data, tmp_path, model):
+    ran = CliRunner().invoke(
         cli, ["classify", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "run"), *words]
     )
-    assert told.exit_code in (1, 2) and said in told.output and "Traceback" not in told.output
+    assert ran.exit_code in (1, 2) and message in ran.output and "Traceback" not in ran.output
     assert model.asked == []

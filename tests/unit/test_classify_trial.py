@@ -1,4 +1,4 @@
-"""Classify by trials: the Judge's rulings on a card's question come to the oracle's figures, and cost a call a meme."""
+"""The command classify with trials: the Judge's rulings on a card's question match the oracle at one call a meme."""
 
 import asyncio
 import json
@@ -26,15 +26,15 @@ from eval.synthetic.tasks import SIGNS, TARGETS, signs_of, target_of
 from serving.cli.main import cli as memecourt_cli
 from serving.docket.open import Docket
 from serving.views.messages import messages_of
-from tests.unit.test_classify import ASK, classify, data, figures, home, model, words  # noqa: F401
+from tests.unit.test_classify import MODEL_OPTIONS, classify, data, figures, home, model, words  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
-TRIAL = ("--trial", *ASK)
+TRIAL_OPTIONS = ("--trial", *MODEL_OPTIONS)
 
 
-def is_question(asked):
-    return "A further question about this meme" in words(asked.request)
+def is_question(call):
+    return "A further question about this meme" in words(call.request)
 
 
 def records(folder):
@@ -49,70 +49,70 @@ def records(folder):
     return asyncio.run(read())
 
 
-def due(meme, answer):
-    # The Judge has the picture, a description that names its badge, and precedents that are labelled by the rule.
+def oracle_answer(meme, answer):
+    # The Judge sees the picture, a description that names the badge, and precedents labelled by the rule.
     return answer(TaskInput(meme.text, meme.badge, meme.badge, follow=True), Ability())
 
 
-def test_a_question_of_one_label_comes_to_the_oracles_figures(data, tmp_path, model):  # noqa: F811
-    told = classify(data, tmp_path / "run", "--task", "target", *TRIAL, "--json")
+def test_single_label_metrics_match_the_oracle(data, tmp_path, model):  # noqa: F811
+    ran = classify(data, tmp_path / "run", "--task", "target", *TRIAL_OPTIONS, "--json")
     key = {meme.id: meme for meme in read_key(data)}
     results = read_results(tmp_path / "run")
-    held = {record.opened.meme.content_id: record for record in records(tmp_path / "run").values()}
-    gold, said = [], []
+    records_by_meme = {record.opened.meme.content_id: record for record in records(tmp_path / "run").values()}
+    gold, answers = [], []
     for one in results.judged:
-        meme, record = key[one.meme.id], held[one.meme.id]
+        meme, record = key[one.meme.id], records_by_meme[one.meme.id]
         answer = one.prediction.said["target"]
-        assert (one.prediction.outcome, answer.labels) == (Outcome.ANSWERED, (due(meme, answer_target),))
+        assert (one.prediction.outcome, answer.labels) == (Outcome.ANSWERED, (oracle_answer(meme, answer_target),))
         gold.append(target_of(meme.text, meme.badge))
-        said.append(answer.labels[0])
-        # A whole trial with a verdict on harm, and one ruling behind it.
+        answers.append(answer.labels[0])
+        # A whole trial with a verdict on harm, followed by one ruling.
         ruled = record.ruling_on("target")
         assert record.events[-1] == ruled and ruled.chosen == answer.labels and record.verdict is not None
         assert one.prediction.trial == record.trial_id and one.prediction.score is None
         assert messages_of(record, ruled)[0].exact
-        # People's labels of the precedents that the Judge was shown, and the votes of labelled memes.
+        # The ruling stores labels of the precedents shown to the Judge, and the vote of labelled memes.
         assert ruled.precedent_labels == {
             precedent.id: (target_of(key[precedent.id].text, key[precedent.id].badge),)
             for precedent in record.precedents.findings.exhibits
         }
         assert sum(ruled.vote.values()) == pytest.approx(1) and set(ruled.vote) == set(TARGETS)
-    assert len(gold) == 24 and 0 < sum(a == b for a, b in zip(gold, said, strict=True)) < 24
-    (card,) = figures(told).values()
-    assert card["figures"]["accuracy"]["value"] == pytest.approx(sk.accuracy_score(gold, said))
-    expected = sk.f1_score(gold, said, labels=TARGETS, average="macro", zero_division=0)
+    assert len(gold) == 24 and 0 < sum(a == b for a, b in zip(gold, answers, strict=True)) < 24
+    (card,) = figures(ran).values()
+    assert card["figures"]["accuracy"]["value"] == pytest.approx(sk.accuracy_score(gold, answers))
+    expected = sk.f1_score(gold, answers, labels=TARGETS, average="macro", zero_division=0)
     assert card["figures"]["macro-f1"]["value"] == pytest.approx(expected)
-    # One call a meme more than its trial took, and the question reaches nobody but the Judge.
-    questions = [asked for asked in model.asked if is_question(asked)]
-    assert len(questions) == 24 and {asked.request.place.role for asked in questions} == {Role.JUDGE}
+    # One call more than the trial for each meme, and only the Judge gets the question.
+    questions = [call for call in model.asked if is_question(call)]
+    assert len(questions) == 24 and {call.request.place.role for call in questions} == {Role.JUDGE}
     title = read_card(data / CARD).task("target").title
-    for asked in model.asked:
-        if asked.request.place.role is not Role.JUDGE:
-            assert title not in words(asked.request)
-        if asked.request.place.role is Role.PROPOSER:
-            assert not any(meme.text in words(asked.request) for meme in key.values())
-        if asked.request.place.role in (Role.ACCUSER, Role.DEFENDER):
-            assert not any(isinstance(part, Frame) for part in asked.request.parts)
+    for call in model.asked:
+        if call.request.place.role is not Role.JUDGE:
+            assert title not in words(call.request)
+        if call.request.place.role is Role.PROPOSER:
+            assert not any(meme.text in words(call.request) for meme in key.values())
+        if call.request.place.role in (Role.ACCUSER, Role.DEFENDER):
+            assert not any(isinstance(part, Frame) for part in call.request.parts)
 
 
-def test_a_question_of_several_labels_comes_to_the_oracles_figures(data, tmp_path, model):  # noqa: F811
-    # Without asking ahead, so that no call is made in vain, which the store would not have.
-    told = classify(data, tmp_path / "run", "--task", "signs", *TRIAL, "--set", "overlap=false", "--json")
+def test_multi_label_metrics_match_the_oracle(data, tmp_path, model):  # noqa: F811
+    # Overlap is off, because it makes speculative calls, whose replies may be missing in the store.
+    ran = classify(data, tmp_path / "run", "--task", "signs", *TRIAL_OPTIONS, "--set", "overlap=false", "--json")
     key = {meme.id: meme for meme in read_key(data)}
-    gold, said = [], []
+    gold, answers = [], []
     for one in read_results(tmp_path / "run").judged:
         meme = key[one.meme.id]
-        assert one.prediction.said["signs"].labels == due(meme, answer_signs)
+        assert one.prediction.said["signs"].labels == oracle_answer(meme, answer_signs)
         gold.append([sign in signs_of(meme.text, meme.badge) for sign in SIGNS])
-        said.append([sign in due(meme, answer_signs) for sign in SIGNS])
-    gold, said = np.array(gold), np.array(said)
-    (card,) = figures(told).values()
-    assert card["figures"]["mean-binary-accuracy"]["value"] == pytest.approx((gold == said).mean())
+        answers.append([sign in oracle_answer(meme, answer_signs) for sign in SIGNS])
+    gold, answers = np.array(gold), np.array(answers)
+    (card,) = figures(ran).values()
+    assert card["figures"]["mean-binary-accuracy"]["value"] == pytest.approx((gold == answers).mean())
     ruled = [record.ruling_on("signs") for record in records(tmp_path / "run").values()]
     assert all(set(one.strengths) == set(SIGNS) == set(one.vote) for one in ruled)
-    # The same trials cost nothing where their verdicts are wanted: the store has every call.
+    # A run for verdicts of the same trials makes no calls: the store has them all.
     before = len(model.asked)
-    run = ["run", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "harm"), *ASK]
+    run = ["run", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "harm"), *MODEL_OPTIONS]
     store = ["--procedure", "full", "--set", "overlap=false", "--calls", str(tmp_path / "run" / "calls.sqlite")]
     harm = CliRunner().invoke(cli, [*run, *store])
     assert harm.exit_code == 0, harm.output
@@ -120,38 +120,38 @@ def test_a_question_of_several_labels_comes_to_the_oracles_figures(data, tmp_pat
     verdicts = {record.opened.meme.content_id: record.verdict for record in records(tmp_path / "run").values()}
     for one in read_results(tmp_path / "harm").judged:
         assert str(verdicts[one.meme.id].label) == str(one.prediction.outcome)
-    # A run of a trial is compared, reported and exported like any other of its task.
-    classify(data, tmp_path / "plain", "--task", "signs", *ASK)
-    told = CliRunner().invoke(cli, ["compare", str(tmp_path / "run"), str(tmp_path / "plain")])
-    assert told.exit_code == 0 and "of run" in told.output
-    told = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), str(tmp_path / "plain"), "--by", "target"])
-    assert told.exit_code == 0 and "trial on harm" in told.output, told.output
+    # A run with trials is compared, reported and exported like any other run of its task.
+    classify(data, tmp_path / "plain", "--task", "signs", *MODEL_OPTIONS)
+    ran = CliRunner().invoke(cli, ["compare", str(tmp_path / "run"), str(tmp_path / "plain")])
+    assert ran.exit_code == 0 and "of run" in ran.output
+    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), str(tmp_path / "plain"), "--by", "target"])
+    assert ran.exit_code == 0 and "trial on harm" in ran.output, ran.output
     for form, name in (("--inspect", "log.json"), ("--parquet", "rows.parquet"), ("--every-eval-ever", "shared")):
-        whose = ["--organization", "a lab"] if name == "shared" else []
-        told = CliRunner().invoke(cli, ["export", str(tmp_path / "run"), form, str(tmp_path / name), *whose])
-        assert told.exit_code == 0, told.output
+        organization = ["--organization", "a lab"] if name == "shared" else []
+        ran = CliRunner().invoke(cli, ["export", str(tmp_path / "run"), form, str(tmp_path / name), *organization])
+        assert ran.exit_code == 0, ran.output
     log = json.loads((tmp_path / "log.json").read_text())
     # A sample has its trial's transcript, the ruling on the question included.
     assert all(any(event.get("role") == "judge" for event in sample["events"]) for sample in log["samples"])
 
 
-def test_a_run_that_was_cut_off_goes_on_and_a_question_that_fails_fails_no_trial(data, tmp_path, model):  # noqa: F811
+def test_interrupted_run_resumes_and_failed_questions_fail_no_trial(data, tmp_path, model):  # noqa: F811
     usual, left = model._answers, iter(range(3))
 
-    def away(request):
+    def unavailable(request):
         if "A further question about this meme" in words(request) and next(left, None) is None:
             raise Unavailable("The server is gone.", reason="MODEL_UNAVAILABLE")
         return usual(request)
 
-    model._answers = away
-    asked = ("--task", "target", *TRIAL, "--patience", "0", "--concurrency", "1", "--limit", "8")
-    told = classify(data, tmp_path / "run", *asked, code=3)
-    assert "Not finished" in told.output and len(RunFolder(tmp_path / "run").predictions()) == 3
+    model._answers = unavailable
+    options = ("--task", "target", *TRIAL_OPTIONS, "--patience", "0", "--concurrency", "1", "--limit", "8")
+    ran = classify(data, tmp_path / "run", *options, code=3)
+    assert "Not finished" in ran.output and len(RunFolder(tmp_path / "run").predictions()) == 3
     before = {name: record.verdict for name, record in records(tmp_path / "run").items()}
     assert len(before) > 3 and all(before.values())
     with (tmp_path / "run" / PREDICTIONS).open("a") as file:
-        file.write('{"meme": "cut')  # what a crash leaves
-    # One reply of another kind for a meme: a failure of its own, never "no label".
+        file.write('{"meme": "cut')  # a torn line, as after a crash
+    # A malformed reply is a failure of that meme, never "no label".
     spoilt = iter(range(2))
 
     def odd(request):
@@ -160,31 +160,31 @@ def test_a_run_that_was_cut_off_goes_on_and_a_question_that_fails_fails_no_trial
         return usual(request)
 
     model._answers, calls = odd, len(model.asked)
-    classify(data, tmp_path / "run", *asked)
+    classify(data, tmp_path / "run", *options)
     judged = read_results(tmp_path / "run").judged
     failed = [one.prediction for one in judged if one.prediction.outcome is Outcome.FAILED]
     assert [one.reason for one in failed] == ["REPLY_MALFORMED"] and failed[0].said == {} and len(judged) == 8
     after = records(tmp_path / "run")
     assert all(after[name].verdict == verdict for name, verdict in before.items())
-    # Trials that had a verdict were not held again; their failed question stands before the ruling that counts.
+    # Trials with a verdict were not repeated; their failed question precedes the valid ruling.
     again = [record for record in after.values() if len(record.all(QuestionRuled)) > 1]
     assert again and all(record.all(QuestionRuled)[0].failure == "MODEL_UNAVAILABLE" for record in again)
-    fresh = [asked for asked in model.asked[calls:] if not is_question(asked)]
+    fresh = [call for call in model.asked[calls:] if not is_question(call)]
     tried_before = {record.opened.meme.content_id for record in (after[name] for name in before)}
     key = {meme.id: meme for meme in read_key(data)}
     for meme in tried_before:
         assert not any(key[meme].text in words(one.request) for one in fresh if one.request.place.role is Role.JUDGE)
-    # The line of a question that was answered is read from its record.
+    # Lost predictions are restored from the records.
     (tmp_path / "run" / PREDICTIONS).write_text("")
     calls = len(model.asked)
-    classify(data, tmp_path / "run", *asked)
+    classify(data, tmp_path / "run", *options)
     assert len(model.asked) == calls
     read = {one.meme.id: (one.prediction.outcome, one.prediction.said, one.prediction.reason) for one in judged}
     for one in read_results(tmp_path / "run").judged:
         assert (one.prediction.outcome, one.prediction.said, one.prediction.reason) == read[one.meme.id]
 
 
-def test_a_store_of_calls_that_breaks_ends_the_run_and_is_no_meme_s_failure(data, tmp_path, model):  # noqa: F811
+def test_broken_call_store_stops_the_run_without_failing_a_meme(data, tmp_path, model):  # noqa: F811
     usual = model._answers
 
     def broken(request):
@@ -193,19 +193,19 @@ def test_a_store_of_calls_that_breaks_ends_the_run_and_is_no_meme_s_failure(data
         return usual(request)
 
     model._answers = broken
-    asked = ("--task", "target", *TRIAL, "--limit", "1")
-    told = classify(data, tmp_path / "run", *asked, code=1)
-    assert "store of calls" in told.output and not RunFolder(tmp_path / "run").predictions()
+    options = ("--task", "target", *TRIAL_OPTIONS, "--limit", "1")
+    ran = classify(data, tmp_path / "run", *options, code=1)
+    assert "store of calls" in ran.output and not RunFolder(tmp_path / "run").predictions()
     model._answers = usual
-    classify(data, tmp_path / "run", *asked)
+    classify(data, tmp_path / "run", *options)
     (one,) = read_results(tmp_path / "run").judged
     assert one.prediction.outcome is Outcome.ANSWERED
 
 
-def test_a_question_is_put_to_a_trial_on_record_and_shown(data, tmp_path, model, monkeypatch):  # noqa: F811
-    run = ["run", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "run"), *ASK]
-    held = CliRunner().invoke(cli, [*run, "--procedure", "full", "--limit", "2"])
-    assert held.exit_code == 0, held.output
+def test_question_is_put_to_a_stored_trial_and_shown(data, tmp_path, model, monkeypatch):  # noqa: F811
+    run = ["run", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "run"), *MODEL_OPTIONS]
+    ran = CliRunner().invoke(cli, [*run, "--procedure", "full", "--limit", "2"])
+    assert ran.exit_code == 0, ran.output
     trial, _ = [one.prediction.trial for one in read_results(tmp_path / "run").judged]
     verdict = records(tmp_path / "run")
     file = tmp_path / "question.toml"
@@ -214,14 +214,14 @@ def test_a_question_is_put_to_a_trial_on_record_and_shown(data, tmp_path, model,
     ask = ("records", "ask", trial, "--question", str(file), *place, "--library", str(tmp_path / "run" / "library"))
 
     def memecourt(*words, code=0):
-        told = CliRunner().invoke(memecourt_cli, words)
-        assert told.exit_code == code and "Traceback" not in told.output, told.output
-        return told.output
+        ran = CliRunner().invoke(memecourt_cli, words)
+        assert ran.exit_code == code and "Traceback" not in ran.output, ran.output
+        return ran.output
 
-    assert "answer" in memecourt(*ask, *ASK)
+    assert "answer" in memecourt(*ask, *MODEL_OPTIONS)
     (ruled,) = [each for record in records(tmp_path / "run").values() for each in record.all(QuestionRuled)]
     assert ruled.trial_id == trial and ruled.question.text == "whom does it attack?" and len(ruled.chosen) == 1
-    # What was there before stays, and the docket is as sound as it was.
+    # The verdicts are unchanged, and the docket still verifies.
     for name, record in records(tmp_path / "run").items():
         assert record.verdict == verdict[name].verdict and record.state is TrialState.DECIDED
     key = tmp_path / "docket.vkey"
@@ -234,32 +234,32 @@ def test_a_question_is_put_to_a_trial_on_record_and_shown(data, tmp_path, model,
         out = tmp_path / f"trial.{form}"
         memecourt("records", "export", trial, *place, "--as", form, "--out", str(out))
         assert form == "pdf" or "whom does it attack?" in out.read_text()
-    # Without an answer it ends with another code; of a trial that there is none of, or with other settings, likewise.
+    # A missing answer, an unknown trial or other settings give another exit code.
     model._answers = lambda request: {"rationale": "x", "label": "somebody"}
-    assert "no answer" in memecourt(*ask, *ASK, code=1)
-    assert "none" in memecourt(*(word if word != trial else "none" for word in ask), *ASK, code=1)
+    assert "no answer" in memecourt(*ask, *MODEL_OPTIONS, code=1)
+    assert "none" in memecourt(*(word if word != trial else "none" for word in ask), *MODEL_OPTIONS, code=1)
     monkeypatch.setenv("MEMECOURT_TRIAL__ROUNDS_MAX", "3")
-    assert "with other settings" in memecourt(*ask, *ASK, code=1)
+    assert "with other settings" in memecourt(*ask, *MODEL_OPTIONS, code=1)
     assert len(records(tmp_path / "run")) == 2
 
 
-def test_a_model_is_asked_in_words_of_one_s_own(data, tmp_path, model):  # noqa: F811
+def test_custom_question_is_used_in_prompts(data, tmp_path, model):  # noqa: F811
     file = tmp_path / "question.toml"
     options = json.dumps(TARGETS[::-1])
     file.write_text(
         f'id = "target"\ntext = "whom would it hurt?"\noptions = {options}\ndefine = {{nobody = "no one"}}\n'
     )
-    told = classify(data, tmp_path / "run", "--question", str(file), *ASK, "--limit", "2", "--json")
-    assert [card["n"] for card in figures(told).values()] == [2]
+    ran = classify(data, tmp_path / "run", "--question", str(file), *MODEL_OPTIONS, "--limit", "2", "--json")
+    assert [card["n"] for card in figures(ran).values()] == [2]
     assert all("whom would it hurt?" in one.request.system and "no one" in one.request.system for one in model.asked)
-    # In other words it is another question: a run is not gone on with half-way.
-    told = classify(data, tmp_path / "run", "--task", "target", *ASK, "--limit", "2", code=1)
-    assert "question (was" in told.output
+    # Other wording makes it another question, so the run can't be resumed.
+    ran = classify(data, tmp_path / "run", "--task", "target", *MODEL_OPTIONS, "--limit", "2", code=1)
+    assert "question (was" in ran.output
 
 
 @pytest.fixture
 def sided(data, tmp_path):  # noqa: F811
-    """A data set that says nothing of harm, with a task of two sides and neither; its folder."""
+    """The folder of a data set without harm labels, with a task of two sides and "neither"."""
     root = tmp_path / "sided"
     shutil.copytree(data, root)
     for file in (root / "tasks").glob("*.jsonl"):
@@ -277,10 +277,10 @@ def side_of(target):
     return "neither" if target == "nobody" else "west" if TARGETS.index(target) % 2 else "east"
 
 
-def test_a_question_of_one_s_own_weighs_two_sides_where_nothing_is_known_of_harm(sided, tmp_path, model):  # noqa: F811
+def test_custom_question_weighs_two_sides_without_harm_labels(sided, tmp_path, model):  # noqa: F811
     usual = model._answers
 
-    def weighs(request):
+    def weigh_sides(request):
         wanted = request.reply_schema["properties"]
         if "strengths" not in wanted:
             return usual(request)
@@ -290,53 +290,55 @@ def test_a_question_of_one_s_own_weighs_two_sides_where_nothing_is_known_of_harm
 
     test = [meme for meme in read_key(sided) if meme.split == "test"]
     known = {meme.text: meme.badge for meme in test}
-    model._answers = weighs
+    model._answers = weigh_sides
     file = tmp_path / "question.toml"
     question = 'id = "side"\ntext = "is it against the west or the east?"\noptions = ["east", "neither", "west"]\n'
     file.write_text(f'{question}sides = {{accuser = "west", defender = "east"}}\n')
-    told = classify(sided, tmp_path / "run", "--question", str(file), *TRIAL, "--limit", "8", "--json")
-    (card,) = figures(told).values()
-    held = records(tmp_path / "run")
-    assert card["n"] == len(held) == 8
-    for record in held.values():
+    ran = classify(sided, tmp_path / "run", "--question", str(file), *TRIAL_OPTIONS, "--limit", "8", "--json")
+    (card,) = figures(ran).values()
+    records_by_name = records(tmp_path / "run")
+    assert card["n"] == len(records_by_name) == 8
+    for record in records_by_name.values():
         ruled = record.ruling_on("side")
         assert (ruled.question.text, ruled.rule) == ("is it against the west or the east?", "stronger/1")
-        # Labelled memes are no precedents of harm, and vote on the question all the same.
+        # Labelled memes are no precedents on harm, but vote on the question.
         assert record.precedents is None and ruled.precedent_labels == {}
         assert sum(ruled.vote.values()) == pytest.approx(1)
     for one in read_results(tmp_path / "run").judged:
-        # Of texts that stand in one another's place, those of the meme itself.
+        # Not the exact side: the text of another meme may be a substring of the prompt.
         assert one.prediction.said["side"].labels[0] in {"west", "east", "neither"}
-    assert not any("Precedent 1" in words(asked.request) for asked in model.asked)
-    # Its options have to be the task's, and its sides are weighed by a trial alone.
-    for content, options, said in (
-        (question.replace('"west"]', '"north"]'), TRIAL, "its options must be west, east, neither"),
-        (question + "several = true\n", TRIAL, "several false"),
-        (file.read_text(), ASK, "give --trial"),
+    assert not any("Precedent 1" in words(call.request) for call in model.asked)
+    # Its options must be the task's, and only a trial weighs sides.
+    for content, options, message in (
+        (question.replace('"west"]', '"north"]'), TRIAL_OPTIONS, "its options must be west, east, neither"),
+        (question + "several = true\n", TRIAL_OPTIONS, "several false"),
+        (file.read_text(), MODEL_OPTIONS, "give --trial"),
     ):
         other = tmp_path / "other.toml"
         other.write_text(content)
-        told = classify(sided, tmp_path / "none", "--question", str(other), *options, code=1)
-        assert said in told.output
-    told = classify(sided, tmp_path / "none", "--question", str(file), *TRIAL, "--set", "precedents=true", code=1)
-    assert "says nothing of harm" in told.output
+        ran = classify(sided, tmp_path / "none", "--question", str(other), *options, code=1)
+        assert message in ran.output
+    ran = classify(
+        sided, tmp_path / "none", "--question", str(file), *TRIAL_OPTIONS, "--set", "precedents=true", code=1
+    )
+    assert "says nothing of harm" in ran.output
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--task", "target", "--trial"), "asks chat models"),
-        (("--task", "target", *TRIAL, "--inputs", "text"), "--inputs can't be given with --trial"),
-        (("--task", "target", *TRIAL, "--rotate", "--odds"), "--rotate, --odds can't be given"),
-        (("--task", "target", *TRIAL, "--shots", "2"), "--shots can't be given"),
-        (TRIAL, "Missing option --task"),
-        (("--task", "target", *ASK, "--policy", "p.toml"), "give --trial with --policy"),
-        (("--question", "none.toml", *TRIAL), "can't be read"),
+        (("--task", "target", *TRIAL_OPTIONS, "--inputs", "text"), "--inputs can't be given with --trial"),
+        (("--task", "target", *TRIAL_OPTIONS, "--rotate", "--odds"), "--rotate, --odds can't be given"),
+        (("--task", "target", *TRIAL_OPTIONS, "--shots", "2"), "--shots can't be given"),
+        (TRIAL_OPTIONS, "Missing option --task"),
+        (("--task", "target", *MODEL_OPTIONS, "--policy", "p.toml"), "give --trial with --policy"),
+        (("--question", "none.toml", *TRIAL_OPTIONS), "can't be read"),
     ],
 )
-def test_what_a_trial_can_not_be_asked_is_refused(options, said, data, tmp_path, model):  # noqa: F811
-    told = CliRunner().invoke(
+def test_options_incompatible_with_trials_are_refused(options, message, data, tmp_path, model):  # noqa: F811
+    ran = CliRunner().invoke(
         cli, ["classify", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "run"), *options]
     )
-    assert told.exit_code in (1, 2) and said in told.output and "Traceback" not in told.output
+    assert ran.exit_code in (1, 2) and message in ran.output and "Traceback" not in ran.output
     assert model.asked == []

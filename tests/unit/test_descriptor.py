@@ -1,3 +1,5 @@
+"""The picture descriptor, and detection of borders and caption bars."""
+
 from __future__ import annotations
 
 import io
@@ -13,7 +15,7 @@ from retrieval.embed.descriptor import DIM, describe
 from retrieval.starter.draw import SCENES, draw_meme
 
 
-def test_a_unit_vector_for_pictures_of_any_size_and_colour() -> None:
+def test_descriptor_is_a_unit_vector_for_any_size_and_colour() -> None:
     random = np.random.default_rng(0)
     for size in [(1, 1), (1, 2), (3, 900), (900, 3), (15, 15), (16, 16), (17, 700), (1280, 1280)]:
         noise = Image.fromarray(random.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
@@ -31,7 +33,7 @@ def jpeg(picture: Image.Image) -> Image.Image:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_copies_are_near_another_caption_less_and_another_scene_far(scene: str) -> None:
+def test_similarity_falls_from_copies_to_other_captions_to_other_scenes(scene: str) -> None:
     picture = draw_meme(scene, "when the lights go out\nnobody moves")
     vector = describe(picture)
     for copy in (
@@ -63,10 +65,10 @@ SIDES = st.one_of(st.integers(1, 8), st.sampled_from([12, 13, 900]))
 
 
 @given(SIDES, SIDES, st.booleans())
-def test_borders_of_a_picture_of_any_size_are_found_and_lie_within_it(width: int, height: int, plain: bool) -> None:
+def test_borders_lie_within_pictures_of_any_size(width: int, height: int, plain: bool) -> None:
     levels = np.random.default_rng(0).integers(0, 1 if plain else 256, (height, width, 3)).astype(np.int16)
     box = (0, 0, width, height)
     for _ in range(3):
         x0, y0, x1, y1 = box = peeled(levels, box)
         assert 0 <= x0 <= x1 <= width and 0 <= y0 <= y1 <= height
-    assert not plain or box == (0, 0, width, height)  # a plain field has no border
+    assert not plain or box == (0, 0, width, height)  # a plain picture has no border

@@ -1,4 +1,4 @@
-"""The desk over a real docket in SQLite: what is on it and why, locks, reviews, second opinions."""
+"""The review queue on a real SQLite docket: cases and their priority, locks, reviews, second opinions, search."""
 
 import asyncio
 import random
@@ -28,15 +28,15 @@ TIE = (Strength.MODERATE, Strength.MODERATE)
 
 
 @pytest.fixture
-def at(tmp_path):
+def path(tmp_path):
     return tmp_path / "docket.sqlite"
 
 
-# Why a person should look
+# Reasons for review.
 
 
 @pytest.mark.parametrize(
-    ("given", "whys"),
+    ("rendered", "priorities"),
     [
         (verdict(H), []),
         (verdict(N, score=0.1), []),
@@ -50,20 +50,20 @@ def at(tmp_path):
         (verdict(H, score=0.61), []),
         (verdict(N, score=0.41), [ReviewPriority.LOW_SCORE]),
         (verdict(N, score=0.39), []),
-        (verdict(U, score=0.5), [ReviewPriority.UNDECIDED]),  # that says it already
+        (verdict(U, score=0.5), [ReviewPriority.UNDECIDED]),  # UNDECIDED already covers the score
         (
             verdict(H, score=0.3, strengths=TIE, reasons=[ReviewReason.CUT_SHORT, ReviewReason.SCORE_DISAGREES]),
             [ReviewPriority.DISAGREE, ReviewPriority.DISAGREE, ReviewPriority.COURT_ASKS, ReviewPriority.LOW_SCORE],
         ),
     ],
 )
-def test_each_case_says_why_the_most_urgent_first(given, whys):
-    reasons = reasons_of(given, "t", NOBODY)
-    assert [why for why, _ in reasons] == whys
-    assert all(len(said) > 10 for _, said in reasons)
+def test_reasons_for_review_are_listed_by_urgency(rendered, priorities):
+    reasons = reasons_of(rendered, "t", NOBODY)
+    assert [priority for priority, _ in reasons] == priorities
+    assert all(len(detail) > 10 for _, detail in reasons)
 
 
-def test_chance_picks_its_share_and_says_the_same_to_everybody():
+def test_random_sample_is_deterministic_and_has_the_right_share():
     ids = [f"t{number}" for number in range(20_000)]
     few, more = {t for t in ids if is_sampled(t, 0.02)}, {t for t in ids if is_sampled(t, 0.1)}
     assert 300 < len(few) < 500 and 1800 < len(more) < 2200
@@ -72,89 +72,89 @@ def test_chance_picks_its_share_and_says_the_same_to_everybody():
     assert [why for why, _ in reasons_of(verdict(H), "t", Rules(sampled=1.0))] == [ReviewPriority.SAMPLED]
 
 
-def test_rules_that_mean_nothing_are_refused():
+def test_invalid_rules_are_refused():
     for wrong in ({"sure": 0.4}, {"sure": 1.5}, {"sampled": -0.1}, {"sampled": 2}):
         with pytest.raises(ValueError, match="lies in"):
             Rules(**wrong)
 
 
-# The queue
+# The queue.
 
 
-def test_the_queue_has_what_needs_a_person_in_the_order_of_urgency(at):
-    async def work(it):
-        await it.tried("low", verdict(H, score=0.55), at=NOON)
-        await it.tried("open")
-        await it.tried("failed", "GONE")
-        await it.tried("fine", verdict(H))
-        await it.tried("undecided late", verdict(U), at=NOON + timedelta(hours=2))
-        await it.tried("undecided", verdict(U), at=NOON + timedelta(hours=1))
-        await it.tried("tie", verdict(H, strengths=TIE), namespace="forum")
+def test_queue_lists_cases_by_urgency(path):
+    async def scenario(court):
+        await court.tried("low", verdict(H, score=0.55), at=NOON)
+        await court.tried("open")
+        await court.tried("failed", "GONE")
+        await court.tried("fine", verdict(H))
+        await court.tried("undecided late", verdict(U), at=NOON + timedelta(hours=2))
+        await court.tried("undecided", verdict(U), at=NOON + timedelta(hours=1))
+        await court.tried("tie", verdict(H, strengths=TIE), namespace="forum")
         pages, after = [], None
-        while page := await it.desk.queue("ada", limit=2, after=after):
+        while page := await court.desk.queue("ada", limit=2, after=after):
             pages.append([case.trial_id for case in page])
             after = place_of(page[-1])
         return (
             pages,
-            await it.waiting(why=ReviewPriority.LOW_SCORE),
-            await it.waiting(namespaces=frozenset({"forum"})),
-            await it.waiting(namespaces=frozenset()),
-            await it.desk.counts(),
-            await it.desk.case("tie"),
+            await court.waiting(why=ReviewPriority.LOW_SCORE),
+            await court.waiting(namespaces=frozenset({"forum"})),
+            await court.waiting(namespaces=frozenset()),
+            await court.desk.counts(),
+            await court.desk.case("tie"),
         )
 
-    pages, low, forum, nothing, counts, tie = play(at, work)
+    pages, low, forum, no_namespaces, counts, tie = play(path, scenario)
     assert pages == [["undecided", "undecided late"], ["tie", "low"]]
-    assert (low, forum, nothing) == (["low"], ["tie"], [])
+    assert (low, forum, no_namespaces) == (["low"], ["tie"], [])
     assert counts == {ReviewPriority.UNDECIDED: 2, ReviewPriority.DISAGREE: 1, ReviewPriority.LOW_SCORE: 1}
     assert tie.reasons[0][0] is ReviewPriority.DISAGREE and "both moderate" in tie.reasons[0][1]
     assert (tie.label, tie.holds, tie.outcome, tie.namespace) == (H, H, None, "forum")
 
 
-def test_what_happens_later_is_on_the_desk_at_once(at):
-    async def work(it):
-        before = await it.waiting()
-        await it.tried("a", verdict(U))
-        return before, await it.waiting()
+def test_new_trials_appear_in_the_queue_at_once(path):
+    async def scenario(court):
+        before = await court.waiting()
+        await court.tried("a", verdict(U))
+        return before, await court.waiting()
 
-    assert play(at, work) == ([], ["a"])
+    assert play(path, scenario) == ([], ["a"])
 
 
-def test_two_desks_of_one_docket_draw_each_entry_once(at):
-    async def work(it):
-        other = it.another_desk()
+def test_two_queues_of_one_docket_project_each_entry_once(path):
+    async def scenario(court):
+        other = court.another_desk()
         for number in range(30):
-            await it.tried(f"t{number:02}", verdict(U))
-        await asyncio.gather(*(desk.catch_up() for desk in (it.desk, other, it.desk, other)))
-        await it.reviewed("t03", "ada", H)
-        return await it.waiting(), [case.trial_id for case in await other.queue("bea", limit=100)]
+            await court.tried(f"t{number:02}", verdict(U))
+        await asyncio.gather(*(desk.catch_up() for desk in (court.desk, other, court.desk, other)))
+        await court.reviewed("t03", "ada", H)
+        return await court.waiting(), [case.trial_id for case in await other.queue("bea", limit=100)]
 
-    own, others = play(at, work)
+    own, others = play(path, scenario)
     assert own == others == [f"t{number:02}" for number in range(30) if number != 3]
 
 
-def test_what_is_drawn_anew_is_the_same(at):
-    async def work(it):
-        await it.tried("a", verdict(U))
-        await it.tried("b", verdict(H, strengths=TIE))
-        await it.reviewed("a", "ada", H)
-        await it.desk.take("b", "ada")
-        await it.desk.ask_opinion("b", "ada", "I can't tell.")
-        seen = await it.desk.cases(["a", "b"]), await it.waiting("bea")
-        with it.docket.transactions.database.writing() as connection:
-            # Locks and saved searches stay; what was erased the log says again.
+def test_rebuilt_projection_equals_the_former_one(path):
+    async def scenario(court):
+        await court.tried("a", verdict(U))
+        await court.tried("b", verdict(H, strengths=TIE))
+        await court.reviewed("a", "ada", H)
+        await court.desk.take("b", "ada")
+        await court.desk.ask_opinion("b", "ada", "I can't tell.")
+        state = await court.desk.cases(["a", "b"]), await court.waiting("bea")
+        with court.docket.transactions.database.writing() as connection:
+            # Locks and saved searches stay; erasures are replayed from the log.
             for table in (desk_tables.cases, desk_tables.reviews, desk_tables.progress):
                 connection.execute(table.delete())
-        await it.desk.catch_up()  # finds that it was begun anew
-        return seen, (await it.desk.cases(["a", "b"]), await it.waiting("bea"))
+        await court.desk.catch_up()  # notices the reset
+        return state, (await court.desk.cases(["a", "b"]), await court.waiting("bea"))
 
-    before, after = play(at, work)
+    before, after = play(path, scenario)
     assert before == after and before[1] == ["b"]
 
 
-def test_nobody_waits_long_for_a_large_docket_to_be_drawn(at):
+def test_catching_up_with_a_large_docket_is_bounded_in_time(path):
     class Slow(Intercepted):
-        """A docket that takes its time."""
+        """A slow docket."""
 
         def __init__(self, docket):
             super().__init__(docket)
@@ -165,183 +165,183 @@ def test_nobody_waits_long_for_a_large_docket_to_be_drawn(at):
                 await self.gate.wait()
             return await self._docket.log.entries(first, 3, kinds)
 
-    async def work(it):
+    async def scenario(court):
         for name in ("a", "b", "c"):
-            await it.tried(name, verdict(U))
-        slow = Slow(it.docket)
-        desk = it.another_desk(docket=slow, patience_s=0.3)
-        drawn_ = await desk.catch_up()
+            await court.tried(name, verdict(U))
+        slow = Slow(court.docket)
+        desk = court.another_desk(docket=slow, patience_s=0.3)
+        complete = await desk.catch_up()
         meanwhile, behind = [case.trial_id for case in await desk.queue("ada", limit=9)], await desk.behind()
         slow.gate.set()
         while not await desk.catch_up():
             pass
         return (
-            drawn_,
+            complete,
             meanwhile,
             behind,
             [case.trial_id for case in await desk.queue("ada", limit=9)],
             await desk.behind(),
         )
 
-    assert play(at, work) == (False, ["a"], 6, ["a", "b", "c"], 0)
+    assert play(path, scenario) == (False, ["a"], 6, ["a", "b", "c"], 0)
 
 
-def test_an_entry_that_was_altered_keeps_nothing_else_from_the_desk(at, caplog):
-    async def work(it):
-        await it.tried("a", verdict(U))
-        await it.tried("b", verdict(U))
-        with it.docket.transactions.database.writing() as connection:
+def test_altered_entry_does_not_block_other_entries(path, caplog):
+    async def scenario(court):
+        await court.tried("a", verdict(U))
+        await court.tried("b", verdict(U))
+        with court.docket.transactions.database.writing() as connection:
             connection.execute(text("DROP TRIGGER entries_update"))
             altered = {"body": packed('{"kind":"VerdictGiven"}')}
             connection.execute(text("UPDATE entries SET body = :body WHERE number = 2"), altered)
-        return await it.waiting()
+        return await court.waiting()
 
-    assert play(at, work) == ["b"]
+    assert play(path, scenario) == ["b"]
     assert "entry 2 can't be read" in caplog.text
 
 
-# Locks
+# Locks.
 
 
-def test_a_case_is_one_reviewer_s_at_a_time(at):
-    async def work(it):
-        await it.tried("a", verdict(U))
-        lock = await it.desk.take("a", "ada")
+def test_case_is_locked_by_one_reviewer_at_a_time(path):
+    async def scenario(court):
+        await court.tried("a", verdict(U))
+        lock = await court.desk.take("a", "ada")
         with pytest.raises(CaseTaken, match="ada is looking"):
-            await it.desk.take("a", "bea")
-        seen = (await it.desk.case("a")).lock
-        again = await it.desk.take("a", "ada")  # renews
-        await it.desk.release("a", "bea")  # that is not bea's to give back
-        await it.desk.renew("a", "ada")
+            await court.desk.take("a", "bea")
+        shown = (await court.desk.case("a")).lock
+        again = await court.desk.take("a", "ada")  # renews
+        await court.desk.release("a", "bea")  # no effect: bea does not hold the lock
+        await court.desk.renew("a", "ada")
         with pytest.raises(NotLocked):
-            await it.desk.renew("a", "bea")
+            await court.desk.renew("a", "bea")
         with pytest.raises(CaseTaken):
-            await it.desk.take("a", "bea")
-        await it.desk.release("a", "ada")
-        return lock, seen, again, await it.desk.take("a", "bea")
+            await court.desk.take("a", "bea")
+        await court.desk.release("a", "ada")
+        return lock, shown, again, await court.desk.take("a", "bea")
 
-    lock, seen, again, other = play(at, work)
-    assert lock == seen == again and lock.until == NOON + timedelta(minutes=LOCK_MINUTES)
+    lock, shown, again, other = play(path, scenario)
+    assert lock == shown == again and lock.until == NOON + timedelta(minutes=LOCK_MINUTES)
     assert (lock.holder, other.holder) == ("ada", "bea")
 
 
-def test_a_lock_ends_by_itself_and_what_was_written_meanwhile_is_not_kept(at):
-    async def work(it):
-        await it.tried("a", verdict(U))
-        await it.desk.take("a", "ada")
-        it.clock.turn(minutes=LOCK_MINUTES + 1)
-        free = (await it.desk.case("a")).lock
-        await it.desk.take("a", "bea")
+def test_review_under_an_expired_lock_is_refused(path):
+    async def scenario(court):
+        await court.tried("a", verdict(U))
+        await court.desk.take("a", "ada")
+        court.clock.turn(minutes=LOCK_MINUTES + 1)
+        free = (await court.desk.case("a")).lock
+        await court.desk.take("a", "bea")
         with pytest.raises(NotLocked):
-            await it.desk.review("a", "ada", label=H, clause="4", reason="late")
+            await court.desk.review("a", "ada", label=H, clause="4", reason="late")
         with pytest.raises(NotLocked):
-            await it.desk.review("a", "cy", label=H, clause="4", reason="never took it")
-        await it.desk.review("a", "bea", label=N, clause="none", reason="I looked.")
-        return free, (await it.docket.trials.record("a")).all(VerdictReviewed)
+            await court.desk.review("a", "cy", label=H, clause="4", reason="never took it")
+        await court.desk.review("a", "bea", label=N, clause="none", reason="I looked.")
+        return free, (await court.docket.trials.record("a")).all(VerdictReviewed)
 
-    free, reviews = play(at, work)
+    free, reviews = play(path, scenario)
     assert free is None
     assert [review.reviewer for review in reviews] == ["bea"]
 
 
-def test_of_many_who_want_the_next_case_no_two_get_the_same(at):
+def test_concurrent_reviewers_get_different_cases(path):
     people = [f"reviewer {number}" for number in range(12)]
 
-    async def work(it):
+    async def scenario(court):
         for number in range(8):
-            await it.tried(f"t{number}", verdict(U))
-        taken = await asyncio.gather(*(it.desk.take_next(who) for who in people))
+            await court.tried(f"t{number}", verdict(U))
+        taken = await asyncio.gather(*(court.desk.take_next(who) for who in people))
         return [case.trial_id for case in taken if case is not None]
 
-    taken = play(at, work)
+    taken = play(path, scenario)
     assert sorted(taken) == [f"t{number}" for number in range(8)]
 
 
-def test_what_nobody_may_take(at):
-    async def work(it):
-        await it.tried("open")
-        await it.tried("fine", verdict(H))
+def test_unknown_open_and_closed_trials_cannot_be_taken(path):
+    async def scenario(court):
+        await court.tried("open")
+        await court.tried("fine", verdict(H))
         with pytest.raises(TrialUnknown):
-            await it.desk.take("none", "ada")
+            await court.desk.take("none", "ada")
         with pytest.raises(NotDecided):
-            await it.desk.take("open", "ada")
+            await court.desk.take("open", "ada")
         with pytest.raises(CaseClosed):
-            await it.desk.take("fine", "ada")
-        return await it.desk.take("fine", "ada", again=True)
+            await court.desk.take("fine", "ada")
+        return await court.desk.take("fine", "ada", again=True)
 
-    assert play(at, work).holder == "ada"
+    assert play(path, scenario).holder == "ada"
 
 
-def test_whatever_happens_in_whatever_order_a_case_has_one_holder_and_reviews_are_the_holder_s(at):
-    chance = random.Random(3)
+def test_random_operations_keep_one_holder_per_case(path):
+    rng = random.Random(3)
     people, trials = ["ada", "bea", "cy"], ["t0", "t1", "t2", "t3"]
 
-    async def work(it):
+    async def scenario(court):
         for name in trials:
-            await it.tried(name, verdict(U))
-        held, minutes, counts = {}, 0, Counter()
-        said = {name: [] for name in trials}
+            await court.tried(name, verdict(U))
+        locks, minutes, counts = {}, 0, Counter()
+        expected = {name: [] for name in trials}
         for _ in range(OPERATIONS):
-            who, name, act = chance.choice(people), chance.choice(trials), chance.choice(ACTS)
-            holder, until = held.get(name, ("", 0))
-            mine = holder == who and until > minutes
+            who, name, act = rng.choice(people), rng.choice(trials), rng.choice(ACTS)
+            holder, until = locks.get(name, ("", 0))
+            holds_lock = holder == who and until > minutes
             free = not holder or holder == who or until <= minutes
             if act == "wait":
-                minutes += (by := chance.choice([1, 6, 16]))
-                it.clock.turn(minutes=by)
+                minutes += (by := rng.choice([1, 6, 16]))
+                court.clock.turn(minutes=by)
                 continue
-            works = free if act == "take" else mine if act in ("renew", "review") else True
+            allowed = free if act == "take" else holds_lock if act in ("renew", "review") else True
             try:
                 if act == "take":
-                    await it.desk.take(name, who, again=True)
+                    await court.desk.take(name, who, again=True)
                 elif act == "review":
-                    await it.desk.review(
-                        name, who, label=chance.choice([H, N]), clause="4", reason=f"{len(said[name])}"
+                    await court.desk.review(
+                        name, who, label=rng.choice([H, N]), clause="4", reason=f"{len(expected[name])}"
                     )
                 else:
-                    await getattr(it.desk, act)(name, who)
+                    await getattr(court.desk, act)(name, who)
                 counts[act, "done"] += 1
-                assert works, (act, who, name)
+                assert allowed, (act, who, name)
             except (CaseTaken, NotLocked):
                 counts[act, "refused"] += 1
-                assert not works, (act, who, name)
+                assert not allowed, (act, who, name)
                 continue
             if act == "review":
-                said[name].append(who)
+                expected[name].append(who)
             if act in ("take", "renew"):
-                held[name] = (who, minutes + LOCK_MINUTES)
+                locks[name] = (who, minutes + LOCK_MINUTES)
             elif act == "review" or holder == who:
-                held.pop(name, None)
-        kept = {
-            name: [e.reviewer for e in (await it.docket.trials.record(name)).all(VerdictReviewed)] for name in trials
+                locks.pop(name, None)
+        stored = {
+            name: [e.reviewer for e in (await court.docket.trials.record(name)).all(VerdictReviewed)] for name in trials
         }
-        return kept, said, counts
+        return stored, expected, counts
 
-    kept, said, counts = play(at, work)
-    assert kept == said
-    for act in ("take", "renew", "review"):  # else nothing was tried
+    stored, expected, counts = play(path, scenario)
+    assert stored == expected
+    for act in ("take", "renew", "review"):  # otherwise the test would be vacuous
         assert counts[act, "done"] > 2 and counts[act, "refused"] > 2, counts
 
 
-# Reviews
+# Reviews.
 
 
-def test_a_review_closes_the_case_and_says_what_came_of_it(at):
-    async def work(it):
-        await it.tried("a", verdict(H, strengths=TIE))
-        await it.tried("b", verdict(H, strengths=TIE))
-        upheld, overruled = await it.reviewed("a", "ada", H), await it.reviewed("b", "ada", N)
-        return upheld, overruled, await it.waiting("bea"), await it.desk.cases(["a", "b"])
+def test_review_closes_the_case_and_records_the_outcome(path):
+    async def scenario(court):
+        await court.tried("a", verdict(H, strengths=TIE))
+        await court.tried("b", verdict(H, strengths=TIE))
+        upheld, overruled = await court.reviewed("a", "ada", H), await court.reviewed("b", "ada", N)
+        return upheld, overruled, await court.waiting("bea"), await court.desk.cases(["a", "b"])
 
-    upheld, overruled, left, cases = play(at, work)
+    upheld, overruled, left, cases = play(path, scenario)
     assert (upheld.outcome, overruled.outcome) == (ReviewOutcome.UPHELD, ReviewOutcome.OVERRULED)
     assert left == [] and all(case.lock is None and not case.waiting for case in cases.values())
     assert (cases["a"].holds, cases["b"].holds, cases["b"].label) == (H, N, H)
-    assert cases["b"].reasons[0][0] is ReviewPriority.DISAGREE  # why it was here can still be read
+    assert cases["b"].reasons[0][0] is ReviewPriority.DISAGREE  # the reasons stay readable
 
 
 @pytest.mark.parametrize(
-    ("given", "field"),
+    ("changes", "field"),
     [
         ({"clause": " "}, "clause"),
         ({"clause": "x" * 201}, "clause"),
@@ -350,82 +350,95 @@ def test_a_review_closes_the_case_and_says_what_came_of_it(at):
         ({"label": U}, "label"),
     ],
 )
-def test_clause_reason_and_label_are_required(at, given, field):
-    async def work(it):
-        await it.tried("a", verdict(H, strengths=TIE))
-        await it.desk.take("a", "ada")
+def test_clause_reason_and_label_are_required(path, changes, field):
+    async def scenario(court):
+        await court.tried("a", verdict(H, strengths=TIE))
+        await court.desk.take("a", "ada")
         with pytest.raises(BadRequest) as refused:
-            await it.desk.review("a", "ada", **{"label": H, "clause": "4", "reason": "I looked.", **given})
-        return refused.value.field, await it.waiting("bea"), (await it.desk.case("a")).lock
+            await court.desk.review("a", "ada", **{"label": H, "clause": "4", "reason": "I looked.", **changes})
+        return refused.value.field, await court.waiting("bea"), (await court.desk.case("a")).lock
 
-    named, left, lock = play(at, work)
+    named, left, lock = play(path, scenario)
     assert named == field and left == ["a"] and lock.holder == "ada"
 
 
-def test_what_was_found_before_the_verdict_was_shown_is_marked_as_blind(at):
-    async def work(it):
+def test_review_before_the_verdict_is_shown_is_marked_as_blind(path):
+    async def scenario(court):
         for name in ("a", "b"):
-            await it.tried(name, verdict(U), pixels=name * 64)
-        blind = await it.reviewed("a", "ada", H)
-        await it.desk.saw("ada", ["b"])
-        await it.desk.saw("ada", ["b"])  # again is no harm
-        seeing = await it.reviewed("b", "ada", H)
-        second = await it.reviewed("a", "ada", N, again=True)  # having decided once, she has seen it
-        other = await it.reviewed("a", "bea", N, again=True)
+            await court.tried(name, verdict(U), pixels=name * 64)
+        blind = await court.reviewed("a", "ada", H)
+        await court.desk.saw("ada", ["b"])
+        await court.desk.saw("ada", ["b"])  # idempotent
+        seeing = await court.reviewed("b", "ada", H)
+        second = await court.reviewed("a", "ada", N, again=True)  # after the first review she has seen the verdict
+        other = await court.reviewed("a", "bea", N, again=True)
         return [blind.blind, seeing.blind, second.blind, other.blind]
 
-    assert play(at, work) == [True, False, False, True]
+    assert play(path, scenario) == [True, False, False, True]
 
 
-def test_the_whole_review_stands_in_the_record(at):
-    async def work(it):
-        await it.tried("a", verdict(H))
-        await it.desk.take("a", "ada", again=True)
-        await it.desk.review("a", "ada", label=N, clause=" 4 ", reason=" Satire of a habit. ")
-        return (await it.docket.trials.record("a")).last(VerdictReviewed)
+def test_record_has_the_whole_review(path):
+    async def scenario(court):
+        await court.tried("a", verdict(H))
+        await court.desk.take("a", "ada", again=True)
+        await court.desk.review("a", "ada", label=N, clause=" 4 ", reason=" Satire of a habit. ")
+        return (await court.docket.trials.record("a")).last(VerdictReviewed)
 
-    kept = play(at, work)
-    assert (kept.label, kept.clause, kept.reason, kept.reviewer, kept.at) == (N, "4", "Satire of a habit.", "ada", NOON)
+    review = play(path, scenario)
+    assert (review.label, review.clause, review.reason, review.reviewer, review.at) == (
+        N,
+        "4",
+        "Satire of a habit.",
+        "ada",
+        NOON,
+    )
 
 
-# Second opinions
+# Second opinions.
 
 
-def test_a_second_opinion_is_another_person_s(at):
-    async def work(it):
-        await it.tried("a", verdict(U))
-        await it.desk.take("a", "ada")
-        asked = await it.desk.ask_opinion("a", "ada", "Is the costume meant?")
-        lists = await it.waiting("ada"), await it.waiting("bea")
-        case = await it.desk.case("a")
+def test_second_opinion_has_to_come_from_another_reviewer(path):
+    async def scenario(court):
+        await court.tried("a", verdict(U))
+        await court.desk.take("a", "ada")
+        request = await court.desk.ask_opinion("a", "ada", "Is the costume meant?")
+        lists = await court.waiting("ada"), await court.waiting("bea")
+        case = await court.desk.case("a")
         with pytest.raises(AnotherWanted):
-            await it.desk.take("a", "ada")
-        await it.reviewed("a", "ada", H, again=True)  # which she may, but it answers nothing
-        still = await it.waiting("bea")
-        await it.reviewed("a", "bea", H)
-        return asked, lists, case, still, await it.waiting("cy"), (await it.docket.trials.record("a")).events[-3:]
+            await court.desk.take("a", "ada")
+        await court.reviewed("a", "ada", H, again=True)  # allowed, but it is no second opinion
+        still = await court.waiting("bea")
+        await court.reviewed("a", "bea", H)
+        return (
+            request,
+            lists,
+            case,
+            still,
+            await court.waiting("cy"),
+            (await court.docket.trials.record("a")).events[-3:],
+        )
 
-    asked, lists, case, still, left, events = play(at, work)
+    request, lists, case, still, left, events = play(path, scenario)
     assert lists == ([], ["a"]) and still == ["a"] and left == []
     assert case.asked_by == "ada" and case.lock is None
     assert [why for why, _ in case.reasons] == [ReviewPriority.SECOND_OPINION, ReviewPriority.UNDECIDED]
     assert "Is the costume meant?" in case.reasons[0][1]
-    assert events[0] == asked and isinstance(asked, SecondOpinionAsked) and asked.by == "ada"
+    assert events[0] == request and isinstance(request, SecondOpinionAsked) and request.by == "ada"
     assert [event.reviewer for event in events[1:]] == ["ada", "bea"]
 
 
-def test_where_two_disagree_a_third_decides(at):
-    async def work(it):
-        await it.tried("a", verdict(U))
-        await it.reviewed("a", "ada", H)
-        closed = await it.waiting("bea")
-        await it.reviewed("a", "bea", N, again=True)
-        case = await it.desk.case("a")
-        lists = await it.waiting("ada"), await it.waiting("bea"), await it.waiting("cy")
-        await it.reviewed("a", "cy", N)
-        return closed, case, lists, await it.waiting("dee"), (await it.desk.case("a")).holds
+def test_third_reviewer_decides_when_two_disagree(path):
+    async def scenario(court):
+        await court.tried("a", verdict(U))
+        await court.reviewed("a", "ada", H)
+        closed = await court.waiting("bea")
+        await court.reviewed("a", "bea", N, again=True)
+        case = await court.desk.case("a")
+        lists = await court.waiting("ada"), await court.waiting("bea"), await court.waiting("cy")
+        await court.reviewed("a", "cy", N)
+        return closed, case, lists, await court.waiting("dee"), (await court.desk.case("a")).holds
 
-    closed, case, lists, left, holds = play(at, work)
+    closed, case, lists, left, holds = play(path, scenario)
     assert closed == left == [] and holds is N
     assert lists == ([], [], ["a"])
     assert case.reasons[0] == (
@@ -434,33 +447,33 @@ def test_where_two_disagree_a_third_decides(at):
     )
 
 
-def test_a_second_opinion_needs_a_reason(at):
-    async def work(it):
-        await it.tried("a", verdict(U))
+def test_second_opinion_needs_a_reason(path):
+    async def scenario(court):
+        await court.tried("a", verdict(U))
         with pytest.raises(BadRequest, match="unsure"):
-            await it.desk.ask_opinion("a", "ada", "  ")
-        return (await it.docket.trials.record("a")).events[-1].kind
+            await court.desk.ask_opinion("a", "ada", "  ")
+        return (await court.docket.trials.record("a")).events[-1].kind
 
-    assert play(at, work) == "VerdictGiven"
-
-
-# Finding
+    assert play(path, scenario) == "VerdictGiven"
 
 
-def test_what_is_found_is_what_all_that_was_asked_holds_for(at):
+# Search.
+
+
+def test_search_results_meet_all_criteria(path):
     day = timedelta(days=1)
 
-    async def work(it):
-        await it.tried(
+    async def scenario(court):
+        await court.tried(
             "a", verdict(H, category="nationality", rationale="It shuts them out."), at=NOON,
             words="Blueland GO  HOME", namespace="forum", models=("vl-7b",), description="A boat at sea",
         )  # fmt: skip
-        await it.tried("b", verdict(N), at=NOON + day, words="Monday again 100 % _", models=("vl-7b", "vl-72b"))
-        await it.tried("c", verdict(U), at=NOON + 2 * day, words="")
-        await it.reviewed("b", "ada", H, again=True)
+        await court.tried("b", verdict(N), at=NOON + day, words="Monday again 100 % _", models=("vl-7b", "vl-72b"))
+        await court.tried("c", verdict(U), at=NOON + 2 * day, words="")
+        await court.reviewed("b", "ada", H, again=True)
 
-        async def ids(**asked):
-            found = await it.desk.find(Search(**asked), limit=10, namespaces=None)
+        async def ids(**criteria):
+            found = await court.desk.find(Search(**criteria), limit=10, namespaces=None)
             return [case.trial_id for case in found]
 
         found = {
@@ -483,18 +496,18 @@ def test_what_is_found_is_what_all_that_was_asked_holds_for(at):
             "why": await ids(why=ReviewPriority.UNDECIDED),
             "both": await ids(text="monday", model="vl-72b", reviewer="ada"),
         }
-        page = await it.desk.find(Search(), limit=2)
+        page = await court.desk.find(Search(), limit=2)
         last = page[-1]
-        rest = await it.desk.find(
+        following = await court.desk.find(
             Search(), limit=2, after=(last.opened_at.isoformat(timespec="microseconds"), last.trial_id)
         )
-        seen = await it.desk.find(Search(), limit=9, namespaces=frozenset({"forum"}))
+        visible = await court.desk.find(Search(), limit=9, namespaces=frozenset({"forum"}))
         names = ("namespace", "category", "models", "reviewer")
-        choices = {name: await it.desk.known(name) for name in names}
-        choices["of the forum"] = [await it.desk.known(name, frozenset({"forum"})) for name in names]
-        return found, [case.trial_id for case in (*page, *rest)], [case.trial_id for case in seen], choices
+        choices = {name: await court.desk.known(name) for name in names}
+        choices["of the forum"] = [await court.desk.known(name, frozenset({"forum"})) for name in names]
+        return found, [case.trial_id for case in (*page, *following)], [case.trial_id for case in visible], choices
 
-    found, pages, seen, choices = play(at, work)
+    found, pages, visible, choices = play(path, scenario)
     assert found == {
         "all": ["c", "b", "a"],
         "words in any order": ["a"],
@@ -515,7 +528,7 @@ def test_what_is_found_is_what_all_that_was_asked_holds_for(at):
         "why": ["c"],
         "both": ["b"],
     }
-    assert pages == ["c", "b", "a"] and seen == ["a"]
+    assert pages == ["c", "b", "a"] and visible == ["a"]
     assert choices == {
         "namespace": ["forum"],
         "category": ["nationality"],
@@ -525,109 +538,115 @@ def test_what_is_found_is_what_all_that_was_asked_holds_for(at):
     }
 
 
-def test_search_is_what_reading_every_trial_gives(at):
-    chance = random.Random(11)
+def test_text_search_matches_a_full_scan(path):
+    rng = random.Random(11)
     words = ["Blueland", "home", "Monday", "boat", "CAT", "café", "ﬁsh", "ſo"]
-    texts = {f"t{i:02}": " ".join(chance.choices(words, k=chance.randrange(0, 5))) for i in range(40)}
+    texts = {f"t{i:02}": " ".join(rng.choices(words, k=rng.randrange(0, 5))) for i in range(40)}
 
-    async def work(it):
-        for name, said in texts.items():
-            await it.tried(name, verdict(H, rationale="r"), words=said)
-        return {q: {c.trial_id for c in await it.desk.find(Search(text=q), limit=99)} for q in asked}
+    async def scenario(court):
+        for name, content in texts.items():
+            await court.tried(name, verdict(H, rationale="r"), words=content)
+        return {q: {c.trial_id for c in await court.desk.find(Search(text=q), limit=99)} for q in queries}
 
-    asked = [" ".join(chance.sample(["blue", "home", "MON", "oat", "cafÉ", "fish", "so"], k=2)) for _ in range(30)]
-    found = play(at, work)
+    queries = [" ".join(rng.sample(["blue", "home", "MON", "oat", "cafÉ", "fish", "so"], k=2)) for _ in range(30)]
+    found = play(path, scenario)
     for query, ids in found.items():
-        wanted = {t for t, said in texts.items() if all(w in folded(said) for w in folded(query).split())}
-        assert ids == wanted, query
+        expected = {t for t, content in texts.items() if all(w in folded(content) for w in folded(query).split())}
+        assert ids == expected, query
     assert any(found.values())
 
 
-def test_who_must_not_know_a_verdict_finds_nothing_by_it(at):
-    async def work(it):
-        await it.tried(
+def test_blinded_reviewer_cannot_search_by_verdict(path):
+    async def scenario(court):
+        await court.tried(
             "waits", verdict(H, score=0.55, rationale="zebra", category="c"), words="stripes", pixels="1" * 64
         )
-        await it.tried("fine", verdict(H, rationale="zebra stripes", category="c"), words="spots", pixels="2" * 64)
-        asked = [Search(text="zebra"), Search(text="stripes"), Search(text="zebra stripes"), Search(label=H),
+        await court.tried("fine", verdict(H, rationale="zebra stripes", category="c"), words="spots", pixels="2" * 64)
+        searches = [Search(text="zebra"), Search(text="stripes"), Search(text="zebra stripes"), Search(label=H),
                  Search(category="c"), Search(why=ReviewPriority.LOW_SCORE)]  # fmt: skip
 
-        async def found(**how):
-            return [[case.trial_id for case in await it.desk.find(one, limit=9, **how)] for one in asked]
+        async def found(**options):
+            return [[case.trial_id for case in await court.desk.find(one, limit=9, **options)] for one in searches]
 
         everything, before = await found(), await found(blind="ada")
-        known = await it.desk.known("category", blind="ada"), await it.desk.hidden_from("ada", ["waits", "fine"])
-        elsewhere = await it.desk.hidden_from("ada", ["waits"], frozenset({"forum"}))
-        await it.reviewed("waits", "ada", N)
+        known = await court.desk.known("category", blind="ada"), await court.desk.hidden_from("ada", ["waits", "fine"])
+        elsewhere = await court.desk.hidden_from("ada", ["waits"], frozenset({"forum"}))
+        await court.reviewed("waits", "ada", N)
         return everything, before, known, elsewhere, await found(blind="ada")
 
-    everything, before, known, elsewhere, after = play(at, work)
+    everything, before, known, elsewhere, after = play(path, scenario)
     both, fine, waits = ["waits", "fine"], ["fine"], ["waits"]
     assert everything == [both, both, both, both, both, waits]
     assert before == [fine, both, fine, fine, fine, waits]
     assert known == (["c"], {"waits"}) and elsewhere == {"waits"}
-    assert after == [both, both, both, fine, both, waits], "what holds now is another label"
+    assert after == [both, both, both, fine, both, waits], "the label in force has changed"
 
 
-def test_trials_of_the_same_picture_or_words(at):
-    async def work(it):
-        await it.tried("a", verdict(H), words="Go home", pixels="1" * 64)
-        await it.tried("picture", verdict(H), words="other", pixels="1" * 64)
-        await it.tried("text", verdict(N), words="GO  HOME ", pixels="2" * 64)
-        await it.tried("both", verdict(N), words="go home", pixels="1" * 64, namespace="forum")
-        await it.tried("silent", verdict(N), words="", pixels="3" * 64)
-        await it.tried("silent too", verdict(N), words="", pixels="4" * 64)
+def test_trials_with_the_same_picture_or_text_are_found(path):
+    async def scenario(court):
+        await court.tried("a", verdict(H), words="Go home", pixels="1" * 64)
+        await court.tried("picture", verdict(H), words="other", pixels="1" * 64)
+        await court.tried("text", verdict(N), words="GO  HOME ", pixels="2" * 64)
+        await court.tried("both", verdict(N), words="go home", pixels="1" * 64, namespace="forum")
+        await court.tried("silent", verdict(N), words="", pixels="3" * 64)
+        await court.tried("silent too", verdict(N), words="", pixels="4" * 64)
 
-        async def told(name, **given):
-            found = await it.desk.same_memes(await it.desk.case(name), limit=9, **given)
+        async def same_memes(name, **options):
+            found = await court.desk.same_memes(await court.desk.case(name), limit=9, **options)
             return {case.trial_id: marks for case, *marks in found}
 
-        return await told("a"), await told("silent"), await told("a", namespaces=frozenset({""}))
+        return await same_memes("a"), await same_memes("silent"), await same_memes("a", namespaces=frozenset({""}))
 
-    same, silent, own = play(at, work)
+    same, silent, own = play(path, scenario)
     assert same == {"picture": [True, False], "text": [False, True], "both": [True, True]}
     assert silent == {}
     assert set(own) == {"picture", "text"}
 
 
-def test_saved_searches_are_each_person_s_own(at):
-    async def work(it):
-        await it.desk.save("ada", " mondays ", {"text": "monday"})
-        await it.desk.save("ada", "mondays", {"text": "monday", "label": "HARMFUL"})
-        await it.desk.save("bea", "mine", {"reviewer": "bea"})
+def test_saved_searches_are_per_user(path):
+    async def scenario(court):
+        await court.desk.save("ada", " mondays ", {"text": "monday"})
+        await court.desk.save("ada", "mondays", {"text": "monday", "label": "HARMFUL"})
+        await court.desk.save("bea", "mine", {"reviewer": "bea"})
         for wrong in ("", "x" * 101):
             with pytest.raises(BadRequest, match="name"):
-                await it.desk.save("ada", wrong, {})
-        before = await it.desk.saved("ada")
-        await it.desk.drop("ada", "mondays")
-        await it.desk.drop("ada", "never there")
-        return before, await it.desk.saved("ada"), await it.desk.saved("bea")
+                await court.desk.save("ada", wrong, {})
+        before = await court.desk.saved("ada")
+        await court.desk.drop("ada", "mondays")
+        await court.desk.drop("ada", "never there")
+        return before, await court.desk.saved("ada"), await court.desk.saved("bea")
 
-    before, after, others = play(at, work)
+    before, after, others = play(path, scenario)
     assert before == {"mondays": {"text": "monday", "label": "HARMFUL"}}
     assert after == {} and others == {"mine": {"reviewer": "bea"}}
 
 
-# Figures, and what is gone
+# Statistics and erasure.
 
 
-def test_agreement_counts_what_each_said_first(at):
-    async def work(it):
+def test_agreement_counts_first_reviews(path):
+    async def scenario(court):
         for name in ("a", "b", "c"):
-            await it.tried(name, verdict(H, strengths=TIE), pixels=name * 64)
-        await it.reviewed("a", "ada", H)
-        await it.desk.saw("bea", ["a"])
-        await it.reviewed("a", "bea", H, again=True)
-        await it.reviewed("b", "ada", N)
-        await it.reviewed("b", "bea", H, again=True)
-        await it.reviewed("b", "ada", H, again=True)  # having talked
-        it.clock.turn(days=2)
-        await it.reviewed("c", "ada", H)
-        ask = it.desk.agreement
+            await court.tried(name, verdict(H, strengths=TIE), pixels=name * 64)
+        await court.reviewed("a", "ada", H)
+        await court.desk.saw("bea", ["a"])
+        await court.reviewed("a", "bea", H, again=True)
+        await court.reviewed("b", "ada", N)
+        await court.reviewed("b", "bea", H, again=True)
+        await court.reviewed("b", "ada", H, again=True)  # changed after a discussion
+        court.clock.turn(days=2)
+        await court.reviewed("c", "ada", H)
+        agreement = court.desk.agreement
         later = NOON + timedelta(days=1)
-        return await ask(), await ask(blind=True), await ask(since=later), await ask(until=later), await ask(drawn=True)
+        return (
+            await agreement(),
+            await agreement(blind=True),
+            await agreement(since=later),
+            await agreement(until=later),
+            await agreement(drawn=True),
+        )
 
-    both, blind, later, earlier, by_chance = play(at, work)
+    both, blind, later, earlier, by_chance = play(path, scenario)
     assert (both.reviewed, both.judgements) == (3, 5)
     assert both.pairs["ada", "bea"].n == 2 and both.pairs["ada", "bea"].observed == 0.5
     assert both.court["ada"].n == 3 and both.court["ada"].observed == pytest.approx(2 / 3)
@@ -635,68 +654,68 @@ def test_agreement_counts_what_each_said_first(at):
     assert (later.judgements, earlier.judgements, by_chance.judgements) == (1, 4, 0)
 
 
-def test_a_person_counts_once_a_trial_whichever_way_they_review_and_not_for_what_is_erased(at):
-    async def work(it):
+def test_agreement_counts_each_reviewer_once_and_no_erased_trials(path):
+    async def scenario(court):
         for name in ("a", "b"):
-            await it.tried(name, verdict(H, strengths=TIE), pixels=name * 64)
-        said = {"outcome": ReviewOutcome.OVERRULED, "label": N, "reason": "r", "clause": "4", "reviewer": "ada"}
-        await it.docket.reviews.review("a", **said, at=NOON)  # as over gRPC
-        again = await it.reviewed("a", "ada", H, again=True)
+            await court.tried(name, verdict(H, strengths=TIE), pixels=name * 64)
+        review = {"outcome": ReviewOutcome.OVERRULED, "label": N, "reason": "r", "clause": "4", "reviewer": "ada"}
+        await court.docket.reviews.review("a", **review, at=NOON)  # as by a gRPC call
+        again = await court.reviewed("a", "ada", H, again=True)
         for who in ("ada", "bea"):
-            await it.reviewed("b", who, H, again=True)
-        before = await it.desk.agreement()
-        await it.docket.eraser.erase("b", who="root", why="asked for", at=NOON)
-        return again.blind, before, await it.desk.agreement(), await it.desk.known("reviewer")
+            await court.reviewed("b", who, H, again=True)
+        before = await court.desk.agreement()
+        await court.docket.eraser.erase("b", who="root", why="asked for", at=NOON)
+        return again.blind, before, await court.desk.agreement(), await court.desk.known("reviewer")
 
-    blind, before, after, reviewers = play(at, work)
-    assert not blind, "who has reviewed it knows what the court said, whichever way that came"
+    blind, before, after, reviewers = play(path, scenario)
+    assert not blind, "a reviewer knows the verdict, however the review was made"
     assert (before.reviewed, before.judgements, before.court["ada"].observed) == (2, 3, 0.5)
     assert (after.reviewed, after.judgements, after.court["ada"].observed) == (1, 1, 0.0)
     assert reviewers == ["ada"]
 
 
-def test_a_meme_that_was_tried_again_is_one_meme_of_which_the_first_finding_counts(at):
-    """Else a meme that is posted often would make the figures, and their intervals, by itself."""
+def test_agreement_counts_only_the_first_review_of_a_repeated_meme(path):
+    """Otherwise a meme that is posted often would dominate the statistics and their intervals."""
 
-    async def work(it):
+    async def scenario(court):
         for name, label in (("a", H), ("b", N), ("c", H)):
-            await it.tried(name, verdict(label), words="other words" if name == "c" else "the same words")
+            await court.tried(name, verdict(label), words="other words" if name == "c" else "the same words")
         for name, found in (("a", H), ("b", N), ("c", N)):
-            await it.reviewed(name, "ada", found, again=True)
-        await it.reviewed("b", "bea", N, again=True)
-        return await it.desk.agreement()
+            await court.reviewed(name, "ada", found, again=True)
+        await court.reviewed("b", "bea", N, again=True)
+        return await court.desk.agreement()
 
-    found = play(at, work)
-    # Ada: harmful of the first meme, as the court in that trial; her word on it in "b" counts no more.
+    found = play(path, scenario)
+    # Ada found the first meme harmful, like the court in that trial; her later review in "b" does not count.
     assert (found.reviewed, found.judgements) == (2, 3)
     assert (found.court["ada"].n, found.court["ada"].observed) == (2, 0.5)
-    # Bea saw it in another trial, and is compared with the verdict of that one, and with Ada all the same.
+    # Bea reviewed it in another trial: she is compared with that trial's verdict, and still with Ada.
     assert (found.court["bea"].n, found.court["bea"].observed) == (1, 1.0)
     assert (found.pairs["ada", "bea"].n, found.pairs["ada", "bea"].observed) == (1, 0.0)
 
 
-def test_what_is_erased_is_gone_from_the_desk_and_does_not_come_back(at):
-    async def work(it):
-        await it.tried("a", verdict(U), words="a very particular text", namespace="forum")
-        await it.reviewed("a", "ada", H)
-        await it.tried("later", verdict(U), words="another particular text")  # of which the desk knows nothing yet
-        with it.docket.transactions.database.writing() as connection:
+def test_erased_trials_leave_the_queue_for_good(path):
+    async def scenario(court):
+        await court.tried("a", verdict(U), words="a very particular text", namespace="forum")
+        await court.reviewed("a", "ada", H)
+        await court.tried("later", verdict(U), words="another particular text")  # not yet projected
+        with court.docket.transactions.database.writing() as connection:
             desk_tables.forget(connection, "a")
             desk_tables.forget(connection, "later")
-        found = await it.desk.find(Search(text="particular"), limit=9), await it.waiting("bea")
+        found = await court.desk.find(Search(text="particular"), limit=9), await court.waiting("bea")
         with pytest.raises(TrialUnknown, match="erased"):
-            await it.desk.take("a", "bea", again=True)
-        return found, await it.desk.case("a"), (await it.desk.agreement()).judgements
+            await court.desk.take("a", "bea", again=True)
+        return found, await court.desk.case("a"), (await court.desk.agreement()).judgements
 
-    found, case, judgements = play(at, work)
+    found, case, judgements = play(path, scenario)
     assert found == ([], []) and judgements == 0
     assert case.erased and case.text == "" and case.namespace == "" and case.reasons == ()
 
 
-def test_words_that_a_database_can_t_take_are_kept_all_the_same(at):
-    async def work(it):
-        await it.tried("a", verdict(U), words="nul\0 here", namespace="ea\0st")
-        return await it.desk.case("a"), await it.waiting(namespaces=frozenset({"ea\0st"}))
+def test_null_characters_are_stored_without_error(path):
+    async def scenario(court):
+        await court.tried("a", verdict(U), words="nul\0 here", namespace="ea\0st")
+        return await court.desk.case("a"), await court.waiting(namespaces=frozenset({"ea\0st"}))
 
-    case, left = play(at, work)
+    case, left = play(path, scenario)
     assert (case.text, case.namespace, left) == ("nul  here", "ea\0st", ["a"])

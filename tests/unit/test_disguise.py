@@ -1,4 +1,4 @@
-"""Disguises of a text: named where it wears one, and none found in honest scripts."""
+"""Disguised text: each disguise is named, and none is found in ordinary scripts."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from court.injection.disguise import disguises_in
 from court.verdict import ReviewReason
 from tests.unit.test_summary import N, findings, judged, text_read
 
-ALIKE, UNSEEN, APART = (
+LOOKALIKES, INVISIBLE, SPACED_OUT = (
     "letters of another alphabet that look like Latin ones",
     "characters that are not seen",
     "letters set apart from each other",
@@ -14,13 +14,13 @@ ALIKE, UNSEEN, APART = (
 
 
 @pytest.mark.parametrize(
-    ("text", "worn"),
+    ("text", "expected"),
     [
-        ("реорlе frоm Bluеlаnd", [ALIKE]),
-        ("pe\u3164ople", [UNSEEN]),
-        ("peo\u200bple from Blue\u00adland", [UNSEEN]),
-        ("p e o p l e from Blueland", [APART]),
-        ("p.e.o.p.l.e and рeople", [ALIKE, APART]),
+        ("реорlе frоm Bluеlаnd", [LOOKALIKES]),
+        ("pe\u3164ople", [INVISIBLE]),
+        ("peo\u200bple from Blue\u00adland", [INVISIBLE]),
+        ("p e o p l e from Blueland", [SPACED_OUT]),
+        ("p.e.o.p.l.e and рeople", [LOOKALIKES, SPACED_OUT]),
         ("people from Blueland", []),
         ("люди из Синей страны и the USA", []),
         ("a b c of tea", []),
@@ -29,15 +29,15 @@ ALIKE, UNSEEN, APART = (
         ("", []),
     ],
 )
-def test_disguises_are_named_and_honest_scripts_are_none(text, worn):
-    assert list(disguises_in(text)) == worn
+def test_disguises_are_named_and_ordinary_scripts_have_none(text, expected):
+    assert list(disguises_in(text)) == expected
 
 
-def test_a_text_that_can_not_be_read_is_said_to_look_disguised():
+def test_review_of_an_unreadable_text_mentions_its_disguise():
     found = findings([N] * 5).model_copy(update={"text_not_understood": True})
     (reason,) = (
         one
         for one in judged(found, text=text_read().model_copy(update={"text": "реорlе frоm Bluеlаnd"})).review
         if one.reason is ReviewReason.TEXT_NOT_UNDERSTOOD
     )
-    assert reason.detail.endswith(f"The text looks disguised: {ALIKE}.")
+    assert reason.detail.endswith(f"The text looks disguised: {LOOKALIKES}.")

@@ -1,4 +1,4 @@
-"""The docket as a SQLite file. What holds for every docket is tested in tests/contract/test_dockets.py."""
+"""The docket as a SQLite file. Tests common to all dockets are in tests/contract/test_dockets.py."""
 
 import asyncio
 import random
@@ -37,7 +37,7 @@ from tests.support.dockets import (
 )
 
 
-def test_a_missing_docket_is_only_made_when_asked(tmp_path):
+def test_missing_docket_is_created_only_on_request(tmp_path):
     with pytest.raises(DocketError, match="There is no docket"):
         Docket.open(tmp_path / "none.sqlite", create=False)
     assert not (tmp_path / "none.sqlite").exists()
@@ -46,7 +46,7 @@ def test_a_missing_docket_is_only_made_when_asked(tmp_path):
     assert with_docket(path, lambda docket: docket.index.list(limit=9), create=False)
 
 
-def test_what_is_no_docket_is_refused_and_left_as_it_is(tmp_path):
+def test_files_that_are_no_docket_are_refused_and_unchanged(tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("not a database, but long enough to look at " * 100)
     with pytest.raises(DocketError, match="can't be opened"):
@@ -60,7 +60,7 @@ def test_what_is_no_docket_is_refused_and_left_as_it_is(tmp_path):
         Docket.open(other)
 
 
-def test_a_docket_that_another_process_locks_is_not_called_damaged(tmp_path):
+def test_locked_docket_is_not_reported_as_damaged(tmp_path):
     path = tmp_path / "d.sqlite"
     with_docket(path, lambda docket: append_all(docket, events_of()))
     connection = sqlite3.connect(path, isolation_level=None)
@@ -76,8 +76,8 @@ def test_a_docket_that_another_process_locks_is_not_called_damaged(tmp_path):
     assert with_docket(path, lambda docket: docket.index.list(limit=9), create=False)
 
 
-def test_nor_is_one_whose_disk_is_full(tmp_path):
-    # No file of the process can grow: SQLite makes one beside the docket as it opens it.
+def test_docket_on_a_full_disk_is_not_reported_as_damaged(tmp_path):
+    # The process can't grow files: SQLite creates one next to the docket when it opens it.
     program = (
         "import resource, sys\nfrom pathlib import Path\nfrom serving.docket.store.sqlite import open_sqlite\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))\n"
@@ -92,7 +92,7 @@ def test_nor_is_one_whose_disk_is_full(tmp_path):
     assert with_docket(path, lambda docket: docket.index.list(limit=9), create=False)
 
 
-def test_a_later_format_is_refused(tmp_path):
+def test_docket_of_a_later_format_is_refused(tmp_path):
     path = tmp_path / "d.sqlite"
     with_docket(path, lambda docket: append_all(docket, events_of()))
     connection = sqlite3.connect(path)
@@ -102,7 +102,7 @@ def test_a_later_format_is_refused(tmp_path):
         Docket.open(path)
 
 
-def test_an_altered_record_is_not_shown_as_if_it_were_whole(tmp_path):
+def test_record_with_a_missing_event_is_refused(tmp_path):
     path = tmp_path / "d.sqlite"
     with_docket(path, lambda docket: append_all(docket, events_of()))
     connection = sqlite3.connect(path)
@@ -114,43 +114,43 @@ def test_an_altered_record_is_not_shown_as_if_it_were_whole(tmp_path):
         with_docket(path, lambda docket: docket.trials.record("t"))
 
 
-def test_a_closed_docket_says_so(tmp_path):
-    async def scene(docket):
+def test_closed_docket_refuses_calls(tmp_path):
+    async def scenario(docket):
         await docket.writer.append(events_of()[0])
         await docket.close()
-        for ask in (
+        for pending in (
             docket.writer.append(events_of()[1]),
             docket.fingerprints.put_fingerprint("t", b""),
             docket.trials.record("t"),
         ):
             with pytest.raises(Unavailable, match="closed"):
-                await ask
+                await pending
 
-    with_docket(tmp_path / "d.sqlite", scene)
+    with_docket(tmp_path / "d.sqlite", scenario)
 
 
-def test_labels_of_any_number_of_trials_are_asked_for_in_few_statements(tmp_path):
-    """Drivers keep the statements that they have seen: of one for each number, memory grew with what was asked."""
-    asked = set()
+def test_label_queries_use_few_distinct_statements(tmp_path):
+    """Drivers cache statements: with one for each number of trials, memory would grow."""
+    statements = set()
 
     @event.listens_for(Engine, "before_cursor_execute")
     def note(connection, cursor, statement, *_):
-        asked.add(statement)
+        statements.add(statement)
 
-    async def scene(docket):
+    async def scenario(docket):
         await append_all(docket, events_of())
-        asked.clear()
+        statements.clear()
         return [await docket.index.labels(["t", *(f"no{i}" for i in range(others))]) for others in range(130)]
 
     try:
-        assert with_docket(tmp_path / "d.sqlite", scene) == [{"t": Label.HARMFUL}] * 130
+        assert with_docket(tmp_path / "d.sqlite", scenario) == [{"t": Label.HARMFUL}] * 130
     finally:
         event.remove(Engine, "before_cursor_execute", note)
-    assert 1 <= len({statement for statement in asked if "label" in statement}) <= 9
+    assert 1 <= len({statement for statement in statements if "label" in statement}) <= 9
 
 
-def test_connections_that_are_not_needed_stay_unused(tmp_path):
-    """Each keeps pages and statements of its own: taken in turn, all of them would come to keep the same."""
+def test_spare_connections_stay_unused(tmp_path):
+    """Connections have their own caches: used in turn, all would cache the same."""
     engine = sqlite_engine(tmp_path / "d.sqlite", 1.0)
     with ExitStack() as together:
         for _ in range(4):
@@ -177,7 +177,7 @@ PRAGMA user_version = 1;
 
 
 def format_1(path, trials):
-    """A docket as the first version of MemeCourt kept it."""
+    """Writes a docket as the first version of MemeCourt stored it."""
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.executescript(FORMAT_1)
@@ -189,18 +189,18 @@ def format_1(path, trials):
     connection.close()
 
 
-def test_a_docket_of_format_1_is_upgraded_where_it_stands(tmp_path, monkeypatch):
+def test_docket_of_format_1_is_upgraded_in_place(tmp_path, monkeypatch):
     monkeypatch.setattr("serving.docket.store.schema.CHUNK", 7)
     path, trials = tmp_path / "d.sqlite", random_records(random.Random(1), 60, NOON)
     format_1(path, trials)
 
-    async def look(docket):
+    async def read_all(docket):
         lines = {line.trial_id: line for line in await docket.index.list(limit=999)}
         records = {trial_id: await docket.trials.record(trial_id) for trial_id in lines}
         return lines, records, await docket.trials.frames("p"), await open_trials(docket)
 
-    for _ in range(2):  # once upgraded, and once found to be
-        lines, records, frames, still_open = with_docket(path, look, create=False)
+    for _ in range(2):  # the second time it is already upgraded
+        lines, records, frames, still_open = with_docket(path, read_all, create=False)
         assert len(lines) == 60 and frames == [b"\x01\x02"]
         for events in trials:
             record = TrialRecord.of(events)
@@ -213,7 +213,7 @@ def test_a_docket_of_format_1_is_upgraded_where_it_stands(tmp_path, monkeypatch)
     with_docket(path, lambda docket: append_all(docket, events_of()))
 
 
-def test_an_upgrade_that_can_not_be_made_leaves_the_docket_as_it_was(tmp_path):
+def test_failed_upgrade_leaves_the_docket_unchanged(tmp_path):
     path, trials = tmp_path / "d.sqlite", random_records(random.Random(2), 9, NOON)
     format_1(path, trials)
     connection = sqlite3.connect(path)
@@ -234,7 +234,7 @@ def test_an_upgrade_that_can_not_be_made_leaves_the_docket_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "which",
+    "filters",
     [
         TrialFilter(),
         TrialFilter(namespace="north"),
@@ -247,31 +247,31 @@ def test_an_upgrade_that_can_not_be_made_leaves_the_docket_as_it_was(tmp_path):
         TrialFilter(opened_from=NOON, opened_until=NOON),
     ],
 )
-def test_a_page_is_read_off_an_index_and_nothing_is_sorted_or_gone_through(tmp_path, which):
-    """So that its time does not hang on how many trials there are."""
+def test_listing_reads_an_index_without_sorting_or_scanning(tmp_path, filters):
+    """Keeps the time of a page independent of the number of trials."""
 
-    async def scene(docket):
+    async def scenario(docket):
         engine = docket.transactions.database._engine
         plans = []
 
-        def explained(connection, cursor, statement, parameters, *_):
+        def explain(connection, cursor, statement, parameters, *_):
             if "FROM trials" in statement:
-                told = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
-                plans.append(" ".join(step[3] for step in told))
+                steps = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+                plans.append(" ".join(step[3] for step in steps))
 
-        event.listen(engine, "after_cursor_execute", explained)
-        await docket.index.list(limit=50, which=which)
-        await docket.index.list(limit=50, which=which, after=(NOON, "t"), oldest_first=True)
+        event.listen(engine, "after_cursor_execute", explain)
+        await docket.index.list(limit=50, which=filters)
+        await docket.index.list(limit=50, which=filters, after=(NOON, "t"), oldest_first=True)
         return plans
 
-    plans = with_docket(tmp_path / "d.sqlite", scene)
+    plans = with_docket(tmp_path / "d.sqlite", scenario)
     assert plans
     for plan in plans:
         assert "USING INDEX trials_by_" in plan and "TEMP B-TREE" not in plan, plan
-        assert not which.reviewed or "trials_by_outcome" in plan, plan
+        assert not filters.reviewed or "trials_by_outcome" in plan, plan
 
 
-def test_a_docket_is_named_as_a_file_or_as_a_database(tmp_path):
+def test_docket_setting_is_a_path_or_a_database_address(tmp_path):
     assert Settings(home=tmp_path).docket_place == tmp_path / "docket.sqlite"
     assert Settings(docket="d.sqlite").docket_place == Path("d.sqlite")
     url = "postgresql://court:secret@db/records"
@@ -280,53 +280,53 @@ def test_a_docket_is_named_as_a_file_or_as_a_database(tmp_path):
         Settings(docket="postgresql://db")
 
 
-def test_records_tells_of_requests_and_reviews(tmp_path):
+def test_records_list_shows_requests_and_reviews(tmp_path):
     path = tmp_path / "d.sqlite"
 
-    async def scene(docket):
+    async def scenario(docket):
         await append_all(docket, events_of())
         await reviewing(docket, "t")
 
-    with_docket(path, scene)
-    said = CliRunner().invoke(records, ["list", "--json", "--docket", str(path)])
-    assert said.exit_code == 0
-    assert '"outcome": "OVERRULED"' in said.output and '"failure_reason": ""' in said.output
+    with_docket(path, scenario)
+    ran = CliRunner().invoke(records, ["list", "--json", "--docket", str(path)])
+    assert ran.exit_code == 0
+    assert '"outcome": "OVERRULED"' in ran.output and '"failure_reason": ""' in ran.output
 
 
-def test_the_password_of_a_docket_is_not_shown():
+def test_database_errors_hide_the_password():
     url = "postgresql://court:secret@127.0.0.1:1/records"
-    said = CliRunner().invoke(records, ["list", "--docket", url])
-    assert said.exit_code == 1
-    assert "can't be reached" in said.output
-    assert not any(word in said.output for word in ("secret", "127.0.0.1"))
+    ran = CliRunner().invoke(records, ["list", "--docket", url])
+    assert ran.exit_code == 1
+    assert "can't be reached" in ran.output
+    assert not any(word in ran.output for word in ("secret", "127.0.0.1"))
 
 
-def test_reading_while_many_write_waits_for_nobody(tmp_path):
+def test_reads_are_consistent_during_many_writes(tmp_path):
     events = events_of()
 
-    async def scene(docket):
+    async def scenario(docket):
         writing = [append_all(docket, [e.model_copy(update={"trial_id": f"t{i}"}) for e in events]) for i in range(20)]
         tasks = [asyncio.create_task(one) for one in writing]
-        seen = 0
+        reads = 0
         while not all(task.done() for task in tasks):
             for line in await docket.index.list(limit=99):
                 record = await docket.trials.record(line.trial_id)
-                assert record.state == line.state or record.state == "DECIDED"  # it may have got on since
-                seen += 1
-        return seen
+                assert record.state == line.state or record.state == "DECIDED"  # the trial may have advanced since
+                reads += 1
+        return reads
 
-    assert with_docket(tmp_path / "d.sqlite", scene)
+    assert with_docket(tmp_path / "d.sqlite", scenario)
 
 
-def test_many_may_make_the_same_docket_at_once(tmp_path):
-    """SQLite refuses some of those who find a file that is just being made, without any wait."""
+def test_concurrent_openers_can_create_the_same_docket(tmp_path):
+    """SQLite refuses some openers of a file that is just being created, without waiting."""
 
-    def opens(path, together):
+    def open_together(path, together):
         together.wait()
         SqliteDatabase.open(path, create=True, patience=120.0).close()
 
     with ThreadPoolExecutor(6) as pool:
         for number in range(40):
             path, together = tmp_path / f"{number}.sqlite", threading.Barrier(6)
-            for opened in [pool.submit(opens, path, together) for _ in range(6)]:
+            for opened in [pool.submit(open_together, path, together) for _ in range(6)]:
                 opened.result()

@@ -1,4 +1,4 @@
-"""``memecourt docket``: what it prints, and what it leaves in files."""
+"""``memecourt docket``: its output, and the files it writes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Invoke = Callable[..., Result]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a docket, its public key and a checkpoint of its middle."""
+    """A folder with a docket, its public key and a checkpoint from halfway."""
     folder = tmp_path_factory.mktemp("made")
 
-    async def scene() -> None:
+    async def fill() -> None:
         docket = Docket.open(folder / "docket.sqlite")
         try:
             filled = await scene_of(docket, random.Random(11), trials=12, place=folder / "docket.sqlite")
@@ -47,13 +47,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         finally:
             await docket.close()
 
-    asyncio.run(scene())
+    asyncio.run(fill())
     return folder
 
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
-    """A copy of that, to be altered."""
+    """A copy of that folder, to be altered."""
     return Path(shutil.copytree(made, tmp_path / "copy"))
 
 
@@ -68,12 +68,12 @@ def invoke(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
     return invoke
 
 
-def test_a_clean_docket_is_told_in_words_and_figures(
+def test_verify_of_a_clean_docket_matches_the_golden_file(
     folder: Path, invoke: Invoke, request: pytest.FixtureRequest
 ) -> None:
-    told = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor")
-    assert told.exit_code == 0, told.output
-    shown = re.sub(r"[A-Za-z0-9+/]{43}=", "ROOT", told.output)
+    ran = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor")
+    assert ran.exit_code == 0, ran.output
+    shown = re.sub(r"[A-Za-z0-9+/]{43}=", "ROOT", ran.output)
     path = GOLDEN / "docket_verify.txt"
     if request.config.getoption("--write-golden"):
         path.write_text(shown)
@@ -82,7 +82,7 @@ def test_a_clean_docket_is_told_in_words_and_figures(
     assert value["outcome"] == "clean" and value["unanchored"] == value["entries"] and not value["findings"]
 
 
-def test_a_violated_docket_ends_with_1_and_says_where(folder: Path, invoke: Invoke) -> None:
+def test_verify_of_a_violated_docket_exits_with_1_and_locates_the_faults(folder: Path, invoke: Invoke) -> None:
     import sqlite3
 
     with sqlite3.connect(folder / "docket.sqlite") as connection:
@@ -90,17 +90,17 @@ def test_a_violated_docket_ends_with_1_and_says_where(folder: Path, invoke: Invo
         connection.execute("UPDATE entries SET salt = zeroblob(32) WHERE number = 7")
         connection.execute("UPDATE trials SET label = 'NOT_HARMFUL' WHERE label = 'HARMFUL'")
     connection.close()
-    told = invoke("verify", "--key", folder / "key")
-    assert told.exit_code == 1 and "violated: " in told.output
-    assert "BODY_ALTERED         The body of entry 7 is not the one that was logged." in told.output
-    assert "is listed with another label than its entries give it." in told.output
+    ran = invoke("verify", "--key", folder / "key")
+    assert ran.exit_code == 1 and "violated: " in ran.output
+    assert "BODY_ALTERED         The body of entry 7 is not the one that was logged." in ran.output
+    assert "is listed with another label than its entries give it." in ran.output
     value = json.loads(invoke("verify", "--key", folder / "key", "--json").output)
     assert value["outcome"] == "violated" and value["faults"]["BODY_ALTERED"] == 1
 
 
 @pytest.mark.parametrize("index", ["trials_by_time", "trials_by_outcome", "entries_of_trial", "entries_of_kind"])
-def test_a_row_that_an_index_leaves_out_is_found(folder: Path, invoke: Invoke, index: str) -> None:
-    """The rows stand as they were, but whoever lists trials, or reads one, does not come by one of them."""
+def test_row_missing_from_an_index_is_detected(folder: Path, invoke: Invoke, index: str) -> None:
+    """The rows are intact, but queries by this index miss one of them."""
     import sqlite3
 
     with sqlite3.connect(folder / "docket.sqlite") as connection:
@@ -114,12 +114,12 @@ def test_a_row_that_an_index_leaves_out_is_found(folder: Path, invoke: Invoke, i
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute("UPDATE sqlite_master SET sql = ? WHERE name = ?", (sql, index))
     connection.close()
-    told = invoke("verify", "--key", folder / "key")
-    assert told.exit_code == 1 and f"from index {index}." in told.output, told.output
+    ran = invoke("verify", "--key", folder / "key")
+    assert ran.exit_code == 1 and f"from index {index}." in ran.output, ran.output
     assert json.loads(invoke("verify", "--key", folder / "key", "--json").output)["faults"].keys() == {"INDEX_DIFFERS"}
 
 
-def test_a_damaged_file_is_said_to_be_damaged(folder: Path, invoke: Invoke) -> None:
+def test_damaged_file_is_reported_with_a_remedy(folder: Path, invoke: Invoke) -> None:
     import sqlite3
 
     place = folder / "docket.sqlite"
@@ -130,31 +130,36 @@ def test_a_damaged_file_is_said_to_be_damaged(folder: Path, invoke: Invoke) -> N
     with place.open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * 8)
-    told = invoke("verify", "--key", folder / "key")
-    assert told.exit_code == 2 and "file is damaged. Restore it from a backup" in told.output, told.output
+    ran = invoke("verify", "--key", folder / "key")
+    assert ran.exit_code == 2 and "file is damaged. Restore it from a backup" in ran.output, ran.output
 
 
-def test_what_is_no_id_or_no_name_is_refused_and_changes_nothing(folder: Path, invoke: Invoke) -> None:
+def test_blank_ids_and_names_are_refused_without_changes(folder: Path, invoke: Invoke) -> None:
     entries = json.loads(invoke("verify", "--key", folder / "key", "--json").output)["entries"]
-    signed = ("--who", "ada", "--why", "asked to", "--yes")
+    signature = ("--who", "ada", "--why", "asked to", "--yes")
     for bad in ("", "  ", "undecoded \udcff"):
-        for command in (("bundle",), ("erase", *signed), ("erase-precedent", *signed), ("erase-document", *signed)):
-            told = invoke(*command, "--", bad)
-            assert told.exit_code == 2 and "'ID': it is empty, or no text." in told.output, (command, told.output)
+        for command in (
+            ("bundle",),
+            ("erase", *signature),
+            ("erase-precedent", *signature),
+            ("erase-document", *signature),
+        ):
+            ran = invoke(*command, "--", bad)
+            assert ran.exit_code == 2 and "'ID': it is empty, or no text." in ran.output, (command, ran.output)
         for command in (("erase", "t"), ("erase-precedent", "t"), ("rotate-key",)):
             for who, why in ((bad, "asked to"), ("ada", bad)):
-                told = invoke(*command, "--who", who, "--why", why, "--yes")
-                assert told.exit_code == 2 and "it is empty, or no text." in told.output, (command, told.output)
-    told = invoke("erase", "t", "--who", "a" * 201, "--why", "asked to", "--yes")
-    assert told.exit_code == 2 and "'--who': it has 201 characters; at most 200 are taken." in told.output
+                ran = invoke(*command, "--who", who, "--why", why, "--yes")
+                assert ran.exit_code == 2 and "it is empty, or no text." in ran.output, (command, ran.output)
+    ran = invoke("erase", "t", "--who", "a" * 201, "--why", "asked to", "--yes")
+    assert ran.exit_code == 2 and "'--who': it has 201 characters; at most 200 are taken." in ran.output
     assert not list(folder.rglob("*.next")), "no rotation was begun"
     assert json.loads(invoke("verify", "--key", folder / "key", "--json").output)["entries"] == entries
 
 
-def test_an_empty_id_does_not_stand_for_the_entries_of_no_trial(folder: Path) -> None:
-    """They are the texts that all trials quote: none is handed over, or said to be erased, as if it were a trial's."""
+def test_empty_id_does_not_select_entries_without_a_trial(folder: Path) -> None:
+    """Entries without a trial are texts quoted by all trials: they can't be bundled or erased as a trial."""
 
-    async def work(docket: Docket) -> None:
+    async def scenario(docket: Docket) -> None:
         size = (await docket.log.checkpoint()).split("\n")[1]
         for attempt in (
             docket.auditor.bundle(""),
@@ -164,11 +169,11 @@ def test_an_empty_id_does_not_stand_for_the_entries_of_no_trial(folder: Path) ->
                 await attempt
         assert (await docket.log.checkpoint()).split("\n")[1] == size
 
-    with_docket(folder / "docket.sqlite", work)
+    with_docket(folder / "docket.sqlite", scenario)
 
 
-UNLIKE = "CAST(x'FF7B' AS TEXT)"
-"""What SQLite keeps as text, and is none."""
+INVALID_TEXT = "CAST(x'FF7B' AS TEXT)"
+"""A value that SQLite stores as text although it is not valid UTF-8."""
 LATEST = "(SELECT max(size) FROM checkpoints)"
 
 
@@ -178,22 +183,22 @@ LATEST = "(SELECT max(size) FROM checkpoints)"
     [
         ("UPDATE log SET checkpoint = ''", "CHECKPOINT_UNSIGNED"),
         ("UPDATE log SET checkpoint = NULL", "CHECKPOINT_UNSIGNED"),
-        (f"UPDATE log SET checkpoint = {UNLIKE}", "CHECKPOINT_UNSIGNED"),
+        (f"UPDATE log SET checkpoint = {INVALID_TEXT}", "CHECKPOINT_UNSIGNED"),
         ("UPDATE log SET checkpoint = x'00'", "CHECKPOINT_UNSIGNED"),
         ("UPDATE log SET checkpoint = '', key = ''", "KEY_DIFFERS"),
-        (f"UPDATE log SET key = {UNLIKE}", "KEY_DIFFERS"),
+        (f"UPDATE log SET key = {INVALID_TEXT}", "KEY_DIFFERS"),
         ("UPDATE log SET frontier = NULL, size = NULL", "STATE_DIFFERS"),
         *(
             (f"UPDATE checkpoints SET note = {note} WHERE size = {LATEST}", "CHECKPOINT_UNSIGNED")
-            for note in ("''", "NULL", UNLIKE, "x'00'", "17", "'— \n\n— a b\n'", "substr(note, 9)")
+            for note in ("''", "NULL", INVALID_TEXT, "x'00'", "17", "'— \n\n— a b\n'", "substr(note, 9)")
         ),
         (f"UPDATE checkpoints SET size = -1 WHERE size = {LATEST}", "CHECKPOINT_DIFFERS"),
         *(
-            (f"UPDATE entries SET {name} = {UNLIKE} WHERE number = 5", "CHECKPOINT")
+            (f"UPDATE entries SET {name} = {INVALID_TEXT} WHERE number = 5", "CHECKPOINT")
             for name in ("kind", "trial_id", "at")
         ),
         *(
-            (f"UPDATE trials SET {name} = {UNLIKE} WHERE rowid = 1", "TRIAL_DIFFERS")
+            (f"UPDATE trials SET {name} = {INVALID_TEXT} WHERE rowid = 1", "TRIAL_DIFFERS")
             for name in ("trial_id", "namespace", "review")
         ),
         ("UPDATE parts SET of = CAST(x'FF' AS TEXT)", "PART_DIFFERS"),
@@ -201,19 +206,17 @@ LATEST = "(SELECT max(size) FROM checkpoints)"
         ("UPDATE entries SET body = x'FFFFFF7F00' WHERE number = 5", "BODY_ALTERED"),
         (f"INSERT INTO entries VALUES ({10**18}, 'z', {10**18}, 'Described', '', x'', NULL, NULL)", "SEQUENCE"),
         ("UPDATE trials SET review = '{'", "TRIAL_DIFFERS"),
-        # To whoever asks for it in SQL it is as false as 0, and to the driver as true as 1.
+        # SQL treats it as false like 0, and the driver as true like 1.
         ("UPDATE trials SET erased = 'x' WHERE erased", "TRIAL_DIFFERS"),
     ],
 )
-def test_whatever_stands_in_a_row_it_is_a_violation_and_no_error(
-    folder: Path, invoke: Invoke, statement: str, fault: str
-) -> None:
+def test_corrupt_rows_are_violations_and_no_crash(folder: Path, invoke: Invoke, statement: str, fault: str) -> None:
     import sqlite3
 
     with sqlite3.connect(folder / "docket.sqlite", isolation_level=None) as connection:
         for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             connection.execute(f"DROP TRIGGER {name}")
-        connection.execute("PRAGMA writable_schema = 1")  # by whoever can write to the file
+        connection.execute("PRAGMA writable_schema = 1")  # possible for anyone who can write the file
         connection.execute(
             "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE name IN ('log', 'checkpoints')"
         )
@@ -221,27 +224,27 @@ def test_whatever_stands_in_a_row_it_is_a_violation_and_no_error(
     with sqlite3.connect(folder / "docket.sqlite", isolation_level=None) as connection:
         assert connection.execute(statement).rowcount
     connection.close()
-    if statement.startswith("UPDATE trials SET review = '{'"):  # what is asked of the listing then ends in an error
+    if statement.startswith("UPDATE trials SET review = '{'"):  # queries of the listing then fail
         shutil.rmtree(folder / "docket.sqlite-pictures")
         (folder / "docket.sqlite-pictures").mkdir()
-    told = invoke("verify", "--key", folder / "key")
-    assert told.exit_code == 1 and fault in told.output, (told.output, told.exception)
+    ran = invoke("verify", "--key", folder / "key")
+    assert ran.exit_code == 1 and fault in ran.output, (ran.output, ran.exception)
     assert json.loads(invoke("verify", "--key", folder / "key", "--json").output)["outcome"] == "violated"
 
 
-def test_a_key_of_another_docket_is_a_violation(folder: Path, invoke: Invoke) -> None:
+def test_key_of_another_docket_is_a_violation(folder: Path, invoke: Invoke) -> None:
     name = (folder / "key").read_text().partition("+")[0]
     (folder / "other").write_text(f"{SigningKey.create(name).verifier}\n")
-    told = invoke("verify", "--key", folder / "other")
-    assert told.exit_code == 1 and "KEY_DIFFERS" in told.output and "CHECKPOINT_UNSIGNED" in told.output
+    ran = invoke("verify", "--key", folder / "other")
+    assert ran.exit_code == 1 and "KEY_DIFFERS" in ran.output and "CHECKPOINT_UNSIGNED" in ran.output
 
 
-def test_what_can_not_be_checked_ends_with_2(folder: Path, invoke: Invoke) -> None:
+def test_failed_checks_exit_with_2(folder: Path, invoke: Invoke) -> None:
     key, anchor = folder / "key", folder / "anchor"
     (folder / "empty").write_text("")
     foreign = SigningKey.create("another.example/docket")
     (folder / "foreign").write_text(sign_checkpoint(foreign, foreign.name, 3, bytes(32)))
-    for arguments, told in (
+    for arguments, message in (
         (("--key", folder / "none"), "can't be read"),
         (("--key", folder / "empty"), "no key"),
         (("--key", anchor), "public key"),
@@ -252,20 +255,20 @@ def test_what_can_not_be_checked_ends_with_2(folder: Path, invoke: Invoke) -> No
         ((), "--key"),
     ):
         outcome = invoke("verify", *arguments)
-        assert outcome.exit_code == 2 and told in outcome.output, (arguments, outcome.output)
+        assert outcome.exit_code == 2 and message in outcome.output, (arguments, outcome.output)
     assert not (folder / "none.sqlite").exists()
-    # What is wrong goes before what could not be checked.
+    # Violations take precedence over failed checks.
     (folder / "docket.key").unlink()
     assert invoke("verify", "--key", key, "--anchor", anchor).exit_code == 0  # the private key is not needed
 
 
-def test_a_cut_tail_shows_against_a_checkpoint_from_outside_alone(folder: Path, invoke: Invoke) -> None:
-    """The whole docket as it was yesterday, put back."""
+def test_truncated_log_is_detected_only_with_an_external_checkpoint(folder: Path, invoke: Invoke) -> None:
+    """Restores the whole docket of yesterday."""
     yesterday = folder / "yesterday.sqlite"
     shutil.copy(folder / "docket.sqlite", yesterday)
-    kept = invoke("checkpoint")
-    assert kept.exit_code == 0
-    (folder / "anchor").write_text(kept.output)
+    checkpoint = invoke("checkpoint")
+    assert checkpoint.exit_code == 0
+    (folder / "anchor").write_text(checkpoint.output)
     lines = with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
     trial_id = next(line.trial_id for line in lines if line.label and not line.erased)
     assert invoke("erase", trial_id, "--who", "ada", "--why", "asked to", "--yes").exit_code == 0
@@ -274,11 +277,11 @@ def test_a_cut_tail_shows_against_a_checkpoint_from_outside_alone(folder: Path, 
     assert invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor").exit_code == 0
     with (folder / "anchor").open("a") as anchor:
         anchor.write(today)
-    told = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor")
-    assert told.exit_code == 1 and "TAIL_MISSING" in told.output
+    ran = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor")
+    assert ran.exit_code == 1 and "TAIL_MISSING" in ran.output
 
 
-def test_key_and_checkpoint_are_printed_as_they_are_to_be_kept(folder: Path, invoke: Invoke) -> None:
+def test_key_and_checkpoint_are_printed_ready_to_store(folder: Path, invoke: Invoke) -> None:
     key = invoke("key").output
     assert key == (folder / "key").read_text()
     note = invoke("checkpoint").output
@@ -286,7 +289,7 @@ def test_key_and_checkpoint_are_printed_as_they_are_to_be_kept(folder: Path, inv
     assert open_checkpoint(note, [VerifierKey.parse(key)]).size == entries
 
 
-def test_a_trial_is_handed_over_and_checked_elsewhere(folder: Path, invoke: Invoke) -> None:
+def test_bundle_of_a_trial_verifies_elsewhere(folder: Path, invoke: Invoke) -> None:
     lines = with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
     for line in lines:
         out = folder / "bundle.json"
@@ -294,9 +297,9 @@ def test_a_trial_is_handed_over_and_checked_elsewhere(folder: Path, invoke: Invo
         trial = verify_bundle(out.read_text(), [(folder / "key").read_text()])
         assert trial.trial_id == line.trial_id
         assert (trial.last("VerdictGiven") is None) == (line.erased or not line.label)
-        # What was put outside shows the same log.
+        # The bundle serves as an anchor of the same log.
         assert invoke("verify", "--key", folder / "key", "--anchor", out).exit_code == 0
-    # Whoever has an earlier checkpoint is shown that the log continues it; one that is ahead shows a loss.
+    # An earlier checkpoint is proven consistent with the log; one ahead of the log reveals lost entries.
     shown = invoke("bundle", lines[0].trial_id, "-o", out, "--anchor", folder / "anchor")
     (earlier,) = verify_bundle(out.read_text(), [(folder / "key").read_text()]).known
     assert shown.exit_code == 0 and earlier.size < trial.checkpoint.size
@@ -310,11 +313,11 @@ def test_a_trial_is_handed_over_and_checked_elsewhere(folder: Path, invoke: Invo
     assert "key" in invoke("bundle", lines[0].trial_id, "-o", out).output
 
 
-def test_erasing_asks_first_and_leaves_a_docket_that_verifies(folder: Path, invoke: Invoke) -> None:
+def test_erasing_asks_first_and_keeps_the_docket_verifiable(folder: Path, invoke: Invoke) -> None:
     lines = with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
     trial_id = next(line.trial_id for line in lines if line.label and not line.erased)
-    asked = invoke("erase", trial_id, "--who", "ada", "--why", "asked to", input="n\n")
-    assert asked.exit_code == 1 and "for ever?" in asked.output
+    confirmation = invoke("erase", trial_id, "--who", "ada", "--why", "asked to", input="n\n")
+    assert confirmation.exit_code == 1 and "for ever?" in confirmation.output
     assert not next(
         line.erased
         for line in with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
@@ -322,13 +325,13 @@ def test_erasing_asks_first_and_leaves_a_docket_that_verifies(folder: Path, invo
     )
     done = invoke("erase", trial_id, "--who", "ada", "--why", "asked to", "--yes")
     assert done.exit_code == 0 and f"entries of trial {trial_id} are erased" in done.output
-    told = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor", "--json")
-    value = json.loads(told.output)
-    assert told.exit_code == 0 and value["erased"] > 0
+    ran = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor", "--json")
+    value = json.loads(ran.output)
+    assert ran.exit_code == 0 and value["erased"] > 0
     assert invoke("erase", "nobody", "--who", "ada", "--why", "asked to", "--yes").exit_code == 1
 
 
-def test_erasing_takes_the_precedent_out_that_an_overruling_made(folder: Path, invoke: Invoke) -> None:
+def test_erasing_a_trial_removes_the_precedent_made_from_it(folder: Path, invoke: Invoke) -> None:
     lines = with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
     one, other = [line.trial_id for line in lines if line.label and not line.erased][:2]
     root = folder / "library"
@@ -336,21 +339,19 @@ def test_erasing_takes_the_precedent_out_that_an_overruling_made(folder: Path, i
     (meme,), rows = content(f"trial:{one}")
     writer.add(meme, rows[0], b"its picture", who="Ruth", why="overruled")
     assert f"words of trial:{one}".encode() in everything_in(root)
-    asked = ("--who", "ada", "--why", "asked to", "--yes", "--library", root)
-    told = invoke("erase", one, *asked)
-    assert told.exit_code == 0 and "out of the library" in told.output, told.output
+    options = ("--who", "ada", "--why", "asked to", "--yes", "--library", root)
+    ran = invoke("erase", one, *options)
+    assert ran.exit_code == 0 and "out of the library" in ran.output, ran.output
     assert list(Library.open(root, ENCODER.identity).ids()) == ["a", "b"]
-    for said in (f"words of trial:{one}", "its picture"):
-        assert said.encode() not in everything_in(root)
-    told = invoke("erase", other, *asked)
-    assert told.exit_code == 0 and "library" not in told.output
+    for text in (f"words of trial:{one}", "its picture"):
+        assert text.encode() not in everything_in(root)
+    ran = invoke("erase", other, *options)
+    assert ran.exit_code == 0 and "library" not in ran.output
 
 
-def test_erasing_a_precedent_takes_its_text_out_of_every_record_and_of_the_library(
-    folder: Path, invoke: Invoke
-) -> None:
+def test_erasing_a_precedent_removes_its_text_from_records_and_library(folder: Path, invoke: Invoke) -> None:
     async def cited(docket: Docket) -> dict[str, set[str]]:
-        """Texts by precedent, as records show them."""
+        """Texts by precedent, as shown in records."""
         texts: dict[str, set[str]] = {}
         for line in await docket.index.list(limit=50):
             found = None if line.erased else (await docket.trials.record(line.trial_id)).precedents
@@ -362,49 +363,49 @@ def test_erasing_a_precedent_takes_its_text_out_of_every_record_and_of_the_libra
     name = next(id_ for id_, texts in before.items() if texts != {"[erased]"})
     root = folder / "library"
     LibraryWriter(create(root, "a", "b")).add(content(name)[0][0], content(name)[1][0], None, who="Ruth", why="test")
-    asked = (name, "--who", "ada", "--why", "asked to", "--library", root)
-    assert invoke("erase-precedent", *asked, input="n\n").exit_code == 1
+    options = (name, "--who", "ada", "--why", "asked to", "--library", root)
+    assert invoke("erase-precedent", *options, input="n\n").exit_code == 1
     assert with_docket(folder / "docket.sqlite", cited) == before
-    told = invoke("erase-precedent", *asked, "--yes")
-    assert told.exit_code == 0 and "out of the library" in told.output, told.output
+    ran = invoke("erase-precedent", *options, "--yes")
+    assert ran.exit_code == 0 and "out of the library" in ran.output, ran.output
     after = with_docket(folder / "docket.sqlite", cited)
     assert after[name] == {"[erased]"} and {**after, name: before[name]} == before
     assert list(Library.open(root, ENCODER.identity).ids()) == ["a", "b"]
     assert invoke("verify", "--key", folder / "key").exit_code == 0
-    assert "nothing of it" in invoke("erase-precedent", "nobody", *asked[1:], "--yes").output
+    assert "nothing of it" in invoke("erase-precedent", "nobody", *options[1:], "--yes").output
 
 
 def everything_in(root: Path) -> bytes:
     return b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
 
 
-def test_a_key_can_be_made_before_there_is_a_docket(invoke: Invoke, tmp_path: Path) -> None:
+def test_key_can_be_created_before_the_docket(invoke: Invoke, tmp_path: Path) -> None:
     key = tmp_path / "secret" / "docket.key"
     made = invoke("key", "--new", key)
     assert made.exit_code == 0 and stat.S_IMODE(key.stat().st_mode) == 0o600
-    assert made.output.strip() == str(read_key(key).verifier), "the public one alone is printed"
+    assert made.output.strip() == str(read_key(key).verifier), "only the public key is printed"
     again = invoke("key", "--new", key)
     assert again.exit_code == 2 and "never written over" in again.output
 
 
 class TestExpire:
-    """What is older than the settings let it be is counted, and erased when that is confirmed."""
+    """Trials beyond the retention period are counted, and erased on confirmation."""
 
-    def test_without_a_period_it_says_what_to_set(self, invoke: Invoke) -> None:
-        told = invoke("expire", "--dry-run")
-        assert told.exit_code == 2 and "retention_days" in told.output
+    def test_missing_retention_period_error_names_the_setting(self, invoke: Invoke) -> None:
+        ran = invoke("expire", "--dry-run")
+        assert ran.exit_code == 2 and "retention_days" in ran.output
 
-    def test_a_dry_run_counts_by_namespace_and_erases_nothing(
+    def test_dry_run_counts_by_namespace_and_erases_nothing(
         self, invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MEMECOURT_RETENTION_DAYS", "1")
         before = (folder / "docket.sqlite").read_bytes()
-        told = invoke("expire", "--dry-run")
-        assert told.exit_code == 0 and "Nothing was erased." in told.output
-        assert sum(int(line.split()[0].replace(",", "")) for line in told.output.splitlines()[:-1]) >= 1
+        ran = invoke("expire", "--dry-run")
+        assert ran.exit_code == 0 and "Nothing was erased." in ran.output
+        assert sum(int(line.split()[0].replace(",", "")) for line in ran.output.splitlines()[:-1]) >= 1
         assert (folder / "docket.sqlite").read_bytes() == before
 
-    def test_it_asks_and_erases(self, invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_expire_asks_and_erases(self, invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MEMECOURT_RETENTION_DAYS", "1")
         refused = invoke("expire", input="n\n")
         assert refused.exit_code == 1 and "are erased" not in refused.output

@@ -1,4 +1,4 @@
-"""Pictures outside the docket's database: in a directory, and in a store that speaks S3."""
+"""Pictures stored outside the docket's database: in a directory or an S3 bucket."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ def three_frames():
 
 
 class Bucket(BaseHTTPRequestHandler):
-    """As much of S3 as is asked here: objects are put, got, looked for and deleted (DeleteObjects)."""
+    """A fake of the S3 calls used here: PUT, GET and HEAD of objects, and DeleteObjects."""
 
     protocol_version = "HTTP/1.1"
     objects: dict[str, bytes]
@@ -54,8 +54,8 @@ class Bucket(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self):
-        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        keys = re.findall("<Key>(.*?)</Key>", asked)
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        keys = re.findall("<Key>(.*?)</Key>", body)
         for key in keys:
             self.objects.pop(f"{self.name().rstrip('/')}/{key}", None)
         gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
@@ -67,19 +67,19 @@ class Bucket(BaseHTTPRequestHandler):
 
 @contextmanager
 def a_bucket(monkeypatch):
-    """A server of one bucket, and what lies in it."""
+    """Runs a server of one bucket; yields its objects."""
     objects = {}
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Bucket,), {"objects": objects}))
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
-    given = {
+    variables = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
         "AWS_ALLOW_HTTP": "true",
         "AWS_ACCESS_KEY_ID": "id",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_REGION": "here",
     }
-    for name, value in given.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     try:
         yield objects
@@ -89,49 +89,49 @@ def a_bucket(monkeypatch):
         server.server_close()
 
 
-async def kept_and_erased(docket):
+async def store_and_erase(docket):
     picture = three_frames()
     opened, *more = events_of("t")
     meme = opened.meme.model_copy(update={"pixels_sha256": DIGEST})
     await docket.writer.keep_picture(picture)
     await docket.writer.keep_picture(picture)
     await append_all(docket, [opened.model_copy(update={"meme": meme}), *more])
-    kept = await docket.trials.frames(DIGEST)
+    stored = await docket.trials.frames(DIGEST)
     await docket.eraser.erase("t", who="Ruth", why="asked for", at=NOON)
-    return kept, await docket.trials.frames(DIGEST)
+    return stored, await docket.trials.frames(DIGEST)
 
 
-def test_pictures_lie_beside_the_file_and_go_when_they_are_erased(tmp_path):
+def test_pictures_are_stored_next_to_the_docket_and_deleted_on_erasure(tmp_path):
     place = tmp_path / "d.sqlite-pictures"
     with_docket(tmp_path / "d.sqlite", lambda docket: docket.writer.keep_picture(three_frames()))
     assert sorted(path.name for path in place.rglob("*.png")) == [f"{DIGEST}.{n}.png" for n in range(3)]
-    assert with_docket(tmp_path / "d.sqlite", kept_and_erased) == ([b"f0", b"f1", b"f2"], [])
+    assert with_docket(tmp_path / "d.sqlite", store_and_erase) == ([b"f0", b"f1", b"f2"], [])
     assert not [path for path in place.rglob("*") if path.is_file()]
 
 
-def test_pictures_lie_in_a_store_that_speaks_s3(tmp_path, monkeypatch):
+def test_pictures_are_stored_in_s3(tmp_path, monkeypatch):
     settings = Settings(home=tmp_path, pictures="s3://court/of/memes")
     with a_bucket(monkeypatch) as objects:
 
-        async def scene():
+        async def scenario():
             docket = open_docket(settings)
             try:
                 await docket.writer.keep_picture(three_frames())
                 names = sorted(objects)
-                return names, await kept_and_erased(docket), await docket.trials.frames("cd" * 32)
+                return names, await store_and_erase(docket), await docket.trials.frames("cd" * 32)
             finally:
                 await docket.close()
 
-        names, (kept, erased), none = asyncio.run(scene())
+        names, (stored, erased), none = asyncio.run(scenario())
     assert names == [f"/court/of/memes/ab/{DIGEST}.{n}.png" for n in range(3)]
-    assert kept == [b"f0", b"f1", b"f2"] and erased == none == [] and not objects
+    assert stored == [b"f0", b"f1", b"f2"] and erased == none == [] and not objects
     assert not (tmp_path / "docket.sqlite-pictures").exists()
 
 
-def test_a_picture_of_which_the_first_frame_is_missing_is_none(tmp_path):
-    """Frames are put there from the last to the first: what a crash left halfway is kept anew."""
+def test_picture_without_its_first_frame_is_stored_again(tmp_path):
+    """Frames are stored from last to first, so a picture left incomplete by a crash is stored again."""
 
-    async def scene(docket):
+    async def scenario(docket):
         await docket.writer.keep_picture(three_frames())
         (place,) = (tmp_path / "d.sqlite-pictures").rglob("*.0.png")
         place.unlink()
@@ -139,16 +139,16 @@ def test_a_picture_of_which_the_first_frame_is_missing_is_none(tmp_path):
         await docket.writer.keep_picture(three_frames())
         return before, await docket.trials.frames(DIGEST)
 
-    assert with_docket(tmp_path / "d.sqlite", scene) == ([], [b"f0", b"f1", b"f2"])
+    assert with_docket(tmp_path / "d.sqlite", scenario) == ([], [b"f0", b"f1", b"f2"])
 
 
 @pytest.mark.parametrize("name", ["", "..", "../d", "a/b", "a" * 200, "\0"])
-def test_what_is_no_digest_names_no_picture(tmp_path, name):
+def test_malformed_digests_find_no_picture(tmp_path, name):
     (tmp_path / "d.0.png").write_bytes(b"not to be read")
     assert with_docket(tmp_path / "d.sqlite", lambda docket: docket.trials.frames(name)) == []
 
 
-def test_a_place_that_is_none_is_refused_without_repeating_it(tmp_path):
+def test_invalid_picture_store_is_refused_without_echoing_it(tmp_path):
     with pytest.raises(BadRequest) as refused:
         Docket.open(tmp_path / "d.sqlite", pictures="nonsense://user:secret@host/x")
     assert "secret" not in refused.value.message and refused.value.field == "pictures"
@@ -157,17 +157,17 @@ def test_a_place_that_is_none_is_refused_without_repeating_it(tmp_path):
         ObjectPictures.open(tmp_path / "file")
 
 
-def test_a_picture_that_another_process_removes_at_the_same_time_is_gone(tmp_path, monkeypatch):
+def test_picture_removed_concurrently_is_forgotten_without_error(tmp_path, monkeypatch):
     pictures = ObjectPictures.open(tmp_path / "pictures")
     pictures.keep_now([(DIGEST, [b"f0", b"f1", b"f2"])])
     usual = pictures._there
 
-    def there(path):
+    def exists_then_vanishes(path):
         found = usual(path)
         (tmp_path / "pictures" / path).unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr(pictures, "_there", there)
+    monkeypatch.setattr(pictures, "_there", exists_then_vanishes)
     pictures.forget_now(DIGEST)
     assert pictures.frames_now(DIGEST) == []
     pictures.close()

@@ -1,4 +1,4 @@
-"""The ports of the docket: each small, each with a class of its own that offers nothing else."""
+"""Ports of the docket: each is small, and implemented by a store that offers nothing else."""
 
 from typing import get_type_hints
 
@@ -19,12 +19,12 @@ def test_each_port_is_one_store_of_the_docket():
 
 
 @pytest.mark.parametrize("port", PORTS)
-def test_a_port_is_small_enough_for_a_stand_in(port):
+def test_port_is_small_enough_to_fake(port):
     assert 0 < len(get_protocol_members(port)) <= 8
 
 
-def test_what_has_the_methods_of_a_port_can_stand_in_for_its_store(tmp_path):
-    """A store offers what its port names and nothing more: nobody can come to lean on what a stand-in lacks."""
+def test_stores_offer_exactly_the_methods_of_their_ports(tmp_path):
+    """A store offers only the methods of its port, so callers can't depend on methods that a fake lacks."""
 
     async def offered(docket):
         stores = {name: getattr(docket, name) for name in STORES}

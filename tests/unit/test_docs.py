@@ -1,4 +1,4 @@
-"""The documentation as a site: what it is gathered from, and reference pages that are those of the code."""
+"""The documentation site: its pages and links, and reference pages that match the code."""
 
 import inspect
 import re
@@ -28,29 +28,29 @@ def site(tmp_path_factory):
     return folder
 
 
-def named_in(nav):
+def pages_in(nav):
     for entry in nav:
         for where in entry.values():
-            yield from [where] if isinstance(where, str) else named_in(where)
+            yield from [where] if isinstance(where, str) else pages_in(where)
 
 
-def test_every_page_has_its_place_in_the_site(site):
+def test_every_page_is_in_the_navigation(site):
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
-    there = {path.relative_to(site).as_posix() for path in site.rglob("*.md")}
-    shown = {name for name in there if name.startswith("source/")}  # code that a page links to
-    assert sorted(named_in(nav)) == sorted(there - shown)
+    existing = {path.relative_to(site).as_posix() for path in site.rglob("*.md")}
+    shown = {name for name in existing if name.startswith("source/")}  # source code that a page links to
+    assert sorted(pages_in(nav)) == sorted(existing - shown)
 
 
-def test_links_to_code_lead_to_pages_that_show_it(site):
+def test_links_to_code_lead_to_source_pages(site):
     one_meme = (site / "explanation" / "one-meme.md").read_text()
     assert "](../source/serving/rpc/judge.py.md)" in one_meme
     shown = (site / "source" / "serving" / "rpc" / "judge.py.md").read_text()
     assert (ROOT / "serving" / "rpc" / "judge.py").read_text() in shown and "exclude: true" in shown
     linked = re.findall(r"\]\((?:\.\./)*[\w./-]+\.(?:py|proto|toml)\)", one_meme)
-    assert not linked, "as they stand they lead nowhere in the site"
+    assert not linked, "such links are broken in the site"
 
 
-def test_the_wire_page_has_every_field_of_the_contract_with_its_comment(site):
+def test_wire_page_documents_every_field_method_and_enum_value(site):
     page = (site / "reference" / "wire.md").read_text()
     for message in wire.DESCRIPTOR.message_types_by_name.values():
         part = page.split(f"\n## {message.name}\n")[1].split("\n## ")[0]
@@ -66,7 +66,7 @@ def test_the_wire_page_has_every_field_of_the_contract_with_its_comment(site):
     assert linked <= {name.lower() for name in re.findall(r"^## (\w+)$", page, re.MULTILINE)}
 
 
-def test_the_page_of_the_python_client_has_every_public_method_with_its_docstring(site):
+def test_python_client_page_documents_every_public_method(site):
     page = (site / "reference" / "python-client.md").read_text()
     for kind in (Client, AsyncClient):
         public = [name for name, one in vars(kind).items() if not name.startswith("_") and inspect.isfunction(one)]
@@ -77,17 +77,17 @@ def test_the_page_of_the_python_client_has_every_public_method_with_its_docstrin
     assert ":meth:" not in page and "'bytes | None'" not in page and "image: bytes | None = None" in page
 
 
-def test_no_page_of_the_site_links_to_what_is_no_page(site):
+def test_site_has_no_broken_links(site):
     for page in site.rglob("*.md"):
         if page.is_relative_to(site / "source"):
-            continue  # code: what looks like a link in it is none
+            continue  # source code has no real links
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
             if not target.startswith(("http:", "https:", "mailto:")):
                 assert (page.parent / target).resolve().is_relative_to(site), f"{page.name}: {target}"
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_reference_pages_tell_everything_and_nothing_of_this_machine(tmp_path, monkeypatch):
+def test_reference_pages_are_complete_and_machine_independent(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     made = pages()
     with click.Context(cli) as context:
@@ -103,23 +103,23 @@ def test_reference_pages_tell_everything_and_nothing_of_this_machine(tmp_path, m
         assert str(ROOT) not in text and str(tmp_path) not in text and str(Path.home()) not in text
 
 
-def test_every_console_block_is_run_by_a_test_or_named_with_the_reason_why_not():
+def test_every_console_block_is_run_or_exempt_with_a_reason():
     found = [command for page in doc_blocks.pages() for command in doc_blocks.commands(page)]
     assert len(found) > 100
-    used = {what for command in found for what, _ in doc_blocks.NOT_RUN if re.search(what, command.line)}
-    assert used == {what for what, _ in doc_blocks.NOT_RUN}, "a reason for what does not stand there any more"
+    used = {pattern for command in found for pattern, _ in doc_blocks.NOT_RUN if re.search(pattern, command.line)}
+    assert used == {pattern for pattern, _ in doc_blocks.NOT_RUN}, "a reason for a command that no longer exists"
     for command in found:
         page = (ROOT / command.page).read_text()
         assert command.line.splitlines()[0] in page
-    # Whatever is not listed is run: tests/integration/test_docs_blocks.py takes it from here, too.
+    # Commands not listed are run: tests/integration/test_docs_blocks.py uses the same list.
     run = [command for command in found if not command.why_not and command.page not in doc_blocks.WHOLE]
     assert len(run) > 30
     unknown = [command for command in run if not re.match(r"(memecourt|memecourt-eval|python|cat)\b", command.line)]
     assert not unknown
 
 
-def test_the_commands_that_the_documentation_names_have_the_options_that_it_names():
-    """Also of those that are not run: what a page says of a command is what the command says of itself."""
+def test_commands_and_options_in_the_docs_exist():
+    """Covers commands that are not run, too."""
     for page in doc_blocks.pages():
         for command in doc_blocks.commands(page):
             for program, root in (("memecourt", cli), ("memecourt-eval", eval_cli)):
@@ -127,17 +127,17 @@ def test_the_commands_that_the_documentation_names_have_the_options_that_it_name
                     rf"(?:^|[ |(]){program} ([^|\n#]*)",
                     command.line.replace("\\\n", " ").replace("reproduce memecourt", "reproduce PAPER"),
                 )
-                if words is None or command.line.startswith("docker "):  # whose image has the same name
+                if words is None or command.line.startswith("docker "):  # the image has the same name
                     continue
                 known, where, before = root, [program], ""
                 for word in words[1].split(" -- ")[0].split():
                     value, before = before.startswith("--"), word
                     if isinstance(known, click.Group) and not word.startswith("-") and word != "…":
-                        below = known.get_command(click.Context(known), word)
-                        if below is None and value:
+                        subcommand = known.get_command(click.Context(known), word)
+                        if subcommand is None and value:
                             continue  # the value of an option
-                        assert below is not None, f"{command.page}: {command.line}"
-                        known, where = below, [*where, word]
+                        assert subcommand is not None, f"{command.page}: {command.line}"
+                        known, where = subcommand, [*where, word]
                     elif word.startswith("--"):
                         names = {name for one in known.params for name in (*one.opts, *one.secondary_opts)}
                         name = word.strip("[]").partition("=")[0]

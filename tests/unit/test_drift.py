@@ -1,4 +1,4 @@
-"""The error of the random sample, the cut-off that follows from it, and when a drift is told."""
+"""Drift: the error rate of the random sample, the cut-off proposed from it, and drift alarms."""
 
 import json
 import random
@@ -20,7 +20,7 @@ from tests.support.dockets import NOON
 HALF = Rules(sampled=0.5)
 
 
-def rated(risk, wrong, number=0):
+def sampled_verdict(risk, wrong, number=0):
     return SampledVerdict(f"t{number}", NOON, wrong=wrong, risk=risk, passed=True)
 
 
@@ -29,14 +29,14 @@ def rated(risk, wrong, number=0):
     # Published examples (Newcombe 1998, table I).
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
-def test_the_interval_is_wilson_s(wrong, n, low, high):
+def test_interval_matches_published_wilson_intervals(wrong, n, low, high):
     found = wilson(wrong, n)
     assert found == pytest.approx((low, high), abs=6e-5)
 
 
-def test_the_cutoff_is_the_highest_that_keeps_the_unseen_errors_below_what_is_wanted():
-    chance = random.Random(5)
-    verdicts = [rated(risk := chance.random() / 2, chance.random() < risk, n) for n in range(400)]
+def test_proposed_cutoff_is_the_highest_within_the_error_bound():
+    rng = random.Random(5)
+    verdicts = [sampled_verdict(risk := rng.random() / 2, rng.random() < risk, n) for n in range(400)]
     for wanted in (0.01, 0.05, 0.1, 0.2, 0.9):
         proposed = propose_cutoff(verdicts, wanted)
 
@@ -49,20 +49,20 @@ def test_the_cutoff_is_the_highest_that_keeps_the_unseen_errors_below_what_is_wa
         assert not above or bound(above[0]) > wanted
 
 
-def test_equal_risks_are_passed_together_or_not_at_all():
-    verdicts = [rated(0.1, n < 3, n) for n in range(40)] + [rated(0.2, False, n) for n in range(40)]
+def test_equal_risks_are_passed_all_or_none():
+    verdicts = [sampled_verdict(0.1, n < 3, n) for n in range(40)] + [sampled_verdict(0.2, False, n) for n in range(40)]
     assert propose_cutoff(verdicts, 0.05).cutoff == 0.2
     assert propose_cutoff(verdicts, 0.04).cutoff == 0.0 and propose_cutoff(verdicts, 0.04).share == 1.0
 
 
-def test_too_few_or_without_a_risk_there_is_no_proposal():
-    assert propose_cutoff([rated(0.1, False, n) for n in range(FEWEST - 1)], 0.1) is None
-    assert propose_cutoff([rated(None, False, n) for n in range(100)], 0.1) is None
+def test_too_few_verdicts_or_missing_risks_give_no_proposal():
+    assert propose_cutoff([sampled_verdict(0.1, False, n) for n in range(FEWEST - 1)], 0.1) is None
+    assert propose_cutoff([sampled_verdict(None, False, n) for n in range(100)], 0.1) is None
     assert propose_cutoff([], 0.1) is None
 
 
-def of_sample(count, rules=HALF):
-    """Ids that chance draws, and one that it does not."""
+def sampled_ids(count, rules=HALF):
+    """Ids in the random sample, and one that is not."""
     ids = [f"t{number}" for number in range(10_000)]
     drawn = [each for each in ids if is_sampled(each, rules.sampled)][:count]
     return drawn, next(each for each in ids if not is_sampled(each, rules.sampled))
@@ -72,22 +72,22 @@ def with_risk(label, risk):
     return verdict(label).model_copy(update={"risk": risk})
 
 
-def test_only_what_chance_drew_counts_and_a_reviewer_s_first_word(tmp_path):
-    drawn, other = of_sample(4)
+def test_only_sampled_trials_and_first_reviews_count(tmp_path):
+    drawn, other = sampled_ids(4)
 
-    async def scene(it):
+    async def scenario(court):
         for trial_id in (*drawn, other):
-            await it.tried(trial_id, with_risk(Label.HARMFUL, 0.25))
-        await it.tried("undecided", verdict(Label.UNDECIDED))
-        await it.reviewed(drawn[0], "ada", Label.NOT_HARMFUL)
-        await it.reviewed(drawn[0], "ben", Label.HARMFUL, again=True)
-        await it.reviewed(drawn[1], "ada", Label.HARMFUL)
-        await it.reviewed(other, "ada", Label.NOT_HARMFUL, again=True)
-        await it.docket.eraser.erase(drawn[3], who="ada", why="asked for", at=NOON)
+            await court.tried(trial_id, with_risk(Label.HARMFUL, 0.25))
+        await court.tried("undecided", verdict(Label.UNDECIDED))
+        await court.reviewed(drawn[0], "ada", Label.NOT_HARMFUL)
+        await court.reviewed(drawn[0], "ben", Label.HARMFUL, again=True)
+        await court.reviewed(drawn[1], "ada", Label.HARMFUL)
+        await court.reviewed(other, "ada", Label.NOT_HARMFUL, again=True)
+        await court.docket.eraser.erase(drawn[3], who="ada", why="asked for", at=NOON)
         now = NOON + timedelta(days=1)
-        return await measure_drift(it.desk, it.docket.trials, now=now, wanted=0.1)
+        return await measure_drift(court.desk, court.docket.trials, now=now, wanted=0.1)
 
-    report = play(tmp_path / "docket.sqlite", scene, HALF)
+    report = play(tmp_path / "docket.sqlite", scenario, HALF)
     (monday, figure), *more = report.weeks.items()
     assert not more and monday == date(2025, 12, 29) and monday.weekday() == 0
     assert (figure.drawn, figure.reviewed, figure.wrong, figure.passed_wrong) == (3, 2, 1, 1)
@@ -96,25 +96,25 @@ def test_only_what_chance_drew_counts_and_a_reviewer_s_first_word(tmp_path):
 
 
 @pytest.mark.parametrize(("wrong", "drifted"), [(3, False), (20, True)])
-def test_a_drift_is_told_by_command_metric_and_exit_code(tmp_path, monkeypatch, wrong, drifted):
-    drawn, _ = of_sample(40)
+def test_drift_shows_in_command_exit_code_and_metric(tmp_path, monkeypatch, wrong, drifted):
+    drawn, _ = sampled_ids(40)
     now = datetime.now(UTC)
 
-    async def scene(it):
+    async def scenario(court):
         for number, trial_id in enumerate(drawn):
             at = now - timedelta(days=1 + number % 20)
-            await it.tried(trial_id, with_risk(Label.HARMFUL, 0.1), at=at, namespace="shop" if number % 2 else "")
-            await it.reviewed(trial_id, "ada", Label.NOT_HARMFUL if number < wrong else Label.HARMFUL)
-        return await measure_drift(it.desk, it.docket.trials, now=now, weeks=4, wanted=0.1)
+            await court.tried(trial_id, with_risk(Label.HARMFUL, 0.1), at=at, namespace="shop" if number % 2 else "")
+            await court.reviewed(trial_id, "ada", Label.NOT_HARMFUL if number < wrong else Label.HARMFUL)
+        return await measure_drift(court.desk, court.docket.trials, now=now, weeks=4, wanted=0.1)
 
-    report = play(tmp_path / "docket.sqlite", scene, HALF)
+    report = play(tmp_path / "docket.sqlite", scenario, HALF)
     assert report.recent.drifted is drifted and sum(each.wrong for each in report.weeks.values()) == wrong
 
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
     monkeypatch.setenv("MEMECOURT_REVIEW_SHARE", "0.5")
-    told = CliRunner().invoke(cli, ["drift"])
-    assert told.exit_code == (3 if drifted else 0), told.output
-    assert ("surely more" in told.output) is drifted and "a person should look from a risk of" in told.output
+    ran = CliRunner().invoke(cli, ["drift"])
+    assert ran.exit_code == (3 if drifted else 0), ran.output
+    assert ("surely more" in ran.output) is drifted and "a person should look from a risk of" in ran.output
     of_shop = json.loads(CliRunner().invoke(cli, ["drift", "--namespace", "shop", "--json"]).output)
     assert of_shop["recent"]["reviewed"] == 20 and of_shop["proposed"] is None
 

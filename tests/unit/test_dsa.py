@@ -1,4 +1,4 @@
-"""Drafts of statements of reasons: in the words and lengths of the EU's database, and without anybody's data."""
+"""Drafts of statements of reasons: valid for the EU's database, and free of personal data."""
 
 import json
 from datetime import UTC, datetime
@@ -31,12 +31,12 @@ SECRET = "Erika Mustermann of 5 Elm Road, +43 660 123"
 
 
 def a_trial(**lines):
-    """A full trial that found harm, in which everybody names a person."""
-    said = {"description": SECRET, "answer": SECRET, "summary": SECRET, "justification": SECRET}
+    """A full trial that found harm, with personal data in every text."""
+    texts = {"description": SECRET, "answer": SECRET, "summary": SECRET, "justification": SECRET}
     lines = {
         "describe": {"description": SECRET},
         "answer": {"answer": SECRET},
-        "summarise": {key: said[key] for key in ("summary", "justification")},
+        "summarise": {key: texts[key] for key in ("summary", "justification")},
         "judge": {**RULING, "rationale": SECRET, "harmful_evidence": [SECRET]},
         **lines,
     }
@@ -52,9 +52,9 @@ def reviewed(record, outcome="UPHELD", label="HARMFUL", clause=""):
     return TrialRecord.of((*record.events, review))
 
 
-def test_a_draft_says_what_the_court_knows_and_lists_what_only_the_platform_does():
-    told = draft(a_trial())
-    statement = told["statement"]
+def test_draft_fills_in_known_fields_and_lists_those_left_to_the_platform():
+    statement_draft = draft(a_trial())
+    statement = statement_draft["statement"]
     assert statement["decision_ground"] == "DECISION_GROUND_INCOMPATIBLE_CONTENT"
     assert "clause 4 (nationality)" in statement["incompatible_content_ground"]
     assert DEFAULT_POLICY.clauses[3].text in statement["incompatible_content_explanation"]
@@ -63,92 +63,100 @@ def test_a_draft_says_what_the_court_knows_and_lists_what_only_the_platform_does
     assert (statement["automated_detection"], statement["automated_decision"]) == ("Yes", "AUTOMATED_DECISION_FULLY")
     assert statement["puid"] == "t" and statement["content_type"] == ["CONTENT_TYPE_IMAGE"]
     assert "No person has reviewed" in statement["decision_facts"] and "3 of" not in statement["decision_facts"][:20]
-    left = {each["field"]: each for each in told["left_to_platform"]}
+    left = {each["field"]: each for each in statement_draft["left_to_platform"]}
     assert set(left) == set(PLATFORM)
     assert left["source_type"]["words"] == sorted(WORDS["source_type"]) and all(each["why"] for each in left.values())
-    assert [fault.partition(":")[0] for fault in told["faults"]] == list(missing(statement))
-    assert {"automated_detection", "automated_decision", "category"} <= {each["field"] for each in told["to_confirm"]}
+    assert [fault.partition(":")[0] for fault in statement_draft["faults"]] == list(missing(statement))
+    assert {"automated_detection", "automated_decision", "category"} <= {
+        each["field"] for each in statement_draft["to_confirm"]
+    }
 
 
-def test_what_the_platform_fills_in_makes_it_whole():
-    told = draft(a_trial(), PLATFORM)
-    assert told["faults"] == [] and told["left_to_platform"] == []
-    assert {name: told["statement"][name] for name in PLATFORM} == PLATFORM
+def test_platform_fields_complete_the_draft():
+    statement_draft = draft(a_trial(), PLATFORM)
+    assert statement_draft["faults"] == [] and statement_draft["left_to_platform"] == []
+    assert {name: statement_draft["statement"][name] for name in PLATFORM} == PLATFORM
     own = draft(a_trial(), {**PLATFORM, "automated_detection": "No", "puid": "own-1"})
     assert own["statement"]["automated_detection"] == "No" and own["faults"] == []
     assert not {"automated_detection", "puid"} & {each["field"] for each in own["to_confirm"]}
 
 
 @pytest.mark.parametrize("review", [False, True])
-def test_nobody_s_data_is_in_it(review):
+def test_draft_has_no_personal_data(review):
     record = a_trial()
     meme = record.opened.meme.model_copy(update={"namespace": "tenant-7", "content_id": "post-of-erika"})
     record = altered(record, 0, meme=meme, request_id="erika-1")
-    told = json.dumps(draft(reviewed(record) if review else record, PLATFORM), ensure_ascii=False)
-    for theirs in ("Erika", "Mustermann", "Elm Road", "tenant-7", "erika", "Ruth", meme.pixels_sha256, "p0", "p1"):
-        assert theirs not in told
-    assert ("A person reviewed the decision on 2026-03-04 and upheld it." in told) is review
+    statement_draft = json.dumps(draft(reviewed(record) if review else record, PLATFORM), ensure_ascii=False)
+    for personal in ("Erika", "Mustermann", "Elm Road", "tenant-7", "erika", "Ruth", meme.pixels_sha256, "p0", "p1"):
+        assert personal not in statement_draft
+    assert ("A person reviewed the decision on 2026-03-04 and upheld it." in statement_draft) is review
 
 
-def test_lengths_are_kept_whatever_the_policy_says():
+def test_long_policies_are_cut_to_the_field_lengths():
     record = a_trial()
     policy = record.opened.policy.content
     long = tuple(clause.model_copy(update={"text": "x" * 2000}) for clause in policy.clauses)
     content = policy.model_copy(update={"clauses": long})
     record = altered(record, 0, policy=record.opened.policy.model_copy(update={"content": content, "id": "i" * 128}))
     versions = record.opened.versions.model_copy(update={"models": {f"R{n}": f"{n}" * 900 for n in range(9)}})
-    told = draft(altered(record, 0, versions=versions), PLATFORM)
-    assert told["faults"] == []
+    statement_draft = draft(altered(record, 0, versions=versions), PLATFORM)
+    assert statement_draft["faults"] == []
     for name, most in LENGTHS.items():
-        assert len(told["statement"].get(name, "")) <= most
-    assert len(told["statement"]["incompatible_content_ground"]) == 500
-    assert len(told["statement"]["decision_facts"]) == 5000
+        assert len(statement_draft["statement"].get(name, "")) <= most
+    assert len(statement_draft["statement"]["incompatible_content_ground"]) == 500
+    assert len(statement_draft["statement"]["decision_facts"]) == 5000
 
 
-def test_a_trial_that_found_no_harm_has_nothing_to_give_reasons_for():
+def test_trial_without_harm_gives_no_draft():
     benign = held(Cast(rounds=2, judge=ACQUITTAL))
     for record in (benign, reviewed(a_trial(), "OVERRULED", "NOT_HARMFUL"), TrialRecord.of(a_trial().events[:5])):
         with pytest.raises(NotDecided, match="did not end in harmful"):
             draft(record)
 
 
-def test_a_person_s_finding_goes_before_the_court_s():
-    told = draft(reviewed(held(Cast(rounds=2, judge=ACQUITTAL)), "OVERRULED", "HARMFUL", clause="3"), PLATFORM)
-    statement = told["statement"]
+def test_review_takes_precedence_over_the_verdict():
+    statement_draft = draft(
+        reviewed(held(Cast(rounds=2, judge=ACQUITTAL)), "OVERRULED", "HARMFUL", clause="3"), PLATFORM
+    )
+    statement = statement_draft["statement"]
     assert "clause 3 (religion)" in statement["incompatible_content_ground"]
-    assert statement["automated_decision"] == "AUTOMATED_DECISION_PARTIALLY" and told["faults"] == []
+    assert statement["automated_decision"] == "AUTOMATED_DECISION_PARTIALLY" and statement_draft["faults"] == []
     assert "overruled it" in statement["decision_facts"]
-    # Without a clause it is for the platform to name one.
+    # Without a clause, the platform has to name one.
     left = draft(reviewed(held(Cast(rounds=2, judge=ACQUITTAL)), "OVERRULED", "HARMFUL"), PLATFORM)["left_to_platform"]
     assert {each["field"] for each in left} == {
         "category", "incompatible_content_ground", "incompatible_content_explanation",
     }  # fmt: skip
 
 
-def test_a_trial_that_asked_no_model_leaves_the_clause_to_the_platform():
-    told = draft(stored(hear(a_court())), PLATFORM)
-    assert {each["field"] for each in told["left_to_platform"]} == {
+def test_trial_without_model_calls_leaves_the_clause_to_the_platform():
+    statement_draft = draft(stored(hear(a_court())), PLATFORM)
+    assert {each["field"] for each in statement_draft["left_to_platform"]} == {
         "category", "incompatible_content_ground", "incompatible_content_explanation",
     }  # fmt: skip
-    assert "no generative model was asked" in told["statement"]["decision_facts"]
-    # Nobody has decided precedents: they are what a library has labelled.
-    assert "labelled examples it was compared with" in told["statement"]["decision_facts"]
+    assert "no generative model was asked" in statement_draft["statement"]["decision_facts"]
+    # Precedents are labelled examples of a library, not decisions.
+    assert "labelled examples it was compared with" in statement_draft["statement"]["decision_facts"]
     assert Procedure.SUMMARY == "SUMMARY"
 
 
-def test_a_category_that_has_no_counterpart_is_not_guessed():
+def test_category_without_counterpart_is_left_out():
     record = a_trial()
     policy = record.opened.policy.content
     own = tuple(
         c if c.number != "4" else Clause(number="4", category="house rules", text="No x.") for c in policy.clauses
     )
     content = policy.model_copy(update={"clauses": own})
-    told = draft(altered(record, 0, policy=record.opened.policy.model_copy(update={"content": content})), PLATFORM)
-    assert [each["field"] for each in told["left_to_platform"]] == ["category"]
-    assert "category" not in told["statement"] and "category_specification" not in told["statement"]
+    statement_draft = draft(
+        altered(record, 0, policy=record.opened.policy.model_copy(update={"content": content})), PLATFORM
+    )
+    assert [each["field"] for each in statement_draft["left_to_platform"]] == ["category"]
+    assert (
+        "category" not in statement_draft["statement"] and "category_specification" not in statement_draft["statement"]
+    )
 
 
-def test_our_policy_s_categories_all_have_one():
+def test_categories_of_the_default_policy_all_have_a_counterpart():
     assert set(CATEGORIES) == set(DEFAULT_POLICY.categories)
     for category, keyword in CATEGORIES.values():
         assert f"STATEMENT_CATEGORY_{category}" in WORDS["category"]
@@ -173,12 +181,12 @@ def test_our_policy_s_categories_all_have_one():
         ({"url": "https://example.org"}, "url: there is no such field"),
     ],
 )
-def test_what_the_database_would_refuse_is_refused_here(changes, named):
+def test_values_invalid_for_the_database_are_refused(changes, named):
     with pytest.raises(BadRequest, match=named):
         draft(a_trial(), {**PLATFORM, **changes})
 
 
-def test_fields_that_follow_from_others_are_missed():
+def test_dependent_required_fields_are_reported_missing():
     whole = draft(a_trial(), PLATFORM)["statement"]
     assert faults(whole) == []
     other = {**whole, "decision_visibility": ["DECISION_VISIBILITY_OTHER"], "content_type": ["CONTENT_TYPE_OTHER"]}
@@ -193,7 +201,7 @@ def test_fields_that_follow_from_others_are_missed():
     assert set(DATES) & set(REQUIRED) == {"content_date", "application_date"} and "territorial_scope" in LISTS
 
 
-def test_a_trial_s_id_that_is_no_puid_gets_one_that_stays_the_same():
+def test_trial_id_that_is_no_valid_puid_gets_a_stable_one():
     record = a_trial()
     renamed = TrialRecord.of(event.model_copy(update={"trial_id": "a b/ü"}) for event in record.events)
     first, second = draft(renamed, PLATFORM), draft(renamed, PLATFORM)
@@ -201,16 +209,16 @@ def test_a_trial_s_id_that_is_no_puid_gets_one_that_stays_the_same():
     assert first["statement"]["puid"].startswith("trial-")
 
 
-def test_the_language_is_the_caller_s():
+def test_language_is_taken_from_the_caller():
     record = a_trial()
     assert "content_language" not in draft(record)["statement"]
-    told = altered(record, record.text.seq, language="de-AT")
-    assert draft(told, PLATFORM)["statement"]["content_language"] == "DE" and draft(told, PLATFORM)["faults"] == []
+    german = altered(record, record.text.seq, language="de-AT")
+    assert draft(german, PLATFORM)["statement"]["content_language"] == "DE" and draft(german, PLATFORM)["faults"] == []
     assert "content_language" not in draft(altered(record, record.text.seq, language="gsw"))["statement"]
     assert record.last(VerdictGiven)
 
 
-def test_the_command_fills_in_what_a_file_says(tmp_path):
+def test_command_fills_in_fields_from_a_file(tmp_path):
     record = a_trial()
     with_docket(tmp_path / "d.sqlite", lambda docket: append_all(docket, record.events))
     (tmp_path / "own.json").write_text(json.dumps(PLATFORM))
@@ -224,5 +232,5 @@ def test_the_command_fills_in_what_a_file_says(tmp_path):
     assert json.loads(export("--filled", tmp_path / "own.json").stdout)["faults"] == []
     for bad in ("[]", '{"incompatible_content_explanation": "\\ud800"}', '{"a":' * 100_000, "\xff"):
         (tmp_path / "bad.json").write_text(bad, "latin-1")
-        told = export("--filled", tmp_path / "bad.json")
-        assert told.exit_code == 1 and "no JSON object" in told.output, bad[:50]
+        ran = export("--filled", tmp_path / "bad.json")
+        assert ran.exit_code == 1 and "no JSON object" in ran.output, bad[:50]
