@@ -53,8 +53,7 @@ def median_strengths(opinions: Sequence[Opinion]) -> Strengths:
 
 
 def spokesman_of(opinions: Sequence[Opinion]) -> int:
-    """Returns the index of the judge whose ruling explains the panel's label: of those that agree, the nearest to the
-    median.
+    """Returns the index of the judge who explains the panel's label: of those that agree, the nearest to the median.
 
     At least one judge agrees: if the median benign evidence is strong and the median harmful evidence is not, more than
     half of the judges have the first and at least half the second.

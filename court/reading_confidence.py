@@ -30,8 +30,7 @@ def reading_confidence(text: TextRead) -> float:
 
 
 def stacked_letters(lines: Sequence[TextLine]) -> list[TextLine]:
-    """Returns lines of one or two letters that stand closely above or below another such line; empty if they are
-    few."""
+    """Returns lines of one or two letters, close above or below another such line; empty if they are few."""
     short = [line for line in lines if sum(map(str.isalnum, line.text)) in range(1, _MOST_LETTERS + 1)]
     # The comparison is quadratic, which a picture full of single letters would make slow.
     if len(short) > _MOST_COMPARED:

@@ -94,8 +94,7 @@ class Fence:
         return self._mark
 
     def around(self, text: str) -> str:
-        """Returns the text, neutralised, between begin and end lines. The mark is removed from it, so it can't fake
-        them.
+        """Returns the neutralised text between begin and end lines, with the mark removed so that it can't fake them.
 
         Authors of memes can't know the mark, but a model that was shown it may repeat it.
         """
