@@ -122,12 +122,12 @@ class PgvectorFinder(ThreadedFinder):
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         """Pictures of precedents: see :class:`court.ports.PrecedentFinder`.
 
-        They are looked for in the library that they were found in, as long as it is there: the one before the current
-        one is kept. An id that was found in both, with different pictures, has none.
+        Each is read from the library in which it was found, as long as that exists: the previous one is kept. An id
+        found in both with different pictures has none.
 
         Raises:
-            BadLibrary: A picture is not what it was when it was put there: it is not shown, nor passed over in silence.
-            Unavailable: They could not be read now.
+            BadLibrary: A picture has changed since it was stored.
+            Unavailable: They can't be read now.
         """
 
         def read(connection: Connection) -> list[Frame | None]:
@@ -137,10 +137,10 @@ class PgvectorFinder(ThreadedFinder):
             def picture(id_: str) -> Frame | None:
                 with self._lock:
                     noted = [self._shelves[shelf] for shelf in sorted(self._issued.get(id_, ()))]
-                # In one lineage an id is never given to a second meme, on whichever shelf it was found.
+                # Within one lineage an id never refers to a second meme, on any shelf.
                 others = [state for state in noted if state.about.lineage != current.about.lineage]
                 where = [state for state in others if state.shelf in there]
-                # Of this lineage, or of none that is remembered: what the current library has is meant.
+                # Found in this lineage, or not remembered: the current library's precedent is meant.
                 if not noted or len(others) < len(noted):
                     where.append(current)
                 found = {PostgresView(connection, state).picture(id_) for state in where}
@@ -152,9 +152,9 @@ class PgvectorFinder(ThreadedFinder):
         return await self._in_thread(lambda: self._connections.reading(read), "read")
 
     def _note(self, state: State, ids: Collection[str]) -> None:
-        """Notes the ids found in a library."""
+        """Records ids found in a library."""
         with self._lock:
-            # Searches end in any order: an old one must not bring back the shelf that it began with.
+            # Searches end in any order: an older one must not restore the shelf it began with.
             if state.shelf >= self._state.shelf:
                 self._state = state
             self._shelves[state.shelf] = state
@@ -164,7 +164,7 @@ class PgvectorFinder(ThreadedFinder):
             while len(self._issued) > _MOST_ISSUED:
                 self._issued.popitem(last=False)
             named = {self._state.shelf}.union(*self._issued.values())
-            # A shelf is kept for as long as an id is remembered that was found there.
+            # A shelf is remembered as long as an id found there is.
             for shelf in self._shelves.keys() - named:
                 del self._shelves[shelf]
 

@@ -197,8 +197,7 @@ def _acquits(findings: Findings) -> bool:
 
 
 def _perhaps_sole(findings: Findings) -> list[str]:
-    """Ids of precedents that a vote for "not harmful" may depend on alone, by weight or because no other is near
-    enough.
+    """Returns ids of precedents that may alone decide for "not harmful", by weight or for lack of near ones.
 
     Args:
         findings: Findings with one more in the tally than voters.
