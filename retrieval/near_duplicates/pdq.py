@@ -56,8 +56,7 @@ _TURNS: Mapping[Position, Callable[[NDArray[Any]], NDArray[Any]]] = {
 
 
 def turned(pixels: NDArray[np.uint8], position: Position) -> NDArray[np.uint8]:
-    """Returns the pixels, of shape (height, width, 3), in a position; rotated counter-clockwise, mirrored left to
-    right."""
+    """Returns pixels of shape (height, width, 3) in a position: turned counter-clockwise, mirrored left to right."""
     return np.ascontiguousarray(_TURNS[position](pixels))
 
 
