@@ -79,7 +79,7 @@ class EmbeddingCache:
         return [self._text(text) for text in texts]
 
     def keep_pictures(self, pictures: Sequence[EmbeddedPicture]) -> None:
-        """Keeps what was made of these."""
+        """Stores embeddings."""
         rows = []
         for one in pictures:
             vector = one.vector.astype("<f4").tobytes()
@@ -89,7 +89,7 @@ class EmbeddingCache:
         self._put("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?, ?)", rows)
 
     def keep_texts(self, texts: Sequence[str], embedded: TextEmbeddings) -> None:
-        """Keeps what was made of these."""
+        """Stores embeddings."""
         rows = []
         for text, row, cut in zip(texts, embedded.vectors, embedded.cut, strict=True):
             key, vector = _key(text), row.astype("<f4").tobytes()

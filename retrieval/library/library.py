@@ -63,7 +63,7 @@ class Library:
     """An immutable snapshot of a library.
 
     Attributes:
-        root: Its directory.
+        root: Directory of the library.
         pointer: Generation and committed part of its journal.
         manifest: Manifest of the generation, without later changes.
         base: Files of the generation.
@@ -258,7 +258,7 @@ class Library:
         first search is as fast as later ones.
 
         Args:
-            root: Its directory.
+            root: Directory of the library.
             encoder: Encoder to search with; None to read the library only.
             check: ``LATER`` to return at once and call :meth:`check` later.
             progress: Called with the number of bytes checked and the total.
@@ -362,8 +362,7 @@ class Library:
         *,
         forget: bool = False,
     ) -> Self:
-        """Writes a new generation of the visible memes and more; requires the lock, and that this is the current
-        library.
+        """Writes a new generation of the visible memes and more; requires the lock and the current library.
 
         Args:
             more: Memes to append.

@@ -241,8 +241,7 @@ class Regression(_Stored):
         return cls(intercept=intercept, weights=packed, text_dim=text_dim, strength=strength)
 
     def log_odds(self, text: NDArray[np.float32] | None, picture: NDArray[np.float32] | None) -> float:
-        """Returns calibrated log-odds of harm for vectors of shapes (text_dim,) and (picture_dim,), or None if
-        missing."""
+        """Returns calibrated log-odds of harm; vectors of shapes (text_dim,) and (picture_dim,), None if missing."""
         # A missing half adds nothing, as it was zeros in the fit.
         weights = np.frombuffer(base64.b64decode(self.weights), dtype="<f4").astype(np.float64)
         z = self.intercept
