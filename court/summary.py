@@ -110,8 +110,7 @@ def argue(side: Side, findings: Findings, precedent_vote: Vote | None) -> Statem
 
 
 def precedents_for(side: Side, findings: Findings, settings: TrialSettings) -> tuple[Precedent, ...]:
-    """Returns the precedents shown to an advocate, nearest first, of its own side or of both; as many as the
-    Judge's."""
+    """Returns the precedents shown to an advocate, nearest first; at most as many as the Judge is shown."""
     if settings.advocates_see == "none":
         return ()
     label = _LABEL_OF[side]
