@@ -372,7 +372,7 @@ class _Ranking:
         per_source: Counter[str] = Counter()
         seen: set[DuplicateKey] = set()
         crowds = None if self._per_cluster is None else _ClusterCap(self._per_cluster)
-        silenced = self._silenced.crowd if self._silenced is not None else None
+        silenced = self._silenced.cluster if self._silenced is not None else None
         comparing = [one for one in (crowds, silenced) if one is not None]
         start = 0
         while len(places) < k and start < hits.rows.size:
