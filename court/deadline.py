@@ -1,4 +1,4 @@
-"""The caller's deadline as a budget: what is left of it, and what a step may take of that."""
+"""The caller's deadline: the time left, and the timeout of each step."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from court.usage import UsageMeter
 
 T = TypeVar("T")
 
-# A call that was given all the time left may end a little before the deadline does: within this many seconds of it, the
-# deadline is named as the cause.
+# A call whose timeout is all the time left may end slightly before the deadline: within this many seconds of it, the
+# deadline is reported as the cause.
 _NO_TIME_S = 0.2
 
 
 class Deadline:
-    """Time for one trial, and what its calls cost.
+    """Deadline of one trial, and the duration of its calls.
 
     Attributes:
         tally: Counts the calls.
     """
 
     def __init__(self, seconds: float | None, call_s: float, meter: UsageMeter | None = None) -> None:
-        """Begins to run at once.
+        """Starts the clock.
 
         Args:
-            seconds: Until the caller's deadline; None where there is none.
-            call_s: Seconds that one call of a model may take at most.
-            meter: Counts the calls, where somebody wants to know.
+            seconds: Seconds until the caller's deadline; None if there is none.
+            call_s: Timeout of one model call, in seconds.
+            meter: Counts the calls; None for a new one.
         """
         self.tally = meter or UsageMeter()
         self._end = math.inf if seconds is None else time.monotonic() + seconds
@@ -40,35 +40,35 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline; infinite where there is none."""
+        """Seconds until the deadline; infinite if there is none."""
         return self._end - time.monotonic()
 
     def for_call(self) -> float:
-        """Seconds that the next call may take. Raises Overrun if there are none."""
+        """Returns the timeout of the next call, in seconds. Raises Overrun if no time is left."""
         left = self.left
         if left <= 0:
             raise _over()
         return min(left, self._call_s)
 
     def at_most(self, seconds: float) -> float:
-        """Seconds that a step may take which is given so many, and never more than are left; 0 where none are."""
+        """Limits a step's timeout, in seconds, to the time left; 0 if none is left."""
         return max(0.0, min(seconds, self.left))
 
     def blame(self, error: CourtError) -> CourtError:
-        """The error that ended a trial, or the deadline, where it was that which left a call no time."""
+        """Returns the error, or the deadline's error if a call timed out because the deadline had come."""
         return _over() if isinstance(error, Overrun) and self.left < _NO_TIME_S else error
 
     def took(self, seconds: float) -> None:
-        """Learns how long a call took."""
+        """Records how long a call took."""
         self._longest = max(self._longest, seconds)
 
     def allows(self, calls: int) -> bool:
-        """True if there is time for that many more calls in sequence, each as slow as the slowest so far."""
+        """True if there is time for that many more sequential calls, each as slow as the slowest so far."""
         return self.left > calls * self._longest
 
 
 async def run_within(step: Awaitable[T], within_s: float, late: Callable[[], Overrun]) -> T:
-    """Runs a step and returns its result; cancels it after so many seconds and raises the error that ``late`` makes."""
+    """Runs a step with a timeout and returns its result; raises the error built by ``late`` if it times out."""
     clock = asyncio.timeout(within_s)
     try:
         try:
@@ -76,16 +76,16 @@ async def run_within(step: Awaitable[T], within_s: float, late: Callable[[], Ove
                 return await step
         except TimeoutError:
             if not clock.expired():
-                raise  # of the step's own making: no error that it may raise
-        # Made here alone: nearly every step is in time, and a trial takes many.
-        raise late()  # not above: with what the step was ended with, it would remember what the step worked on
+                raise  # the step's own TimeoutError, which is a bug
+        # Built only here: nearly every step is in time, and a trial has many.
+        raise late()  # outside the except block: chained to the TimeoutError, it would reference the step's data
     finally:
-        # What is raised remembers this frame, and the clock would hold that by its task.
+        # The raised error references this frame, and the clock would keep it alive through its task.
         del clock
 
 
 def model_late() -> Overrun:
-    """The error of a model that takes longer than one call may, and does not end the call itself."""
+    """Returns the error for a model call that exceeds its timeout without ending itself."""
     return Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
 
 
@@ -102,16 +102,15 @@ async def gather_or_cancel(first: Coroutine[Any, Any, T1], second: Coroutine[Any
 @overload
 async def gather_or_cancel(*steps: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
 async def gather_or_cancel(*steps: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
-    """Runs the steps at once; their results in order.
+    """Runs the steps concurrently and returns their results in order.
 
-    When one fails, or the whole is cancelled, the others are cancelled and waited for: nothing of a trial runs on after
-    its end. The first error is raised as it is, unlike in a TaskGroup, so that whoever catches need not take a group
-    apart.
+    When one fails, or the whole is cancelled, the others are cancelled and awaited, so that no task outlives its trial.
+    Unlike in a TaskGroup, the first error is raised as it is, so that callers need not unpack an exception group.
     """
     tasks = [asyncio.ensure_future(step) for step in steps]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        # A cancelled step has not failed by itself, and exception() would raise for it.
+        # A cancelled step has not failed, and exception() would raise for it.
         failed = next((task for task in tasks if task.done() and not task.cancelled() and task.exception()), None)
         if failed is not None:
             failed.result()
@@ -119,10 +118,10 @@ async def gather_or_cancel(*steps: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     finally:
         for task in tasks:
             task.cancel()
-        # Waits until the cancelled steps have ended, and retrieves their errors, which nobody else does.
+        # Waits until the cancelled steps have ended, and retrieves their errors, which would otherwise be logged.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def completed(value: T) -> T:
-    """A step that is done already."""
+    """Returns the value at once: a step that needs no work."""
     return value

@@ -1,4 +1,4 @@
-"""Digests of settings, prompts and policies: the same value gives the same digest, and the digest says how."""
+"""Canonical digests of settings, prompts and policies, with the algorithm as a prefix."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 HASHED_AT_ONCE = 256 * 1024
-"""Bytes up to which a file is digested where the call is; for larger ones, the others would have to wait."""
+"""Largest file, in bytes, that is digested on the event loop; larger ones would block it and use a thread."""
 
-# Digests on record depend on these options: with others, the same value would have another digest.
+# Recorded digests depend on these options: changing them would change all digests.
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
@@ -26,7 +26,7 @@ def digest(value: Any) -> str:
 
 
 async def digest_of_file(data: bytes) -> bytes:
-    """SHA-256 of a file; nobody waits for that of a large one but the caller."""
+    """SHA-256 of a file; a large one is digested in a thread, so that the event loop is not blocked."""
     if len(data) <= HASHED_AT_ONCE:
         return hashlib.sha256(data).digest()
     return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())

@@ -1,4 +1,4 @@
-"""Enumerations and text of strangers, made ready for people to read."""
+"""Formatting of enumerations and untrusted text for people."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import unicodedata
 from collections.abc import Iterator
 
 _FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2028\u2029\u2800\u3164\uffa0")
-"""Letters, marks and symbols that show nothing, and separators that break a line without saying so."""
+"""Invisible letters, marks and symbols, and line separators."""
 _SELECTORS = (range(0x180B, 0x1810), range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
-"""Variation selectors: one after a character says how it looks, more can carry anything."""
+"""Variation selectors: one selects a character's appearance, several can carry hidden data."""
 _OF_EMOJI = "\ufe0e\ufe0f"
 
 
 def word(value: object) -> str:
-    """A member of one of our enumerations as a word: ``NOT_HARMFUL`` is ``not harmful``."""
+    """Formats a member of an enumeration as words: ``NOT_HARMFUL`` becomes ``not harmful``."""
     return str(value).replace("_", " ").lower()
 
 
 def split_hidden(text: str) -> Iterator[tuple[str, bool]]:
-    """Cuts text where a character can't be seen: pieces, and whether each stands for such a character.
+    """Splits text at invisible characters; yields each piece and True if it represents such a character.
 
-    Control, bidirectional and other invisible characters come as their code points (``U+202E``). Line breaks and tabs
-    stay, and so does one selector after a symbol: it makes the symbol an emoji.
+    Control, bidirectional and other invisible characters become code points (``U+202E``). Line breaks and tabs stay,
+    and so does one variation selector after a symbol, which makes it an emoji.
     """
     plain: list[str] = []
     before = ""
@@ -45,5 +45,5 @@ def _shows(character: str, before: str) -> bool:
         return bool(before) and (unicodedata.category(before) in ("So", "Sm") or before in "#*0123456789‼⁉")
     if character in _FILLERS or any(ord(character) in selectors for selectors in _SELECTORS):
         return False
-    # Controls, formats, half characters, private use, and what no version of Unicode has assigned yet.
+    # Control, format, surrogate, private-use and unassigned characters.
     return unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn")

@@ -1,22 +1,17 @@
-"""Everything that can keep a trial from its verdict.
+"""All errors that can prevent a verdict.
 
 ::
 
-    CourtError
-    ├── BadInput               what was handed in can't be tried; the same again will fail again
-    │   ├── BadPicture         the picture
-    │   ├── BadText            the text
-    │   └── BadRequest         anything else that was asked for
-    ├── NotLoaded              what was asked for exists, but this court was not set up with it
-    ├── CantResume             a trial can't be taken up where it was cut off
-    ├── BadLibrary             a precedent library is damaged, foreign or missing
-    ├── Unavailable            something the court leans on is not there now; later may do
-    │   └── Overrun            it did not answer in the time it was given
-    ├── ModelRefused           the model server can't take a request; the same again will fail again
-    ├── ReplyUnusable          a model's reply can't be used, also when asked again
-    └── TrialAborted           a trial began and ended without a verdict; carries its record
+    CourtError ├── BadInput               the input can't be tried; the same input will fail again │   ├── BadPicture
+    the picture │   ├── BadText            the text │   └── BadRequest         any other part of the request ├──
+    NotLoaded              the requested feature exists, but is not set up in this court ├── CantResume             a
+    trial can't be resumed ├── BadLibrary             a precedent library is damaged, incompatible or missing ├──
+    Unavailable            a dependency is unavailable; a later retry may succeed │   └── Overrun            it timed
+    out ├── ModelRefused           the model server rejected a request; the same request will fail again ├──
+    ReplyUnusable          a model's reply can't be used, even after asking again └── TrialAborted           a trial
+    began and ended without a verdict; carries its record
 
-No error is ever an answer: none of them means "not harmful".
+No error is a verdict: none of them means "not harmful".
 """
 
 from __future__ import annotations
@@ -28,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class CourtError(Exception):
-    """Base of all errors that the court raises on purpose.
+    """Base class of all errors that the court raises deliberately.
 
     Attributes:
-        message: Fault and remedy, fit to be shown to any caller: no path, address or traceback.
-        reason: The same for machines, in UPPER_SNAKE_CASE; stable over versions.
-        field: The part of the request it is about, as a path (``image``, ``text``), or ``None``.
+        message: Fault and remedy, safe to show to any caller: no path, address or traceback.
+        reason: Machine-readable code in UPPER_SNAKE_CASE; stable across versions.
+        field: Path of the request field at fault (``image``, ``text``), or ``None``.
     """
 
     default_reason = "COURT_ERROR"
@@ -52,7 +47,7 @@ class BadInput(CourtError):
 
 
 class BadPicture(BadInput):
-    """The picture can't be read, or is beyond the limits."""
+    """The picture can't be read or exceeds the limits."""
 
     default_reason = "BAD_PICTURE"
 
@@ -61,7 +56,7 @@ class BadPicture(BadInput):
 
 
 class BadText(BadInput):
-    """The text is beyond the limits."""
+    """The text exceeds the limits."""
 
     default_reason = "BAD_TEXT"
 
@@ -70,36 +65,35 @@ class BadText(BadInput):
 
 
 class BadRequest(BadInput):
-    """Some other part of what was asked for is missing or malformed."""
+    """Another part of the request is missing or malformed."""
 
     default_reason = "BAD_REQUEST"
 
 
 class NotLoaded(CourtError):
-    """Raised for a procedure or policy that is known but that this court was not set up with."""
+    """Raised for a known feature, such as a procedure, that is not set up in this court."""
 
     default_reason = "NOT_LOADED"
 
 
 class CantResume(CourtError):
-    """A trial can't be taken up where it was cut off."""
+    """A trial can't be resumed."""
 
     default_reason = "CANT_RESUME"
 
 
 class BadLibrary(CourtError):
-    """A precedent library is damaged, was made by another encoder, or is not there."""
+    """A precedent library is damaged, was built with another encoder, or is missing."""
 
     default_reason = "BAD_LIBRARY"
 
 
 class Unavailable(CourtError):
-    """Something the court leans on is not there now; asking again later may help.
+    """A dependency of the court is unavailable; a later retry may succeed.
 
     Attributes:
-        retry_after: Seconds to wait before asking again; None where that might do a second time what was done.
-        broke_off: Number of requests of this trial that broke off while a server worked on them, as happens when it
-            dies of them.
+        retry_after: Seconds to wait before a retry; None if a retry might repeat an action that was already performed.
+        broke_off: Number of times a server disconnected while processing requests of this trial, as when they crash it.
     """
 
     default_reason = "UNAVAILABLE"
@@ -113,16 +107,16 @@ class Unavailable(CourtError):
 
 
 class Overrun(Unavailable):
-    """Something did not answer in the time it was given."""
+    """A dependency timed out."""
 
     default_reason = "OVERRUN"
 
 
 class ModelRefused(CourtError):
-    """The model server can't take a request: unknown model, too long a prompt, a feature that it lacks.
+    """The model server rejected a request: unknown model, prompt too long, unsupported feature.
 
     Attributes:
-        status: HTTP status that it answered with.
+        status: HTTP status of its answer.
     """
 
     default_reason = "MODEL_REFUSED"
@@ -133,15 +127,14 @@ class ModelRefused(CourtError):
 
 
 class ReplyUnusable(CourtError):
-    """A model's reply can't be used, also when it was asked again with the fault named. Never guessed at.
+    """A model's reply can't be used, even after a repair request that named the fault. Replies are never guessed at.
 
     Attributes:
-        reason: REPLY_EMPTY, REPLY_CUT, REPLY_LOOPS, THOUGHT_CUT, REPLY_REFUSED or REPLY_MALFORMED; SYSTEM_LEAKED where
-            the reply gave the model's instructions away: then it is not asked again.
-        role: Role that was to speak.
+        reason: REPLY_EMPTY, REPLY_CUT, REPLY_LOOPS, THOUGHT_CUT, REPLY_REFUSED or REPLY_MALFORMED; SYSTEM_LEAKED if the
+            reply leaked the model's instructions, in which case there is no second attempt.
+        role: Role that was asked.
         task: Task of the request.
-        replies: Replies as they are recorded (:class:`court.events.UnusableReplies`); None where one gave its
-            instructions away.
+        replies: Replies as recorded (:class:`court.events.UnusableReplies`); None if one leaked its instructions.
     """
 
     default_reason = "REPLY_MALFORMED"

@@ -1,8 +1,6 @@
-"""Trial events, as a closed union of plain values.
+"""Trial events, as a closed union of immutable values. A record is an ordered list of events.
 
-A record is their ordered list.
-
-All three procedures tell the same events; which one ran stands in :class:`TrialOpened`.
+All three procedures emit the same kinds of event; :class:`TrialOpened` names the procedure that ran.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ class Procedure(StrEnum):
     """Procedure by which a meme is tried."""
 
     SUMMARY = "SUMMARY"
-    """No model is asked: precedents alone."""
+    """Precedents alone; no model is asked."""
     FULL = "FULL"
     """Description, examination by both sides, precedents, judgment."""
     CASCADE = "CASCADE"
-    """Summary first; the full trial only where the precedents do not settle it."""
+    """Summary first; a full trial only if the precedents are not conclusive."""
 
 
 class Side(StrEnum):
@@ -45,9 +43,9 @@ class Role(StrEnum):
     DEFENDER = "DEFENDER"
     JUDGE = "JUDGE"
     GUARD = "GUARD"
-    """A guard model, heard as a further witness."""
+    """A guard model, consulted as an additional witness."""
     EXPERT = "EXPERT"
-    """A witness for claims of fact, which sees claims and documents alone."""
+    """A witness for claims of fact, which sees only claims and documents."""
 
 
 class TextSource(StrEnum):
@@ -56,46 +54,46 @@ class TextSource(StrEnum):
     CALLER = "CALLER"
     OCR = "OCR"
     NONE = "NONE"
-    """There is none: the caller said so, or none was found on the picture."""
+    """No text: the caller said so, or none was found on the picture."""
 
 
 class QuestioningEnd(StrEnum):
-    """Why a side asked no more."""
+    """Reason why a side stopped asking."""
 
     CONVERGED = "CONVERGED"
-    """Its summaries stopped gaining information."""
+    """Its summaries stopped changing."""
     ROUND_LIMIT = "ROUND_LIMIT"
     TIME = "TIME"
     """The caller's deadline left no room."""
     NO_EXAMINATION = "NO_EXAMINATION"
-    """There is none: the side argued from precedents, from the description alone, or from a text without a picture."""
+    """No examination: the side argued from precedents, from the description alone, or from a text without a picture."""
 
 
 class FinishReason(StrEnum):
-    """Why a model stopped speaking."""
+    """Reason why a model's reply ended."""
 
     STOP = "STOP"
     LENGTH = "LENGTH"
-    """It ran into ``max_tokens``: the reply is cut."""
+    """It reached ``max_tokens``; the reply is cut off."""
     REPETITION = "REPETITION"
-    """It said the same over and over, and the server ended it for that; or its thought did, up to ``max_tokens``."""
+    """The server stopped a reply that repeated itself, or its thought repeated itself until ``max_tokens``."""
     REFUSAL = "REFUSAL"
-    """The server says that the model declined, or that a filter did."""
+    """The server reports that the model or a filter declined."""
 
 
 class _Value(BaseModel):
-    # Unknown fields are refused: a record that says more than this code knows must not be read as if it did not.
+    # Unknown fields are rejected: a record with more than this code knows must not be read as if that were absent.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class RawReply(_Value):
-    """A model's reply as it came, before anything was read out of it."""
+    """A model's raw reply, before parsing."""
 
     text: str
-    """A lone surrogate, which no record can hold, stands as its escape in JSON."""
+    """Lone surrogates, which a record can't hold, are replaced by their JSON escapes."""
     finish: FinishReason = FinishReason.STOP
     thought: bool = False
-    """Whether there was a thought before it."""
+    """True if a thought preceded it."""
 
 
 class ModelCall(_Value):
@@ -108,28 +106,28 @@ class ModelCall(_Value):
     tokens_in: int = Field(ge=0)
     tokens_out: int = Field(ge=0)
     tokens_cached: int = Field(default=0, ge=0)
-    """Of ``tokens_in``, those that the server had in its prefix cache."""
+    """Number of ``tokens_in`` found in the server's prefix cache."""
     latency_s: float = Field(ge=0, allow_inf_nan=False)
-    # Fields that were added later have defaults, so that earlier records can still be read.
+    # Fields that were added later have defaults, so that older records can still be read.
     server: str = ""
-    """Address of the server that answered, without a key; empty where it was not told."""
+    """Address of the server that answered, without a key; empty if unknown."""
     fault: str = ""
-    """Why a first reply could not be used, where there was one; figures are then those of both calls together."""
+    """Reason why a first reply was unusable; empty if it was usable. The figures then cover both calls."""
     quoted: str = ""
-    """What of that first reply was shown when it was asked for again."""
+    """Part of that first reply that was quoted in the repair request."""
     messages_digest: str = ""
-    """SHA-256 of all messages as they were sent (:func:`court.messages.messages_digest`), which can be made again from
-    the record; empty in records of before this was kept."""
+    """SHA-256 of all messages sent (:func:`court.messages.messages_digest`), which can be rebuilt from the record;
+    empty in older records."""
     schema_in_words: bool = False
-    """Whether the schema of the reply stood in the message, in words, because the server knows none."""
+    """True if the reply schema was described in the message because the server does not enforce schemas."""
     unknown: tuple[str, ...] = ()
-    """Names of figures that the server did not give, or gave as what they can't be; they stand as 0, or empty."""
+    """Names of figures that the server omitted or gave as invalid values; they are recorded as 0 or empty."""
     thought: str = ""
-    """What the model thought before its reply, where the server told it apart; of a long thought, the beginning. It is
-    shown to no agent, and is no part of any summary."""
+    """Thought before the reply, if the server separates it; truncated if long. It is shown to no role and is part of no
+    summary."""
     replies: tuple[RawReply, ...] = ()
-    """The reply as it came; the one that could not be used before it, where there was one. What today's code makes of
-    them can be compared with what was made of them then. None of a call for odds, and none in earlier records."""
+    """Raw replies: the usable one last, after an unusable first one, if any. They allow comparing today's parsing with
+    that of the time. Empty for a call for odds and in older records."""
 
 
 class UnusableReplies(_Value):
@@ -138,7 +136,7 @@ class UnusableReplies(_Value):
     role: Role
     task: str
     side: Side | None = None
-    """Whose examination it was, where it was one's."""
+    """Side whose examination it was; None outside of an examination."""
     round: int = Field(default=0, ge=0)
     judge: int = Field(default=1, ge=1)
     """Number of the judge on a panel."""
@@ -149,23 +147,22 @@ class UnusableReplies(_Value):
 class Unused(_Value):
     """Cost of model calls that no other event reports.
 
-    These are replies that came after their step had ended, or were unusable where the trial then failed, and odds that
-    were none.
+    These are replies that arrived after their step had ended, unusable replies of a failed trial, and unusable odds.
     """
 
     calls: int = Field(default=0, ge=0)
-    """That were answered."""
+    """Number of calls that were answered."""
     tokens_in: int = Field(default=0, ge=0)
     tokens_out: int = Field(default=0, ge=0)
     tokens_cached: int = Field(default=0, ge=0)
     unanswered: int = Field(default=0, ge=0)
-    """Calls that were cancelled, or failed: what those cost, no server says."""
+    """Number of calls that were cancelled or failed, whose cost is unknown."""
 
 
 class MemeIdentity(_Value):
-    """Which meme is on trial; the picture itself is kept beside the record.
+    """Identity of the meme on trial; the picture itself is stored outside the record.
 
-    Where the text was sent alone, ``picture_given`` says so, and what describes a picture is empty or 0.
+    If only a text was sent, ``picture_given`` is False and fields that describe a picture are empty or 0.
     """
 
     bytes_sha256: str
@@ -177,17 +174,17 @@ class MemeIdentity(_Value):
     frames_used: tuple[int, ...]
     """Indices of the representative frames in the file."""
     frames_unlike: int = Field(default=0, ge=0)
-    """Number of other frames that look unlike all representative ones."""
+    """Number of other frames that differ visibly from all representative ones."""
     incomplete: bool = False
-    """Whether the file was cut short, so that a part of the picture is missing."""
+    """True if the file was truncated, so that a part of the picture is missing."""
     frames: tuple[str, ...] = ()
-    """SHA-256 of each representative frame as models are shown it, in hex; none where none is asked."""
+    """SHA-256 of each representative frame as shown to models, in hex; empty if no model is asked."""
     text_given: bool = False
-    """Whether the caller gave the text; what it is stands in ``TextRead``."""
+    """True if the caller gave the text, which is recorded in ``TextRead``."""
     picture_given: bool = True
-    """Whether the caller sent a picture; without one, the meme is its text alone."""
+    """True if the caller sent a picture; otherwise the meme is its text alone."""
     text_digest: str = ""
-    """Digest of the text (:func:`court.meme.text_digest`) where it was sent alone; else empty."""
+    """Digest of the text (:func:`court.meme.text_digest`) if it was sent alone; otherwise empty."""
     namespace: str = ""
     content_id: str = ""
 
@@ -198,25 +195,25 @@ class MemeIdentity(_Value):
 
 
 class PolicyReference(_Value):
-    """Which policy was applied."""
+    """Reference to the policy that was applied."""
 
     id: str
     version: str
     digest: str
     content: Policy | None = None
-    """The policy itself, as models are shown it; None where none is asked."""
+    """The policy itself, as shown to models; None if no model is asked."""
 
 
 class Versions(_Value):
-    """Everything that has to be the same for a trial to be repeated."""
+    """Versions of everything that must be equal for a trial to be repeated."""
 
     software: str
     settings: str
     """Digest of the settings."""
     prompts: str = ""
-    """Digest of the prompt set; empty where no model is asked."""
+    """Digest of the prompt set; empty if no model is asked."""
     models: dict[str, str] = Field(default_factory=dict)
-    """Model per role; empty where no model is asked."""
+    """Model per role; empty if no model is asked."""
     encoder: str = ""
     library: str = ""
     text_reader: str = ""
@@ -228,7 +225,7 @@ class TextLine(_Value):
     text: str
     confidence: float = Field(ge=0, le=1)
     box: tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]]
-    """Corners (x, y) in pixels of the frame as it went on, clockwise from the upper left as the line is read."""
+    """Corners (x, y) in pixels of the normalised frame, clockwise from the upper left in reading direction."""
     frame: int = Field(ge=0)
     """Index of the frame in the file."""
 
@@ -237,8 +234,8 @@ class Event(_Value):
     """Common fields of all events.
 
     Attributes:
-        trial_id: The trial it belongs to.
-        seq: Its place in the record, counted from 0 without gaps.
+        trial_id: Id of the trial.
+        seq: Sequence number in the record, counted from 0 without gaps.
         at: Time of the event, UTC.
     """
 
@@ -259,15 +256,15 @@ class TrialOpened(Event):
     settings: dict[str, JsonValue]
     versions: Versions
     servers: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Addresses of the model servers per role, without keys; the first is the one that the trial keeps to. No part of
-    the settings' digest: a server that has moved is the same."""
+    """Addresses of the model servers per role, without keys; the first is the trial's own. Not part of the settings'
+    digest: a server that has moved is the same."""
     prefix_cache: dict[str, bool] = Field(default_factory=dict)
-    """Whether the model servers of a role were found, at start, to find the beginning of a prompt again; of roles of
-    which it is known. No part of the settings' digest: replies are the same."""
+    """True per role if prefix caching worked at its servers when probed at start; roles where it is unknown are absent.
+    Not part of the settings' digest: replies are the same."""
     fence_mark: str = ""
-    """With what the posts around untrusted text were marked; empty where no model is asked."""
+    """Mark of the fences around untrusted text; empty if no model is asked."""
     of_trial: str = ""
-    """Id of the trial whose meme is tried here once more, by other means; empty for a trial of its own."""
+    """Id of the earlier trial whose meme is tried again by other means; empty if there is none."""
 
 
 class TextRead(Event):
@@ -311,29 +308,29 @@ class AnswerGiven(Event):
 
 
 class Summarised(Event):
-    """A side said what it has so far."""
+    """A side summarised what it has so far."""
 
     kind: Literal["Summarised"] = "Summarised"
     side: Side
     round: int = Field(ge=0)
-    """0 where there was no examination."""
+    """0 if there was no examination."""
     summary: str
     justification: str
     entropy: float = Field(ge=0, allow_inf_nan=False)
-    """Of the characters of the summary, in bits."""
+    """Entropy of the summary's characters, in bits."""
     entropy_change: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Absolute difference to the previous summary's, in bits."""
     cites: tuple[str, ...] = ()
-    """Precedents that the side rests on."""
+    """Ids of the precedents that the side cites."""
     claim: str = ""
-    """Claim of fact on which its case rests; empty where there is none, and where sides are not asked for one."""
+    """Claim of fact on which its case rests; empty if there is none or sides are not asked for one."""
     call: ModelCall | None = None
 
 
 class SummarisedAhead(Event):
-    """A side summed up a round of which it is not known yet whether it counts.
+    """A side summarised a round speculatively, before it is known whether the round counts.
 
-    Where it does, the same stands in a ``Summarised`` once its turn has come, and the call in both is one.
+    If it counts, a ``Summarised`` event repeats it in turn; both events report the same call.
     """
 
     kind: Literal["SummarisedAhead"] = "SummarisedAhead"
@@ -342,12 +339,12 @@ class SummarisedAhead(Event):
     summary: str
     justification: str
     claim: str = ""
-    """As in a ``Summarised``."""
+    """As in ``Summarised``."""
     call: ModelCall
 
 
 class SideRested(Event):
-    """A side is done."""
+    """A side stopped asking."""
 
     kind: Literal["SideRested"] = "SideRested"
     side: Side
@@ -361,39 +358,39 @@ class PrecedentsCited(Event):
     kind: Literal["PrecedentsCited"] = "PrecedentsCited"
     findings: Findings
     vote: Vote | None
-    """``None`` where no precedent is near enough to have one."""
+    """``None`` if no precedent is near enough to vote."""
     latency_s: float = Field(ge=0, allow_inf_nan=False)
 
 
 class GuardHeard(Event):
-    """A guard model gave its opinion, or could not. No label follows from it."""
+    """A guard model gave its opinion, or failed to. No label follows from it."""
 
     kind: Literal["GuardHeard"] = "GuardHeard"
     adapter: str = Field(min_length=1)
-    """Family of the guard, which says how it is asked and how its answer is read."""
+    """Family of the guard, which determines how it is asked and how its answer is parsed."""
     pictures: int = Field(default=0, ge=0)
-    """Number of the meme's pictures that it was shown."""
+    """Number of the meme's pictures shown to it."""
     harmful: bool | None = None
-    """Whether it holds the meme for harmful; ``None`` where it gave no opinion."""
+    """True if it considers the meme harmful; ``None`` if it gave no opinion."""
     categories: tuple[str, ...] = ()
-    """Harm that it names, in its own words."""
+    """Categories of harm that it names, in its own words."""
     reason: str = ""
     """Reason that it gives."""
     reply: str = ""
-    """Its answer as it came, without a thought before it; of a long one, the beginning."""
+    """Its raw answer without any thought before it; truncated if long."""
     failure: str = ""
-    """Why there is no opinion, as a code."""
+    """Code of the reason why there is no opinion."""
     call: ModelCall | None = None
 
 
 class CheckableClaim(_Value):
-    """A claim of fact that the meme puts forward."""
+    """A claim of fact that the meme makes."""
 
     number: int = Field(ge=1)
     text: str = Field(min_length=1)
-    """The claim as a sentence that can be understood by itself."""
+    """The claim as a self-contained sentence."""
     span: str = ""
-    """Words of the meme's text or description that it comes from; empty where they do not stand there."""
+    """Words of the meme's text or description that it comes from; empty if they are not found there."""
 
 
 class ClaimsFound(Event):
@@ -402,11 +399,11 @@ class ClaimsFound(Event):
     kind: Literal["ClaimsFound"] = "ClaimsFound"
     claims: tuple[CheckableClaim, ...] = ()
     left_out: int = Field(default=0, ge=0)
-    """Number of statements that were found and are no claims of fact: opinions, jokes, wishes."""
+    """Number of statements found that are not claims of fact: opinions, jokes, wishes."""
     failure: str = ""
-    """Why the claims are not known, as a code: a model's failure, or TIME where the Judge was due."""
+    """Code of the reason why the claims are unknown: a model's failure, or TIME if the Judge could not wait longer."""
     call: ModelCall | None = None
-    """``None`` where no model was asked, or gave no usable reply."""
+    """``None`` if no model was asked or none gave a usable reply."""
 
 
 class QueriesPlanned(Event):
@@ -416,7 +413,7 @@ class QueriesPlanned(Event):
     claim: int = Field(ge=1)
     queries: tuple[str, ...]
     failure: str = ""
-    """Why the query is the claim itself, as a code: no model gave others."""
+    """Code of the failure to plan queries, in which case the only query is the claim itself."""
     call: ModelCall | None = None
 
 
@@ -429,35 +426,35 @@ class RankedHit(_Value):
     snippet: str = ""
     date: str = ""
     rank_given: int = Field(ge=1)
-    """Its place in the source's own order."""
+    """Rank in the source's own order."""
 
 
 class EvidenceSearched(Event):
-    """A source of evidence was searched for a claim, or could not be."""
+    """A source of evidence was searched for a claim, or the search failed."""
 
     kind: Literal["EvidenceSearched"] = "EvidenceSearched"
     claim: int = Field(ge=1)
     number: int = Field(ge=1)
     """Number of the search for this claim."""
     query: str
-    """As it was sent."""
+    """Query as it was sent."""
     held_back: int = Field(default=0, ge=0)
-    """Names and contact data that were left out of it, for the source is elsewhere."""
+    """Number of names and contact data removed from the query because the source is remote."""
     hits: tuple[RankedHit, ...] = ()
-    """In the order in which they were ranked by relevance and by how credible their sources are."""
+    """Results ranked by relevance and by the credibility of their sources."""
     source_identity: str
     latency_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Duration of the search, without the ranking."""
+    """Duration of the search without the ranking, in seconds."""
     failure: str = ""
-    """Why the source gave no answer, as a code."""
+    """Code of the reason why the source gave no answer."""
     rank_failure: str = ""
-    """Why the hits stand in the source's own order, as a code: no model ranked them."""
+    """Code of the failure to rank the hits, which are then in the source's own order."""
     call: ModelCall | None = None
-    """The ranking; ``None`` where there was nothing to rank."""
+    """Call for the ranking; ``None`` if there was nothing to rank."""
 
 
 class InferenceGiven(_Value):
-    """Relation of a claim to a sentence, by a model of natural-language inference."""
+    """Relation of a claim to a sentence, by a natural-language inference (NLI) model."""
 
     model: str
     entailment: float = Field(ge=0, le=1)
@@ -466,7 +463,7 @@ class InferenceGiven(_Value):
 
 
 class DocumentWeighed(Event):
-    """A document was read and weighed against a claim, or could not be."""
+    """A document was read and weighed against a claim, or this failed."""
 
     kind: Literal["DocumentWeighed"] = "DocumentWeighed"
     claim: int = Field(ge=1)
@@ -478,32 +475,31 @@ class DocumentWeighed(Event):
     source: str = ""
     date: str = ""
     sha256: str = ""
-    """SHA-256 of the text in UTF-8, in hex; empty where it could not be read."""
+    """SHA-256 of the text in UTF-8, in hex; empty if it could not be read."""
     text: str = ""
-    """The text as it was read: of a long one, the beginning. In a docket it stands beside the event and can be erased.
-    """
+    """Text as read, truncated if long. A docket stores it outside the event, so that it can be erased."""
     second_look: bool = False
-    """Whether it had been put aside before."""
+    """True if it had been deferred before."""
     comprehensible: bool = False
-    """Whether it can be understood by itself or with the evidence before it."""
+    """True if it can be understood by itself or with the evidence so far."""
     helpful: bool = False
-    """Whether it says something new and useful about the claim: it is evidence from here on."""
+    """True if it says something new and useful about the claim, and so counts as evidence from here on."""
     sufficient: bool | None = None
-    """Whether the evidence is now enough; ``None`` where that was not asked."""
+    """True if the evidence is now sufficient; ``None`` if that was not asked."""
     aside: bool = False
-    """Whether it is put aside, to be looked at once more."""
+    """True if it is deferred, to be weighed again later."""
     leaning: ClaimLabel | None = None
-    """Label that the evidence up to here gives; ``None`` where the document is not evidence."""
+    """Label by the evidence so far; ``None`` if the document is not evidence."""
     quotes: tuple[str, ...] = ()
-    """Passages of the document that bear on the claim; code has found each of them in it."""
+    """Passages of the document about the claim; each was verified to occur in it."""
     quotes_dropped: int = Field(default=0, ge=0)
-    """Number of passages that were named and do not stand in the document."""
+    """Number of quoted passages that do not occur in the document."""
     queries: tuple[str, ...] = ()
     """Further queries."""
     failure: str = ""
-    """Why it could not be read or weighed, as a code."""
+    """Code of the reason why it could not be read or weighed."""
     inference: InferenceGiven | None = None
-    """By what it was weighed where no model is asked to write; ``None`` elsewhere, and where there is no such model."""
+    """NLI result in a summary, where no chat model is asked; ``None`` otherwise, or without an NLI model."""
     calls: tuple[ModelCall, ...] = ()
 
 
@@ -516,37 +512,37 @@ class ClaimSettled(Event):
     because: ClaimBasis
     evidence: tuple[QuotedPassage, ...] = ()
     documents: int = Field(default=0, ge=0)
-    """Number of documents that were read about it."""
+    """Number of documents read about it."""
     checked: bool = True
-    """False where no source answered, or none of what it found could be read or weighed."""
+    """False if no source answered, or nothing that was found could be read or weighed."""
     quotes_dropped: int = Field(default=0, ge=0)
-    """Number of passages that were named and do not stand in their documents. A label without any passage that does
-    counts as NOT_ENOUGH."""
+    """Number of quoted passages that do not occur in their documents. A label without a single verified passage counts
+    as NOT_ENOUGH."""
     failure: str = ""
-    """Why the label is that of the last document that was weighed, as a code: no model gave a final one."""
+    """Code of the failure to get a final label, in which case it is that of the last document weighed."""
     call: ModelCall | None = None
-    """``None`` where there was no evidence or no time to classify."""
+    """``None`` if there was no evidence or no time to classify."""
 
 
 class NearDuplicate(_Value):
-    """A meme tried before that is nearly the one on trial."""
+    """A meme tried before that is a near-duplicate of the one on trial."""
 
     trial_id: str = Field(min_length=1)
-    """Of that trial."""
+    """Id of its trial."""
     label: Label
-    """What it was found to be: the reviewer's word where it was overruled."""
+    """Label in force: the reviewer's if the verdict was overruled."""
     distance: int = Field(ge=0, le=256)
-    """Bits in which the perceptual hashes (PDQ) of the pictures differ."""
+    """Hamming distance of the perceptual hashes (PDQ) of the pictures, in bits."""
     same_text: bool
-    """Whether the texts agree, a few letters aside where one was read off a picture."""
+    """True if the texts are equal, apart from a few letters if one was read off a picture."""
     same_picture: bool
-    """Whether the pictures were laid over each other and no tile differs. Only the nearest are compared so."""
+    """True if the pictures were compared tile by tile and no tile differs. Only the nearest are compared so."""
     text_alone: bool = False
-    """Whether neither meme has a picture, so that their texts alone were compared; ``distance`` is then 0."""
+    """True if neither meme has a picture, so that only their texts were compared; ``distance`` is then 0."""
 
 
 class NearDuplicatesFound(Event):
-    """Memes tried before are nearly this one. Evidence for whoever looks: the verdict's label is given without it."""
+    """Near-duplicates were found among memes tried before. Evidence for reviewers; it does not affect the label."""
 
     kind: Literal["NearDuplicatesFound"] = "NearDuplicatesFound"
     duplicates: tuple[NearDuplicate, ...] = Field(min_length=1)
@@ -560,7 +556,7 @@ class PrecedentReading(_Value):
     id: str
     supports: Literal["harmful", "harmless", "neither"]
     picture: str = ""
-    """SHA-256 of its picture as the Judge was shown it, in hex; empty where it was shown none."""
+    """SHA-256 of its picture as shown to the Judge, in hex; empty if none was shown."""
 
 
 class Ruling(_Value):
@@ -570,25 +566,25 @@ class Ruling(_Value):
     harmless_evidence: tuple[str, ...]
     precedents: tuple[PrecedentReading, ...]
     label: Label
-    """The Judge's own; the verdict's follows from the strengths."""
+    """Label named by the Judge; the verdict's label follows from the strengths."""
 
 
 class OddsGiven(_Value):
-    """The probabilities that the Judge's model gives the two labels, asked once with each order of the options."""
+    """Probabilities that the Judge's model gives the two labels, requested once for each order of the options."""
 
     harmful: tuple[float, ...]
-    """Mass of the harmful option among all tokens, per order."""
+    """Probability of the harmful option among all tokens, per order."""
     not_harmful: tuple[float, ...]
-    """Mass of the other."""
+    """Probability of the other option, per order."""
     call: ModelCall
 
 
 class JudgeRuled(Event):
-    """One judge of a panel ruled; the verdict follows from all of them."""
+    """One judge of a panel ruled; the verdict follows from all rulings."""
 
     kind: Literal["JudgeRuled"] = "JudgeRuled"
     judge: int = Field(ge=1)
-    """Its number."""
+    """Number of the judge on the panel."""
     strengths: Strengths
     ruling: Ruling
     category: str
@@ -596,72 +592,71 @@ class JudgeRuled(Event):
     target: str
     rationale: str
     odds: OddsGiven | None = None
-    """``None`` where the server gives no probabilities, or none were asked for."""
+    """``None`` if the server gives no probabilities, or none were requested."""
     call: ModelCall
 
 
 class SteeringFound(Signal):
-    """A sign that something said in the trial tries to steer the court, and where it stands."""
+    """A sign of an attempt to steer the court, and its location in the trial."""
 
     event: int = Field(ge=0)
-    """Sequence number of the event whose text it stands in."""
+    """Sequence number of the event whose text contains it."""
     precedent: str = ""
-    """Id of the precedent whose text it stands in; empty where it is no precedent's."""
+    """Id of the precedent whose text contains it; empty if none."""
     document: str = ""
-    """Id of the document whose text it stands in; empty where it is none's."""
+    """Id of the document whose text contains it; empty if none."""
 
 
 class VerdictGiven(Event):
-    """The Judge ruled. The last event of a trial, reviews aside."""
+    """The verdict. The last event of a trial, apart from further questions and reviews."""
 
     kind: Literal["VerdictGiven"] = "VerdictGiven"
     verdict: Verdict
     ruling: Ruling | None = None
     odds: OddsGiven | None = None
-    """``None`` where no model is asked, or the server gives no probabilities; of a panel they stand with its judges."""
+    """``None`` if no model is asked or the server gives no probabilities; those of a panel are in ``JudgeRuled``."""
     call: ModelCall | None = None
-    """``None`` where no model was asked, and of a panel, whose calls stand with its judges."""
+    """``None`` if no model was asked, and for a panel, whose calls are in ``JudgeRuled``."""
     judge: int = Field(default=0, ge=0)
-    """Number of the judge of a panel whose words these are; 0 where there was no panel."""
+    """Number of the panel's judge whose ruling this is; 0 without a panel."""
     steering: tuple[SteeringFound, ...] = ()
-    """Evidence for whoever looks; the verdict's label is given without it."""
+    """Evidence for reviewers; it does not affect the label."""
     unused: Unused | None = None
-    """Since the trial was opened or last resumed; ``None`` where no model was asked, and in records of before this was
-    kept."""
+    """Usage since the trial was opened or last resumed; ``None`` if no model was asked, and in older records."""
 
 
 class QuestionRuled(Event):
-    """The Judge ruled on a further question about the meme, or could not. The verdict on harm stands as it is."""
+    """The Judge ruled on a further question about the meme, or failed to. The verdict on harm stays as it is."""
 
     kind: Literal["QuestionRuled"] = "QuestionRuled"
     question: CourtQuestion
     precedent_labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Options that people gave the precedents of the trial, by id, as the Judge was told them; of a precedent that is
-    absent nothing is known."""
+    """Options that people gave to precedents of the trial, by id, as shown to the Judge; precedents without known
+    options are absent."""
     vote: dict[str, float] = Field(default_factory=dict)
-    """Calibrated vote of labelled memes on each option, as the Judge was told it; empty where it was told none."""
+    """Calibrated vote of labelled memes on each option, as shown to the Judge; empty if none was shown."""
     chosen: tuple[str, ...] | None = None
-    """Options that fit, in the question's order, possibly none of several; ``None`` where there is no answer."""
+    """Options that apply, in the question's order, possibly none if several may apply; ``None`` without an answer."""
     strengths: dict[str, OptionStrengths] = Field(default_factory=dict)
-    """Evidence for and against each option, from which the answer follows; empty where the Judge named one option."""
+    """Evidence for and against each option, from which the answer follows; empty if the Judge named one option."""
     rule: str = ""
-    """Name and version of the rule by which it follows; empty likewise."""
+    """Name and version of the rule by which the answer follows; empty if the Judge named one option."""
     rationale: str = ""
     failure: str = ""
-    """Why there is no answer, as a code; empty where there is one."""
+    """Code of the reason why there is no answer; empty if there is one."""
     retryable: bool = False
-    """Whether that may pass."""
+    """True if the failure is transient."""
     unusable: UnusableReplies | None = None
-    """The replies that left it without an answer, where there were some."""
+    """Unusable replies that left it without an answer; None if there were none."""
     fence_mark: str = ""
-    """With what the posts around untrusted text were marked in this call."""
+    """Mark of the fences around untrusted text in this call."""
     call: ModelCall | None = None
     unused: Unused | None = None
-    """As in a ``VerdictGiven``, of this question alone."""
+    """As in ``VerdictGiven``, for this question alone."""
 
     @model_validator(mode="after")
     def _answer_or_failure(self) -> Self:
-        # An empty answer means that none of several options fits; without this check a failure could pass for it.
+        # An empty answer means that none of several options applies; this check keeps a failure from passing for one.
         if (self.chosen is None) != bool(self.failure):
             raise ValueError("a ruling on a question has an answer or a failure, and not both")
         if self.chosen is not None and not set(self.chosen) <= set(self.question.options):
@@ -680,22 +675,22 @@ class TrialFailed(Event):
     message: str
     retryable: bool
     unused: Unused | None = None
-    """As in a ``VerdictGiven``."""
+    """As in ``VerdictGiven``."""
     unusable: UnusableReplies | None = None
-    """The replies that ended it; ``None`` where it ended otherwise, where a reply gave the model's instructions away,
-    and in records of before they were kept."""
+    """Unusable replies that ended the trial; ``None`` if it ended otherwise, if a reply leaked the model's
+    instructions, and in older records."""
     broke_off: int = Field(default=0, ge=0)
-    """How many times a model server broke off while it worked on a call that it then left unanswered: it may have died
-    of it. Since the trial was opened or last resumed."""
+    """Number of times a model server disconnected while processing a call that remained unanswered, which may have
+    crashed it; since the trial was opened or last resumed."""
 
 
 class TrialResumed(Event):
-    """A trial that was cut off, or that failed for a passing reason, goes on from its record."""
+    """A trial that was interrupted, or that failed for a transient reason, continues from its record."""
 
     kind: Literal["TrialResumed"] = "TrialResumed"
     software: str
     fence_mark: str = ""
-    """That from here on; a new one each time."""
+    """Fence mark from here on; new with each resumption."""
 
 
 class ReviewOutcome(StrEnum):
@@ -715,11 +710,11 @@ class VerdictReviewed(Event):
     clause: str = ""
     reviewer: str = Field(min_length=1)
     blind: bool = False
-    """Whether the reviewer found what the meme is before the verdict was shown to them."""
+    """True if the reviewer decided before the verdict was shown to them."""
 
 
 class SecondOpinionAsked(Event):
-    """A person asked that another person looks at the verdict."""
+    """A person asked for another person to review the verdict."""
 
     kind: Literal["SecondOpinionAsked"] = "SecondOpinionAsked"
     by: str = Field(min_length=1)
@@ -727,15 +722,15 @@ class SecondOpinionAsked(Event):
 
 
 class AppealOpened(Event):
-    """Somebody whom a verdict concerns contests it: a person who has not reviewed it is to look."""
+    """A verdict is contested by somebody it concerns: a person who has not reviewed it must look at it."""
 
     kind: Literal["AppealOpened"] = "AppealOpened"
     by: str = Field(min_length=1)
-    """Who hands it in: a platform, or a person at it."""
+    """Submitter: a platform, or a person at it."""
     statement: str = Field(min_length=1)
-    """What they say who contest it."""
+    """Statement of the person who contests the verdict."""
     reference: str = ""
-    """What the platform calls the appeal; opened again under the same, it is the same."""
+    """Platform's id of the appeal: the idempotency key of opening it."""
 
 
 AnyEvent: TypeAlias = Annotated[
@@ -763,21 +758,21 @@ AnyEvent: TypeAlias = Annotated[
     | VerdictReviewed
     | SecondOpinionAsked
     | AppealOpened,
-    # By its name alone: otherwise an event would be read as the first type that fits.
+    # Selected by kind alone: otherwise an event would be parsed as the first type that fits.
     Field(discriminator="kind"),
 ]
 
 AFTERWARDS: tuple[type[Event], ...] = (QuestionRuled, VerdictReviewed, SecondOpinionAsked, AppealOpened)
-"""What may follow the end of a trial: rulings on further questions, and what people do."""
+"""Events that may follow the end of a trial: rulings on further questions and human actions."""
 
 EVENT_KINDS: tuple[type[Event], ...] = get_args(get_args(AnyEvent)[0])
-"""Every kind there is."""
+"""All kinds of event."""
 
 _ADAPTER: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 
 
 def calls_in(event: Event) -> tuple[ModelCall, ...]:
-    """The calls that an event tells of, but for those for odds."""
+    """Returns the model calls that an event reports, except those for odds."""
     if isinstance(event, DocumentWeighed):
         return event.calls
     call: ModelCall | None = getattr(event, "call", None)
@@ -785,5 +780,5 @@ def calls_in(event: Event) -> tuple[ModelCall, ...]:
 
 
 def parse_event(stored: str | bytes) -> AnyEvent:
-    """The event in its stored form (JSON). Raises pydantic.ValidationError if it is none."""
+    """Parses an event from its stored form (JSON). Raises pydantic.ValidationError if it is invalid."""
     return _ADAPTER.validate_json(stored)

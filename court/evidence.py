@@ -1,4 +1,4 @@
-"""Evidence of one trial: the meme's text, memes tried before that are nearly the same, precedents and their pictures.
+"""Evidence of one trial: the meme's text, near-duplicates tried before, precedents and their pictures.
 
 Each piece is recorded once. A resumed trial, or a full trial that follows a summary, finds it on record and does not
 gather it again.
@@ -33,8 +33,8 @@ class Evidence:
         finder: Finds precedents.
         duplicates: Finds memes tried before; None to search for none.
         recorder: Records each piece of evidence, and finds those on record.
-        deadline: Time that is left of the trial.
-        distant_vote: True if precedents vote however distant they are; otherwise only near ones do.
+        deadline: Time left for the trial.
+        distant_vote: True if precedents vote at any distance; otherwise only near ones do.
     """
 
     meme: Meme
@@ -51,12 +51,12 @@ class Evidence:
         """Returns the meme's text, reading it off the picture unless it is on record.
 
         Raises:
-            Overrun, Unavailable: It could not be read in time, or not now.
+            Overrun, Unavailable: It could not be read in time, or can't be read now.
             NotLoaded: This court has no text reader.
         """
         if known := self.recorder.recall(TextRead):
             return known
-        # Refused, and not judged without words: the text may be all that is harmful in a meme.
+        # An error instead of judging without text, which may be the only harmful part of a meme.
         if self.text_reader is None:
             raise text_reader_off()
         assert self.meme.picture is not None, "a text that was sent alone is on record since the trial was opened"
@@ -67,7 +67,7 @@ class Evidence:
         return await self.recorder.note(
             TextRead,
             text=reading.text,
-            # Nothing found is a finding: a meme without words is judged by its picture, and not read again.
+            # An empty result is recorded too: a meme without text is judged by its picture and not read again.
             source=TextSource.OCR if reading.lines else TextSource.NONE,
             language=self.meme.language or "",
             lines=reading.lines,
@@ -84,7 +84,7 @@ class Evidence:
     async def near_duplicates(self, text: TextRead) -> list[EventDraft]:
         """Drafts the event about earlier memes that are near-duplicates of this one; empty where none are found.
 
-        Only the reasons for a person to look depend on it.
+        It affects only the reasons for review.
 
         Raises:
             Overrun, Unavailable: They were not searched in time, or could not be.
@@ -92,11 +92,11 @@ class Evidence:
         if self.duplicates is None or self.recorder.recall(NearDuplicatesFound):
             return []
         began = time.perf_counter()
-        # A text that was read off the picture may have misread letters, so that the finder allows a few to differ.
+        # Text read off the picture may contain misread letters, so the finder tolerates a few differences.
         searching = self.duplicates.find(self.meme.picture, text.text, self.meme.text is None, self.namespace)
         duplicates = await run_within(searching, self.deadline.at_most(self.settings.find_s), _duplicates_late)
         found = {"duplicates": tuple(duplicates), "latency_s": time.perf_counter() - began}
-        # Nothing found leaves no event: a resumed trial then searches once more, which is harmless.
+        # An empty result leaves no event: a resumed trial then searches again, which is harmless.
         return [EventDraft(NearDuplicatesFound, found)] if duplicates else []
 
     async def precedents(self, query: str) -> tuple[Findings, Vote | None]:
@@ -106,7 +106,7 @@ class Evidence:
         return findings, vote
 
     async def search(self, query: str) -> tuple[Findings, Vote | None, list[EventDraft]]:
-        """Returns precedents, their vote, and the drafts to record: none if they are on record.
+        """Returns precedents, their vote, and the drafts to record, which are empty if they are already on record.
 
         Raises:
             Overrun, Unavailable: They were not found in time, or could not be.
@@ -123,8 +123,7 @@ class Evidence:
             alpha=self.settings.alpha,
         )
         findings = await run_within(finding, self.deadline.at_most(self.settings.find_s), search_late)
-        # Recorded with the precedents: a trial that is resumed must not vote by another rule than the one it began
-        # with.
+        # Recorded with the precedents: a resumed trial must not vote by a different rule than it began with.
         vote = summary.vote_of(findings) if self.distant_vote else summary.vote_if_close(findings)
         cited = {"findings": findings, "vote": vote, "latency_s": time.perf_counter() - began}
         return findings, vote, [EventDraft(PrecedentsCited, cited)]
@@ -136,7 +135,7 @@ class Evidence:
 
 
 def text_reader_off() -> NotLoaded:
-    """Error of a meme without a text in a court without a text reader."""
+    """Returns the error for a meme without a text in a court without a text reader."""
     return NotLoaded(
         'This court does not read text off pictures. Send the meme\'s text with it, or "" if it has none.',
         reason="TEXT_READER_OFF",
@@ -156,5 +155,5 @@ def _duplicates_late() -> Overrun:
 
 
 def search_late() -> Overrun:
-    """Error of a search for precedents, or of reading their pictures, that takes too long."""
+    """Returns the error for a search for precedents, or reading their pictures, that timed out."""
     return Overrun("The precedents were not found in time. Try again later.", reason="SEARCH_TOO_SLOW")

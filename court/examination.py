@@ -3,11 +3,11 @@
 ``for r = 1 … R_max: q_r = ask(H, D, T); a_r = answer(q_r, G); H += (q_r, a_r); S_r = summarise(H)``; it ends when
 ``r >= R_min`` and ``|Entropy(S_r) - Entropy(S_{r-1})| < epsilon``.
 
-Asking reads the history and not the summary. So while ``S_r`` is written the next questions can already be asked,
-answered and summed up; where ``S_r`` then ends the examination, all that is cancelled, and what was said of it stays on
-record as said, outside the rounds that count. The longest chain is ``R (q + a) + s`` that way; with only one question
-ahead it would be ``q + a + R s`` wherever a summary takes longer than question and answer, and it does: it is the
-longest reply of the three.
+A question depends on the history and not on the summary. So while ``S_r`` is being written, the next questions can
+already be asked, answered and summarised. If ``S_r`` then ends the examination, that work is cancelled; replies already
+received stay on record, outside the rounds that count. This makes the longest chain of calls ``R (q + a) + s``. With
+only one question ahead it would be ``q + a + R s`` whenever a summary takes longer than question and answer, and it
+does: it is the longest reply of the three.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from court.settings import TrialSettings
 
 History = tuple[Exchange, ...]
 _Summary = RoleReply[Argument] | Summarised
-"""One that was just written, or one that a trial which was cut off has on record."""
+"""A new summary, or one on record from before the trial was interrupted."""
 
-_CALLS_BEFORE_VERDICT = 2  # this side's last summary and the Judge's ruling, one after the other
+_CALLS_BEFORE_VERDICT = 2  # this side's last summary and the Judge's ruling, in sequence
 _CALLS_OF_A_ROUND = 3
-_AHEAD = 3
-"""Rounds that may be under way beyond the last one that is known to be needed: a summary as long as three questions and
-answers costs no waiting, and the stop never makes more superfluous than these."""
+_MAX_ROUNDS_AHEAD = 3
+"""Maximum number of speculative rounds beyond the last one known to be needed: enough to hide a summary as long as
+three questions and answers, and a bound on the rounds that are wasted when the examination stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class SideCase:
     Attributes:
         argument: Its last summary and justification.
         rounds: Number of rounds that count.
-        reason: Why it rested.
+        reason: Reason why it stopped asking.
     """
 
     argument: Argument
@@ -57,13 +57,13 @@ class Examination:
     """One side's examination.
 
     Attributes:
-        advocate: Asks the questions.
-        proposer: Answers them; None where there is no picture to ask about, and so no question.
-        settings: R_min, R_max, epsilon and what else there is.
-        deadline: Time that is left of the trial.
-        recorder: Records events, and finds those of a trial that was cut off.
-        models: The trial's models; while one has no room, no call is made that may turn out to be superfluous.
-        claimed: Is called when a summary that counts rests on a claim of fact; None where sides are not asked for one.
+        advocate: Advocate who asks the questions.
+        proposer: Proposer who answers them; None without a picture, when no questions are asked.
+        settings: Settings of the trial, among them R_min, R_max and epsilon.
+        deadline: Time left for the trial.
+        recorder: Records events, and finds those on record when a trial is resumed.
+        models: Models of the trial; no speculative call is made while one of them has no spare capacity.
+        claimed: Called when a summary that counts rests on a claim of fact; None if sides are not asked for claims.
     """
 
     advocate: Advocate
@@ -75,83 +75,90 @@ class Examination:
     claimed: Callable[[], None] | None = None
 
     async def run(self) -> SideCase:
-        """Examines until there is nothing new, no round or no time left.
+        """Runs rounds until the summary converges, or until rounds or time run out.
 
         Raises:
-            ReplyUnusable, Unavailable, ModelRefused: A step failed, and with it the examination.
+            ReplyUnusable, Unavailable, ModelRefused: A step failed, which ends the examination.
         """
         if self.proposer is None or not self.settings.captioner:
-            argument = await self._summarised(0, await self._summary(0, (), ahead=lambda: False), None)
+            argument = await self._record_summary(0, await self._summary(0, (), ahead=lambda: False), None)
             return await self._stop(argument, 0, QuestioningEnd.NO_EXAMINATION)
 
-        # A side that had rested before the trial was cut off must not begin a further round.
-        rested = self.recorder.recall(SideRested, side=self.advocate.side)
-        last = rested.rounds if rested else self.settings.rounds_max
-        gone_on = [asyncio.Event() for _ in range(last)]  # after round 0, which is none, after round 1 …
-        gone_on[0].set()
+        # A side that had stopped asking before the trial was interrupted must not begin another round.
+        rested_event = self.recorder.recall(SideRested, side=self.advocate.side)
+        last = rested_event.rounds if rested_event else self.settings.rounds_max
+        needed_rounds = [asyncio.Event() for _ in range(last)]  # after round 0, which is none, after round 1 …
+        needed_rounds[0].set()
         histories: list[asyncio.Task[History]] = []
         summaries: list[asyncio.Task[_Summary]] = []
         for number in range(1, last + 1):
             histories.append(
-                asyncio.create_task(self._run_round(number, histories[-1] if histories else completed(()), gone_on))
+                asyncio.create_task(
+                    self._run_round(number, histories[-1] if histories else completed(()), needed_rounds)
+                )
             )
-            # Before the next round's: what is needed is sent before what may be superfluous.
-            summaries.append(asyncio.create_task(self._sum_up(number, histories[-1], gone_on)))
+            # Created before the next round's tasks, so that needed calls are sent before speculative ones.
+            summaries.append(asyncio.create_task(self._summarise_round(number, histories[-1], needed_rounds)))
         try:
             previous: float | None = None
             for number, summary in enumerate(summaries, 1):
-                argument = await self._summarised(number, await summary, previous)
+                argument = await self._record_summary(number, await summary, previous)
                 bits = entropy(argument.summary)
                 change = None if previous is None else abs(bits - previous)
-                # Round 1 has no summary before it to differ from: it ends no examination, not even with rounds_min = 1.
+                # Round 1 has no earlier summary to compare with, so it never ends the examination, even with rounds_min
+                # = 1.
                 if number >= self.settings.rounds_min and change is not None and change < self.settings.epsilon:
                     return await self._stop(argument, number, QuestioningEnd.CONVERGED)
-                # Before the check of the time, for the last round needs no time for another one.
+                # Checked before the time, as the last round needs no time for another one.
                 if number == last:
                     return await self._stop(argument, number, QuestioningEnd.ROUND_LIMIT)
-                if not self._time_for_a_round():
+                if not self._has_time_for_round():
                     return await self._stop(argument, number, QuestioningEnd.TIME)
-                gone_on[number].set()
+                needed_rounds[number].set()
                 previous = bits
             raise AssertionError("unreachable: the last round returns")
         finally:
             for task in (*histories, *summaries):
                 task.cancel()
-            # Their errors, if they have any, are nobody's any more: the examination has ended without them.
+            # Their errors are ignored: the examination has ended without them.
             await asyncio.gather(*histories, *summaries, return_exceptions=True)
 
-    async def _run_round(self, number: int, before: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> History:
-        """The history with a round's question and answer."""
+    async def _run_round(
+        self, number: int, before: Awaitable[History], needed_rounds: Sequence[asyncio.Event]
+    ) -> History:
+        """Returns the history extended by this round's question and answer."""
         history = await before
-        await self._turn(number, gone_on)
-        return (*history, await self._exchange(number, history, lambda: _progress(number, gone_on)))
+        await self._wait_for_turn(number, needed_rounds)
+        return (*history, await self._exchange(number, history, lambda: _progress(number, needed_rounds)))
 
-    async def _sum_up(self, number: int, hearing: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> _Summary:
-        history = await hearing
-        await self._turn(number, gone_on)
+    async def _summarise_round(
+        self, number: int, history_task: Awaitable[History], needed_rounds: Sequence[asyncio.Event]
+    ) -> _Summary:
+        history = await history_task
+        await self._wait_for_turn(number, needed_rounds)
         return await self._summary(
             number,
             history,
-            # Evaluated when the reply is there: the round may have become necessary while its summary was written.
-            ahead=lambda: not gone_on[number - 1].is_set(),
-            progress=lambda: _progress(number, gone_on),
+            # Evaluated once the reply has arrived: the round may have become necessary in the meantime.
+            ahead=lambda: not needed_rounds[number - 1].is_set(),
+            progress=lambda: _progress(number, needed_rounds),
         )
 
-    async def _turn(self, number: int, gone_on: Sequence[asyncio.Event]) -> None:
-        """Waits until a round is known to be needed, or may be held ahead."""
+    async def _wait_for_turn(self, number: int, needed_rounds: Sequence[asyncio.Event]) -> None:
+        """Waits until a round is known to be needed, or may run speculatively."""
         if self.settings.overlap:
-            await gone_on[max(0, number - 1 - _AHEAD)].wait()
-        # Checked once: a round that finds no room now waits until it is needed, even if room appears meanwhile. That
-        # costs some overlap and spares a loop that polls the server's load.
-        needed = gone_on[number - 1]
-        if not (needed.is_set() or self._may_ask_ahead()):
+            await needed_rounds[max(0, number - 1 - _MAX_ROUNDS_AHEAD)].wait()
+        # Checked once: a round that finds no spare capacity now waits until it is needed, even if capacity appears
+        # meanwhile. That costs some overlap and avoids polling the server's load.
+        needed = needed_rounds[number - 1]
+        if not (needed.is_set() or self._can_ask_ahead()):
             await needed.wait()
 
-    def _may_ask_ahead(self) -> bool:
-        return self.settings.overlap and self._time_for_a_round() and self.models.room()
+    def _can_ask_ahead(self) -> bool:
+        return self.settings.overlap and self._has_time_for_round() and self.models.room()
 
-    def _time_for_a_round(self) -> bool:
-        # With the calls that must follow: a round that leaves no time for the verdict would cost the whole trial.
+    def _has_time_for_round(self) -> bool:
+        # Includes the calls that must follow: a round that leaves no time for the verdict would fail the whole trial.
         return self.deadline.allows(_CALLS_OF_A_ROUND + _CALLS_BEFORE_VERDICT)
 
     async def _exchange(self, number: int, history: Sequence[Exchange], progress: Callable[[], int]) -> Exchange:
@@ -162,14 +169,14 @@ class Examination:
             question_event = await self.recorder.note(
                 QuestionAsked, side=side, round=number, question=question.value, call=question.call
             )
-        answered = self.recorder.recall(AnswerGiven, side=side, round=number)
-        if answered is None:
+        answer_event = self.recorder.recall(AnswerGiven, side=side, round=number)
+        if answer_event is None:
             assert self.proposer is not None, "without one, nothing is asked"
             answer = await self.proposer.answer(question_event.question, side=side, number=number, progress=progress())
-            answered = await self.recorder.note(
+            answer_event = await self.recorder.note(
                 AnswerGiven, side=side, round=number, answer=answer.value, call=answer.call
             )
-        return Exchange(question_event.question, answered.answer)
+        return Exchange(question_event.question, answer_event.answer)
 
     async def _summary(
         self,
@@ -179,9 +186,9 @@ class Examination:
         ahead: Callable[[], bool],
         progress: Callable[[], int] = lambda: 0,
     ) -> _Summary:
-        """A summary, which is kept at once where its turn has not come: a crash must not cost it."""
+        """Returns the summary of a round; a speculative one is recorded at once, so that a crash does not lose it."""
         side = self.advocate.side
-        # First: a round that counts may have both events on record, and then it must not be recorded again.
+        # Checked first: a round that counts may have both events on record, and must not be recorded again.
         if known := self.recorder.recall(Summarised, side=side, round=number):
             return known
         if early := self.recorder.recall(SummarisedAhead, side=side, round=number):
@@ -200,9 +207,9 @@ class Examination:
             )
         return summary
 
-    async def _summarised(self, number: int, summary: _Summary, previous: float | None) -> Argument:
-        """Keeps a summary: in the order of rounds, in whatever order they were written."""
-        # Of rounds that count alone: a trial that is held again has no others.
+    async def _record_summary(self, number: int, summary: _Summary, previous: float | None) -> Argument:
+        """Records a summary that counts, in the order of rounds, and returns its argument."""
+        # Only claims of rounds that count, so that a replayed trial, which has no others, behaves the same.
         claim = summary.claim if isinstance(summary, Summarised) else _claim(summary.value)
         if claim and self.claimed is not None:
             self.claimed()
@@ -224,11 +231,11 @@ class Examination:
 
     async def _stop(self, argument: Argument, rounds: int, reason: QuestioningEnd) -> SideCase:
         side = self.advocate.side
-        # A resumed examination ends at the recorded round as if at its limit; the reason on record is the true one.
-        rested = self.recorder.recall(SideRested, side=side)
-        if rested is None:
-            rested = await self.recorder.note(SideRested, side=side, rounds=rounds, reason=reason)
-        return SideCase(argument, rested.rounds, rested.reason)
+        # A resumed examination ends at the recorded round as if at its limit; the reason on record is the actual one.
+        rested_event = self.recorder.recall(SideRested, side=side)
+        if rested_event is None:
+            rested_event = await self.recorder.note(SideRested, side=side, rounds=rounds, reason=reason)
+        return SideCase(argument, rested_event.rounds, rested_event.reason)
 
 
 def _argument(event: Summarised | SummarisedAhead) -> Argument:
@@ -239,18 +246,18 @@ def _claim(argument: Argument) -> str:
     return argument.claim.strip() if isinstance(argument, ArgumentOnClaim) else ""
 
 
-def _progress(number: int, gone_on: Sequence[asyncio.Event]) -> int:
-    """Rank of a round's calls: a later one goes first, but one that may be superfluous after all that are needed."""
-    # The number of the last round that is needed. A round beyond it ranks as far below it as it is ahead: the farther
-    # ahead a call is, the likelier it is superfluous.
-    needed = sum(event.is_set() for event in gone_on)
+def _progress(number: int, needed_rounds: Sequence[asyncio.Event]) -> int:
+    """Rank of a round's calls: later rounds go first, but speculative rounds after all needed ones."""
+    # Number of the last needed round. A speculative round ranks as far below it as it is ahead: the farther ahead a
+    # call is, the more likely it is wasted.
+    needed = sum(event.is_set() for event in needed_rounds)
     return min(number, 2 * needed - number)
 
 
 def entropy(text: str) -> float:
     """Shannon entropy of the characters of ``text``, in bits: ``-sum (n_i / N) log2 (n_i / N)``; 0 for an empty text.
 
-    The measure of the examination's stop (ChatCaptioner procedure; docs/trials.md).
+    Used by the stopping rule of the examination (ChatCaptioner procedure; docs/trials.md).
     """
     total = len(text)
     # max(): a text of one repeated character gives -0.0.

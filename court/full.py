@@ -1,7 +1,7 @@
-"""The full procedure: description, examination by both sides at once, precedents, judgment (docs/trials.md).
+"""The full procedure: description, concurrent examination by both sides, precedents, judgment (docs/trials.md).
 
-A text that was sent alone has nothing that the Proposer could describe or be asked about: it is not called, each side
-argues once from the text, and the Judge is told that there is no picture.
+If only a text was sent, there is nothing for the Proposer to describe or answer questions about: it is not called, each
+side argues once from the text, and the Judge is told that there is no picture.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _GRACE_S = 0.15  # after the deadline: later than a model's own, which says bett
 
 @dataclass(frozen=True, slots=True)
 class _Expert:
-    """The expert witness as the rest of a trial knows it.
+    """Handle by which the rest of a trial uses the expert witness.
 
     Attributes:
-        called: Is set to have it begin.
-        due: Ends its work and returns its testimony; None where there is no witness.
+        called: Event that starts the witness when set.
+        due: Ends the witness's work and returns its testimony, or None without a witness.
     """
 
     called: asyncio.Event
@@ -60,13 +60,13 @@ class FullTrial:
     """One full trial.
 
     Attributes:
-        evidence: The meme, its text and precedents; with the trial's settings, recorder and deadline.
+        evidence: Meme, text and precedents, with the trial's settings, recorder and deadline.
         models: One chat model per role.
         policy: Policy that defines harm.
-        fence: Around everything that strangers wrote.
-        batch: True for a trial of many for which nobody waits singly.
-        prompts: Words of the trial.
-        source: Source of evidence for the expert witness; None where none is called.
+        fence: Fence around all untrusted text.
+        batch: True for a trial of a batch, whose single results nobody waits for.
+        prompts: Prompts of the trial.
+        source: Source of evidence for the expert witness; None without one.
     """
 
     evidence: Evidence
@@ -81,23 +81,23 @@ class FullTrial:
         """Tries the meme, up to the recorded verdict.
 
         Args:
-            text: The meme's text, where a cascade has read it already and has looked for near duplicates.
+            text: Text of the meme if a cascade has already read it and searched for near-duplicates; otherwise None.
 
         Raises:
-            CourtError: A step failed, or the time is over; nothing of the trial runs on.
+            CourtError: A step failed or the deadline passed; no task of the trial is left running.
         """
         deadline = self.evidence.deadline
         try:
-            # Every step keeps to the time by itself, and the models do; this is for one that hangs.
+            # Steps and model calls enforce the deadline themselves; this is a safety net for one that hangs.
             left = None if deadline.left == math.inf else max(deadline.left, 0) + _GRACE_S
             async with asyncio.timeout(left) as clock:
                 verdict = await self._verdict(text)
         except TimeoutError:
-            # A TimeoutError from within a step is a fault of that step, not the deadline.
+            # A TimeoutError raised within a step is that step's error, not the deadline.
             if not clock.expired():
                 raise
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
-        # Not under the clock: a verdict that has been recorded is not taken back.
+        # Outside the timeout: a verdict that has been recorded is not taken back.
         await judgment.give_verdict(self._recorder, **verdict)
 
     @property
@@ -123,23 +123,23 @@ class FullTrial:
         )
 
     async def _verdict(self, text_read: TextRead | None) -> dict[str, Any]:
-        """Values of the verdict's event."""
+        """Returns the fields of the verdict's event."""
         proposer = Proposer(self._speaker(self.models.proposer), self._frames) if self._frames else None
         self._recorder.step = "description"
-        # Neither needs the other: the Proposer never sees the text.
+        # Independent of each other: the Proposer never sees the text.
         description, text = await gather_or_cancel(
             self._describe(proposer), completed(text_read) if text_read else self.evidence.text_and_duplicates()
         )
         async with self._expert(text.text, description) as expert:
-            return await self._judged(proposer, text, description, expert, in_cascade=text_read is not None)
+            return await self._judge(proposer, text, description, expert, in_cascade=text_read is not None)
 
-    async def _judged(
+    async def _judge(
         self, proposer: Proposer | None, text: TextRead, description: str | None, expert: _Expert, *, in_cascade: bool
     ) -> dict[str, Any]:
-        """Values of the verdict's event, from the examination on."""
+        """Runs the trial from the examination on and returns the fields of the verdict's event."""
         self._recorder.step = "examination"
         if self._settings.advocates_see != "none":
-            # Advocates that see precedents have to wait for them: the search can't run beside the examination here.
+            # Advocates that see precedents have to wait for them, so search and examination can't run concurrently.
             exhibits, vote = await self._precedents(text.text)
             sides = await self._examine(proposer, text, description, expert.called)
         elif self._settings.query == "text":
@@ -154,11 +154,11 @@ class FullTrial:
             exhibits, vote = await self._precedents("\n".join([*known, *summaries]))
         self._recorder.step = "judgment"
         accuser, defender = (side.argument.justification for side in sides) if sides else ("", "")
-        # The benchmark's control: a Judge that goes by who argues, and not by what is said, gives itself away here.
+        # A control of the benchmark: it exposes a Judge that goes by who argues instead of what is argued.
         if self._settings.swap_sides:
             accuser, defender = defender, accuser
-        # Before the witness has to end: it works on while the guard is asked.
-        opinion = await self._hear_guard(text.text, description)
+        # Asked before the witness is stopped, so that it can use the time of this call.
+        opinion = await self._ask_guard(text.text, description)
         testimony = await expert.due()
         brief = JudgeBrief(
             pictures=self._frames,
@@ -182,10 +182,10 @@ class FullTrial:
         )
         cited = self._recorder.recall(PrecedentsCited)
         evidence: dict[str, Any] = {
-            # Also a vote that the Judge is not shown: where it contradicts the Judge, a person is called all the same.
+            # Also a vote that the Judge is not shown: if it contradicts the Judge, the verdict still needs review.
             "vote": vote,
             "findings": cited.findings if cited else None,
-            # Only a cascade passes a text in: the vote is then that of the summary from which it went on.
+            # Only a cascade passes a text in; the vote is then that of its summary.
             "prior": cited.vote if cited and in_cascade else None,
             "sides": sides,
             "text": text,
@@ -197,7 +197,7 @@ class FullTrial:
         panel = self.models.panel(self._settings.judges)
         if len(panel) > 1:
             opinions = await gather_or_cancel(
-                *(self._ruled(number, model, brief) for number, model in enumerate(panel, 1))
+                *(self._rule(number, model, brief) for number, model in enumerate(panel, 1))
             )
             spokesman = spokesman_of(opinions)
             return {
@@ -214,13 +214,13 @@ class FullTrial:
         }
 
     async def _ask_judge(self, judge: Judge, brief: JudgeBrief[Frame]) -> tuple[RoleReply[Ruling], OddsGiven | None]:
-        """A judge's ruling, and the odds of its model where they are asked for."""
-        # At once, for both begin with the same prefix. A crash in between costs the first: they are stored together
+        """Returns a judge's ruling, and the odds of its model if the settings ask for them."""
+        # Concurrently, as both share a prompt prefix. They are stored together, so a crash in between loses the first
         # (docs/trials.md).
         return await gather_or_cancel(judge.rule(brief), judge.odds(brief) if self._settings.score else completed(None))
 
-    async def _ruled(self, number: int, model: RoleModel, brief: JudgeBrief[Frame]) -> Opinion:
-        """The opinion of one judge of a panel, recorded as soon as it is known."""
+    async def _rule(self, number: int, model: RoleModel, brief: JudgeBrief[Frame]) -> Opinion:
+        """Returns the opinion of one judge of a panel, and records it as soon as it is known."""
         recorded = self._recorder.recall(JudgeRuled, judge=number)
         if recorded is None:
             ruling, odds = await self._ask_judge(Judge(self._speaker(model), number), brief)
@@ -237,15 +237,14 @@ class FullTrial:
                 odds=odds,
                 call=ruling.call,
             )
-        # Also a ruling that has just been given goes through its record, so that a resumed panel comes to the same
-        # verdict.
+        # Even a new ruling is read back from its event, so that a resumed panel reaches the same verdict.
         return judgment.from_record(recorded)
 
     async def _describe(self, proposer: Proposer | None) -> str | None:
-        """The Proposer's description; None where there is no picture to describe."""
+        """Returns the Proposer's description; None without a picture."""
         if proposer is None:
             return None
-        # The Judge of this ablation sees the meme alone: a description would be a call that nobody reads.
+        # The Judge of this ablation sees only the meme, so a description would be a wasted call.
         if self._settings.dull_judge:
             return ""
         described = self._recorder.recall(Described)
@@ -257,7 +256,7 @@ class FullTrial:
     async def _examine(
         self, proposer: Proposer | None, text: TextRead, description: str | None, called: asyncio.Event
     ) -> Sequence[SideCase]:
-        """The Accuser's case and the Defender's; none where there are no advocates."""
+        """Returns the cases of Accuser and Defender; empty without advocates."""
         if not self._settings.advocates or self._settings.dull_judge:
             return ()
         return await gather_or_cancel(
@@ -290,7 +289,7 @@ class FullTrial:
         )
 
     def _precedents_for(self, side: Side) -> tuple[Precedent, ...]:
-        """The precedents that an advocate is shown; they have been found before, where it is shown any."""
+        """Returns the precedents shown to an advocate; they are on record by now if it is shown any."""
         cited = self._recorder.recall(PrecedentsCited)
         if cited is None or not self._settings.precedents:
             return ()
@@ -298,7 +297,7 @@ class FullTrial:
 
     @asynccontextmanager
     async def _expert(self, text: str, description: str | None) -> AsyncIterator[_Expert]:
-        """The expert witness at work beside the block; one that is never called where the settings say so."""
+        """Runs the expert witness concurrently with the block; yields a no-op handle if it can't be called."""
         called = asyncio.Event()
         if self.models.expert is None or self.source is None or not may_be_called(self._settings, self.policy):
             yield _Expert(called, partial(completed, None))
@@ -315,8 +314,8 @@ class FullTrial:
         async with witness.beside(text, description) as due:
             yield _Expert(called, due)
 
-    async def _hear_guard(self, text: str, description: str | None) -> GuardHeard | None:
-        """The guard's opinion, or that it gave none; None where no guard is to be heard."""
+    async def _ask_guard(self, text: str, description: str | None) -> GuardHeard | None:
+        """Returns the event of the guard's opinion or failure; None without a guard."""
         if self.models.guard is None or self._settings.dull_judge:
             return None
         recorded = self._recorder.recall(GuardHeard)
@@ -335,11 +334,11 @@ class FullTrial:
         return recorded
 
     async def _precedents(self, query: str) -> tuple[tuple[Exhibit[Frame], ...], Vote | None]:
-        """The precedents as the Judge is shown them, pictures and all, and their vote; none where there are none."""
+        """Returns the exhibits for the Judge, with pictures, and the vote; empty and None if precedents are off."""
         if not self._settings.precedents or self._settings.dull_judge:
             return (), None
         findings, vote = await self.evidence.precedents(query)
         shown = findings.exhibits if self._settings.exhibits_shown else ()
         pictures = await self.evidence.pictures([precedent.id for precedent in shown]) if shown else ()
-        # Strict, so that no picture ever stands beside the label of another precedent.
+        # Strict, so that no picture is ever paired with another precedent's label.
         return tuple(Exhibit(precedent, frame) for precedent, frame in zip(shown, pictures, strict=True)), vote

@@ -1,8 +1,8 @@
-"""A guard model as a further witness: it is asked once, in the form that it was trained on.
+"""A guard model as an additional witness, asked once in the format it was trained on.
 
-Guards are classifiers of content, each with a policy and an answer of its own. The opinion is recorded, and shown to
-the Judge as that of one witness; no label follows from it. One that fails costs no trial: that there is no opinion is
-recorded, and is a reason to have a person look.
+Guards are content classifiers, each with its own policy and answer format. The opinion is recorded and shown to the
+Judge as that of one witness; it decides no label. A failing guard does not fail the trial: the missing opinion is
+recorded and is a reason for review.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from court.roles import GuardModel, Speaker
 from court.untrusted import Fence, neutralise
 
 P = TypeVar("P")
-"""A picture, or what stands for it; never a text."""
+"""A picture, or a stand-in such as its digest; never a text."""
 
 _MOST_NAMED, _MOST_NAME, _MOST_REASON = 16, 100, 600
 """Categories that are recorded, their characters, and those of a reason."""
 _SHARE = 0.5
-"""Share of the time that is left which it may take: the Judge needs the rest."""
+"""Share of the time left that a guard may take; the Judge needs the rest."""
 
 
 class GuardAdapter(StrEnum):
@@ -80,7 +80,7 @@ class _Classified(replies.Reply):
 
 
 def _after_thought(reply: str) -> str:
-    # A thought may name either answer: only what stands after it counts.
+    # A thought may mention both answers; only the text after it counts.
     return reply.rpartition("</think>")[2].strip()
 
 
@@ -90,7 +90,7 @@ def _llama_guard(reply: str, _: Policy) -> GuardOpinion:
     if first.lower() not in ("safe", "unsafe"):
         raise UnusableReply("REPLY_MALFORMED", "its first line is neither safe nor unsafe")
     codes = [code for line in others for code in re.findall(r"\bS\d{1,2}\b", line)]
-    # Which of two answers it meant can't be known; one that finds harm and names none is clear.
+    # A "safe" with hazards is ambiguous, while an "unsafe" without hazards is clear.
     if first.lower() == "safe" and (codes or any(line.lower() == "unsafe" for line in others)):
         raise UnusableReply("REPLY_MALFORMED", "it says safe, and then what makes it unsafe")
     named = tuple(f"{_HAZARDS[code]} ({code})" if code in _HAZARDS else code for code in dict.fromkeys(codes))
@@ -98,9 +98,9 @@ def _llama_guard(reply: str, _: Policy) -> GuardOpinion:
 
 
 def _nemotron(reply: str, _: Policy) -> GuardOpinion:
-    """Reads lines of a name and a value, or the JSON object of the same names that its predecessors write."""
+    """Parses lines of name and value, or a JSON object with the same names, as older models of the family write it."""
     answer = _after_thought(reply)
-    # What the user sent, and not the answer to it, which there is none of here.
+    # Only the user's message is rated; there is no response here.
     safety = re.findall(r"User Safety\"?\s*:\s*\"?(safe|unsafe)\b", answer, re.IGNORECASE)
     if len({word.lower() for word in safety}) != 1:
         raise UnusableReply("REPLY_MALFORMED", "it does not say whether what the user sent is safe, or says both")
@@ -113,13 +113,13 @@ def _guardreasoner(reply: str, _: Policy) -> GuardOpinion:
     matches = re.findall(r"\brequest\s*:\s*(harmful|unharmful)\b", _after_thought(reply), re.IGNORECASE)
     if not matches:
         raise UnusableReply("REPLY_MALFORMED", "it does not say whether the request is harmful")
-    # The last one: a model of this family reasons before it decides, and may weigh both.
+    # The last match: models of this family reason before they decide, and may mention both.
     return GuardOpinion(matches[-1].lower() == "harmful")
 
 
 def _gpt_oss_safeguard(reply: str, policy: Policy) -> GuardOpinion:
     read = replies.parse(_Classified, reply)
-    # Numbers that the policy does not have stay as they were said: they are an opinion, and decide nothing.
+    # Unknown clause numbers are kept as they are: they are only an opinion and decide nothing.
     known = {clause.number: clause.category for clause in policy.clauses}
     named = tuple(f"{known[number]} ({number})" if number in known else number for number in read.clauses)
     return GuardOpinion(read.violates, named, read.reason.strip())
@@ -147,18 +147,18 @@ _PARSERS: Mapping[GuardAdapter, Callable[[str, Policy], GuardOpinion]] = {
 
 
 def parse_opinion(adapter: GuardAdapter, reply: str, policy: Policy) -> GuardOpinion:
-    """Reads a guard's answer in the form of its family, strictly. Raises UnusableReply if it is none."""
+    """Parses a guard's answer strictly, in its family's format. Raises UnusableReply if it is invalid."""
     if not reply.strip():
         raise UnusableReply("REPLY_EMPTY", "it was empty")
     found = _PARSERS[adapter](reply, policy)
-    # Cut and not refused: its opinion is clear, however much more it names.
+    # Truncated and not rejected: the opinion is clear, however many categories it names.
     return GuardOpinion(
         found.harmful, tuple(name[:_MOST_NAME] for name in found.categories[:_MOST_NAMED]), found.reason
     )
 
 
 def pictures_for(adapter: GuardAdapter, pictures: Sequence[P]) -> tuple[P, ...]:
-    """Returns those of a meme's pictures that a guard of this family takes: all, the first, or none."""
+    """Returns the pictures that a guard of this family accepts: all, the first, or none."""
     if adapter is GuardAdapter.GPT_OSS_SAFEGUARD:
         return ()
     return tuple(pictures[:1] if adapter is GuardAdapter.NEMOTRON else pictures)
@@ -167,18 +167,18 @@ def pictures_for(adapter: GuardAdapter, pictures: Sequence[P]) -> tuple[P, ...]:
 def guard_messages(
     adapter: GuardAdapter, pictures: Sequence[P], *, policy: Policy, fence: Fence, text: str, description: str | None
 ) -> Messages[P]:
-    """Builds the question to a guard.
+    """Builds the request to a guard.
 
-    Those that were trained on a form of their own get no marks around the text, which would be a part of what they
-    classify; control tokens are broken for all.
+    Families with a format of their own get no fence around the text, as it would be part of what they classify; control
+    tokens are broken up for all.
 
     Args:
         adapter: Family of the guard.
         pictures: Frames of the meme; see :func:`pictures_for`.
-        policy: Policy of the court, for those that work by one that they are given.
-        fence: Around what strangers wrote.
+        policy: Policy of the court, for families that take a policy.
+        fence: Fence around untrusted text.
         text: Text of the meme; empty if it has none.
-        description: The Proposer's, for those that take no picture; None where no picture was sent.
+        description: The Proposer's description, for families that take no picture; None without a picture.
     """
     prompt = prompts.load("guard")
     shown = pictures_for(adapter, pictures)
@@ -187,16 +187,16 @@ def guard_messages(
         task = prompt.task("classify", text=fence.around(text), description=described)
         system = prompt.system(policy=policy.text)
         return Messages(prompt=prompt, task="classify", system=system, parts=apart([task]), schema=_CLASSIFIED)
-    # Never empty: a guard would judge an empty message, and not a meme without words.
+    # Never empty, as a guard would judge an empty message instead of a meme without text.
     words = neutralise(text).strip() or prompt.task("no_text")
     name = "request" if adapter is GuardAdapter.GUARDREASONER else "post"
     parts: list[str | P] = [*shown, prompt.task(name, text=words)]
-    # No system message: these guards' templates know none, and wire.py leaves out an empty one.
+    # No system message: the templates of these guards have none, and wire.py omits an empty one.
     return Messages(prompt=prompt, task=name, system="", parts=apart(parts), schema=None)
 
 
 def opinion_words(event: GuardHeard) -> str:
-    """Returns a guard's opinion as the Judge is shown it; empty where it gave none."""
+    """Returns a guard's opinion as shown to the Judge; empty if it gave none."""
     if event.harmful is None:
         return ""
     words = "harmful" if event.harmful else "not harmful"
@@ -219,7 +219,7 @@ class GuardWitness:
         return GuardAdapter(self.guard.adapter)
 
     async def opinion(self, text: str, description: str | None) -> EventDraft:
-        """Asks for its opinion, once, and drafts its event; the event says so where there is none."""
+        """Asks for the guard's opinion once, and drafts the event of the opinion or the failure."""
         messages = guard_messages(
             self._adapter,
             self.frames,
@@ -232,12 +232,12 @@ class GuardWitness:
         try:
             answer = await self.speaker.say_once(Role.GUARD, messages, self._read, share=_SHARE)
         except CourtError as error:
-            # Busy, gone, too slow, refusing or unreadable: the trial can do without, and says that it did.
+            # Busy, gone, too slow, refusing or unparsable: the trial continues without an opinion and records that.
             return EventDraft(GuardHeard, {**event, "failure": error.reason})
         opinion, reply = answer.value
         found = {"harmful": opinion.harmful, "categories": opinion.categories, "reason": opinion.reason}
         return EventDraft(GuardHeard, {**event, **found, "reply": reply, "call": answer.call})
 
     def _read(self, reply: str) -> tuple[GuardOpinion, str]:
-        # As it came, with a thought before it, it stands with the call.
+        # The call records the raw reply, with any thought before it.
         return parse_opinion(self._adapter, reply, self.policy), quotable(_after_thought(reply))

@@ -1,4 +1,4 @@
-"""From the Judge's ruling to the recorded verdict: the label by the rule, and every reason for human review."""
+"""Turns the Judge's ruling into the recorded verdict: the label by the rule, and every reason for human review."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Ve
 
 _NONE = "none"
 _SUREST = 1e-6
-"""Least distance of a probability from 0 and from 1 in log-odds: a model that is surer counts as just as sure."""
+"""Probabilities are clipped to this distance from 0 and 1 before they are converted to log-odds."""
 
 
 def verdict_of(
@@ -63,23 +63,23 @@ def verdict_of(
 
     Args:
         opinions: Opinion of each judge; a single one without a panel.
-        text: The meme's text, and how sure its reading is.
+        text: Text of the meme, with the confidence of its reading.
         settings: Settings of the trial.
         sides: Cases of the two sides.
-        vote: The precedents' vote, if there was one.
+        vote: Vote of the precedents; None if there was none.
         findings: Precedents that were found; None if none were searched.
-        prior: Vote by which a cascade went on to the full trial; None otherwise.
+        prior: Vote of the summary from which a cascade went on to the full trial; None otherwise.
         guard: Opinion of a guard model, or its failure; None if none was called.
         testimony: Findings about the meme's claims of fact; None without an expert witness.
         facts: True if the policy has a clause that turns on facts.
     """
     strengths = median_strengths(opinions)
     label = rule(strengths.harmful, strengths.benign)
-    # The words of a judge who found the panel's label: a rationale for the other one would contradict the verdict.
+    # From a judge who gave the panel's label: a rationale for the other label would contradict the verdict.
     ruling = opinions[spokesman_of(opinions)].ruling
-    # It only accompanies the label: the rule alone decides, and a score that contradicts it asks for review.
+    # The score does not decide: the rule alone gives the label, and a contradicting score asks for review.
     score = mean_score(opinions, settings.least_label_mass)
-    # A Judge may name a category and still give strengths that acquit: the label decides, and then nothing is found.
+    # A Judge may name a category and still give strengths for "not harmful"; the label decides, so there is no finding.
     found = label is Label.HARMFUL and ruling.category != _NONE
     return Verdict(
         label=label,
@@ -95,7 +95,7 @@ def verdict_of(
         else None,
         review=(
             *_contradictions(opinions, label, vote=vote, score=score, settings=settings),
-            *_of_guard(guard, label),
+            *_guard_reasons(guard, label),
             *(review_of(testimony, label, facts=facts) if testimony else ()),
             *_cut_short(sides),
             *unsure_text(text, settings),
@@ -109,18 +109,17 @@ def verdict_of(
 
 
 def score_of(odds: OddsGiven | None, least_mass: float) -> float | None:
-    """P(harmful) from the masses of the two options, each order by itself and then averaged.
+    """P(harmful) from the masses of the two options, computed per order and then averaged.
 
-    Within an order the mass that went to other words is left out; averaging over the orders cancels a preference for
-    the first letter.
+    Mass on other tokens is ignored; averaging over both orders cancels a preference for the first letter.
 
     Args:
-        odds: Masses of the options in both orders; None where they are not known.
-        least_mass: Least mass of the two options together in each order: the ratio of two masses that are nearly
-            nothing is chance.
+        odds: Masses of the options in both orders; None if unknown.
+        least_mass: Minimum total mass of the two options in each order, in [0, 1]: the ratio of two tiny masses is
+            noise.
 
     Returns:
-        The probability in [0, 1]; None where there are no odds, or the options have too little mass.
+        Probability in [0, 1]; None without odds, or if the options have too little mass.
     """
     if odds is None:
         return None
@@ -132,11 +131,11 @@ def score_of(odds: OddsGiven | None, least_mass: float) -> float | None:
 
 
 def mean_score(opinions: Sequence[Opinion], least_mass: float) -> float | None:
-    """P(harmful) as the mean over the judges whose models gave one; None where none did.
+    """P(harmful) as the mean over the judges whose models gave one; None if none did.
 
     Args:
         opinions: Opinion of each judge.
-        least_mass: Least mass of the two labels, as for :func:`score_of`.
+        least_mass: Minimum mass of the two labels, as for :func:`score_of`.
     """
     scores = [score_of(opinion.odds, least_mass) for opinion in opinions]
     known = [score for score in scores if score is not None]
@@ -144,25 +143,24 @@ def mean_score(opinions: Sequence[Opinion], least_mass: float) -> float | None:
 
 
 def _estimate(score: float | None, label: Label, prior: Vote | None, weight: float) -> dict[str, Any]:
-    """Score and its meaning, and in a cascade that weighs its vote, the risk that the label is wrong."""
+    """Returns the score and its meaning; in a cascade with a vote weight also the risk that the label is wrong."""
     if prior is None or weight == 0:
         return {
             "harm_score": score,
             "harm_score_meaning": None if score is None else ScoreMeaning.LABEL_PROBABILITY,
         }
     meaning = ScoreMeaning.PRECEDENT_VOTE if score is None else ScoreMeaning.JUDGE_AND_VOTE
-    # A cascade came here because the vote was unsure: it is then better than no estimate, and the meaning says which it
-    # is.
-    both = prior.probability if score is None else joined_odds(score, prior.probability, weight)
+    # Without a score, the vote that sent the cascade here is better than no estimate; the meaning says which it is.
+    joint_score = prior.probability if score is None else joined_odds(score, prior.probability, weight)
     return {
-        "harm_score": both,
+        "harm_score": joint_score,
         "harm_score_meaning": meaning,
-        "risk": 1 - both if label is Label.HARMFUL else both,
+        "risk": 1 - joint_score if label is Label.HARMFUL else joint_score,
     }
 
 
 def joined_odds(score: float, vote: float, weight: float) -> float:
-    """The Judge's probability and the vote's as one: the weighted mean of their log-odds.
+    """Combines the probabilities of Judge and vote by the weighted mean of their log-odds.
 
     Args:
         score: Judge's probability of harm.
@@ -171,7 +169,7 @@ def joined_odds(score: float, vote: float, weight: float) -> float:
     """
 
     def log_odds(p: float) -> float:
-        # A model may be sure beyond what a number can say: then the other still has a say.
+        # A model may give exactly 0 or 1; clipping keeps the log-odds finite, so the other probability still counts.
         bounded = min(max(p, _SUREST), 1 - _SUREST)
         return math.log(bounded / (1 - bounded))
 
@@ -179,11 +177,11 @@ def joined_odds(score: float, vote: float, weight: float) -> float:
 
 
 def _no_score(opinions: Sequence[Opinion]) -> tuple[Review, ...]:
-    """A signal where models were asked for their odds, and the labels had next to none."""
+    """A signal if the models' odds gave the two labels too little probability."""
     with_odds = [opinion.odds for opinion in opinions if opinion.odds is not None]
     if not with_odds:
         return ()
-    # The least of all orders and judges, which is the one that fell below the bound.
+    # The minimum over orders and judges, which is the one that fell below the bound.
     least = min(sum(pair) for odds in with_odds for pair in zip(odds.harmful, odds.not_harmful, strict=True))
     detail = f"The Judge's model gave the two labels {least:.2g} of its probability: there is no harm score."
     return (Review(reason=ReviewReason.SCORE_UNKNOWN, detail=detail),)
@@ -207,7 +205,7 @@ def on_record(ruling: Ruling, exhibits: Sequence[Exhibit[Frame]]) -> RulingOnRec
 
 
 def from_record(event: JudgeRuled) -> Opinion:
-    """Restores the opinion of a panel's judge from the record: precedents by their numbers again."""
+    """Restores the opinion of a panel's judge from its event: precedents by their numbers again."""
     ruling = event.ruling
     return Opinion(
         Ruling(
@@ -216,7 +214,7 @@ def from_record(event: JudgeRuled) -> Opinion:
             precedents={str(number): one.supports for number, one in enumerate(ruling.precedents, 1)},
             harmful_strength=event.strengths.harmful,
             harmless_strength=event.strengths.benign,
-            # For the type: a ruling's own label is never UNDECIDED.
+            # Narrows the type: a ruling's own label is never UNDECIDED.
             label=Label.HARMFUL if ruling.label is Label.HARMFUL else Label.NOT_HARMFUL,
             category=event.category,
             clause=event.clause,
@@ -231,16 +229,16 @@ def _contradictions(
     opinions: Sequence[Opinion], label: Label, *, vote: Vote | None, score: float | None, settings: TrialSettings
 ) -> list[Review]:
     reasons = []
-    if torn := next((opinion for opinion in opinions if opinion.ruling.label is not opinion.label), None):
-        ruling = torn.ruling
+    if inconsistent := next((opinion for opinion in opinions if opinion.ruling.label is not opinion.label), None):
+        ruling = inconsistent.ruling
         detail = (
             f"The Judge's own label is {ruling.label}, but its strengths (harmful {ruling.harmful_strength}, harmless "
-            f"{ruling.harmless_strength}) make it {torn.label}, also when it was asked again."
+            f"{ruling.harmless_strength}) make it {inconsistent.label}, also when it was asked again."
         )
         reasons.append(Review(reason=ReviewReason.JUDGE_CONTRADICTS_ITSELF, detail=detail))
     reasons += disagreement(opinions)
     if vote is not None:
-        # A vote near its threshold says little, so that contradicting it is no reason for review.
+        # A vote near its threshold is inconclusive, so contradicting it is no reason for review.
         distance = vote.probability - vote.settings.threshold
         if abs(distance) > settings.vote_disagreement and (distance > 0) != (label is Label.HARMFUL):
             detail = (
@@ -253,13 +251,13 @@ def _contradictions(
     return reasons
 
 
-def _of_guard(guard: GuardHeard | None, label: Label) -> list[Review]:
+def _guard_reasons(guard: GuardHeard | None, label: Label) -> list[Review]:
     if guard is None:
         return []
     if guard.harmful is None:
         detail = f"The guard model ({guard.adapter}) gave no opinion: {guard.failure}."
         return [Review(reason=ReviewReason.GUARD_FAILED, detail=detail)]
-    # In one direction alone: a guard that sees no harm must not cast doubt on a finding of it.
+    # Only in one direction: a guard that sees no harm must not cast doubt on a harmful verdict.
     if not guard.harmful or label is Label.HARMFUL:
         return []
     named = f" ({', '.join(guard.categories)})" if guard.categories else ""
@@ -275,13 +273,13 @@ def _cut_short(sides: Sequence[SideCase]) -> list[Review]:
 
 
 def with_harmful_duplicates(verdict: Verdict, found: NearDuplicatesFound | None) -> Verdict:
-    """Adds a reason for review to a verdict that is not harmful where a near-duplicate was found harmful."""
+    """Adds a reason for review to a verdict that is not harmful if a near-duplicate was found harmful."""
     if found is None or verdict.label is Label.HARMFUL:
         return verdict
     harmful = [duplicate for duplicate in found.duplicates if duplicate.label is Label.HARMFUL]
     if not harmful:
         return verdict
-    # The same words weigh more than a few bits of the picture.
+    # Equal text counts more than a few bits of the picture hash.
     nearest = min(harmful, key=lambda duplicate: (not duplicate.same_text, duplicate.distance))
     words = "the same text" if nearest.same_text else "another text"
     picture = "neither has a picture" if nearest.text_alone else f"its picture {nearest.distance} of 256 bits away"
@@ -293,16 +291,16 @@ def with_harmful_duplicates(verdict: Verdict, found: NearDuplicatesFound | None)
 
 
 def with_parts_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdict:
-    """Adds what was not judged of a meme to its verdict.
+    """Adds the parts of a meme that were not judged to its verdict.
 
-    A picture that was not sent is a signal: of the text alone the verdict may be right. Frames, or a part of the
-    picture, that were not seen are reasons for review of a verdict that is not harmful.
+    A missing picture is a signal, as a verdict on the text alone may be right. Frames or parts of the picture that were
+    not judged are reasons for review of a verdict that is not harmful.
     """
     if meme is not None and not meme.picture_given:
         detail = "No picture was sent: the verdict is on the text alone."
         signal = Review(reason=ReviewReason.PICTURE_NOT_SENT, detail=detail)
         return verdict.model_copy(update={"signals": (*verdict.signals, signal)})
-    # A harmful verdict holds whatever else there is to be seen.
+    # A harmful verdict holds, whatever the unseen parts show.
     if meme is None or verdict.label is Label.HARMFUL:
         return verdict
     reviews = []
@@ -315,21 +313,21 @@ def with_parts_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdic
     return verdict.model_copy(update={"review": (*verdict.review, *reviews)})
 
 
-async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **values: Any) -> None:
-    """Records a verdict, with the signs of steering in all texts by strangers and in the picture's description.
+async def give_verdict(recorder: Recorder, *before: Drafted, verdict: Verdict, **values: Any) -> None:
+    """Records a verdict, with the signs of steering found in all untrusted texts, the description included.
 
     Args:
-        clerk: Recorder of the trial.
+        recorder: Recorder of the trial.
         before: Last events, stored together with the verdict.
-        verdict: Verdict of the procedure. A reason for review is added where there are signs of steering, and where it
-            is not harmful and a near-duplicate was, or a part was not judged; its label, strengths and score stay.
+        verdict: Verdict of the procedure. Reasons for review are added for signs of steering, and, if it is not
+            harmful, for a harmful near-duplicate or parts that were not judged. Label, strengths and score stay.
         values: Further values of its event.
     """
 
     def draft(events: Sequence[AnyEvent]) -> EventDraft:
-        # A callable draft: the recorder passes all events before it, those of the same write included, so that signs of
-        # steering in the very last ones count too.
-        # A sign adds a reason for review and changes no label: whoever writes on a meme must gain nothing by it.
+        # A callable draft: the recorder passes all earlier events, those of the same write included, so that signs of
+        # steering in the last ones count too. A sign adds a reason for review and never changes the label, so that
+        # authors of memes gain nothing by it.
         found = steering_in(events)
         duplicates = next((event for event in events if isinstance(event, NearDuplicatesFound)), None)
         outcome = with_harmful_duplicates(with_review(verdict, found), duplicates)
@@ -337,7 +335,7 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
         outcome = with_parts_not_judged(outcome, opened.meme if opened else None)
         return EventDraft(VerdictGiven, {"verdict": outcome, "steering": found, **values})
 
-    await clerk.note_all(*before, draft)
+    await recorder.note_all(*before, draft)
 
 
 def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:
@@ -351,7 +349,7 @@ def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:
 
 
 def with_review(verdict: Verdict, found: Sequence[SteeringFound]) -> Verdict:
-    """Adds a reason for review to a verdict where there are signs of steering."""
+    """Adds a reason for review to a verdict if there are signs of steering."""
     if not found:
         return verdict
     kinds = ", ".join(sorted({word(sign.kind) for sign in found}))
@@ -362,7 +360,7 @@ def with_review(verdict: Verdict, found: Sequence[SteeringFound]) -> Verdict:
 
 
 def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[dict[str, str], str]]:
-    """Yields all texts but those of the court's own sides, each with the precedent or document that it belongs to."""
+    """Yields an event's texts other than those of the court's own sides, each with its precedent or document."""
     match event:
         case TextRead():
             yield {}, event.text
@@ -371,7 +369,8 @@ def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[dict[str, str], str]]:
         case AnswerGiven():
             yield {}, event.answer
         case GuardHeard():
-            # All words of its own that the Judge is shown; the reason first, so that places in it are right.
+            # All of the guard's own words that the Judge is shown; the reason comes first, so that offsets in it are
+            # right.
             yield {}, "\n".join((event.reason, *event.categories))
         case PrecedentsCited():
             yield from (({"precedent": precedent.id}, precedent.text) for precedent in event.findings.exhibits)

@@ -1,7 +1,7 @@
-"""A meme ``M = {T, G}``: its text and its picture, or its text alone, bounded, upright and digested.
+"""A meme ``M = {T, G}``: text and picture, or text alone, within limits, normalised and digested.
 
-Nothing here decodes: turning bytes into a :class:`Picture` is the work of :mod:`court.backends.pictures.reader`,
-which does it in a process that may be killed.
+Nothing here decodes pictures: :mod:`court.backends.pictures.reader` turns bytes into a :class:`Picture`, in a sandboxed
+process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from court.errors import BadPicture, BadText
 
 
 class PictureFormat(StrEnum):
-    """The file formats that are read; every other one is refused."""
+    """Supported file formats; all others are rejected."""
 
     JPEG = "JPEG"
     PNG = "PNG"
@@ -27,22 +27,23 @@ class PictureFormat(StrEnum):
 class Limits:
     """Limits of a meme.
 
-    The guard of a decoder is its pixel cap: bytes say little about the work.
+    Pixel limits are what protects the decoder: the size in bytes says little about the work.
 
     Attributes:
         max_bytes: Size of the uploaded file, in bytes.
         max_pixels: Width x height of one frame, in pixels.
-        max_jpeg_pixels: The same of a JPEG in one scan, as cameras write them: it is scaled down while it is decoded.
-        max_scaled_pixels: The same of a PNG that is not interlaced and of an opaque lossy WebP, scaled down too.
+        max_jpeg_pixels: The same for a JPEG in one scan, as cameras write them, which is scaled down while decoding.
+        max_scaled_pixels: The same for a PNG that is not interlaced and an opaque lossy WebP, which are scaled down
+            too.
         max_side: Width or height, in pixels.
         max_frames: Frames of an animated file.
         max_total_pixels: Frames x width x height, in pixels.
         max_png_chunks: Chunks of a PNG file, counted before a decoder runs.
         max_jpeg_scans: Scans of a JPEG file, counted before a decoder runs.
-        outgoing_side: Longest side of the pictures that go on to encoders and models, in pixels.
-        long_ratio: Longer over shorter side from which a picture that is scaled down goes on a second time, larger, for
-            its text to be read.
-        representative_frames: Largest number of frames of an animated file that go on.
+        outgoing_side: Longest side of the pictures passed to encoders and models, in pixels.
+        long_ratio: Ratio of longer to shorter side from which a scaled-down picture gets a second, larger copy for
+            reading its text.
+        representative_frames: Largest number of frames of an animated file that are used.
         max_text: Length of the text, in characters.
     """
 
@@ -65,23 +66,23 @@ class Limits:
 LIMITS = Limits()
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LANGUAGE_TAG = re.compile(r"(?:[A-Za-z]{2,3}|[Xx](?=-))(?:-[A-Za-z0-9]{1,8})*")
-# RFC 5646 (4.4.1): as many as whoever sets a bound should take at least.
+# The minimum length limit that RFC 5646 (4.4.1) recommends.
 _MOST_LANGUAGE_TAG = 35
 _TEXT_DIGEST = "text:"
-"""Stands before the digest of a text, which no digest of pixels begins with: neither may be taken for the other."""
+"""Prefix of text digests, so that they can't be confused with digests of pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One still of a picture as it goes on: opaque upright RGB, no metadata, at most ``outgoing_side`` pixels long.
+    """One normalised still of a picture: opaque upright RGB, no metadata, at most ``outgoing_side`` pixels long.
 
     Attributes:
-        png: The pixels, losslessly re-encoded by us; the same bytes for the same upload, every time.
+        png: Pixels, losslessly re-encoded by us; deterministic for the same upload.
         width: In pixels.
         height: In pixels.
-        index: Which frame of the file this is, counted from 0.
-        legible_png: The same still with at most ``outgoing_side`` squared pixels, where it is so long that letters
-            would be lost at ``outgoing_side``: what text is read off. It is not stored with the trial.
+        index: Index of the frame in the file, counted from 0.
+        legible_png: Larger copy for reading text, with at most ``outgoing_side`` squared pixels; only for a picture so
+            long that letters would be lost at ``outgoing_side``. It is not stored with the trial.
     """
 
     png: bytes
@@ -96,17 +97,17 @@ class Picture:
     """A decoded picture.
 
     Attributes:
-        format: The file format it came in.
+        format: Format of the uploaded file.
         bytes_sha256: SHA-256 of the uploaded bytes, in hex.
-        pixels_sha256: SHA-256 of the normalised pixels of all representative frames, in hex: equal for a picture and
-            its re-encoded, re-tagged or otherwise losslessly changed copy.
+        pixels_sha256: SHA-256 of the normalised pixels of all representative frames, in hex; equal for copies that were
+            losslessly re-encoded or re-tagged.
         width: Width of the upright upload before any scaling down, in pixels.
         height: Height of the upright upload before any scaling down, in pixels.
         frame_count: Frames in the file.
-        frames: The representative frames, at least one, in file order; of an animated file the first, and then those
-            that differ most from the ones chosen before.
-        frames_unlike: Number of other frames that look unlike all representative ones.
-        incomplete: True if the file was cut short, so that a part of the picture is missing.
+        frames: Representative frames, at least one, in file order; for an animated file the first, and then those that
+            differ most from the ones already chosen.
+        frames_unlike: Number of other frames that differ visibly from all representative ones.
+        incomplete: True if the file was truncated, so that a part of the picture is missing.
     """
 
     format: PictureFormat
@@ -129,14 +130,14 @@ class Meme:
     """The meme on trial.
 
     Attributes:
-        picture: ``G``; None where the caller sent the text alone.
-        text: ``T`` as the caller gives it; ``None`` when it is to be read off the picture; ``""`` when the caller says
-            that there is none.
-        language: BCP 47 tag of the text where the caller knows it.
+        picture: ``G``; None if the caller sent only a text.
+        text: ``T`` as given by the caller; ``None`` to read it off the picture; ``""`` if the caller says that there is
+            none.
+        language: BCP 47 tag of the text; None if unknown.
 
     Raises:
-        BadPicture: There is neither a picture nor a text that says anything.
-        BadText: The text is beyond the limits.
+        BadPicture: There is neither a picture nor a non-blank text.
+        BadText: The text exceeds the limits.
     """
 
     picture: Picture | None
@@ -150,17 +151,17 @@ class Meme:
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """Representative frames of the picture; none where there is no picture."""
+        """Representative frames of the picture; empty without a picture."""
         return () if self.picture is None else self.picture.frames
 
     @property
     def digest(self) -> str:
-        """Digest that the same meme has again: that of the pixels, or of the text where there is no picture."""
+        """Digest that identifies the meme: of the pixels, or of the text if there is no picture."""
         return text_digest(self.text or "") if self.picture is None else self.picture.pixels_sha256
 
 
 def text_digest(text: str) -> str:
-    """Digest of a meme that is a text alone, ``text:`` and SHA-256 in hex: it stands where others have their pixels'.
+    """Digest of a meme without a picture, ``text:`` and SHA-256 in hex; used in place of the pixels' digest.
 
     Raises:
         UnicodeEncodeError: The text holds a lone surrogate (:func:`check_text`).
@@ -169,20 +170,20 @@ def text_digest(text: str) -> str:
 
 
 def is_text_digest(digest: str) -> bool:
-    """True if a digest is that of a text alone, for which no picture can be stored."""
+    """True if a digest is that of a meme without a picture, for which no picture can be stored."""
     return digest.startswith(_TEXT_DIGEST)
 
 
 def is_language_tag(tag: str) -> bool:
     """True if a text has the form of a BCP 47 tag.
 
-    Longer names of languages are reserved by RFC 5646 (2.2.1), and none is registered.
+    Language subtags with more than three letters are reserved by RFC 5646 (2.2.1), and none is registered.
     """
     return len(tag) <= _MOST_LANGUAGE_TAG and _LANGUAGE_TAG.fullmatch(tag) is not None
 
 
 def check_present(text: str | None, *, picture: bool) -> None:
-    """Raises BadPicture if there is nothing to try: no picture, and no text that says anything."""
+    """Raises BadPicture if there is nothing to try: neither a picture nor a non-blank text."""
     if picture or (text and text.strip()):
         return
     raise BadPicture(
@@ -193,15 +194,15 @@ def check_present(text: str | None, *, picture: bool) -> None:
 
 
 def check_text(text: str, limits: Limits = LIMITS) -> None:
-    """Raises BadText if the text of a meme is beyond the limits or can't be written down as UTF-8."""
-    # Counted first: the length is known, and the search below goes over all of a text.
+    """Raises BadText if the text of a meme exceeds the limits or can't be encoded as UTF-8."""
+    # The length is checked first, as it is cheap and bounds the search below.
     if len(text) > limits.max_text:
         raise BadText(
             f"The text has {len(text):,} characters; at most {limits.max_text:,} are tried. "
             "Send the words that stand on the meme, not the discussion around it.",
             reason="TEXT_TOO_LONG",
         )
-    # UTF-8 has no lone surrogates, and records and digests are written in it.
+    # Records and digests use UTF-8, which can't encode lone surrogates.
     if _SURROGATE.search(text):
         raise BadText(
             "The text holds a lone surrogate, which is no character. Send well-formed Unicode.",

@@ -1,8 +1,7 @@
-"""Messages for each role, as plain values built from exactly what the role may see.
+"""Messages for each role, built as plain values from exactly what the role may see.
 
-Agents send it; whoever shows later what was sent makes it again from the record, by the same code
-(:mod:`serving.views.messages`). A picture may therefore be anything that stands for one: a frame on its way to a
-model, or its digest where only that is left.
+The roles send them; views rebuild them from the record by the same code (:mod:`serving.views.messages`). A picture is
+therefore of a generic type: a frame when sending, or its digest if only that is left.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from court.untrusted import Fence
 from court.verdict import Label
 
 P = TypeVar("P")
-"""A picture, or what stands for it; never a text."""
+"""A picture, or a stand-in such as its digest; never a text."""
 
-# Subtags from the first of one character on: extensions and private use, in which anybody may write anything.
+# From the first single-character subtag on: extensions and private use, which may contain arbitrary words.
 _EXTENSIONS = re.compile(r"(?:^|-)[A-Za-z0-9]-.*")
-_LONE = re.compile("[\ud800-\udfff]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 ORIGINAL_LABELS = frozenset({"not harmful", "somewhat harmful", "very harmful", "misogynous", "not misogynous"})
-"""Labels of public data sets (HarMeme, MAMI) that may be shown to the Judge as they stand."""
+"""Labels of public data sets (HarMeme, MAMI) that may be shown to the Judge verbatim."""
 
-_QUOTED = 2000  # characters of a reply that are shown when it is asked for again
+_MAX_QUOTED = 2000  # characters of an unusable reply that a repair request quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,12 @@ class Messages(Generic[P]):
     """One system message and one user message.
 
     Attributes:
-        prompt: Prompt that the words come from.
+        prompt: Prompt that the messages are rendered from.
         task: Task of the request.
         system: The system message.
-        parts: Parts of the user message: texts, each with an empty line after it, and pictures.
-        schema: JSON schema of the reply; None for a free one.
-        prompts: Set that the prompt is of.
+        parts: Parts of the user message: texts, each followed by an empty line, and pictures.
+        schema: JSON schema of the reply; None for free text.
+        prompts: Set that the prompt belongs to.
     """
 
     prompt: Prompt
@@ -70,33 +69,33 @@ class Messages(Generic[P]):
     def again(self, fence: Fence, quoted: str, fault: str) -> Messages[P]:
         """Builds the repair request.
 
-        It has the messages, the reply that could not be used (see :func:`quotable`), and the fault.
+        It contains the messages, the unusable reply (see :func:`quotable`) and the fault.
         """
-        # Behind all that was sent before, so that the server's prefix cache has everything but this. The reply is
-        # material as well: a model may have been brought to write instructions.
+        # Appended to what was sent before, so that the server's prefix cache covers it. The reply is fenced as
+        # untrusted: a model may have been manipulated into writing instructions.
         correction = (fence.around(quoted), self.prompts.repair.task("repair", fault=fault))
         return dataclasses.replace(self, parts=(*self.parts, *apart(correction)))
 
 
 @dataclass(frozen=True, slots=True)
 class Exhibit(Generic[P]):
-    """A precedent as the Judge is shown it; without its picture where the library has none."""
+    """A precedent as shown to the Judge; ``picture`` is None if the library has none."""
 
     precedent: Precedent
     picture: P | None
 
 
 def quotable(reply: str) -> str:
-    """Returns the part of an unusable reply that is shown when it is asked for again.
+    """Returns the part of an unusable reply that the repair request quotes.
 
-    Lone surrogates, which no record could hold, become word joiners: a fence takes out either.
+    Lone surrogates, which a record can't store, become word joiners; fences remove both.
     """
-    return "".join("\u2060" if "\ud800" <= character <= "\udfff" else character for character in reply[:_QUOTED])
+    return "".join("\u2060" if "\ud800" <= character <= "\udfff" else character for character in reply[:_MAX_QUOTED])
 
 
 def writable(reply: str) -> str:
-    """A reply as a record can hold it: a lone surrogate stands as its escape in JSON, which reads as the same."""
-    return _LONE.sub(lambda lone: f"\\u{ord(lone[0]):04x}", reply)
+    """Replaces lone surrogates, which a record can't store, by their equivalent JSON escapes."""
+    return _LONE_SURROGATE.sub(lambda lone: f"\\u{ord(lone[0]):04x}", reply)
 
 
 def describe(pictures: Sequence[P], chars: int, prompts: PromptSet | None = None) -> Messages[P]:
@@ -104,8 +103,8 @@ def describe(pictures: Sequence[P], chars: int, prompts: PromptSet | None = None
 
     Args:
         pictures: Frames of the meme.
-        chars: Longest description that is asked for.
-        prompts: Words of the trial; None for the packaged ones.
+        chars: Longest requested description, in characters.
+        prompts: Prompts of the trial; None for the packaged ones.
     """
     prompts = prompts or packaged()
     prompt = prompts.proposer
@@ -142,13 +141,13 @@ class AdvocateBrief:
 
     Attributes:
         policy: Policy that defines harm.
-        fence: Around what strangers wrote.
+        fence: Fence around untrusted text.
         text: Caption of the meme; empty if it has none.
-        description: The Proposer's description of the picture; None where no picture was sent.
-        precedents: Precedents that it is shown, by their texts and labels; none but where the settings say so.
-        prompts: Words of the trial.
-        on_claim: True if it is to name the claim of fact on which its case rests, where it rests on one.
-        language: BCP 47 tag of the caption's language, to be told; empty for none.
+        description: The Proposer's description of the picture; None without a picture.
+        precedents: Precedents shown as text and label; empty unless the settings ask for them.
+        prompts: Prompts of the trial.
+        on_claim: True to ask for the claim of fact on which its case rests, if any.
+        language: BCP 47 tag of the caption's language to show; empty for none.
     """
 
     policy: Policy
@@ -161,29 +160,29 @@ class AdvocateBrief:
     language: str = ""
 
     def ask(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
-        """The Advocate is to ask one question.
+        """Builds the request for one question.
 
         Args:
             stance: ``accuser``, ``defender`` or ``none``.
-            history: Its questions so far and their answers.
-            chars: Longest summary that is asked for.
+            history: Questions and answers so far.
+            chars: Longest requested summary, in characters.
         """
         return self._messages("ask", stance, history, replies.text_schema(replies.Question, chars))
 
     def summarise(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
-        """The Advocate is to sum up and to argue. Arguments as for :meth:`ask`."""
+        """Builds the request for a summary and a justification. Arguments as for :meth:`ask`."""
         kind = replies.ArgumentOnClaim if self.on_claim else replies.Argument
         return self._messages("summarise", stance, history, replies.text_schema(kind, chars))
 
     def _messages(self, task: str, stance: str, history: Sequence[Exchange], schema: dict[str, Any]) -> Messages[Any]:
         prompt = self.prompts.advocate
         around = self.fence.around
-        # The history only grows and the task comes last: what was sent before stays a prefix of what is sent next.
+        # The history only grows and the task comes last, so earlier messages stay a prefix of later ones.
         exchanges = [
             prompt.task(
                 "exchange",
                 number=str(number),
-                # Its own questions too: a model wrote them after it had read the meme.
+                # Its own questions are fenced too: a model wrote them after reading the meme.
                 question=around(exchange.question),
                 answer=around(exchange.answer),
             )
@@ -192,7 +191,7 @@ class AdvocateBrief:
         described = load("text_alone").task("description") if self.description is None else around(self.description)
         material = prompt.task("material", text=around(self.text), description=described)
         words = [prompt.task(task)]
-        # Before the task, which stays the last thing that is said.
+        # Before the task, which stays last.
         if self.on_claim and task == "summarise":
             words.insert(0, load("expert").task("name_claim"))
         return Messages(
@@ -224,23 +223,22 @@ class JudgeBrief(Generic[P]):
     Attributes:
         pictures: Frames of the meme; none where no picture was sent.
         policy: Policy that defines harm.
-        fence: Around what strangers wrote.
+        fence: Fence around untrusted text.
         text: Text of the meme.
-        description: The Proposer's, or empty; None where no picture was sent.
-        accuser: Argument of the Accuser; empty where there were no arguments.
-        defender: Argument of the Defender; empty where there were no arguments.
+        description: The Proposer's description, possibly empty; None without a picture.
+        accuser: Argument of the Accuser; empty if there were no arguments.
+        defender: Argument of the Defender; empty if there were no arguments.
         exhibits: The precedents that are shown.
         vote: The precedents' vote, or None.
-        guard: Family of the guard whose opinion is shown; empty where there is none.
+        guard: Family of the guard whose opinion is shown; empty if there is none.
         opinion: The guard's opinion, in words.
-        claims: The expert witness's findings, in words; empty where there are none.
-        meme_only: True if the meme alone is shown (ablation).
-        prompts: Words of the trial.
-        defender_first: True if the Defender's argument stands before the Accuser's.
-        similarity_shown: True if each precedent's likeness to the meme is told.
-        original_labels: True if precedents are labelled in their data set's own words, as far as these are known to be
-            labels (:data:`ORIGINAL_LABELS`).
-        language: BCP 47 tag of the text's language, to be told; empty for none.
+        claims: The expert witness's findings, in words; empty if there are none.
+        meme_only: True to show only the meme (ablation).
+        prompts: Prompts of the trial.
+        defender_first: True to show the Defender's argument before the Accuser's.
+        similarity_shown: True to show each precedent's similarity to the meme.
+        original_labels: True to show the data set's own labels of precedents, if they are in :data:`ORIGINAL_LABELS`.
+        language: BCP 47 tag of the text's language to show; empty for none.
     """
 
     pictures: tuple[P, ...]
@@ -263,10 +261,10 @@ class JudgeBrief(Generic[P]):
     language: str = ""
 
     def rule(self, chars: int) -> Messages[P]:
-        """The Judge is to rule.
+        """Builds the request for a ruling.
 
         Args:
-            chars: Longest rationale that is asked for.
+            chars: Longest requested rationale, in characters.
         """
         schema = replies.ruling_schema(self.policy, len(self.exhibits), chars)
         return self._judge_messages("judge", schema)
@@ -279,26 +277,26 @@ class JudgeBrief(Generic[P]):
         precedent_labels: Mapping[str, Sequence[str]],
         vote: Mapping[str, float],
     ) -> Messages[P]:
-        """The Judge is to rule on a further question, from the same material.
+        """Builds the request for a ruling on a further question, from the same material.
 
         Args:
             further_question: The question.
-            chars: Longest rationale that is asked for.
-            precedent_labels: Options that people gave precedents, by id; only of those that are shown.
+            chars: Longest requested rationale, in characters.
+            precedent_labels: Options that people gave to precedents, by id; only those of shown precedents are used.
             vote: Probability of each option by labelled memes; empty for none.
         """
-        # The system message and all parts are those of the ruling on harm: they stand in the server's cache.
+        # System message and parts are those of the ruling on harm, so that the server's prefix cache is used.
         words, ruling = load("question"), self._judge_messages("judge", None)
         further = [
             words.task("precedent", number=str(number), options=", ".join(labels) or "none of the labels")
-            # By the numbers under which the Judge was shown them.
+            # By the numbers by which the Judge knows them.
             for number, exhibit in enumerate(self.exhibits, 1)
             if (labels := precedent_labels.get(exhibit.precedent.id)) is not None
         ]
         if vote:
             shares = "\n".join(f"- {option}: {vote[option]:.2f}" for option in further_question.options)
             further.append(words.task("vote", shares=shares))
-        # Options and their definitions come from whoever runs the court, and stand outside the fences like its policy.
+        # Options and definitions come from the operator and are not fenced, like the policy.
         options = "\n".join(
             f"- {option}: {further_question.define[option]}" if option in further_question.define else f"- {option}"
             for option in further_question.options
@@ -313,13 +311,13 @@ class JudgeBrief(Generic[P]):
             ruling,
             prompt=words,
             task="question",
-            # Without the last part, which asks for the ruling on harm.
+            # Drops the last part, which asks for the ruling on harm.
             parts=(*ruling.parts[:-1], *apart(further)),
             schema=replies.question_schema(further_question, chars),
         )
 
     def odds(self) -> tuple[Messages[P], Messages[P]]:
-        """The Judge's model is to give one of two letters: with harmful as the first option, and as the second."""
+        """Builds two requests for one of two letters: with harmful as the first option, and as the second."""
         words = ("harmful", "not harmful")
         first, second = (self._judge_messages("odds", None, a=one, b=other) for one, other in (words, words[::-1]))
         return first, second
@@ -337,7 +335,7 @@ class JudgeBrief(Generic[P]):
         )
 
     def _material(self, prompt: Prompt) -> list[str | P]:
-        """Pictures first, in a fixed order, then what the sides say: the longest prefix that stays the same."""
+        """Returns pictures first, in a fixed order, and the arguments last, for the longest common prefix."""
         case = prompt if self.pictures else load("text_alone")
         parts: list[str | P] = [*self.pictures, case.task("case")]
         for number, exhibit in enumerate(self.exhibits, 1):
@@ -353,7 +351,7 @@ class JudgeBrief(Generic[P]):
             )
             parts.append(tally)
         parts += [prompt.task("text", text=self.fence.around(self.text)), *_language_sentence(self.language)]
-        # Below stands what was made of the meme, and that Judge is to see the meme alone.
+        # Everything below is derived from the meme, and the Judge of this ablation sees only the meme itself.
         if self.meme_only:
             return parts
         if self.description is not None:
@@ -389,22 +387,21 @@ class JudgeBrief(Generic[P]):
             text = load("judge_variants").task("precedent_without_similarity", **values)
         if not precedent.categories:
             return [text]
-        # Categories are their data set's words, and so a stranger's.
+        # Categories are the data set's words, so they are untrusted.
         categories = self.fence.around(", ".join(precedent.categories))
         return [text, prompt.task("precedent_categories", number=str(number), categories=categories)]
 
     def _label_of(self, precedent: Precedent) -> str:
-        # The words stand outside the fence: none but those of known data sets may.
+        # Not fenced, so only labels of known data sets are shown.
         if self.original_labels and precedent.source_label in ORIGINAL_LABELS:
             return precedent.source_label
         return _label_in_words(precedent)
 
 
 def _language_sentence(language: str) -> list[str]:
-    """The sentence about a text's language; none where it is unknown.
+    """Returns the sentence about a text's language; empty if unknown.
 
-    It stands outside the fence: what is no tag, and what a tag has that names no language, may be a stranger's words
-    and is not passed on.
+    It is not fenced, so invalid tags and extension subtags, which may contain arbitrary words, are dropped.
     """
     named = _EXTENSIONS.sub("", language) if is_language_tag(language) else ""
     return [load("language").task("text_language", language=named)] if named else []
@@ -415,12 +412,12 @@ def _label_in_words(precedent: Precedent) -> str:
 
 
 def apart(parts: Sequence[str | P]) -> tuple[str | P, ...]:
-    """Parts that stand apart: a server puts nothing of its own between them."""
+    """Appends an empty line to each text, as servers put nothing between parts."""
     return tuple(f"{part}\n\n" if isinstance(part, str) else part for part in parts)
 
 
 def in_words(schema: Mapping[str, Any]) -> str:
-    """Describes a schema in words, for servers that know no schemas; it contains no word of a meme."""
+    """Describes a schema in words, for servers that do not enforce schemas; it contains nothing of a meme."""
     return (
         "\n\nReply with one JSON object and nothing else: no introduction, no code fence, no remark after it. It must "
         f"obey this JSON schema:\n{json.dumps(schema, ensure_ascii=False, separators=(',', ':'))}"
@@ -431,22 +428,22 @@ def messages_digest(requests: Sequence[Messages[P]], sha256: Callable[[P], str],
     """SHA-256 over the messages of one call, in the order in which they were sent, as ``sha256:…``.
 
     Args:
-        requests: One; two where a reply was asked for again, or where odds were asked for.
+        requests: One; two with a repair request, or for odds.
         sha256: SHA-256 of a picture's file, in hex.
-        schema_in_words: True if the schema stood at the end of the user message, in words.
+        schema_in_words: True if the schema was described at the end of the user message.
     """
     return digest([_messages(each, sha256, schema_in_words) for each in requests])
 
 
 def _messages(messages: Messages[P], sha256: Callable[[P], str], schema_in_words: bool) -> list[dict[str, Any]]:
-    # Pictures by their digests, which are all that is left of them in a record.
+    # Pictures by digest, which is all that a record has of them.
     content = [{"text": part} if isinstance(part, str) else {"picture": sha256(part)} for part in messages.parts]
     if schema_in_words and messages.schema is not None:
         content.append({"text": in_words(messages.schema)})
     return [{"role": "system", "content": messages.system}, {"role": "user", "content": content}]
 
 
-@lru_cache(maxsize=32)  # a picture goes into many calls of a trial; few, for each holds its bytes
+@lru_cache(maxsize=32)  # a picture is part of many calls; the cache is small because keys hold its bytes
 def file_sha256(png: bytes) -> str:
     """SHA-256 of a picture's file, in hex."""
     return hashlib.sha256(png).hexdigest()

@@ -1,7 +1,7 @@
-"""A panel of judges: several rulings on one meme, and what they come to together.
+"""A panel of judges: several rulings on one meme, combined into one verdict.
 
-The rule is applied to the median of their strengths, each side's by itself. Between two middle ones it is the one that
-is worse for the meme: the stronger harmful and the weaker harmless evidence, for in doubt a meme is harmful.
+The rule is applied to the median strengths, computed per side. Of two middle values, the one worse for the meme is
+used: the stronger harmful and the weaker harmless evidence, because in doubt a meme is harmful.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Opinion:
 
     Attributes:
         ruling: The ruling.
-        odds: Probabilities that its model gives the two labels; None where they are not known.
+        odds: Probabilities of the two labels by its model; None if unknown.
     """
 
     ruling: Ruling
@@ -38,7 +38,7 @@ class Opinion:
 
 
 def median_strengths(opinions: Sequence[Opinion]) -> Strengths:
-    """The median strength of either side; of two middle ones, that which is worse for the meme.
+    """Returns the median strength of each side; of two middle values, the one worse for the meme.
 
     Args:
         opinions: At least one.
@@ -53,10 +53,10 @@ def median_strengths(opinions: Sequence[Opinion]) -> Strengths:
 
 
 def spokesman_of(opinions: Sequence[Opinion]) -> int:
-    """Place of the judge whose words explain the panel's label: of those that found it, the nearest to the median.
+    """Returns the index of the judge who explains the panel's label: of those that agree, the nearest to the median.
 
-    There always is one that did: where the median benign evidence is strong and the harmful is not, more than half have
-    the first and half or more the second.
+    At least one judge agrees: if the median benign evidence is strong and the median harmful evidence is not, more than
+    half of the judges have the first and at least half the second.
 
     Args:
         opinions: At least one.
@@ -67,15 +67,15 @@ def spokesman_of(opinions: Sequence[Opinion]) -> int:
     def distance(place: int) -> tuple[bool, int, int]:
         own = opinions[place].strengths
         apart = abs(own.harmful.level - median.harmful.level) + abs(own.benign.level - median.benign.level)
-        # False sorts first, so that a judge with the panel's label comes before all others; the place breaks ties, so
-        # that the choice is the same every time.
+        # False sorts first, so judges with the panel's label come first; the index breaks ties, for a deterministic
+        # choice.
         return opinions[place].label is not label, apart, place
 
     return min(range(len(opinions)), key=distance)
 
 
 def disagreement(opinions: Sequence[Opinion]) -> tuple[Review, ...]:
-    """A reason for review where the judges of a panel come to different labels; nothing where they agree."""
+    """A reason for review if the judges of a panel give different labels; empty if they agree."""
     harmful = sum(opinion.label is Label.HARMFUL for opinion in opinions)
     if harmful in (0, len(opinions)):
         return ()

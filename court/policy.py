@@ -1,4 +1,4 @@
-"""The policy: what counts as harm is the platform's to say, in a file, and swapping it needs no code."""
+"""The policy: a file in which the platform defines what counts as harm; replacing it needs no code change."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Clause(BaseModel):
     category: str = Field(min_length=1, max_length=60)
     text: str = Field(min_length=1, max_length=2000)
     facts: bool = False
-    """Whether it turns on whether something is true, so that an expert witness may have to be heard."""
+    """True if the clause depends on whether something is true, so that the expert witness may have to be called."""
 
 
 class Policy(BaseModel):
     """A versioned statement of what counts as harm.
 
     Attributes:
-        id: The platform's name for it.
-        version: Changes whenever the wording does; the digest says if that was forgotten.
+        id: Platform's id of the policy.
+        version: Version, to be changed with the wording; the digest reveals a forgotten change.
         preamble: Text that applies to all clauses.
-        targets: Whom harm may be aimed at.
+        targets: Groups or persons that harm may be aimed at.
         clauses: Clauses that define harm, each under one category.
     """
 
@@ -52,43 +52,43 @@ class Policy(BaseModel):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all its words, as ``sha256:…``."""
-        # Without `facts`, which is none: policies of before it was there, and requests that name one, keep their
-        # digests. A trial with a witness has those clauses among its settings.
+        """SHA-256 of the policy's content, as ``sha256:…``."""
+        # Excludes `facts`, so that digests from before this field existed, and requests that name them, stay valid. A
+        # trial with a witness lists those clauses among its settings.
         return digest(self.model_dump(mode="json", exclude={"clauses": {"__all__": {"facts"}}}))
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """The categories of the clauses, each once, in their order."""
+        """Distinct categories of the clauses, in order."""
         return tuple(dict.fromkeys(clause.category for clause in self.clauses))
 
     @property
     def clauses_on_facts(self) -> tuple[str, ...]:
-        """Numbers of the clauses that turn on whether something is true."""
+        """Numbers of the clauses that depend on whether something is true."""
         return tuple(clause.number for clause in self.clauses if clause.facts)
 
     @property
     def turns_on_facts(self) -> bool:
-        """True if there is such a clause."""
+        """True if there is a clause that depends on whether something is true."""
         return bool(self.clauses_on_facts)
 
     @property
     def text(self) -> str:
-        """The policy as agents are shown it."""
+        """Policy as shown to the roles."""
         clauses = [f"{clause.number}. ({clause.category}) {clause.text}" for clause in self.clauses]
         return "\n".join([self.preamble.strip(), "", *clauses])
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The policy in a TOML file.
+        """Loads a policy from a TOML file.
 
         Raises:
-            BadRequest: The file can't be read, or is no policy; what is wrong with it is named.
+            BadRequest: The file can't be read or is not a valid policy; the message names the faults.
         """
         try:
             return cls.model_validate(tomllib.loads(path.read_text("utf-8-sig")))
         except OSError as error:
-            # `strerror` alone: the full message has the path, which no caller is shown.
+            # Only `strerror`: the full message contains the path, which must not reach callers.
             raise BadRequest(
                 f"The policy file can't be read: {error.strerror}.", reason="BAD_POLICY", field="policy"
             ) from None

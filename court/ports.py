@@ -1,7 +1,7 @@
-"""Ports of a trial: protocols for everything it needs from outside, each as narrow as can be.
+"""Ports of a trial: narrow protocols for all its external dependencies.
 
-A picture reader turns bytes into a :class:`~court.meme.Picture` before the trial; a text reader, a precedent finder
-and chat models serve it; a keeper is told of every event.
+A picture reader turns bytes into a :class:`~court.meme.Picture` before the trial; a text reader, a precedent finder and
+chat models serve the trial; an event sink stores every event.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from court.precedents import Findings, LibraryIdentity
 
 
 class EventSink(Protocol):
-    """Is told of every event as it happens. The trial goes on only when it has returned: what keeps records, keeps
-    them before anything is done about them."""  # noqa: D205, D209
+    """Stores every event as it happens. The trial continues only once it has returned, so that events are stored before
+    anything acts on them."""  # noqa: D205, D209
 
     async def __call__(self, *events: AnyEvent) -> None:
-        """Takes note of an event, or of several between which nothing is done: of all of them, in order, or of none.
+        """Stores one event, or several in order and atomically: all of them or none.
 
-        Raises whatever keeps it from taking note; the trial then ends without a verdict.
+        Any exception ends the trial without a verdict.
         """
         ...
 
 
 class EventListener(Protocol):
-    """Is told of every event once it is kept, one after the other."""
+    """Receives every event once it is stored, one after the other."""
 
     async def __call__(self, event: AnyEvent, /) -> None:
-        """Raises whatever keeps it from taking note; the trial then ends without a verdict."""
+        """Handles an event. Any exception ends the trial without a verdict."""
         ...
 
 
 class PictureReader(Protocol):
-    """Decodes pictures under guard."""
+    """Decodes pictures in a sandbox."""
 
     async def read(self, data: bytes) -> Picture:
-        """The picture in ``data``.
+        """Decodes the picture in ``data``.
 
         Raises:
             BadPicture: The picture can't be read or exceeds the limits.
-            Unavailable: The picture could not be tried (no time, no process); the same bytes may do later.
+            Unavailable: The picture could not be decoded now (timeout, no process); a retry may succeed.
         """
         ...
 
@@ -54,14 +54,14 @@ class Reading:
     """Text read off a picture.
 
     Attributes:
-        lines: In reading order, frame by frame.
+        lines: Lines in reading order, frame by frame.
     """
 
     lines: tuple[TextLine, ...]
 
     @property
     def text(self) -> str:
-        """The lines below each other, a line that a former frame already showed left out."""
+        """All lines joined by line breaks, without lines that an earlier frame already showed."""
         return "\n".join(dict.fromkeys(line.text for line in self.lines))
 
 
@@ -74,7 +74,7 @@ class TextReader(Protocol):
         ...
 
     async def read(self, picture: Picture) -> Reading:
-        """The text on the picture; no lines where there is none.
+        """Reads the text on the picture; no lines if there is none.
 
         Raises:
             Unavailable: The text can't be read now.
@@ -100,51 +100,52 @@ class PrecedentFinder(Protocol):
         tally: int,
         alpha: float | None,
     ) -> Findings:
-        """The most similar precedents.
+        """Finds the most similar precedents.
 
         Args:
             text: Text of the meme; empty if it has none.
-            frames: Representative frames of its picture; none where it has no picture.
-            pixels_sha256: Digest of its normalised pixels, to tell the same picture from a similar one; empty likewise.
+            frames: Representative frames of its picture; empty without one.
+            pixels_sha256: Digest of its normalised pixels, to tell the same picture from a similar one; empty without
+                one.
             exhibits: Number of precedents to show.
-            tally: Least number of precedents to count; the library's own vote settings may require more.
-            alpha: Weight of the text against the picture, in [0, 1]; None for what the library was calibrated with.
+            tally: Minimum number of precedents to count; the library's own vote settings may require more.
+            alpha: Weight of the text against the picture, in [0, 1]; None for the library's calibrated value.
 
         Raises:
-            Unavailable: The search could not be made now.
+            Unavailable: The search can't be made now.
         """
         ...
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
-        """Pictures of these precedents, to be shown; None where the library has none.
+        """Reads the pictures of precedents; None for those without a picture.
 
         Args:
-            ids: Ids from :meth:`find`. One that has left the library since has no picture.
+            ids: Ids from :meth:`find`. A precedent removed from the library since has no picture.
 
         Raises:
-            BadLibrary: A picture is not what it was when the library was written.
-            Unavailable: They could not be read now.
+            BadLibrary: A picture has changed since the library was written.
+            Unavailable: They can't be read now.
         """
         ...
 
 
 class DuplicateFinder(Protocol):
-    """Finds memes tried before that are nearly the one on trial."""
+    """Finds near-duplicates of the meme on trial among memes tried before."""
 
     async def find(
         self, picture: Picture | None, text: str, text_read: bool, namespace: str
     ) -> Sequence[NearDuplicate]:
-        """The trials of memes that are nearly this one, or this one, nearest first; none where nothing is near.
+        """Finds trials of the same meme or near-duplicates, nearest first; empty if there are none.
 
         Args:
-            picture: Picture of the meme; None where its text was sent alone: then others that were are searched for a
-                text of the same letters.
+            picture: Picture of the meme; None if only a text was sent, which is compared by its letters with other such
+                texts.
             text: Text of the meme; empty if it has none.
-            text_read: True if the text was read off the picture, so that letters may be misread.
+            text_read: True if the text was read off the picture and may contain misread letters.
             namespace: Namespace of the content.
 
         Raises:
-            Unavailable: They could not be searched now.
+            Unavailable: The search can't be made now.
         """
         ...
 
@@ -154,15 +155,15 @@ class CallPlace:
     """Place of a call in its trial.
 
     Attributes:
-        role: Role that is to speak.
+        role: Role that is asked.
         task: Task of the request.
-        prompt_digest: Digest of the prompt that the words come from.
-        side: Side whose examination it is; None outside of an examination.
+        prompt_digest: Digest of the prompt.
+        side: Side whose examination it is; None outside an examination.
         round: Round of the examination; 0 outside of one.
-        attempt: 2 where a reply is asked for again.
-        judge: Number of the judge on a panel; 1 for a judge that sits alone, and for the other roles.
+        attempt: 1, or 2 for a repair request.
+        judge: Number of the judge on a panel; 1 for a single judge and for other roles.
         claim: Number of the claim of fact that the expert witness checks; 0 elsewhere.
-        step: Number of the search, or of the document that is weighed, for that claim; 0 elsewhere.
+        step: Number of the search or of the weighed document for that claim; 0 elsewhere.
     """
 
     role: Role
@@ -177,9 +178,9 @@ class CallPlace:
 
 
 BATCH_PRIORITY = 100
-"""Added to the rank of requests for which nobody waits singly: no trial makes up for it by being nearly over."""
+"""Offset of the priority of batch requests, larger than any trial's progress can compensate."""
 PROBE_PRIORITY = -100
-"""Rank of a question whether the server is there, which is over in a moment."""
+"""Priority of a liveness probe, which takes only a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,17 +188,17 @@ class ChatRequest:
     """Request to a chat model: one system message and one user message.
 
     Attributes:
-        system: Constant for its role: nothing of a meme ever stands here.
-        parts: Texts and pictures of the user message, in the order in which they are shown. What stays the same from
-            call to call comes first, so that a server's prefix cache can serve it.
+        system: System message, constant for a role; it never contains anything of a meme.
+        parts: Texts and pictures of the user message, in order. Parts shared by several calls come first, so that a
+            server's prefix cache can be used.
         reply_schema: JSON schema that the reply must obey, or None for free text.
         max_tokens: Largest number of tokens of the reply.
         temperature: 0 for the most likely reply.
-        thought_tokens: Largest number of tokens of a thought before the reply, on top of ``max_tokens``; 0 for a reply
-            without one, as far as the model can be kept from it.
-        priority: Rank among requests that wait at the server, where it has ranks: the lower, the earlier.
-        avoid_repetition: True to ask in a way that keeps the model from saying the same over and over.
-        place: Place of the call in its trial, which no model is told; None outside of a trial.
+        thought_tokens: Largest number of tokens of a thought before the reply, in addition to ``max_tokens``; 0 to turn
+            thinking off, if the model allows that.
+        priority: Priority at the server, if it supports priorities; lower values go first.
+        avoid_repetition: True to sample in a way that prevents repetition loops.
+        place: Place of the call in its trial, which is not sent; None outside a trial.
     """
 
     system: str
@@ -208,7 +209,7 @@ class ChatRequest:
     thought_tokens: int = 0
     priority: int = 0
     avoid_repetition: bool = False
-    # Not compared: requests in which a model is shown the same are equal.
+    # Not compared: requests with the same content are equal.
     place: CallPlace | None = field(default=None, compare=False)
 
 
@@ -217,17 +218,18 @@ class ChatReply:
     """Reply of a chat model, with the server's own figures.
 
     Attributes:
-        text: The reply, possibly empty; cut where ``finish`` is LENGTH or REPETITION.
-        finish: Why it ended.
+        text: Reply, possibly empty; truncated if ``finish`` is LENGTH or REPETITION.
+        finish: Reason why it ended.
         model: Name of the model, as the server gives it.
         tokens_in: Number of tokens of the prompt.
         tokens_out: Number of tokens of the reply.
         tokens_cached: Number of the prompt's tokens found in the server's prefix cache; 0 if it does not say.
-        latency_s: From sending the request to the end of the reply, retries included, in seconds.
-        server: Address of the server that gave it, without a key; empty where there is none.
-        schema_in_words: True if the schema stood in the user message, in words, because the server knows none.
-        unknown: Names of figures that the server did not give, or gave as what they can't be; 0 or empty here.
-        thought: Thought before the reply, where the server tells it apart; it is no part of ``text``.
+        latency_s: Seconds from sending the request to the end of the reply, retries included.
+        server: Address of the server, without a key; empty if there is none.
+        schema_in_words: True if the schema was described in the user message because the server does not enforce
+            schemas.
+        unknown: Names of figures that the server omitted or gave as invalid values; they are 0 or empty here.
+        thought: Thought before the reply, if the server separates it; not part of ``text``.
     """
 
     text: str
@@ -244,7 +246,7 @@ class ChatReply:
 
     @property
     def is_cut(self) -> bool:
-        """True if it was ended before its own end."""
+        """True if the reply was truncated."""
         return self.finish in (FinishReason.LENGTH, FinishReason.REPETITION)
 
 
@@ -254,9 +256,9 @@ class Odds:
 
     Attributes:
         masses: Probability of each option among all tokens of the vocabulary, in the order asked, each in [0, 1]. They
-            need not add up to 1: what is missing went to other tokens. Empty where the answer had no probabilities, or
-            others than were asked for: the call has its cost all the same.
-        reply: The call itself, for its figures.
+            need not add up to 1, as other tokens have the rest. Empty if the answer lacked the requested probabilities;
+            the call has its cost all the same.
+        reply: Reply with the figures of the call.
     """
 
     masses: tuple[float, ...]
@@ -264,37 +266,37 @@ class Odds:
 
 
 class ChatModel(Protocol):
-    """A vision-language model behind a server; safe to call concurrently. Cancelling a call ends it at the server."""
+    """A vision-language model behind a server; safe to call concurrently. Cancelling a call aborts it at the server."""
 
     @property
     def name(self) -> str:
-        """The model's name, as calls are made with it."""
+        """Name of the model, as used in calls."""
         ...
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
-        """One reply.
+        """Requests one reply.
 
         Args:
             request: Request to send.
-            within_s: Seconds that it may take, retries included.
+            within_s: Timeout in seconds, retries included.
 
         Raises:
-            Overrun: There was no reply in that time.
-            Unavailable: The server is gone or too busy; asking again later may help.
-            ModelRefused: The server can't take this request; the same again will fail again.
+            Overrun: The call timed out.
+            Unavailable: The server is gone or too busy; a later retry may succeed.
+            ModelRefused: The server rejected this request; the same request will fail again.
         """
         ...
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        """Asks for the probability of each option as first token of a free reply.
+        """Requests the probability of each option as first token of a free reply.
 
-        Returns None for a server that is known to give none, which is not asked, and for an answer that can't be read
-        at all; an :class:`Odds` without masses for one that came without any, since it has its cost.
+        Returns None without a call for a server known to give none, and for an answer that can't be parsed; an
+        :class:`Odds` without masses for an answer that lacked them, to account for its cost.
 
         Args:
             request: Request to send; its schema and ``max_tokens`` are ignored.
             options: Words, each of which must be a single token for the model, e.g. ``("A", "B")``.
-            within_s: Seconds until it is given up, as for :meth:`reply`.
+            within_s: Timeout in seconds, as for :meth:`reply`.
 
         Raises:
             As :meth:`reply`.
@@ -303,7 +305,7 @@ class ChatModel(Protocol):
 
 
 class ReplicatedModel(ChatModel, Protocol):
-    """A model that one or several servers have, of which each trial keeps to one."""
+    """A model served by one or several servers, of which each trial uses one."""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -311,15 +313,14 @@ class ReplicatedModel(ChatModel, Protocol):
         ...
 
     def pinned(self, key: str, /) -> ReplicatedModel:
-        """The model for one trial, which keeps to one server: the one with the fewest calls in flight when it begins.
+        """Returns the model for one trial, pinned to the server with the fewest calls in flight at its first call.
 
-        Of those that are equally busy, the key decides. When it is gone, the call that finds out and all later ones of
-        the trial go on to another.
+        The key breaks ties. If that server is gone, the current and all later calls of the trial fail over to another.
         """
         ...
 
     def room(self) -> bool:
-        """True if the server that is asked now would work on one more call at once."""
+        """True if the server that would be used now could start one more call immediately."""
         ...
 
 
@@ -328,11 +329,11 @@ class EvidenceHit:
     """One result of a search for evidence about a claim.
 
     Attributes:
-        id: Name of the document within its source, by which it can be read.
+        id: Id of the document within its source, by which it can be read.
         title: Title of the document; empty if it has none.
         source: Publisher of the document, such as a site's name.
-        snippet: Passage that answered the query, or its beginning.
-        date: Date of the document as its source gives it; empty if it gives none.
+        snippet: Matching passage, or its beginning.
+        date: Date of the document as given by its source; empty if unknown.
     """
 
     id: str
@@ -347,11 +348,11 @@ class EvidenceDocument:
     """Text of a document that a search found.
 
     Attributes:
-        id: Name of the document within its source.
+        id: Id of the document within its source.
         title: Title of the document; empty if it has none.
         source: Publisher of the document.
-        date: Date of the document as its source gives it; empty if it gives none.
-        text: Text, or the passage of it that was found.
+        date: Date of the document as given by its source; empty if unknown.
+        text: Text of the document, or the passage of it that was found.
         sha256: SHA-256 of the text in UTF-8, in hex.
     """
 
@@ -364,42 +365,42 @@ class EvidenceDocument:
 
 
 class EvidenceSource(Protocol):
-    """Finds documents that speak about a claim of fact. It is sent words of the claim, and nothing else of a trial."""
+    """Finds documents about a claim of fact. It receives words of the claim and nothing else of a trial."""
 
     @property
     def identity(self) -> str:
-        """Name and version: the same identity gives the same documents, as far as the source can promise it."""
+        """Name and version; the same identity gives the same documents, as far as the source can guarantee it."""
         ...
 
     @property
     def sends_elsewhere(self) -> bool:
-        """True if queries leave the machine: then names that only the picture gave, and contact data, are held back."""
+        """True if queries leave the machine; names known only from the picture and contact data are then removed."""
         ...
 
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
-        """Documents about the query, best first; none where nothing is found.
+        """Searches for documents, best first; empty if none are found.
 
         Args:
             query: Words to search for.
             most: Largest number of hits.
-            within_s: Seconds that the search may take.
+            within_s: Timeout in seconds.
 
         Raises:
-            Overrun: There was no answer in that time.
+            Overrun: The request timed out.
             Unavailable: The source can't be searched now.
         """
         ...
 
     async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
-        """The document of a hit.
+        """Reads the document of a hit.
 
         Args:
             document_id: Id of a hit.
-            within_s: Seconds that reading may take.
+            within_s: Timeout in seconds.
 
         Raises:
-            Overrun: There was no answer in that time.
-            Unavailable: The document can't be read now, is too large, or is no text.
+            Overrun: The request timed out.
+            Unavailable: The document can't be read now, is too large, or is not text.
         """
         ...
 
@@ -409,9 +410,9 @@ class Entailed:
     """Relation of a hypothesis to a premise, as probabilities that add up to 1.
 
     Attributes:
-        entailment: The premise says that the hypothesis is true.
-        neutral: The premise says neither.
-        contradiction: The premise says that the hypothesis is false.
+        entailment: Probability that the premise implies the hypothesis.
+        neutral: Probability that the premise implies neither.
+        contradiction: Probability that the premise contradicts the hypothesis.
     """
 
     entailment: float
@@ -420,7 +421,7 @@ class Entailed:
 
 
 class Entailment(Protocol):
-    """A model of natural-language inference."""
+    """A natural-language inference (NLI) model."""
 
     @property
     def identity(self) -> str:

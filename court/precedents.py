@@ -1,4 +1,4 @@
-"""Precedents: labelled memes like the one on trial, and what was looked for to find them."""
+"""Precedents: labelled memes similar to the one on trial, and the search that found them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from court.verdict import Label
 
 PrecedentLabel = Literal[Label.HARMFUL, Label.NOT_HARMFUL]
-"""A precedent has been decided."""
+"""Label of a precedent, which is never undecided."""
 
 
 class Relation(StrEnum):
@@ -41,16 +41,15 @@ class Precedent(_StoredValue):
     label: PrecedentLabel
     text: str
     similarity: float = Field(allow_inf_nan=False)
-    """``alpha * text_similarity + (1 - alpha) * picture_similarity``, a missing half counting 0."""
+    """``alpha * text_similarity + (1 - alpha) * picture_similarity``; a missing half counts as 0."""
     text_similarity: float | None = Field(default=None, allow_inf_nan=False)
     picture_similarity: float | None = Field(default=None, allow_inf_nan=False)
     relation: Relation = Relation.SIMILAR
     categories: tuple[str, ...] = ()
     source: str = ""
-    """The data set and split, or the person, that it came from."""
+    """Data set and split, or person, that it came from."""
     source_label: str = ""
-    """The label in the source's own words; empty where the library does not know, and in records of before this was
-    kept."""
+    """Label in the source's own words; empty if unknown to the library, and in older records."""
 
 
 class TallyEntry(_StoredValue):
@@ -73,30 +72,30 @@ class VoteSettings(_StoredValue):
     prior: float = Field(gt=0, lt=1)
     """Share of harmful memes in the library."""
     prior_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """``m``: how many nearest neighbours the prior weighs."""
+    """``m``: weight of the prior, in nearest neighbours."""
     intercept: float = Field(default=0.0, allow_inf_nan=False)
     slope: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     threshold: float = Field(default=0.5, gt=0, lt=1)
-    """Probability from which on the vote is for harmful."""
+    """Probability from which the vote is for harmful."""
 
 
 class SureRange(_StoredValue):
     """Range in which a library's vote decides alone: probabilities of at most ``below``, or of at least ``above``.
 
-    Chosen when the library is built, on its own memes, each left out. A side on which nothing is settled has its bound
-    where no probability is: ``below`` -1, ``above`` 2.
+    Chosen by leave-one-out on the library's own memes when it is built. A side on which no vote is conclusive has an
+    unreachable bound: ``below`` -1, ``above`` 2.
     """
 
     error: float = Field(gt=0, lt=1)
-    """What share of wrong labels is put up with, on either side."""
+    """Accepted share of wrong labels on each side."""
     below: float = Field(ge=-1, le=1, allow_inf_nan=False)
-    """The label is not harmful."""
+    """Probability up to which the label is not harmful."""
     above: float = Field(ge=0, le=2, allow_inf_nan=False)
-    """The label is harmful."""
+    """Probability from which the label is harmful."""
     share: float = Field(ge=0, le=1)
-    """Share of the memes that these bounds settle."""
+    """Share of the memes that these bounds decide."""
     n: int = Field(ge=0)
-    """Memes that they were chosen by."""
+    """Number of memes used to choose them."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -106,56 +105,56 @@ class SureRange(_StoredValue):
 
 
 class RiskPoint(_StoredValue):
-    """A share of memes to send to a person, and what is then expected of the labels that no person looks at."""
+    """A share of memes sent to review, and the expected errors among the labels that are not reviewed."""
 
     rate: float = Field(ge=0, le=1)
-    """Share of memes that go to a person."""
+    """Share of memes sent to review."""
     cutoff: float = Field(ge=0, le=1)
-    """Risk above which a meme is one of them."""
+    """Risk above which a meme is sent to review."""
     risk: float = Field(ge=0, le=1)
-    """Expected share, of all memes, of those whose label is wrong and that no person looks at."""
+    """Expected share, among all memes, of wrong labels that are not reviewed."""
     error: float = Field(ge=0, le=1)
-    """Expected share of wrong labels among the memes that no person looks at."""
+    """Expected share of wrong labels among the memes that are not reviewed."""
 
 
 class RiskCurve(_StoredValue):
-    """The trade between memes sent to a person and wrong labels among the rest, measured on a library's own memes.
+    """Trade-off between memes sent to review and wrong labels among the rest, measured on a library's own memes.
 
-    Each was judged by what the library makes of the others, without those that are nearly the same. The risk is
-    ``(wrong + 1) / (n + 1)``, as conformal risk control has it (Angelopoulos et al., 2024, eq. 4): a mean over
-    libraries like this one, not a promise for a single day.
+    Each meme was judged by the rest of the library without its near-duplicates. The risk is ``(wrong + 1) / (n + 1)``,
+    as in conformal risk control (Angelopoulos et al., 2024, eq. 4): an expectation over libraries like this one, not a
+    guarantee for a single day.
     """
 
     n: int = Field(ge=1)
-    """Memes that it was measured on."""
+    """Number of memes it was measured on."""
     points: tuple[RiskPoint, ...] = Field(min_length=1)
-    """By rising rate, from 0, and falling risk."""
+    """Points by increasing rate, from 0, and decreasing risk."""
 
     def at_rate(self, rate: float) -> RiskPoint:
-        """The point of a share of memes to be reviewed, in [0, 1], interpolated between its neighbours."""
+        """Returns the point for a share of reviewed memes, in [0, 1], interpolated between neighbours."""
         after = next((n for n, point in enumerate(self.points) if point.rate >= rate), len(self.points))
         return self._between(after, rate, "rate")
 
     def at_risk(self, risk: float) -> RiskPoint:
-        """The lowest rate at which the risk is no higher; where none is so low, everything goes to a person."""
+        """Returns the point of the lowest rate with at most this risk; rate 1 if the curve never gets so low."""
         after = next((n for n, point in enumerate(self.points) if point.risk <= risk), len(self.points))
         return self._between(after, risk, "risk")
 
     def _between(self, after: int, wanted: float, axis: Literal["rate", "risk"]) -> RiskPoint:
         if after == len(self.points):
-            # Beyond the measured curve everything goes to a person, and no label is left that nobody sees.
+            # Beyond the measured curve all memes are reviewed, so no unreviewed label is left.
             return RiskPoint(rate=1, cutoff=0, risk=0, error=0)
         if after == 0:
             return self.points[0]
         left, right = self.points[after - 1].model_dump(), self.points[after].model_dump()
         span = right[axis] - left[axis]
-        # Neighbours with the same value: the right one is the first that satisfies what is wanted.
+        # For neighbours with the same value, the right one is the first that satisfies the condition.
         part = (wanted - left[axis]) / span if span else 1.0
         return RiskPoint(**{name: left[name] + part * (right[name] - left[name]) for name in left})
 
 
 class Vote(_StoredValue):
-    """The precedents' vote, joined with the library's regression where it has one."""
+    """Vote of the precedents, combined with the library's regression if it has one."""
 
     voters: int
     harmful: int
@@ -165,7 +164,7 @@ class Vote(_StoredValue):
     """Calibrated estimate of P(harmful)."""
     settings: VoteSettings
     regression: float | None = Field(default=None, allow_inf_nan=False)
-    """Calibrated log-odds of harm by the library's regression; None where the precedents alone have a say."""
+    """Calibrated log-odds of harm by the library's regression; None if only the precedents count."""
 
     @property
     def by_precedents(self) -> float:
@@ -183,35 +182,35 @@ class Search(_StoredValue):
 
     alpha_asked: float = Field(ge=0, le=1)
     alpha: float = Field(ge=0, le=1)
-    """Weight of the text that was used: all of it where a half is missing, see ``notes``."""
+    """Effective weight of the text, which is 0 or 1 if a half is missing; see ``notes``."""
     has_text: bool
     has_picture: bool
     exhibits: int
     tally: int
     excluded: int = 0
-    """Precedents that were left out on purpose."""
+    """Number of precedents that were deliberately excluded."""
 
 
 class LibraryIdentity(_StoredValue):
-    """Which library was searched."""
+    """Identity of the library that was searched."""
 
     name: str
     digest: str
     size: int
     encoder: str
     with_picture: int
-    """How many of its memes have a picture."""
+    """Number of its memes with a picture."""
 
 
 class MinSimilarity(_StoredValue):
-    """Similarities below which a precedent says nothing about a meme, for each half."""
+    """Minimum similarity of each half for a precedent to count as evidence."""
 
     text: float
     picture: float
 
 
 class Findings(_StoredValue):
-    """Result of a search, nearest first, ties by place in the library."""
+    """Result of a search, nearest first; ties are ordered by position in the library."""
 
     library: LibraryIdentity
     search: Search
@@ -222,17 +221,17 @@ class Findings(_StoredValue):
     tally: tuple[TallyEntry, ...]
     vote_settings: VoteSettings
     settles: SureRange | None = None
-    """Where the vote alone will do; None where nowhere."""
+    """Range in which the vote alone decides; None if it never does."""
     text_cut: bool = False
-    """Whether the text was longer than the encoder reads."""
+    """True if the text was longer than the encoder reads."""
     text_not_understood: bool = False
     """True if the encoder can't read the script or signs of the text; the text half is then absent."""
     regression: float | None = Field(default=None, allow_inf_nan=False)
-    """Calibrated log-odds of harm by the library's regression; None where it has no say."""
+    """Calibrated log-odds of harm by the library's regression; None if it is not used."""
     risk: RiskCurve | None = None
-    """How often the library's verdicts are wrong; None where that was not measured."""
+    """Measured error rates of the library's verdicts; None if not measured."""
     notes: tuple[str, ...] = ()
-    """What was handled in a way that the caller should know: a missing half, an exclusion."""
+    """Notes on special handling, such as a missing half or an exclusion."""
 
 
 def share(similarities: Sequence[float], harmful: Sequence[bool], settings: VoteSettings) -> float:
@@ -252,9 +251,9 @@ def share(similarities: Sequence[float], harmful: Sequence[bool], settings: Vote
     if len(similarities) != len(harmful) or not similarities:
         raise ValueError("a vote needs at least one precedent, and a label for each")
     nearest = similarities[0]
-    # No exponent is above 0, so that a small tau makes weights vanish and never overflow.
+    # Exponents are at most 0, so a small tau makes weights vanish but never overflow.
     weights = [math.exp((s - nearest) / settings.tau) for s in similarities[: settings.k]]
-    # Not strict: weights end with the k-th neighbour, labels may go on.
+    # Not strict: weights end with the k-th neighbour, there may be more labels.
     for_harm = sum(weight for weight, is_harmful in zip(weights, harmful, strict=False) if is_harmful)
     m = settings.prior_weight
     return (for_harm + m * settings.prior) / (sum(weights) + m)
@@ -262,7 +261,7 @@ def share(similarities: Sequence[float], harmful: Sequence[bool], settings: Vote
 
 def log_odds(share: float, settings: VoteSettings) -> float:
     """The share as calibrated log-odds of harm: ``intercept + slope * logit(share)``."""
-    # The prior's weight is above 0, so that the share is never exactly 0 or 1 and both logarithms are finite.
+    # The prior's weight is positive, so the share is never exactly 0 or 1 and both logarithms are finite.
     return settings.intercept + settings.slope * (math.log(share) - math.log1p(-share))
 
 
@@ -278,10 +277,10 @@ def probability(share: float, settings: VoteSettings) -> float:
 
 
 def vote(tally: Sequence[TallyEntry], settings: VoteSettings, regression: float | None = None) -> Vote:
-    """The vote of a tally.
+    """Returns the vote of a tally.
 
     Args:
-        tally: Nearest first.
+        tally: Precedents, nearest first.
         settings: Vote settings of the library.
         regression: Calibrated log-odds of harm by the library's regression, to be averaged with the vote's.
 
@@ -296,7 +295,7 @@ def vote(tally: Sequence[TallyEntry], settings: VoteSettings, regression: float 
         voters=len(voters),
         harmful=sum(harmful),
         share=weighed,
-        # The mean of both log-odds: so it was calibrated (retrieval.calibration).
+        # The mean of both log-odds, as in the calibration (retrieval.calibration).
         probability=sigmoid(z if regression is None else (z + regression) / 2),
         settings=settings,
         regression=regression,

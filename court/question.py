@@ -1,6 +1,6 @@
-"""A further question about a meme that is on trial: its options, and the rule by which strengths choose among them.
+"""A further question about a meme on trial: its options, and the rule by which strengths select among them.
 
-It is asked beside the question of harm and never in its place: no answer to it is a label of harm.
+It is asked in addition to the question of harm, never instead: no answer to it is a label of harm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from court.errors import BadRequest
 from court.verdict import Strength
 
 QUESTION_RULE = "stronger/1"
-"""Name and version of the rule of :func:`options_that_fit`, kept with every ruling."""
+"""Name and version of the rule of :func:`options_that_fit`, stored with every ruling."""
 _MOST_BYTES = 100_000
 
 
@@ -41,20 +41,20 @@ class OptionStrengths(_QuestionModel):
 
     @property
     def fits(self) -> bool:
-        """True if more speaks for the option than against it; a tie is none."""
-        # By level: the members are strings, which would compare by their letters.
+        """True if the evidence for the option is stronger than that against it; False on a tie."""
+        # By level, as the members are strings, which would compare alphabetically.
         return self.supporting.level > self.opposing.level
 
 
 class QuestionSides(_QuestionModel):
-    """The two options that contend, by the side that would argue each."""
+    """The two opposing options, by the side that would argue for each."""
 
     accuser: OneLine
     defender: OneLine
 
 
 class CourtQuestion(_QuestionModel):
-    """A question about a meme besides that of harm."""
+    """A question about a meme in addition to that of harm."""
 
     id: OneLine = Field(max_length=100)
     text: OneLine = Field(max_length=1000)
@@ -65,14 +65,14 @@ class CourtQuestion(_QuestionModel):
     several: bool = False
     """True if any number of the options may fit, none included."""
     sides: QuestionSides | None = None
-    """Two options of three: the one for which more speaks is the answer, and the third where neither has more."""
+    """Two of three options: the one with stronger evidence is the answer, and the third option on a tie."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        # Which of two options of one name was meant could not be known.
+        # Options of the same name could not be told apart.
         if len(set(self.options)) < len(self.options):
             raise ValueError("an option stands in it twice")
-        # A misspelt option would lose its definition without a word.
+        # A misspelt option would silently lose its definition.
         if unknown := sorted(self.define.keys() - set(self.options)):
             raise ValueError(f"define names {', '.join(unknown)}, which is no option")
         if self.sides is None:
@@ -86,7 +86,7 @@ class CourtQuestion(_QuestionModel):
 
     @property
     def weighed(self) -> tuple[str, ...]:
-        """Options that are given strengths; none where the Judge names one option."""
+        """Options that are given strengths; empty if the Judge names one option."""
         if self.sides is not None:
             return (self.sides.accuser, self.sides.defender)
         return self.options if self.several else ()
@@ -97,9 +97,10 @@ class CourtQuestion(_QuestionModel):
 
 
 def options_that_fit(question: CourtQuestion, strengths: Mapping[str, OptionStrengths]) -> tuple[str, ...]:
-    """Options that follow from the strengths of a question's weighed options.
+    """Returns the options that follow from the strengths of a question's weighed options.
 
-    Where several may fit, each for which more speaks than against it. Of two sides the stronger, else the third option.
+    If several may apply, each with more evidence for than against it. Of two sides the stronger, or the third option on
+    a tie.
     """
     fitting = {option for option, each in strengths.items() if each.fits}
     # Two sides of equal strength leave the third option, which has no strength of its own.
@@ -109,10 +110,10 @@ def options_that_fit(question: CourtQuestion, strengths: Mapping[str, OptionStre
 
 
 def read_question(file: Path) -> CourtQuestion:
-    """Reads a question from a TOML file. Raises BadRequest, which names what is wrong with it."""
+    """Reads a question from a TOML file. Raises BadRequest, which names the faults."""
     try:
         content = file.read_bytes()
-        # Its words stand in every call: a file that long was named by mistake.
+        # The question is part of every call; a file this long was named by mistake.
         if len(content) > _MOST_BYTES:
             raise BadRequest(f"{file} is too long for a question.", reason="QUESTION_UNUSABLE", field="question")
         return CourtQuestion.model_validate(tomllib.loads(content.decode("utf-8-sig")))

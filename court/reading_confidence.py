@@ -1,4 +1,4 @@
-"""Confidence in the words that were read off a picture."""
+"""Confidence in text read off a picture."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from collections.abc import Sequence
 from court.events import TextLine, TextRead
 
 _MOST_LETTERS = 2
-"""Letters of a line that may be part of a stack; a reader takes two for one line where they stand close."""
+"""Maximum letters of a line that may be part of a vertical stack; OCR joins two that stand close to one line."""
 _FEWEST = 4
-"""Lines that make a stack: three letters one under another may be a list, or initials."""
+"""Minimum lines of a stack: three letters below each other may be a list, or initials."""
 _MOST_COMPARED = 100
-"""Such lines that are compared with each other; of more, all over the picture, no order is known either."""
+"""Maximum number of short lines that are compared; more of them, all over the picture, have no known order either."""
 
 _Bounds = tuple[float, float, float, float]
 """Left, top, right and bottom of a line, in pixels."""
 
 
 def reading_confidence(text: TextRead) -> float:
-    """Mean confidence of what was read, in [0, 1].
+    """Mean confidence of the reading, in [0, 1].
 
-    Lines that are letters of a stack count as read with none: each letter is sure, and the words that they make in
-    reading order are nonsense.
+    Lines of stacked letters count as confidence 0: each letter may be certain, but in reading order they make no words.
     """
-    # By identity: two lines may be equal letters, and only one of them in a stack.
+    # By identity: of two equal lines, only one may be in a stack.
     stacked = {id(line) for line in stacked_letters(text.lines)}
-    # By characters: a long line that was read badly matters more than a stray mark.
+    # Weighted by characters: a misread long line matters more than a stray mark.
     characters = sum(len(line.text) for line in text.lines) or 1
     return sum(len(line.text) * line.confidence for line in text.lines if id(line) not in stacked) / characters
 
 
 def stacked_letters(lines: Sequence[TextLine]) -> list[TextLine]:
-    """Lines of one or two letters each that stand closely above or below another such line; none where they are few."""
+    """Returns lines of one or two letters, close above or below another such line; empty if they are few."""
     short = [line for line in lines if sum(map(str.isalnum, line.text)) in range(1, _MOST_LETTERS + 1)]
-    # Each is compared with each: a picture full of single letters would take time with the square of them.
+    # The comparison is quadratic, which a picture full of single letters would make slow.
     if len(short) > _MOST_COMPARED:
         return short
     bounds = [(line.frame, _bounds(line)) for line in short]
@@ -52,7 +51,7 @@ def _is_next_to(line: _Bounds, other: _Bounds) -> bool:
     (left, top, right, bottom), (left2, top2, right2, bottom2) = line, other
     overlap = min(right, right2) - max(left, left2)
     gap = max(top, top2) - min(bottom, bottom2)
-    # Measured by the smaller of the two, so that a tall headline does not draw in what stands near it.
+    # Relative to the smaller of the two, so that a tall headline does not pull in lines near it.
     return 2 * overlap >= min(right - left, right2 - left2) and gap < min(bottom - top, bottom2 - top2)
 
 

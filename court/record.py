@@ -1,4 +1,4 @@
-"""The record of a trial: its events in order, and what can be read off them."""
+"""The record of a trial: its events in order, and properties derived from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrialState(StrEnum):
     """State of a trial."""
 
     OPEN = "OPEN"
-    """It is running, or was cut off: neither a verdict nor a failure has been recorded."""
+    """Running or interrupted: neither a verdict nor a failure has been recorded."""
     DECIDED = "DECIDED"
     FAILED = "FAILED"
 
@@ -45,29 +45,29 @@ class TrialRecord:
     def __post_init__(self) -> None:
         if not self.events or not isinstance(self.events[0], TrialOpened):
             raise ValueError("a record begins with TrialOpened")
-        # Checked with each record, wherever it comes from: all that reads one relies on its order.
+        # Checked for every record, whatever its source: all readers rely on the order.
         ended: AnyEvent | None = None
-        for place, event in enumerate(self.events):
+        for position, event in enumerate(self.events):
             if event.trial_id != self.events[0].trial_id:
-                raise ValueError(f"event {place} belongs to trial {event.trial_id}, not {self.events[0].trial_id}")
-            if event.seq != place:
-                raise ValueError(f"event {event.seq} stands at place {place}: an event is missing or doubled")
-            if place and isinstance(event, TrialOpened):
-                raise ValueError(f"event {place} opens the trial again")
+                raise ValueError(f"event {position} belongs to trial {event.trial_id}, not {self.events[0].trial_id}")
+            if event.seq != position:
+                raise ValueError(f"event {event.seq} stands at place {position}: an event is missing or doubled")
+            if position and isinstance(event, TrialOpened):
+                raise ValueError(f"event {position} opens the trial again")
             # A failure can be followed by a resumption; a verdict is final.
             if isinstance(event, TrialResumed) and not isinstance(ended, VerdictGiven):
                 ended = None
             elif ended and not isinstance(event, AFTERWARDS):
-                raise ValueError(f"event {place} ({event.kind}) stands after the end of the trial")
-            # It rests on the whole trial: one that ended without a verdict may yet be resumed, and go on.
+                raise ValueError(f"event {position} ({event.kind}) stands after the end of the trial")
+            # Such a ruling rests on the whole trial, and a trial without a verdict may still be resumed.
             if isinstance(event, QuestionRuled) and not isinstance(ended, VerdictGiven):
-                raise ValueError(f"event {place} rules on a question before there is a verdict")
+                raise ValueError(f"event {position} rules on a question before there is a verdict")
             if isinstance(event, VerdictGiven | TrialFailed):
                 ended = event
 
     @classmethod
     def of(cls, events: Iterable[AnyEvent]) -> TrialRecord:
-        """A record of these events. Raises ValueError if they are not the beginning of one trial."""
+        """Creates a record of events. Raises ValueError if they are not the beginning of one trial."""
         return cls(tuple(events))
 
     @property
@@ -87,7 +87,7 @@ class TrialRecord:
         """State of the trial."""
         if self.last(VerdictGiven):
             return TrialState.DECIDED
-        # The later of the two counts: a trial may fail, be resumed, and fail again.
+        # The later event counts: a trial may fail, be resumed, and fail again.
         failed, resumed = self.last(TrialFailed), self.last(TrialResumed)
         return TrialState.FAILED if failed and (resumed is None or resumed.seq < failed.seq) else TrialState.OPEN
 
@@ -99,9 +99,9 @@ class TrialRecord:
 
     @property
     def label_in_force(self) -> Label:
-        """The label that holds: the last reviewer's, else the court's; UNDECIDED where there is no verdict."""
+        """Label in force: the last reviewer's, otherwise the court's; UNDECIDED without a verdict."""
         review, verdict = self.last(VerdictReviewed), self.verdict
-        # An appeal or a wish for a second opinion changes nothing by itself: only a review does.
+        # Only a review changes the label; an appeal or a request for a second opinion does not.
         if review is not None:
             return review.label
         return verdict.label if verdict else Label.UNDECIDED
@@ -118,20 +118,20 @@ class TrialRecord:
 
     @property
     def seconds(self) -> float:
-        """From the first event to the last of the trial itself (what follows its end is none), in seconds."""
+        """Seconds from the first to the last event of the trial itself, without events after its end."""
         end = next(e for e in reversed(self.events) if not isinstance(e, AFTERWARDS))
         return (end.at - self.opened.at).total_seconds()
 
     def ruling_on(self, question: str) -> QuestionRuled | None:
-        """The last ruling on the question of this id, or None."""
+        """Returns the last ruling on the question with this id, or None."""
         return next((event for event in reversed(self.all(QuestionRuled)) if event.question.id == question), None)
 
     def all(self, kind: type[E]) -> tuple[E, ...]:
-        """All events of a kind, in order."""
+        """Returns all events of a kind, in order."""
         return tuple(event for event in self.events if isinstance(event, kind))
 
     def last(self, kind: type[E]) -> E | None:
-        """The last event of a kind, or None."""
+        """Returns the last event of a kind, or None."""
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
 
 

@@ -1,4 +1,4 @@
-"""The Judge's brief made again from a record, as it was when the Judge ruled on harm."""
+"""Rebuilds the Judge's brief from a record, as it was when the Judge ruled on harm."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ P = TypeVar("P")
 
 
 class NotOnRecord(Exception):
-    """Something that stood in the messages does not stand in the record."""
+    """Something that was part of the messages is not in the record."""
 
 
 @dataclass(frozen=True)
 class RecordedCase:
-    """Trial as its record tells it, in the parts of which messages are made. Its properties raise NotOnRecord.
+    """The parts of a recorded trial from which messages are built. Its properties raise NotOnRecord.
 
     Attributes:
         record: The record.
@@ -40,7 +40,7 @@ class RecordedCase:
 
     @cached_property
     def settings(self) -> TrialSettings:
-        """Settings of the trial, without those of its models, which stand beside them."""
+        """Settings of the trial, without those of its models, which are recorded alongside."""
         known = self.record.opened.settings.items()
         own = {name: value for name, value in known if name in TrialSettings.model_fields}
         try:
@@ -67,16 +67,16 @@ class RecordedCase:
 
     @property
     def language(self) -> str:
-        """Language of the text, where roles are told it; else empty."""
+        """Language of the text if it is shown to roles; otherwise empty."""
         text = self.record.text
         return text.language if text is not None and self.settings.language_shown else ""
 
     @property
     def description(self) -> str | None:
-        """The Proposer's description; None where no picture was sent."""
+        """The Proposer's description; None without a picture."""
         if not self.record.opened.meme.picture_given:
             return None
-        # That Judge is shown the meme and nothing that was said of it.
+        # The Judge of this ablation is shown only the meme.
         if self.settings.dull_judge:
             return ""
         described = self.record.last(Described)
@@ -86,7 +86,7 @@ class RecordedCase:
 
     @property
     def exhibits(self) -> tuple[tuple[Precedent, str], ...]:
-        """Precedents that the Judge was shown, each with the SHA-256 of its picture, empty where it was shown none."""
+        """Precedents shown to the Judge, each with the SHA-256 of its picture, which is empty if none was shown."""
         cited = self._cited
         if cited is None or not self.settings.exhibits_shown:
             return ()
@@ -102,9 +102,9 @@ class RecordedCase:
         return self.record.last(PrecedentsCited) if shown else None
 
     def justification(self, side: Side) -> str:
-        """The one that the Judge was shown: of the last round that counts. Empty where there were no advocates."""
+        """Returns the justification shown to the Judge: of the last round that counts. Empty without advocates."""
         rested = next((event for event in self.record.all(SideRested) if event.side is side), None)
-        # Without advocates no side rests, and the Judge heard no arguments.
+        # Without advocates there is no SideRested event, and the Judge saw no arguments.
         if rested is None:
             return ""
         for event in self.record.all(Summarised):
@@ -115,17 +115,17 @@ class RecordedCase:
     def judge_brief(
         self, pictures: tuple[P, ...], precedent_pictures: Mapping[str, P], *, fence: Fence, prompts: PromptSet
     ) -> JudgeBrief[P]:
-        """The brief of the Judge.
+        """Builds the Judge's brief.
 
         Args:
-            pictures: Frames of the meme, or what stands for them.
-            precedent_pictures: Pictures of precedents by id, likewise; of those that have one.
-            fence: Around what strangers wrote.
-            prompts: Words of the trial.
+            pictures: Frames of the meme, or stand-ins such as digests.
+            precedent_pictures: Pictures of precedents, or stand-ins, by id; precedents without one are absent.
+            fence: Fence around untrusted text.
+            prompts: Prompts of the trial.
         """
         settings, cited = self.settings, self._cited
         accuser, defender = (self.justification(side) for side in Side)
-        # The experiment that swaps the sides shows each argument to the Judge under the other's name.
+        # In the swap_sides experiment the Judge sees each argument under the other side's name.
         if settings.swap_sides:
             accuser, defender = defender, accuser
         opinion = self.record.last(GuardHeard)

@@ -1,4 +1,4 @@
-"""The clerk of one trial: numbers its events and has each taken note of before anything is done about it."""
+"""Recorder of one trial: numbers its events and has each stored before anything acts on it."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ _log = logging.getLogger("memecourt.trial")
 
 @dataclass(frozen=True, slots=True)
 class EventDraft:
-    """An event that has no number yet: its kind, and what it says."""
+    """An event without number and time: its kind and its other fields."""
 
     kind: type[Event]
     values: dict[str, Any]
 
 
 Drafted = EventDraft | Callable[[Sequence[AnyEvent]], EventDraft]
-"""A draft, or what makes one of all the events before it."""
+"""A draft, or a function that builds one from all events before it."""
 
 
 class Recorder:
-    """Keeps the record of one trial.
+    """Builds and stores the record of one trial.
 
     Attributes:
-        step: Current step of the trial, for the record of a failure.
-        tally: Counts the calls of models; what no event tells of stands in the last one.
+        step: Current step of the trial, which is recorded if the trial fails.
+        tally: Counts model calls; the last event reports those that no other event does.
     """
 
     def __init__(
         self, trial_id: str, keep: EventSink, now: Callable[[], datetime], before: Sequence[AnyEvent] = ()
     ) -> None:
-        """Opens or takes up a record.
+        """Begins or continues a record.
 
         Args:
-            trial_id: Names it.
-            keep: Keeps the events.
-            now: The time, UTC.
+            trial_id: Id of the trial.
+            keep: Stores the events.
+            now: Clock; returns the current time in UTC.
             before: Events stored before the trial was interrupted.
         """
         self._trial_id = trial_id
         self._keep = keep
         self._now = now
         self._events: list[AnyEvent] = list(before)
-        # Both sides write at once. Numbering and storing happen under one lock, so that no number is missing or
-        # doubled, which TrialRecord refuses.
+        # Both sides write concurrently. Numbering and storing happen under one lock, so that there are no gaps or
+        # duplicates, which TrialRecord rejects.
         self._writing = asyncio.Lock()
         self.step = "opening"
         self.tally = UsageMeter()
@@ -77,9 +77,9 @@ class Recorder:
         return bool(self._events)
 
     def recall(self, kind: type[E], **values: Any) -> E | None:
-        """The event of that kind and with those values that is on record already, or None.
+        """Returns the recorded event of that kind with those field values, or None.
 
-        A trial that is resumed asks nobody again for what was said before it was cut off.
+        A resumed trial uses it instead of repeating a call that was made before the interruption.
         """
         for event in self._events:
             if isinstance(event, kind) and all(getattr(event, name) == value for name, value in values.items()):
@@ -87,18 +87,18 @@ class Recorder:
         return None
 
     async def note(self, kind: type[E], /, **values: Any) -> E:
-        """Keeps an event; both sides may speak at once, their events still come one after the other.
+        """Stores an event; safe to call concurrently, as events are stored one after the other.
 
-        Raises whatever keeps the keeper from taking note.
+        Raises whatever the sink raises.
         """
         (event,) = await self.note_all(EventDraft(kind, values))
         assert isinstance(event, kind)
         return event
 
     async def note_all(self, *drafts: Drafted) -> Sequence[AnyEvent]:
-        """Keeps events between which nothing is done, in this order, at the cost of one: all of them or none.
+        """Stores several events in order and in one atomic write: all of them or none.
 
-        Raises whatever keeps the keeper from taking note.
+        Raises whatever the sink raises.
         """
         async with self._writing:
             events: list[AnyEvent] = []
@@ -109,30 +109,29 @@ class Recorder:
             return events
 
     def _numbered(self, draft: Drafted, beside: Sequence[AnyEvent]) -> AnyEvent:
-        """The event of a draft; those beside it come right before it."""
+        """Builds the event of a draft; ``beside`` are the events of the same write before it."""
         before = [*self._events, *beside]
         if not isinstance(draft, EventDraft):
             draft = draft(before)
         values = draft.values | {"trial_id": self._trial_id, "seq": len(before), "at": self._now()}
         if issubclass(draft.kind, VerdictGiven | TrialFailed | QuestionRuled):
-            # Events of the same write are not in the tally yet, and neither is this one: it is built once without
-            # `unused`, so that its own call does not count as unused.
+            # Events of this write are not in the tally yet, including this one: it is first built without `unused`, so
+            # that its own call does not count as unused.
             unreported = [event for event in beside if not self._reported_before(event)]
             values["unused"] = self.tally.unused(*unreported, draft.kind(**values))
         return draft.kind(**values)  # type: ignore[return-value]  # each Event is in the union
 
     async def _note(self, events: Sequence[AnyEvent]) -> None:
-        # A trial may be cancelled at any moment, but not between an event's being kept and its being counted: the next
-        # one would take its number.
-        # A task of its own, because a cancelled await would cancel the sink in the middle of its write.
+        # A trial may be cancelled at any moment, but not between storing an event and counting it: the next event would
+        # reuse its number. A separate task, because a cancelled await would cancel the sink in the middle of its write.
         storing = asyncio.ensure_future(self._keep(*events))
         cancelled: asyncio.CancelledError | None = None
-        while not storing.done():  # more than once, too: when the other side fails, and then by the caller
+        while not storing.done():  # may be cancelled repeatedly: when the other side fails, and then by the caller
             try:
                 await asyncio.wait([storing])
             except asyncio.CancelledError as error:
                 cancelled = error
-        # Only what the sink has stored takes a number: after a failed write the next event has the same one.
+        # Only stored events consume a number: after a failed write the next event gets the same one.
         if not storing.cancelled() and storing.exception() is None:
             for event in events:
                 if not self._reported_before(event):
@@ -142,20 +141,20 @@ class Recorder:
             try:
                 raise cancelled
             finally:
-                del cancelled  # it remembers this frame: they would hold each other, and with that the trial
+                del cancelled  # breaks the reference cycle between error and frame, which would keep the trial alive
         storing.result()
 
     def _reported_before(self, event: Event) -> bool:
-        """True if another event reports the call already."""
+        """True if another event already reports the call."""
         if not isinstance(event, Summarised):
             return False
         return self.recall(SummarisedAhead, side=event.side, round=event.round) is not None
 
     async def fail(self, cause: CourtError) -> None:
-        """Records that the trial ended without a verdict: if it had begun, had none, and that can still be recorded."""
-        if isinstance(cause, Unavailable):  # for whoever records it where this can't
+        """Records that the trial ended without a verdict, if it is open and the failure can be stored."""
+        if isinstance(cause, Unavailable):  # for the caller, in case it can't be recorded here
             cause.broke_off = max(cause.broke_off, self.tally.broke_off)
-        # A verdict on record stands: what goes wrong after it is no failure of the trial.
+        # A recorded verdict stands: an error after it is not a failure of the trial.
         if not self.opened or self.record.state is not TrialState.OPEN:
             return
         try:
@@ -164,12 +163,12 @@ class Recorder:
                 step=self.step,
                 reason=cause.reason,
                 message=cause.message,
-                # Decides whether the trial can be resumed: Court.resume takes up what failed for a reason that may
-                # pass.
+                # Decides whether the trial can be resumed: Court.resume accepts transient failures only.
                 retryable=isinstance(cause, Unavailable),
                 unusable=cause.replies if isinstance(cause, ReplyUnusable) else None,
                 broke_off=cause.broke_off if isinstance(cause, Unavailable) else self.tally.broke_off,
             )
         except Exception as error:
-            # The error that ended the trial is the one to be reported; the record stays open and shows that.
+            # The error that ended the trial takes precedence; the record stays open, which shows that this write
+            # failed.
             _log.error("trial %s: its failure could not be recorded: %s", self._trial_id, type(error).__qualname__)

@@ -1,4 +1,4 @@
-"""Model text to typed question, argument or ruling: strictly. What can't be read is a fault, never a guess."""
+"""Strict parsing of model text into typed replies. Text that can't be parsed is an error, never guessed at."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from court.question import CourtQuestion, OptionStrengths, options_that_fit
 from court.verdict import Label, Strength
 
 REPLY_LOOPS = "REPLY_LOOPS"
-"""Reason of a reply in which the same is said over and over."""
+"""Reason of a reply that repeats itself."""
 _NONE = "none"
 _STRENGTHS = {str(s).lower(): s for s in Strength}
-_MOST_EVIDENCE = 6
+_MAX_EVIDENCE = 6
 _MARK = r"[Tt][Hh][Ii][Nn][Kk](?:[Ii][Nn][Gg])?>"
 _THOUGHTS = re.compile(rf"\A(?![{{`~])(?:<{_MARK})?(?:(?!</?{_MARK}).)*</{_MARK}\s*", re.DOTALL)
-"""A closed block at the beginning; some templates open it in the prompt, so that the reply begins within. A reply that
-begins as it should may quote a meme that has such a mark."""
+"""A closed thought at the beginning. Some templates open it in the prompt, so that the reply begins inside it. Replies
+that begin like JSON are left alone, as they may quote such a tag from a meme."""
 _FENCED = re.compile(
     r"(?P<fence>`{3,}|~{3,})[ \t]*(?:[Jj][Ss][Oo][Nn][a-zA-Z0-9]*)?[ \t]*\r?\n(?P<inside>.*)\n[ \t]*(?P=fence)",
     re.DOTALL,
 )
-_MOST = 50_000  # characters of a reply: more than any that is asked for can have
+_MAX_REPLY = 50_000  # characters of a reply: more than any request allows
 _LONGEST_PHRASE = 300
-"""Characters of the longest phrase that is looked for."""
+"""Characters of the longest repeated phrase that is detected."""
 _REPETITIONS = 4
-_LOOP_END = 40  # characters at the end of a text whose earlier places say how long the phrase is
-_LEAST_REPEATED = 200
-"""Characters that a phrase must fill by being repeated: letters that a meme draws out, or a laugh, are no loop."""
+_LOOP_END = 40  # characters at the end of a text whose earlier occurrences give the period of the loop
+_MIN_LOOP = 200
+"""Minimum length of a loop in characters, so that drawn-out letters or laughter of a meme don't count."""
 
 
 class UnusableReply(Exception):
@@ -40,7 +40,7 @@ class UnusableReply(Exception):
 
     Attributes:
         reason: Code for machines: REPLY_EMPTY, REPLY_CUT, REPLY_LOOPS, THOUGHT_CUT, REPLY_REFUSED, REPLY_MALFORMED.
-        what: Fault in words, for the repair request and the record; quotes nothing of the reply.
+        what: Description of the fault, for the repair request and the record; quotes nothing of the reply.
     """
 
     def __init__(self, reason: str, what: str) -> None:
@@ -49,23 +49,23 @@ class UnusableReply(Exception):
         self.what = what
 
 
-def _says(text: str) -> bool:
-    """True if a text contains a letter, a digit or a picture sign."""
+def _has_content(text: str) -> bool:
+    """True if a text contains a letter, a digit or a symbol such as an emoji."""
     return any(unicodedata.category(character)[0] in "LNS" for character in text)
 
 
-def _saying(text: str) -> str:
-    if not _says(text):
+def _check_content(text: str) -> str:
+    if not _has_content(text):
         raise ValueError("nothing is said")
     return text.strip()
 
 
-Words = Annotated[str, AfterValidator(_saying)]
-"""Of a model's own: never blank."""
+Words = Annotated[str, AfterValidator(_check_content)]
+"""Text by a model; never blank."""
 
 
 class Reply(BaseModel):
-    """A model's reply, as a JSON object of exactly these names."""
+    """Base of replies: a JSON object with exactly these fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -99,7 +99,7 @@ class ArgumentOnClaim(Argument):
     """An advocate's conclusion, and the claim of fact on which it rests."""
 
     claim: str = Field(max_length=600)
-    """Empty where it rests on none."""
+    """Empty if it rests on none."""
 
 
 Support = Literal["harmful", "harmless", "neither"]
@@ -111,13 +111,13 @@ _Evidence = Annotated[Words, Field(max_length=600)]
 class Ruling(Reply):
     """The Judge's ruling."""
 
-    harmful_evidence: tuple[_Evidence, ...] = Field(max_length=_MOST_EVIDENCE)
-    harmless_evidence: tuple[_Evidence, ...] = Field(max_length=_MOST_EVIDENCE)
+    harmful_evidence: tuple[_Evidence, ...] = Field(max_length=_MAX_EVIDENCE)
+    harmless_evidence: tuple[_Evidence, ...] = Field(max_length=_MAX_EVIDENCE)
     precedents: dict[str, Support]
-    """What each supports, by its number in words, ``"1"`` the first."""
+    """Side that each precedent supports, by its number as a string, beginning with ``"1"``."""
     harmful_strength: Strength
     harmless_strength: Strength
-    # UNDECIDED is not the Judge's to give.
+    # The Judge can't answer UNDECIDED.
     label: Literal[Label.HARMFUL, Label.NOT_HARMFUL]
     category: str
     clause: str
@@ -132,21 +132,21 @@ class QuestionRuling(Reply):
     chosen: tuple[str, ...]
     """Options that fit, in the question's order."""
     strengths: dict[str, OptionStrengths] = Field(default_factory=dict)
-    """From which the answer follows; empty where the Judge named one option."""
+    """Strengths from which the answer follows; empty if the Judge named one option."""
 
 
 R = TypeVar("R", bound=Reply)
 
 
 def text_schema(kind: type[Description] | type[Answer] | type[Question] | type[Argument], chars: int) -> dict[str, Any]:
-    """JSON schema of a reply of words alone: bounded strings, in the order of the fields. Unbounded ones may never end.
+    """JSON schema of a reply that consists of texts, in field order; bounded, as unbounded strings may never end.
 
     Args:
-        kind: Which of them.
+        kind: Type of the reply.
         chars: Longest description, summary or justification; a question, an answer or a claim has a quarter of it.
     """
     most = chars // 4 if kind in (Question, Answer) else chars
-    least = 5 if kind is Question else 1  # as the fields above: what is asked for is what is taken
+    least = 5 if kind is Question else 1  # as in the models above
     words = {name: {"type": "string", "minLength": least, "maxLength": most} for name in kind.model_fields}
     if kind is ArgumentOnClaim:
         words["claim"] = {"type": "string", "maxLength": chars // 4}  # may be empty
@@ -154,16 +154,16 @@ def text_schema(kind: type[Description] | type[Answer] | type[Question] | type[A
 
 
 def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]:
-    """JSON schema of a ruling. Evidence comes before strengths and these before the label: a model writes in order.
+    """JSON schema of a ruling: evidence before strengths before the label, as a model writes in order.
 
     Args:
-        policy: Names the categories, clauses and targets that may be found.
-        precedents: Number of precedents shown; the ruling speaks about each, for each is a name of its own in the
-            schema.
+        policy: Policy with the allowed categories, clauses and targets.
+        precedents: Number of precedents shown; each is a property of its own in the schema, so that none can be
+            omitted.
         chars: Longest rationale; a piece of evidence has a quarter of it.
     """
     words = {"type": "string", "minLength": 1, "maxLength": chars // 4}
-    evidence = {"type": "array", "items": words, "maxItems": _MOST_EVIDENCE}
+    evidence = {"type": "array", "items": words, "maxItems": _MAX_EVIDENCE}
     strength = _strength_schema()
     support = {"type": "string", "enum": list(get_args(Support))}
     properties: dict[str, Any] = {
@@ -182,7 +182,7 @@ def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]
 
 
 def question_schema(question: CourtQuestion, chars: int) -> dict[str, Any]:
-    """JSON schema of a ruling on a further question; the reasons come first, for a model writes in order.
+    """JSON schema of a ruling on a further question; the rationale comes first, as a model writes in order.
 
     Args:
         question: The question.
@@ -190,7 +190,7 @@ def question_schema(question: CourtQuestion, chars: int) -> dict[str, Any]:
     """
     rationale = {"type": "string", "minLength": 1, "maxLength": chars}
     strength = _strength_schema()
-    # Each option a name of its own in the schema, so that none can be left out.
+    # Each option is a property of its own, so that none can be omitted.
     if question.sides is not None:
         strengths = object_schema(dict.fromkeys(question.weighed, strength))
         return object_schema({"rationale": rationale, "strengths": strengths})
@@ -205,7 +205,7 @@ def _strength_schema() -> dict[str, Any]:
 
 
 def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
-    """JSON schema of an object that has all of these and nothing else, in this order."""
+    """JSON schema of an object with exactly these properties, in this order."""
     return {
         "type": "object",
         "properties": properties,
@@ -215,34 +215,34 @@ def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_description(text: str) -> str:
-    """A description. Raises UnusableReply."""
+    """Parses a description. Raises UnusableReply."""
     return parse(Description, text).description
 
 
 def parse_answer(text: str) -> str:
-    """An answer. Raises UnusableReply."""
+    """Parses an answer. Raises UnusableReply."""
     return parse(Answer, text).answer
 
 
 def parse_question(text: str) -> str:
-    """A question. Raises UnusableReply."""
+    """Parses a question. Raises UnusableReply."""
     return parse(Question, text).question
 
 
 def parse_argument(text: str) -> Argument:
-    """A summary and justification. Raises UnusableReply."""
+    """Parses a summary and justification. Raises UnusableReply."""
     return parse(Argument, text)
 
 
 def parse_argument_on_claim(text: str) -> ArgumentOnClaim:
-    """A summary and justification, and the claim that they rest on. Raises UnusableReply."""
+    """Parses a summary, a justification and the claim that they rest on. Raises UnusableReply."""
     return parse(ArgumentOnClaim, text)
 
 
 def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
-    """A ruling about exactly the precedents that were shown, in words of the policy. Raises UnusableReply."""
+    """Parses a ruling, which must cover exactly the shown precedents in the policy's terms. Raises UnusableReply."""
     content = _object(text)
-    # By exact words alone: a label or a strength that is nearly one of them is never guessed at (PI-5).
+    # Exact matches only: a label or strength is never guessed from a similar word (PI-5).
     for name in ("harmful_strength", "harmless_strength"):
         content[name] = _word(content, name, _STRENGTHS)
     labels = {"harmful": Label.HARMFUL, "not harmful": Label.NOT_HARMFUL}
@@ -265,10 +265,10 @@ def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
 
 
 def parse_question_ruling(text: str, question: CourtQuestion) -> QuestionRuling:
-    """A ruling on a further question, in words of its options. Raises UnusableReply."""
+    """Parses a ruling on a further question, in terms of its options. Raises UnusableReply."""
     content = _object(text)
     field = "strengths" if question.sides is not None else "labels" if question.several else "label"
-    # A reply that says more than was asked for may mean another answer than the one that would be read.
+    # With additional fields, the reply may mean another answer than the one that would be read.
     if content.keys() != {"rationale", field}:
         _malformed(f"it must hold rationale and {field}, and nothing else")
     answer, strengths = content.pop(field), dict[str, OptionStrengths]()
@@ -276,7 +276,7 @@ def parse_question_ruling(text: str, question: CourtQuestion) -> QuestionRuling:
         if not isinstance(answer, dict) or answer.keys() != set(question.weighed):
             _malformed(f"{field} must name each of {', '.join(question.weighed)} once, and nothing else")
         strengths = _of_sides(question, answer) if question.sides is not None else _of_options(question, answer)
-        # By the rule: where strengths are asked for, no model names the answer itself.
+        # By the rule: if strengths are requested, the model does not name the answer itself.
         chosen = options_that_fit(question, strengths)
     else:
         chosen = (_word({field: answer}, field, {option: option for option in question.options}),)
@@ -284,7 +284,7 @@ def parse_question_ruling(text: str, question: CourtQuestion) -> QuestionRuling:
 
 
 def _of_sides(question: CourtQuestion, strengths: dict[str, Any]) -> dict[str, OptionStrengths]:
-    """Strengths of two sides: what speaks for the one speaks against the other."""
+    """Returns the strengths for two sides: evidence for one is evidence against the other."""
     one, other = question.weighed
     first, second = (_word(strengths, side, _STRENGTHS) for side in (one, other))
     return {
@@ -305,21 +305,21 @@ def _of_options(question: CourtQuestion, pairs: dict[str, Any]) -> dict[str, Opt
 
 
 def parse(kind: type[R], text: str) -> R:
-    """A reply of this kind, and nothing else. Raises UnusableReply."""
+    """Parses a reply of this type. Raises UnusableReply."""
     return _valid(kind, _object(text))
 
 
 def _object(text: str) -> dict[str, Any]:
     if not text.strip():
         raise UnusableReply("REPLY_EMPTY", "it was empty")
-    if len(text) > _MOST:
+    if len(text) > _MAX_REPLY:
         _malformed("it was far too long")
     try:
         content = json.loads(
             _unwrapped(text), object_pairs_hook=_once, parse_constant=lambda _: _malformed("it held no number")
         )
     except (ValueError, RecursionError):
-        # RecursionError comes from brackets that are nested deeper than the parser goes.
+        # RecursionError is raised for brackets nested too deeply for the parser.
         _malformed("it was not valid JSON")
     if not isinstance(content, dict):
         _malformed("it was not a JSON object")
@@ -327,10 +327,10 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _unwrapped(text: str) -> str:
-    """The reply without a byte order mark, one closed block of thoughts before it, and one code fence around it.
+    """Returns the reply without a byte order mark, one leading thought block and one surrounding code fence.
 
-    Servers that enforce no schema, or parse no reasoning, pass these on. Nothing else is taken off: of two objects in a
-    reply it can't be known which one is meant.
+    Servers that do not enforce schemas or parse reasoning pass these on. Nothing else is removed: with two objects in a
+    reply, it is unclear which one is meant.
     """
     bare = _THOUGHTS.sub("", text.lstrip("\ufeff").strip(), count=1)
     fenced = _FENCED.fullmatch(bare)
@@ -338,7 +338,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuses a name that stands twice: which of two labels was meant can't be known."""
+    """Rejects duplicate names: with two labels, it is unclear which one is meant."""
     if len({name for name, _ in pairs}) < len(pairs):
         _malformed("a name stood in it twice")
     return dict(pairs)
@@ -355,19 +355,19 @@ def _valid(kind: type[R], content: dict[str, Any]) -> R:
     try:
         reply = kind.model_validate(content)
     except ValidationError as error:
-        # Where and which rule, never the words themselves: they would stand outside the fence.
+        # Field names only, never the values: the message is not fenced.
         names = sorted({str(fault["loc"][0]) for fault in error.errors() if fault["loc"]} & set(kind.model_fields))
         extra = any(fault["type"] == "extra_forbidden" for fault in error.errors())
         if names:
             _malformed(f"{', '.join(names)} missing or not as asked")
         _malformed("it held names that were not asked for" if extra else "it was not as asked")
-    # Here, while the reply can still be repaired: found by the record instead, it would end the trial.
+    # Checked here, while the reply can still be repaired; a failure in the record would end the trial.
     _writable(json.dumps(content, ensure_ascii=False, default=str))
     return reply
 
 
 def _writable(text: str) -> str:
-    """Refuses lone surrogates, which no record could hold."""
+    """Rejects lone surrogates, which a record can't store."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -380,23 +380,22 @@ def _malformed(what: str) -> NoReturn:
 
 
 def find_loop(text: str) -> int | None:
-    """Returns the place at which a text has said a phrase once and begins to repeat it up to its end; None if none.
+    """Returns the index from which a text only repeats the phrase before it, up to its end; None without a loop.
 
     Args:
-        text: Text of a reply, cut or whole; the last repetition may be cut.
+        text: Text of a reply, possibly truncated; the last repetition may be incomplete.
     """
     end = text[-_LOOP_END:]
     place = len(text) - len(end)
-    # By the places at which the end of the text stands before: of most texts there are none.
-    # Each search ends one character to the left of the last find, not one length: a phrase shorter than `end` makes it
-    # overlap itself.
+    # Searches for earlier occurrences of the text's end; most texts have none. Each search ends one character, not one
+    # length, before the last match, as a phrase shorter than `end` overlaps itself.
     while (place := text.rfind(end, max(0, len(text) - len(end) - _LONGEST_PHRASE), place + len(end) - 1)) >= 0:
         period = len(text) - len(end) - place
-        fills = max(_REPETITIONS * period, _LEAST_REPEATED)
-        # Finds farther to the left have longer periods, which need even more text.
+        fills = max(_REPETITIONS * period, _MIN_LOOP)
+        # Matches farther to the left have longer periods, which need even more text.
         if fills > len(text):
             return None
-        # Equal to itself moved by one period: a single comparison, however often the phrase stands there.
+        # Equal to itself shifted by one period: a single comparison for any number of repetitions.
         if text[-fills:-period] == text[period - fills :]:
             start = len(text) - fills
             while start and text[start - 1] == text[start - 1 + period]:
@@ -406,10 +405,10 @@ def find_loop(text: str) -> int | None:
 
 
 def find_loop_in_reply(reply: str) -> int | None:
-    """Returns the place in a reply at which a loop begins; None if it has none.
+    """Returns the index in a reply at which a loop begins; None without a loop.
 
-    A string under a schema ends at its greatest length, and the reply goes on as if it were whole. So each stretch
-    between quotation marks is looked at, beside the end of the reply.
+    Under a schema, a looping string ends at its maximum length and the reply continues. So each part between quotation
+    marks is checked, in addition to the end of the reply.
 
     Args:
         reply: Reply as the model wrote it.

@@ -1,7 +1,7 @@
 """Proposer, Advocate and Judge: each is a prompt, a reply type and one call.
 
-Who sees what is a matter of types. A Proposer is made of frames and has no text to show; an Advocate's brief is made
-of texts and has no frames; each knows its own side's exchanges and no other's. Only the Judge's brief holds everything.
+Types enforce what each role sees. A Proposer is constructed from frames and has no text; an Advocate's brief contains
+texts and no frames, and only its own side's exchanges. Only the Judge's brief contains everything.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from court.verdict import Label, rule
 
 T = TypeVar("T")
 
-# Letters, as words such as "harmful" are several tokens to some models, and only the first one is asked for.
+# Letters, because words such as "harmful" are several tokens for some models, and only the first token is requested.
 _OPTIONS = ("A", "B")
-_OVER_AND_OVER = "it said the same over and over; say each thing once"
+_REPEATS = "it said the same over and over; say each thing once"
 _MOST_THOUGHT = 20_000
-"""Characters of a thought that are kept."""
-_JUDGMENT = 51  # beyond the last round that the settings allow
+"""Characters of a thought that are recorded."""
+_JUDGMENT_PROGRESS = 51  # beyond the last round that the settings allow
 _MOST_REPLY = 60_000
-"""Characters of a reply that are kept: one that is longer is not read (:mod:`court.replies`)."""
+"""Characters of a reply that are recorded; longer replies are rejected anyway (:mod:`court.replies`)."""
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
 _LENGTHS: Mapping[Role, int] = {
     Role.PROPOSER: 1,
@@ -71,18 +71,18 @@ _LENGTHS: Mapping[Role, int] = {
     Role.GUARD: 1,
     Role.EXPERT: 3,
 }
-"""Longest reply of a role in lengths of ``reply_chars``: a description; a summary and a justification; a rationale, and
-up to twelve pieces of evidence of a quarter of that; up to six statements with the words that they come from."""
+"""Longest reply of a role, in multiples of ``reply_chars``: a description; a summary and a justification; a rationale
+and up to twelve pieces of evidence of a quarter of that; up to six statements with the words that they come from."""
 
 
 def most_tokens(role: Role, chars: int) -> int:
-    """Tokens that a role's reply may take: there are scripts in which each character is one or more.
+    """Returns the token limit of a role's reply; in some scripts each character is one token or more.
 
-    It is a bound and not a wish: how long a reply is, is said by its schema.
+    This is only an upper bound; the schema sets the intended length.
 
     Args:
         role: Role that replies.
-        chars: Longest text that is asked for; see :mod:`court.replies`.
+        chars: Longest requested text, in characters; see :mod:`court.replies`.
     """
     longest = _LENGTHS[role] * chars
     # A quarter and 200 more: escapes, names of fields and brackets of the JSON around the texts.
@@ -90,25 +90,24 @@ def most_tokens(role: Role, chars: int) -> int:
 
 
 def fewest_tokens(role: Role, chars: int) -> int:
-    """Tokens that a role's longest reply takes in English, four characters each; most scripts take more."""
+    """Returns the tokens of a role's longest reply in English, at four characters each; most scripts need more."""
     return _LENGTHS[role] * chars // 4
 
 
 @dataclass(frozen=True, slots=True)
 class RoleModel:
-    """Connection of an agent to its model.
+    """A role's model with its call settings.
 
     Attributes:
         model: The model.
         temperature: 0 for the most likely reply.
-        max_tokens: Largest number of tokens of a reply; None for as many as the longest may take in any script.
-        servers: The same model at all servers that have it, where each trial is to keep to one; None where ``model`` is
-            asked as it is.
-        thinking: Switch that turns the model's thoughts before its reply off, as its servers were found to understand
-            it; ``ALWAYS`` where none does, empty where the model has no thoughts.
-        thought_tokens: Largest number of tokens of a thought before a reply; 0 where it is to reply at once.
-        thoughts_by: Switch by which it is made to think, and the field that limits its thought; empty where it is not.
-        prefix_cache: True if its servers find the beginning of a prompt again; None where that is not known.
+        max_tokens: Largest number of tokens of a reply; None for enough in any script.
+        servers: The model at all its servers, if each trial is pinned to one of them; None to call ``model`` directly.
+        thinking: Switch that turns off thinking before the reply, as found by probing; ``ALWAYS`` if it can't be turned
+            off, empty if the model does not think.
+        thought_tokens: Largest number of tokens of a thought before a reply; 0 to reply without one.
+        thoughts_by: Switch that turns on thinking, and the field that limits the thought; empty if it is not to think.
+        prefix_cache: True if prefix caching works at its servers; None if unknown.
     """
 
     model: ChatModel
@@ -123,11 +122,11 @@ class RoleModel:
 
 @dataclass(frozen=True, slots=True)
 class GuardModel:
-    """Guard model of a court, which is heard as a further witness (:mod:`court.guard`).
+    """Guard model of a court, consulted as an additional witness (:mod:`court.guard`).
 
     Attributes:
         model: The model.
-        adapter: Family of the guard: how it is asked, and how its answer is read.
+        adapter: Family of the guard, which determines the form of request and answer.
     """
 
     model: RoleModel
@@ -136,16 +135,16 @@ class GuardModel:
 
 @dataclass(frozen=True, slots=True)
 class RoleModels:
-    """Chat models of a full trial; each role may have a model of its own, and a guard may be heard.
+    """Chat models of a full trial; each role may have its own model, and there may be a guard.
 
     Attributes:
         proposer: Model of the Proposer.
         accuser: Model of the Accuser.
         defender: Model of the Defender.
         judge: Model of the Judge.
-        judges: Further models that judge: with them, the Judge is a panel.
-        guard: Guard model; None where none is heard.
-        expert: Model of the expert witness; None where none is called.
+        judges: Additional judging models, which make the Judge a panel.
+        guard: Guard model, or None.
+        expert: Model of the expert witness, or None.
     """
 
     proposer: RoleModel
@@ -160,14 +159,14 @@ class RoleModels:
         """Returns the model of each judge, in order.
 
         Args:
-            samples: Rulings that are drawn of each model.
+            samples: Number of rulings sampled from each model.
         """
-        # In a fixed order: records name judges by their numbers, and a replay finds their replies by them.
+        # In a fixed order: records and replays identify judges by number.
         return tuple(model for model in (self.judge, *self.judges) for _ in range(samples))
 
     @property
     def _named(self) -> dict[str, RoleModel]:
-        """Models by the names that records have for them: the roles, and ``JUDGE_2`` and so on."""
+        """Models by their names in records: the roles, and ``JUDGE_2`` and so on."""
         further = {f"{Role.JUDGE}_{number}": model for number, model in enumerate(self.judges, 2)}
         return {**{str(role): model for role, model in self.by_role.items()}, **further}
 
@@ -193,12 +192,12 @@ class RoleModels:
 
     @property
     def servers(self) -> dict[str, tuple[str, ...]]:
-        """Addresses of the servers per role, for the record; of those that are known."""
+        """Addresses of the servers per role, for the record; roles without pinned servers are absent."""
         return {name: chair.servers.urls for name, chair in self._named.items() if chair.servers}
 
     @property
     def prefix_cache(self) -> dict[str, bool]:
-        """True for each role whose servers find the beginning of a prompt again; of those where it is known."""
+        """True per role if prefix caching works at its servers; roles where it is unknown are absent."""
         found = {str(role): chair.prefix_cache for role, chair in self.by_role.items()}
         return {role: works for role, works in found.items() if works is not None}
 
@@ -206,7 +205,7 @@ class RoleModels:
         """Returns the settings per role for the record.
 
         Args:
-            chars: Longest text that is asked for; token limits that nobody set follow from it.
+            chars: Longest requested text, in characters, from which default token limits are derived.
         """
         guard = {"adapter": self.guard.adapter, "prompt": load("guard").digest} if self.guard else None
         thinking = {name: chair.thinking for name, chair in self._named.items() if chair.thinking}
@@ -217,14 +216,14 @@ class RoleModels:
         }
         return {
             "temperature": {name: chair.temperature for name, chair in self._named.items()},
-            # What is in force, also where nobody set it: a record must not depend on defaults of a later version.
+            # Effective values, including defaults: a record must not depend on the defaults of a later version.
             "max_tokens": {
                 # Further judges are named JUDGE_2 and so on; the role is what stands before the number.
                 name: chair.max_tokens or most_tokens(Role(name.partition("_")[0]), chars)
                 for name, chair in self._named.items()
             },
-            # The digest of the set holds none of these words: without their own, a verdict would be given again that
-            # rests on messages which nobody would send now.
+            # The digest of the set does not cover these prompts: without their own digests, a cached verdict could rest
+            # on outdated messages.
             "added_prompts": {name: load(name).digest for name in ADDED_PROMPTS},
             **({"thinking": thinking} if thinking else {}),
             **({"thoughts": thoughts} if thoughts else {}),
@@ -233,13 +232,13 @@ class RoleModels:
         }
 
     def pinned(self, key: str) -> RoleModels:
-        """Returns the models for the trial of one picture, each keeping to one of its servers.
+        """Returns the models for the trial of one picture, each pinned to one of its servers.
 
-        Roles that share servers share one.
+        Roles that share servers are pinned to the same one.
 
         Args:
-            key: Key that decides between servers that are equally busy: a digest of the picture, so that a picture
-                comes to a server that knows it.
+            key: Tie-breaker between equally loaded servers: a digest of the picture, so that a picture goes to a server
+                that has it cached.
         """
         # By identity: roles with the same servers share the object. No id is reused while `self` refers to all of them.
         pinned: dict[int, ReplicatedModel] = {}
@@ -247,14 +246,14 @@ class RoleModels:
         def of(chair: RoleModel) -> RoleModel:
             if chair.servers is None:
                 return chair
-            # One object for all: when one of the roles finds its server gone, they all move on.
+            # One shared object: when one of the roles finds its server gone, they all fail over.
             model = pinned.setdefault(id(chair.servers), chair.servers.pinned(key))
             return dataclasses.replace(chair, model=model, servers=model)
 
         return self.each(of)
 
     def each(self, of: Callable[[RoleModel], RoleModel]) -> RoleModels:
-        """Returns the models with each replaced by what a function makes of it."""
+        """Returns the models with a function applied to each."""
         return RoleModels(
             proposer=of(self.proposer),
             accuser=of(self.accuser),
@@ -266,15 +265,16 @@ class RoleModels:
         )
 
     def room(self) -> bool:
-        """True if each server that is asked during the examinations would work on one more call at once."""
-        # Judges and guard are heard after them: how busy their servers are now says nothing about a round held ahead.
+        """True if each server used during the examinations could start one more call immediately."""
+        # Judges and guard are called after the examinations, so the load of their servers is irrelevant to a
+        # speculative round.
         chairs = (self.proposer, self.accuser, self.defender, *([self.expert] if self.expert else []))
         return all(chair.servers.room() for chair in chairs if chair.servers)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleReply(Generic[T]):
-    """Reply of an agent, and the call that it took."""
+    """Parsed reply of a role, and its model call."""
 
     value: T
     call: ModelCall
@@ -286,12 +286,12 @@ class Speaker:
 
     Attributes:
         model: The role's model and its call settings.
-        fence: Around what strangers wrote.
-        deadline: Time that is left of the trial; it learns what calls cost.
-        reply_chars: Longest text that is asked for, in characters: description, summary, justification, rationale; see
+        fence: Fence around untrusted text.
+        deadline: Time left for the trial; it records the duration of calls.
+        reply_chars: Longest requested description, summary, justification or rationale, in characters; see
             :mod:`court.replies`.
-        batch: True if the trial is one of many for which nobody waits singly: requests of other trials go first.
-        prompts: Words of the trial.
+        batch: True for a trial of a batch: requests of other trials go first.
+        prompts: Prompts of the trial.
     """
 
     model: RoleModel
@@ -314,23 +314,23 @@ class Speaker:
         step: int = 0,
         progress: int = 0,
     ) -> RoleReply[T]:
-        """One call, and one more that names the fault where the first reply can't be used.
+        """Makes a call, and a repair call that names the fault if the first reply is unusable.
 
         Args:
-            role: Role that speaks.
+            role: Role that is asked.
             conversation: Messages of the call.
-            parse: Reads a reply; it is also given whether that is the last one there will be.
-            side: Side whose examination it is; None outside of an examination.
+            parse: Parses a reply; its second argument is True for the last attempt.
+            side: Side whose examination it is; None outside an examination.
             number: Round of the examination; 0 outside of one.
             judge: Number of the judge on a panel.
             claim: Number of the claim of fact that the expert witness checks; 0 for other roles.
-            step: Number of its search or document.
-            progress: Rounds that the trial has come to: of two that wait, the one that is nearer its end goes first.
+            step: Number of its search or document for that claim.
+            progress: Number of rounds reached; of two waiting requests, that of the more advanced trial goes first.
 
         Raises:
-            ReplyUnusable: Neither reply could be used, or one gave its instructions away.
-            Overrun: There is no time.
-            Unavailable, ModelRefused: The server gave none.
+            ReplyUnusable: Neither reply could be used, or one leaked its instructions.
+            Overrun: The call timed out.
+            Unavailable, ModelRefused: The server gave no reply.
         """
         place = CallPlace(
             role,
@@ -347,13 +347,13 @@ class Speaker:
         try:
             return RoleReply(_read(first, parse, last=False), _figures(role, [conversation], [first]))
         except UnusableReply as fault:
-            # A refusal is no fault of form that a repair request could name.
+            # A refusal is not a formal fault that a repair request could name.
             if fault.reason == "REPLY_REFUSED":
                 raise _unusable(fault, place, [first]) from None
             why, repeats = fault.what, fault.reason == REPLY_LOOPS
-        # Of a loop no more than its phrase once: what a model reads many times over it goes on with.
+        # A loop is quoted only up to the end of its first occurrence: a model that reads the repetition continues it.
         quoted = quotable(first.text[: find_loop_in_reply(first.text)] if repeats else first.text)
-        # In a fence: the reply may repeat what a meme says, and is a stranger's text like any other.
+        # Fenced, as the reply may repeat the meme's content and is untrusted too.
         again = conversation.again(self.fence, quoted, why)
         second = await self._call(again, dataclasses.replace(place, attempt=2), priority, avoid_repetition=repeats)
         try:
@@ -365,13 +365,13 @@ class Speaker:
     async def say_once(
         self, role: Role, conversation: Messages[Frame], parse: Callable[[str], T], *, share: float
     ) -> RoleReply[T]:
-        """One call, and no other where the reply can't be used, within a share of the time that is left.
+        """Makes a single call without repair, within a share of the time left.
 
         Raises as :meth:`say`.
         """
         place = CallPlace(role, conversation.task, conversation.prompt.digest)
-        # Ranked with the Judge, whose ruling waits for this opinion.
-        reply = await self._call(conversation, place, self._priority(_JUDGMENT), share=share)
+        # Same priority as the Judge, whose ruling waits for this opinion.
+        reply = await self._call(conversation, place, self._priority(_JUDGMENT_PROGRESS), share=share)
         try:
             value = _read(reply, lambda text, _: parse(text), last=True)
         except UnusableReply as fault:
@@ -379,8 +379,8 @@ class Speaker:
         return RoleReply(value, _figures(role, [conversation], [reply]))
 
     def _priority(self, progress: int) -> int:
-        """The rank of a request at the server: the lower, the earlier."""
-        # A trial that is further on goes first: it frees its place sooner.
+        """Returns the priority of a request at the server; lower values go first."""
+        # More advanced trials go first, as they free their slot sooner.
         return (BATCH_PRIORITY if self.batch else 0) - progress
 
     async def _call(
@@ -404,16 +404,14 @@ class Speaker:
             place=place,
         )
         reply = await self._within_deadline(partial(self.model.model.reply, request), share=share)
-        # Before any check: a reply that is thrown away has cost tokens too, and the record accounts for them
-        # (`Unused`).
+        # Before any check: discarded replies cost tokens too, and the record accounts for them (`Unused`).
         self.deadline.tally.answered(reply)
         self.deadline.took(reply.latency_s)
         if conversation.prompts.contains_secret(reply.text, conversation.prompt):
-            # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
+            # Somebody controls this model: it is not asked again, and nothing of the reply is stored.
             raise ReplyUnusable(place.role, conversation.task, "SYSTEM_LEAKED", "it gave its instructions away")
         if reply.finish is FinishReason.LENGTH and not reply.text.strip() and find_loop(reply.thought) is not None:
-            # Of a thought before an unusable reply the record says only that there was one: how it ended has to say the
-            # rest.
+            # The record only says that an unusable reply had a thought, so the finish reason has to convey the loop.
             return dataclasses.replace(reply, finish=FinishReason.REPETITION)
         return reply
 
@@ -426,12 +424,12 @@ class Speaker:
         progress: int = 0,
         options: Sequence[str] = _OPTIONS,
     ) -> Odds | None:
-        """Asks for the probability of each option; None where the server can't tell. Arguments as :meth:`say`."""
+        """Requests the probability of each option; None if the server can't give them. Arguments as :meth:`say`."""
         request = ChatRequest(
             system=conversation.system,
             parts=conversation.parts,
             reply_schema=None,
-            # The probabilities of the first token are all that is wanted.
+            # Only the probabilities of the first token are needed.
             max_tokens=1,
             priority=self._priority(progress),
             place=CallPlace(role, conversation.task, conversation.prompt.digest, judge=judge),
@@ -442,35 +440,35 @@ class Speaker:
         return odds
 
     async def _within_deadline(self, ask: Callable[..., Awaitable[T]], *, share: float = 1.0) -> T:
-        """Runs a model call within a share of the seconds that are left. Raises Overrun where it takes longer."""
-        # Two bounds: what one call may take at most, and what the caller has left for all of them.
+        """Runs a model call within a share of the time left. Raises Overrun if it takes longer."""
+        # Two limits: the timeout of one call, and a share of the time left for all calls.
         within_s = min(self.deadline.for_call(), share * self.deadline.left)
         try:
             return await run_within(ask(within_s=within_s), within_s + _GRACE_S, model_late)
         except BaseException:
-            # Cancellation included: the server may have worked on the call, and what that costs it does not say.
+            # Including cancellation: the server may have worked on the call at an unknown cost.
             self.deadline.tally.unanswered()
             raise
 
 
 @dataclass(frozen=True, slots=True)
 class Proposer:
-    """Sees the picture, and nothing else but the questions it is asked."""
+    """Sees only the picture and the questions that it is asked."""
 
     speaker: Speaker
     frames: tuple[Frame, ...]
 
     async def describe(self) -> RoleReply[str]:
-        """``D = Proposer(G)``. Raises as all agents do."""
+        """``D = Proposer(G)``. Raises as :meth:`Speaker.say`."""
         conversation = messages.describe(self.frames, self.speaker.reply_chars, self.speaker.prompts)
         return await self.speaker.say(Role.PROPOSER, conversation, lambda text, _: replies.parse_description(text))
 
     async def answer(
         self, question: str, *, side: Side | None = None, number: int = 0, progress: int = 0
     ) -> RoleReply[str]:
-        """``a = Proposer.answer(q, G)``: whose question it is and of which round, it is not told.
+        """``a = Proposer.answer(q, G)``; the prompt names neither side nor round.
 
-        Raises as all agents do.
+        Raises as :meth:`Speaker.say`.
         """
         conversation = messages.answer(
             self.frames, self.speaker.fence, question, self.speaker.reply_chars, prompts=self.speaker.prompts
@@ -495,7 +493,7 @@ class Advocate:
     stance_from_start: bool = True
 
     async def ask(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[str]:
-        """``q = A.ask(H, D, T)``. Raises as all agents do."""
+        """``q = A.ask(H, D, T)``. Raises as :meth:`Speaker.say`."""
         stance = self.side.lower() if self.stance_from_start else "none"
         conversation = self.brief.ask(stance, history, self.speaker.reply_chars)
         return await self._speak(
@@ -503,7 +501,7 @@ class Advocate:
         )
 
     async def summarise(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[Argument]:
-        """``S = A.summarise(H)``. Raises as all agents do."""
+        """``S = A.summarise(H)``. Raises as :meth:`Speaker.say`."""
         conversation = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
         parse = replies.parse_argument_on_claim if self.brief.on_claim else replies.parse_argument
         return await self._speak(conversation, lambda text, _: parse(text), number=len(history), progress=progress)
@@ -518,21 +516,21 @@ class Advocate:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Sees picture, text, description, both justifications and the precedents: all that is in its brief.
+    """Sees everything in its brief: picture, text, description, both justifications and the precedents.
 
     Attributes:
-        speaker: Its model.
-        number: Number on the panel; 1 for one that sits alone.
+        speaker: Model of the judge.
+        number: Number on the panel; 1 for a single judge.
     """
 
     speaker: Speaker
     number: int = 1
 
     async def rule(self, brief: JudgeBrief[Frame]) -> RoleReply[Ruling]:
-        """Evidence, precedents, strengths, label and rationale. Raises as all agents do.
+        """Evidence, precedents, strengths, label and rationale. Raises as :meth:`Speaker.say`.
 
-        Where the label does not follow from the strengths, the Judge is asked once more; if it still does not, the
-        ruling is returned as it is, and the contradiction shows.
+        If the label contradicts the strengths, the Judge is asked once more; if it still does, the ruling is returned
+        as it is, with the contradiction.
         """
 
         def parse(text: str, last: bool) -> Ruling:
@@ -546,11 +544,11 @@ class Judge:
             return ruling
 
         return await self.speaker.say(
-            Role.JUDGE, brief.rule(self.speaker.reply_chars), parse, judge=self.number, progress=_JUDGMENT
+            Role.JUDGE, brief.rule(self.speaker.reply_chars), parse, judge=self.number, progress=_JUDGMENT_PROGRESS
         )
 
     async def answer(self, conversation: Messages[Frame], question: CourtQuestion) -> RoleReply[QuestionRuling]:
-        """Ruling on a further question. Raises as all agents do.
+        """Ruling on a further question. Raises as :meth:`Speaker.say`.
 
         Args:
             conversation: Messages of :meth:`court.messages.JudgeBrief.question`.
@@ -561,11 +559,11 @@ class Judge:
             conversation,
             lambda text, _: replies.parse_question_ruling(text, question),
             judge=self.number,
-            progress=_JUDGMENT,
+            progress=_JUDGMENT_PROGRESS,
         )
 
     async def odds(self, brief: JudgeBrief[Frame]) -> OddsGiven | None:
-        """Asks for the probability of either label, in both orders; None where the server can't tell.
+        """Requests the probability of both labels, in both orders; None if the server can't give them.
 
         Raises:
             Overrun, Unavailable, ModelRefused: The server gave no reply.
@@ -573,11 +571,11 @@ class Judge:
         conversations = brief.odds()
         harmful, benign, answered = [], [], []
         for each, harmful_first in zip(conversations, (True, False), strict=True):
-            odds = await self.speaker.odds(Role.JUDGE, each, judge=self.number, progress=_JUDGMENT)
-            # What is no probability says as little as none.
+            odds = await self.speaker.odds(Role.JUDGE, each, judge=self.number, progress=_JUDGMENT_PROGRESS)
+            # Invalid probabilities count as missing.
             if odds is None or not odds.masses or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None
-            # Models prefer the option that stands first: asked in both orders, that cancels out in the mean.
+            # Models prefer the first option; averaging over both orders cancels that bias.
             masses = odds.masses if harmful_first else odds.masses[::-1]
             harmful.append(masses[0])
             benign.append(masses[1])
@@ -591,11 +589,11 @@ def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T
     if reply.finish is FinishReason.REFUSAL:
         raise UnusableReply("REPLY_REFUSED", "the model declined to answer")
     repeats = find_loop_in_reply(reply.text) is not None
-    # The second time, what came to its own end is taken where it can be read: a meme may say the same over and over,
-    # and so may who describes it.
+    # On the last attempt, a repetitive reply that ended by itself is accepted if it parses: a meme may be repetitive,
+    # and so its description.
     may_repeat = last and reply.finish is FinishReason.STOP
     if reply.finish is FinishReason.REPETITION or (repeats and not may_repeat):
-        raise UnusableReply(REPLY_LOOPS, _OVER_AND_OVER)
+        raise UnusableReply(REPLY_LOOPS, _REPEATS)
     if reply.finish is FinishReason.LENGTH and reply.thought and not reply.text.strip():
         raise UnusableReply("THOUGHT_CUT", "it was cut off while you were still thinking; think less, then reply")
     if reply.finish is FinishReason.LENGTH:
@@ -604,7 +602,7 @@ def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T
         return parse(reply.text, last)
     except UnusableReply:
         if repeats:
-            raise UnusableReply(REPLY_LOOPS, _OVER_AND_OVER) from None
+            raise UnusableReply(REPLY_LOOPS, _REPEATS) from None
         raise
 
 
@@ -633,13 +631,13 @@ def _figures(
         schema_in_words=in_words,
         unknown=tuple(dict.fromkeys(name for reply in answered for name in reply.unknown)),
         thought="\n\n".join(reply.thought for reply in answered if reply.thought)[:_MOST_THOUGHT],
-        # Odds are numbers: of their replies nothing is read. A guard's reply has no schema either, and is read.
+        # Replies to requests for odds are not parsed, so they are not recorded.
         replies=() if conversations[0].task == "odds" else _raw(answered),
     )
 
 
 def _raw(answered: Sequence[ChatReply]) -> tuple[RawReply, ...]:
-    """Replies as they are recorded."""
+    """Converts replies to their recorded form."""
     return tuple(
         RawReply(text=writable(reply.text[:_MOST_REPLY]), finish=reply.finish, thought=bool(reply.thought))
         for reply in answered
@@ -647,7 +645,7 @@ def _raw(answered: Sequence[ChatReply]) -> tuple[RawReply, ...]:
 
 
 def _unusable(fault: UnusableReply, place: CallPlace, answered: Sequence[ChatReply]) -> ReplyUnusable:
-    """The error of replies that can't be used, with them."""
+    """Builds the error for unusable replies, with the replies attached."""
     error = ReplyUnusable(place.role, place.task, fault.reason, fault.what)
     error.replies = UnusableReplies(
         role=place.role,

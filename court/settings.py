@@ -1,4 +1,4 @@
-"""Trial settings: every open point of the procedure, stored with its digest in each record."""
+"""Trial settings: all parameters of the procedure, stored with their digest in each record."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class TrialSettings(BaseModel):
     harm_cost: float = Field(default=1.0, ge=0.01, le=100)
     """How many false alarms a missed harmful meme is worth, in the summary procedure."""
     review_margin: float = Field(default=0.0, ge=0, le=0.5)
-    """A person must look, too, where the probability of harm is nearer than this to its threshold."""
+    """A person must also look if the probability of harm is closer than this to its threshold."""
     review_one_sided: bool = False
-    """A person must look, too, where "not harmful" rests on text or picture alone although the meme has both."""
+    """A person must also look if "not harmful" rests on text or picture alone although the meme has both."""
     review_confidence: float = Field(default=0.7, ge=0, le=1)
     """Mean confidence of a text read off the picture, below which the reading counts as unsure."""
 
     rounds_min: int = Field(default=2, ge=1, le=50)
     """Rounds before an examination may stop (R_min)."""
     rounds_max: int = Field(default=10, ge=1, le=50)
-    """Rounds after which it does (R_max)."""
+    """Rounds after which an examination stops (R_max)."""
     epsilon: float = Field(default=0.02, ge=0, le=10)
-    """Change of a summary's entropy, in bits, below which it stops."""
+    """Change of a summary's entropy, in bits, below which an examination stops."""
     advocates: bool = True
-    """Off: the Judge hears no arguments (ablation)."""
+    """Off: there are no advocates, and the Judge sees no arguments (ablation)."""
     captioner: bool = True
     """Off: the advocates argue from the description alone and ask nothing (ablation)."""
     precedents: bool = True
@@ -50,19 +50,19 @@ class TrialSettings(BaseModel):
     stance_at: Literal["start", "summary"] = "start"
     """When an advocate is given its side: from its first question on, or only when it sums up (ablation)."""
     advocates_see: Literal["none", "own", "all"] = "none"
-    """Precedents that an advocate is shown, as text and label: none, those that were found what its side says, or
-    all. Never a picture."""
+    """Precedents that an advocate is shown, as text and label: none, those with its own side's label, or all. Never a
+    picture."""
     swap_sides: bool = False
     """The Judge is shown each side's justification under the other side's name (a control of the benchmark's)."""
     judge_order: Literal["accuser first", "defender first"] = "accuser first"
     """Order of the two justifications before the Judge."""
     exhibits_shown: bool = True
-    """Off: the Judge is shown no precedent, but their tally where that is on (ablation)."""
+    """Off: the Judge is shown no precedents, only their tally if that is on (ablation)."""
     tally_shown: bool = True
     """Off: the Judge is not shown the vote of the wider set of precedents; a person is still called where it
     contradicts the Judge (the paper's Judge, and an ablation)."""
     similarity_shown: bool = True
-    """Off: the Judge is not shown how like the meme each precedent is (the paper's Judge)."""
+    """Off: the Judge is not shown how similar each precedent is to the meme (the paper's Judge)."""
     exhibit_labels: Literal["binary", "original"] = "binary"
     """Labels of precedents before the Judge: harmful or not, or the data set's own words, such as "very harmful"."""
     language_shown: bool = False
@@ -71,8 +71,8 @@ class TrialSettings(BaseModel):
     query: Literal["text", "summaries", "text and summaries"] = "text"
     """What is embedded to find precedents: the meme's text (Algorithm 2), the summaries (section 3.4), or both."""
     prompts: str = Field(default="1", min_length=1, max_length=4096)
-    """Words in which models are asked: a packaged version, or a folder of one's own (``memecourt prompts``). A record
-    has the folder's name alone; what its words were, ``versions.prompts`` says."""
+    """Prompts of the models: a packaged version, or a custom folder (``memecourt prompts``). A record has only the
+    folder's name; ``versions.prompts`` identifies the content."""
     score: bool = True
     """Whether the Judge's probability is asked for, with two one-token calls."""
     judges: int = Field(default=1, ge=1, le=9)
@@ -82,8 +82,8 @@ class TrialSettings(BaseModel):
     """Weight of the precedents' vote in score and risk of a full trial that a cascade went on to, against the Judge's
     probability, both as log-odds. The label is the Judge's in any case."""
     least_label_mass: float = Field(default=0.05, ge=0, le=1)
-    """Probability that the Judge's model must give the two labels together, for their ratio to be a score: where it is
-    about to say something else, such as a thought, the ratio is chance."""
+    """Minimum probability that the Judge's model must give the two labels together for a score: if it is about to write
+    something else, such as a thought, their ratio is noise."""
     overlap: bool = True
     """Whether a side asks its next question while its summary is still being written."""
     reply_chars: int = Field(default=1200, ge=40, le=1900)
@@ -102,14 +102,14 @@ class TrialSettings(BaseModel):
     expert_steps: Literal["merged", "apart"] = "merged"
     """Questions about a document: all in one call, or each in a call of its own, as published."""
     expert_sure: float = Field(default=0.8, gt=0.5, le=1)
-    """Probability from which on a model of natural-language inference settles a claim, in the summary procedure."""
+    """Probability from which a natural-language inference model settles a claim, in the summary procedure."""
     expert_waits: bool = False
-    """Whether the Judge waits for the witness, up to ``expert_s``. Off: a claim that is not settled when the Judge is
-    due gets the label of the evidence so far, and no trial takes longer."""
+    """Whether the Judge waits for the witness, up to ``expert_s``. Off: a claim that is not settled by then gets the
+    label of the evidence so far, and trials take no longer."""
     call_s: float = Field(default=120.0, gt=0, le=3600)
     """Seconds that one call of a model may take, retries included."""
     find_s: float = Field(default=30.0, gt=0, le=3600)
-    """Seconds that the search for precedents may take, and as many that reading their pictures may."""
+    """Seconds that the search for precedents may take, and the same again for reading their pictures."""
     read_s: float = Field(default=120.0, gt=0, le=3600)
     """Seconds that reading the text off the picture may take, waiting for a free reader included."""
     vote_disagreement: float = Field(default=0.3, ge=0, le=0.5)

@@ -1,8 +1,8 @@
-"""The summary procedure's sides and Judge. No model is asked: the sides cite precedents, the Judge weighs them.
+"""Sides and Judge of the summary procedure. No model is asked: the sides cite precedents, the Judge weighs them.
 
-The label and the call for a person are two questions. The label is the likelier one by all that the library knows.
-A person is called where something makes the comparison itself doubtful, and where the label is likelier to be wrong
-than the operator lets pass (:class:`court.precedents.RiskCurve`).
+The label and the need for human review are separate questions. The label is the more likely one given the library.
+Review is requested if something makes the comparison itself doubtful, or if the risk of a wrong label exceeds what the
+operator accepts (:class:`court.precedents.RiskCurve`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Statement:
 
     Attributes:
         summary: Finding of the side.
-        justification: Why that speaks for its side.
-        cites: Ids of the precedents that it rests on.
+        justification: Reason why the finding supports its side.
+        cites: Ids of the precedents that it cites.
     """
 
     summary: str
@@ -39,16 +39,16 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Similarity of the nearest precedents, and the halves of the meme that they can speak about.
+    """Similarity of the nearest precedents, and the halves of the meme for which they are close enough to count.
 
     Attributes:
-        text: Highest text similarity among the precedents at hand, or None if texts could not be compared.
+        text: Highest text similarity among the precedents found, or None if texts could not be compared.
         picture: The same for pictures.
         text_weighed: True if the text similarity is high enough to count as evidence.
         picture_weighed: True if the picture similarity is high enough to count as evidence.
         enough: True if the halves above their minimum similarity carry at least half of the weight. A half below it
-            still takes part in the ranking, as noise; if it outweighs the rest, the nearest precedents are near by
-            chance.
+            still takes part in the ranking, as noise; if that half has most of the weight, the nearest precedents are
+            near only by chance.
     """
 
     text: float | None
@@ -59,11 +59,11 @@ class Coverage:
 
     @classmethod
     def of(cls, findings: Findings) -> Coverage:
-        """The reach of what was found."""
+        """Computes the coverage of a search result."""
         at_hand, alpha = _at_hand(findings), findings.search.alpha
         text = max((p.text_similarity for p in at_hand if p.text_similarity is not None), default=None)
         picture = max((p.picture_similarity for p in at_hand if p.picture_similarity is not None), default=None)
-        # A half without weight took no part in the ranking: its similarity, however high, brought nothing about.
+        # A half with zero weight did not take part in the ranking, so its similarity doesn't count, however high.
         text_weighed = text is not None and alpha > 0 and text >= findings.floors.text
         picture_weighed = picture is not None and alpha < 1 and picture >= findings.floors.picture
         weight = alpha * text_weighed + (1 - alpha) * picture_weighed
@@ -71,28 +71,28 @@ class Coverage:
 
 
 def vote_of(findings: Findings) -> Vote | None:
-    """The vote of the precedents, however near; None where nothing of the meme could be compared."""
+    """Returns the vote of the precedents at any distance; None if neither half of the meme could be compared."""
     return vote_by(findings.tally, findings.vote_settings, findings.regression) if findings.tally else None
 
 
 def vote_if_close(findings: Findings) -> Vote | None:
-    """The vote of the precedents, or None where none is near enough to have one."""
+    """Returns the vote of the precedents; None if they are too far away to count."""
     return vote_of(findings) if Coverage.of(findings).enough else None
 
 
 def is_conclusive(findings: Findings, vote: Vote | None) -> bool:
-    """True if the vote is sure enough to spare the full trial, by what the library's own held-out memes have shown."""
+    """True if the vote is sure enough to skip the full trial, as measured on the library's own held-out memes."""
     settles = findings.settles
-    # A library that was never measured settles nothing: then every trial goes on to the models.
+    # Without a measured range, no vote is conclusive and every trial goes on to the models.
     if vote is None or settles is None:
         return False
     return vote.probability <= settles.below or vote.probability >= settles.above
 
 
 def argue(side: Side, findings: Findings, precedent_vote: Vote | None) -> Statement:
-    """Builds a side's statement from the precedents that were decided its way, and adds nothing."""
+    """Builds a side's statement solely from the precedents that have its label."""
     label = _LABEL_OF[side]
-    # By label alone: either side cites the best that it has, also where that is farther away than the other's.
+    # Selected by label alone: each side cites its nearest precedents, even if the other side's are nearer.
     own = [p for p in _at_hand(findings) if p.label is label][:3]
     if precedent_vote is None or not own:
         return Statement(
@@ -110,7 +110,7 @@ def argue(side: Side, findings: Findings, precedent_vote: Vote | None) -> Statem
 
 
 def precedents_for(side: Side, findings: Findings, settings: TrialSettings) -> tuple[Precedent, ...]:
-    """The precedents that an advocate is shown, nearest first: as many as the Judge is, of its own side or of both."""
+    """Returns the precedents shown to an advocate, nearest first; at most as many as the Judge is shown."""
     if settings.advocates_see == "none":
         return ()
     label = _LABEL_OF[side]
@@ -119,18 +119,18 @@ def precedents_for(side: Side, findings: Findings, settings: TrialSettings) -> t
 
 
 def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: TrialSettings) -> Verdict:
-    """The Judge of the summary procedure: the likelier label, how sure it is, and whether a person must look."""
-    reach = Coverage.of(findings)
-    # Without words, and with a picture like no other, there is nothing to go by but what is frequent.
-    if vote is None or not (findings.search.has_text or reach.picture_weighed):
+    """Returns the verdict of the summary procedure: the more likely label, its risk, and reasons for human review."""
+    coverage = Coverage.of(findings)
+    # Without text and without a similar picture, only the base rate of the labels is left, which is no verdict.
+    if vote is None or not (findings.search.has_text or coverage.picture_weighed):
         return Verdict(
             label=Label.UNDECIDED,
             rationale=(
-                f"No verdict. {_distance(findings, reach)} Precedents are all that the summary procedure has to go by, "
-                "so a person must look."
+                f"No verdict. {_distance(findings, coverage)} Precedents are all that the summary procedure has to go "
+                "by, so a person must look."
             ),
             review=(
-                Review(reason=ReviewReason.NO_SIMILAR_PRECEDENT, detail=_distance(findings, reach)),
+                Review(reason=ReviewReason.NO_SIMILAR_PRECEDENT, detail=_distance(findings, coverage)),
                 *_text_reasons(findings, text),
                 *unsure_text(text, settings),
             ),
@@ -138,10 +138,10 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
     threshold = _threshold(vote, settings)
     strengths = _strengths(vote.probability, threshold)
     label = rule(strengths.harmful, strengths.benign)
-    # Acquittals alone: whoever can add one precedent must not acquit with it unseen (docs/security.md).
+    # Only for "not harmful": anyone able to add one precedent must not get memes acquitted unseen (docs/security.md).
     sole = _sole_precedent(findings, vote, threshold) if label is Label.NOT_HARMFUL else None
-    # A reason to look or a signal, and never both: a person would read the same sentence twice.
-    one_sided = _half_reasons(findings, reach)
+    # Either a reason for review or a signal, never both, so that reviewers don't read the same sentence twice.
+    one_sided = _half_reasons(findings, coverage)
     needs_review = one_sided if settings.review_one_sided and label is Label.NOT_HARMFUL else ()
     signals = (
         *no_similar_precedent(findings),
@@ -150,8 +150,9 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
         *_sole_reason(sole),
     )
     confidence = reading_confidence(text) if unsure_text(text, settings) else 1.0
-    risk = _risk(vote, label, threshold, close=reach.enough, sole=sole, confidence=confidence)
-    # What was calibrated on memes with pictures says too much of a text alone: where nothing else is known, nothing is.
+    risk = _risk(vote, label, threshold, close=coverage.enough, sole=sole, confidence=confidence)
+    # A calibration on memes with pictures is overconfident for text-only memes; without another measurement, give no
+    # risk.
     measured = findings.search.has_picture or findings.risk is not None
     return Verdict(
         label=label,
@@ -171,7 +172,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
 
 
 def _threshold(vote: Vote, settings: TrialSettings) -> float:
-    """Probability of harm from which on the label is harmful: where both kinds of error cost the same on average."""
+    """Returns the probability of harm from which the label is harmful: where both errors have equal expected cost."""
     # With harm_cost 1 this stays the library's threshold; a threshold of 0.5 becomes 1 / (1 + harm_cost).
     threshold = vote.settings.threshold
     return threshold / (threshold + (1 - threshold) * settings.harm_cost)
@@ -180,10 +181,9 @@ def _threshold(vote: Vote, settings: TrialSettings) -> float:
 def _risk(vote: Vote, label: Label, threshold: float, *, close: bool, sole: str | None, confidence: float) -> float:
     """Estimated probability that the label is wrong, in [0, 1].
 
-    Where every precedent is far, the likelier label is a guess: it is as sure as its share in the library. Where the
-    text may have been misread, the vote counts for as much as the reading is sure, and that share for the rest. A
-    label that one precedent alone brings about is as sure as its threshold: whoever put that precedent there would
-    decide.
+    If every precedent is distant, the probability of harm is the base rate of the library. If the text may have been
+    misread, it is the mean of vote and base rate, weighted by the confidence in the reading. If the label depends on
+    one precedent, it is at least the threshold: whoever added that precedent would otherwise decide alone.
     """
     p = confidence * vote.probability + (1 - confidence) * vote.settings.prior if close else vote.settings.prior
     if sole is not None:
@@ -192,35 +192,35 @@ def _risk(vote: Vote, label: Label, threshold: float, *, close: bool, sole: str 
 
 
 def _sole_precedent(findings: Findings, vote: Vote, threshold: float) -> str | None:
-    """Id of the precedent without which the label would not be "not harmful"; None where there is none.
+    """Returns the id of the one precedent that the label "not harmful" depends on; None if it depends on no single one.
 
-    The nearest benign precedent weighs most, so that no other needs to be tried.
+    Only the nearest benign precedent needs to be tried, as it has the largest weight.
     """
     first = next((entry for entry in findings.tally if entry.label is Label.NOT_HARMFUL), None)
     if first is None:
         return None
     others = [entry for entry in findings.tally if entry is not first]
-    # It is the only voter: without it there is no vote that could acquit.
+    # The only voter: without it there is no vote that could give "not harmful".
     if not others:
         return first.id
     return first.id if vote_by(others, vote.settings, vote.regression).probability >= threshold else None
 
 
 def _at_hand(findings: Findings) -> Sequence[Precedent]:
-    """Exhibits and the nearest of either label, each once, nearest first."""
+    """Returns the exhibits and the nearest precedent of each label, without duplicates, nearest first."""
     extra = [p for p in (findings.nearest_harmful, findings.nearest_benign) if p is not None]
-    # The nearest of either label are often exhibits as well, and would be cited twice.
+    # The nearest of each label are often exhibits too, and would be cited twice.
     unique = {p.id: p for p in (*findings.exhibits, *extra)}
     return sorted(unique.values(), key=lambda p: -p.similarity)
 
 
 def _strengths(p: float, threshold: float) -> Strengths:
-    """Strengths such that the rule gives "not harmful" exactly below the threshold.
+    """Returns strengths for which the rule gives "not harmful" exactly below the threshold.
 
-    The benign evidence is strong exactly there; above it, the two are moderate until half of what is left to
-    certainty, where harm is strong.
+    Benign evidence is strong exactly below it. Above it, both are moderate up to the midpoint between threshold and 1,
+    from which harm is strong.
     """
-    # Never below the threshold: harm is not strong where benign evidence is, so that rule() acquits exactly below it.
+    # Never below the threshold, so harm is never strong where benign evidence is, and rule() acquits exactly below it.
     sure = threshold + (1 - threshold) / 2
     harmful = Strength.STRONG if p >= sure else Strength.MODERATE if p >= threshold / 2 else Strength.WEAK
     benign = Strength.STRONG if p < threshold else Strength.MODERATE if p < sure else Strength.WEAK
@@ -228,11 +228,12 @@ def _strengths(p: float, threshold: float) -> Strengths:
 
 
 def _rationale(label: Label, strengths: Strengths, *, findings: Findings, vote: Vote, threshold: float) -> str:
-    reach = Coverage.of(findings)
+    coverage = Coverage.of(findings)
     nearest = [
-        f"the nearest {_WORDS[one.label]} precedent is {one.id}, at {_similarities(one)}"
-        for one in sorted(
-            filter(None, (findings.nearest_harmful, findings.nearest_benign)), key=lambda one: -one.similarity
+        f"the nearest {_WORDS[precedent.label]} precedent is {precedent.id}, at {_similarities(precedent)}"
+        for precedent in sorted(
+            filter(None, (findings.nearest_harmful, findings.nearest_benign)),
+            key=lambda precedent: -precedent.similarity,
         )
     ]
     sentences = [
@@ -240,7 +241,7 @@ def _rationale(label: Label, strengths: Strengths, *, findings: Findings, vote: 
         f"Of the {vote.voters} nearest precedents in {findings.library.name} ({findings.library.size:,} memes), "
         f"{vote.harmful} were found harmful. {_probability(vote)} (threshold {threshold:.2f}).",
         f"{_capital('; '.join(nearest))}." if nearest else "",
-        f"{_halves(findings, reach)} (weight of the text {findings.search.alpha:.2f}).",
+        f"{_halves(findings, coverage)} (weight of the text {findings.search.alpha:.2f}).",
         f"Evidence of harm {strengths.harmful.lower()}, benign evidence {strengths.benign.lower()}.",
         *(f"{_capital(note)}." for note in findings.notes),
     ]
@@ -255,15 +256,15 @@ _HALVES = {
 }
 
 
-def _halves(findings: Findings, reach: Coverage) -> str:
-    """The words for which halves of the meme were weighed."""
-    if reach.text_weighed and not findings.search.has_picture:
+def _halves(findings: Findings, coverage: Coverage) -> str:
+    """Returns the sentence about which halves of the meme were weighed."""
+    if coverage.text_weighed and not findings.search.has_picture:
         return "Only the text was weighed: the meme has no picture to compare"
-    return _HALVES[reach.text_weighed, reach.picture_weighed]
+    return _HALVES[coverage.text_weighed, coverage.picture_weighed]
 
 
 def _probability(vote: Vote) -> str:
-    """The sentence on how the probability of harm comes about."""
+    """Returns the sentence on how the probability of harm was computed."""
     if vote.by_regression is None:
         return f"Weighed by nearness and calibrated, that puts the probability of harm at {vote.probability:.2f}"
     return (
@@ -277,13 +278,13 @@ def _capital(sentence: str) -> str:
 
 
 def _contrary_precedents(vote: Vote, label: Label, threshold: float, margin: float) -> tuple[Review, ...]:
-    """A reason where the nearest precedents speak for one label, and the library as a whole for the other."""
+    """A reason for review if nearest precedents and whole library disagree, or the vote is close to the threshold."""
     if (vote.by_precedents >= threshold) != (label is Label.HARMFUL):
         detail = (
             f"The nearest precedents put the probability of harm at {vote.by_precedents:.2f}, the whole library at "
             f"{vote.probability:.2f}: they lead to different labels."
         )
-    # Around the threshold in force, which moves with harm_cost.
+    # Around the effective threshold, which depends on harm_cost.
     elif abs(vote.probability - threshold) < margin:
         detail = f"The probability of harm ({vote.probability:.2f}) is within {margin:.2f} of {threshold:.2f}."
     else:
@@ -292,8 +293,8 @@ def _contrary_precedents(vote: Vote, label: Label, threshold: float, margin: flo
 
 
 def _risk_reasons(findings: Findings, risk: float, settings: TrialSettings) -> tuple[Review, ...]:
-    """A reason where the label is likelier to be wrong than the operator lets pass."""
-    # First: where the operator sends no meme to a person, a risk that was never measured is no reason to send one.
+    """A reason for review if the risk of a wrong label exceeds what the operator accepts."""
+    # Checked first: if the operator sends no memes to review, an unmeasured risk is no reason to send one.
     if settings.review_rate == 0:
         return ()
     if findings.risk is None:
@@ -325,11 +326,11 @@ def _cutoff(findings: Findings, settings: TrialSettings) -> RiskPoint:
 
 
 def no_similar_precedent(findings: Findings) -> tuple[Review, ...]:
-    """A signal where no precedent is near enough to speak about the meme."""
-    reach = Coverage.of(findings)
-    if reach.enough:
+    """A signal if no precedent is near enough to count."""
+    coverage = Coverage.of(findings)
+    if coverage.enough:
         return ()
-    return (Review(reason=ReviewReason.NO_SIMILAR_PRECEDENT, detail=_distance(findings, reach)),)
+    return (Review(reason=ReviewReason.NO_SIMILAR_PRECEDENT, detail=_distance(findings, coverage)),)
 
 
 def _sole_reason(sole: str | None) -> tuple[Review, ...]:
@@ -339,20 +340,20 @@ def _sole_reason(sole: str | None) -> tuple[Review, ...]:
     return (Review(reason=ReviewReason.RESTS_ON_ONE_PRECEDENT, detail=detail),)
 
 
-def _half_reasons(findings: Findings, reach: Coverage) -> tuple[Review, ...]:
-    """A signal where the meme has a half that no precedent is near enough to speak about."""
-    if findings.search.has_picture and reach.text_weighed and not reach.picture_weighed:
+def _half_reasons(findings: Findings, coverage: Coverage) -> tuple[Review, ...]:
+    """A signal if the meme has a half for which no precedent is near enough to count."""
+    if findings.search.has_picture and coverage.text_weighed and not coverage.picture_weighed:
         detail = "The verdict rests on the text alone: no precedent's picture is near enough to compare with."
         return (Review(reason=ReviewReason.PICTURE_NOT_WEIGHED, detail=detail),)
-    if findings.search.has_text and reach.picture_weighed and not reach.text_weighed:
+    if findings.search.has_text and coverage.picture_weighed and not coverage.text_weighed:
         detail = "The verdict rests on the picture alone: no precedent's text is near enough to compare with."
         return (Review(reason=ReviewReason.TEXT_NOT_WEIGHED, detail=detail),)
     return ()
 
 
 def unsure_text(text: TextRead, settings: TrialSettings) -> tuple[Review, ...]:
-    """A reason where the text was read off the picture with little confidence; nothing where it was not."""
-    # What a caller gave is what the meme says; only a reader can be unsure.
+    """A reason for review if the text was read off the picture with low confidence; otherwise empty."""
+    # A caller's text is taken as given; only OCR has a confidence.
     if text.source is not TextSource.OCR or not text.lines:
         return ()
     confidence = reading_confidence(text)
@@ -365,7 +366,7 @@ def unsure_text(text: TextRead, settings: TrialSettings) -> tuple[Review, ...]:
 
 
 def _text_reasons(findings: Findings, text: TextRead) -> tuple[Review, ...]:
-    """Reasons that always call a person: words that were compared with nothing."""
+    """Reasons that always call for review: text that was compared with no precedent, in whole or in part."""
     reasons = []
     if findings.text_not_understood:
         detail = "The encoder can't read the text's script or signs, so that it was compared with no precedent."
@@ -387,12 +388,12 @@ def _similarities(precedent: Precedent) -> str:
     return ", ".join(parts) or "no half in common"
 
 
-def _distance(findings: Findings, reach: Coverage) -> str:
+def _distance(findings: Findings, coverage: Coverage) -> str:
     parts = [
         f"{name} {value:.2f} (at least {floor:.2f} is needed, and it has {weight:.0%} of the weight)"
         for name, value, floor, weight in (
-            ("text", reach.text, findings.floors.text, findings.search.alpha),
-            ("picture", reach.picture, findings.floors.picture, 1 - findings.search.alpha),
+            ("text", coverage.text, findings.floors.text, findings.search.alpha),
+            ("picture", coverage.picture, findings.floors.picture, 1 - findings.search.alpha),
         )
         if value is not None
     ]

@@ -1,4 +1,4 @@
-"""A record laid out for reading: both sides of each round next to each other, and what every call cost."""
+"""A record laid out for reading: both sides of each round next to each other, with the cost of every call."""
 
 from __future__ import annotations
 
@@ -36,17 +36,16 @@ class Turn:
     """One round of one side.
 
     Attributes:
-        question: To the Proposer; empty where it asked none.
-        answer: Empty where there is none.
-        summary: Empty where there is none.
-        entropy: Entropy of the summary, in bits; None likewise.
-        change: To the summary before, in bits; None for the first.
-        ahead: True if the question was sent before it was known that the side would stop: the verdict doesn't rest on
-            it.
+        question: Question to the Proposer; empty if none was asked.
+        answer: Answer of the Proposer; empty if there is none.
+        summary: Summary of the side; empty if there is none.
+        entropy: Entropy of the summary, in bits; None without a summary.
+        change: Absolute change of entropy from the previous summary, in bits; None for the first.
+        ahead: True for a speculative round after the one at which the side stopped; the verdict doesn't rest on it.
         calls: Model calls of the round, in order.
-        asked: The event of the question; None where there is none (yet). The same for the other two.
-        answered: Model call of the answer.
-        summed: Model call of the summary.
+        asked: Event of the question; None if there is none yet.
+        answered: Event of the answer; None if there is none yet.
+        summed: Event of the summary; None if there is none yet.
     """
 
     question: str
@@ -63,7 +62,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round; a side that had rested before has no turn in it. Counted from 1."""
+    """One round, counted from 1. The turn of a side that had already stopped asking is None."""
 
     number: int
     turns: dict[Side, Turn | None]
@@ -77,36 +76,36 @@ class Argument:
     cites: tuple[str, ...]
     rested: str
     call: ModelCall | None
-    """Where it was given without an examination; otherwise its call stands with the last round."""
+    """Call of an argument without an examination; otherwise None, as the last round has the call."""
     event: Summarised
-    """Where it stands in the record."""
+    """Event that contains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A record, in the order in which it is read.
+    """A record in reading order.
 
     Attributes:
-        trial: Its id.
+        trial: Id of the trial.
         procedure: Procedure of the trial.
-        seconds: From the first event to the last.
+        seconds: Seconds from the first to the last event of the trial.
         text: Text of the meme, as judged.
         source: Source of the text; None if it was never read.
         frames: Number of frames in the picture's file.
-        description: The Proposer's; empty where there is none.
-        rounds: In order.
-        arguments: Per side; None where it made none.
-        searched: Name and size of the library; empty where nothing was searched.
-        precedents: Nearest first.
+        description: The Proposer's description; empty if there is none.
+        rounds: Rounds, in order.
+        arguments: Argument of each side; None if it made none.
+        searched: Name and size of the library; empty if nothing was searched.
+        precedents: Precedents shown, nearest first.
         vote: Vote of the precedents; None if there was none.
         notes: Notes of the search.
-        duplicates: Memes tried before that are nearly this one, nearest first.
-        panel: Judges of a panel as they ruled, in order of their numbers; none where one sat alone.
-        guard: Opinion of a guard model, or that it gave none; None where none was to be heard.
-        claims_found: Event of the meme's claims of fact; None where no expert witness was called.
-        verdict: None where there is none.
-        failures: In order; a trial that was taken up again may have failed before.
-        models: Models of the trial, each once, in order.
+        duplicates: Near-duplicates tried before, nearest first.
+        panel: Rulings of a panel, ordered by judge number; empty with a single judge.
+        guard: Event of the guard model's opinion or failure; None without a guard.
+        claims_found: Event of the meme's claims of fact; None if no expert witness was called.
+        verdict: Verdict; None if there is none.
+        failures: Failures, in order; a resumed trial may have failed before.
+        models: Distinct models of the trial, in order.
     """
 
     trial: str
@@ -139,10 +138,10 @@ def transcript(record: TrialRecord) -> Transcript:
     """Lays out a record, finished or not."""
     described, verdict_given, cited = record.last(Described), record.last(VerdictGiven), record.precedents
     duplicates_found = record.last(NearDuplicatesFound)
-    # By side and round: both sides are examined at the same time, and their events come in any order.
+    # By side and round: both sides are examined concurrently, so their events are interleaved.
     questions = {(event.side, event.round): event for event in record.all(QuestionAsked)}
     answered = {(event.side, event.round): event for event in record.all(AnswerGiven)}
-    # Without SummarisedAhead: where such a round counts, a Summarised has the same words.
+    # Without SummarisedAhead: if such a round counts, a Summarised event repeats it.
     summed = {(event.side, event.round): event for event in record.all(Summarised)}
     rested = {event.side: event for event in record.all(SideRested)}
 
@@ -157,7 +156,7 @@ def transcript(record: TrialRecord) -> Transcript:
             summary=summary.summary if summary else "",
             entropy=summary.entropy if summary else None,
             change=summary.entropy_change if summary else None,
-            # While the side has not rested, nobody knows yet which of its rounds count.
+            # As long as the side has not stopped, it is unknown which of its rounds count.
             ahead=side in rested and number > rested[side].rounds,
             calls=tuple(event.call for event in (question, answer, summary) if event is not None and event.call),
             asked=question if isinstance(question, QuestionAsked) else None,
@@ -171,18 +170,18 @@ def transcript(record: TrialRecord) -> Transcript:
             return None
         event = summed[side, last]
         why = word(rested[side].reason) if side in rested else ""
-        # Without an examination there is no text beside the summary but the summary itself.
+        # Without an examination the justification may be empty, and the summary is the argument.
         text = event.justification or event.summary
         return Argument(
             justification=text,
             cites=event.cites,
             rested=why,
-            # With an examination, this call is one of the last round's and would be counted twice.
+            # With an examination, this call belongs to the last round and would be counted twice.
             call=event.call if last == 0 else None,
             event=event,
         )
 
-    # Round 0 is an argument without an examination, and no round.
+    # Round 0 is an argument without an examination and not a round.
     numbers = sorted({number for _, number in (*questions, *answered, *summed) if number})
     library = cited.findings.library if cited else None
     return Transcript(

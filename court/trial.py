@@ -1,7 +1,7 @@
-"""The trial: a meme goes in, a record comes out, and a keeper is told of every event as it happens.
+"""Runs trials: takes a meme, stores every event through an event sink as it happens, and returns the record.
 
-A trial is a function with a keeper, not a generator: a generator that is closed early may not yield, so that an
-abandoned trial could not record its own end.
+A trial is a function that calls a sink, not a generator that yields events: a generator that is closed early may not
+yield, so an abandoned trial could not record its own end.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from court.untrusted import Fence
 _log = logging.getLogger("memecourt.trial")
 
 STOPPED = "SERVER_STOPPED"
-"""What a trial is cancelled with where the server ends and not the caller: ``task.cancel(STOPPED)``."""
+"""Message of ``task.cancel`` when the server stops the trial, as opposed to its caller: ``task.cancel(STOPPED)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,14 @@ class TrialCase:
         trial_id: Unique; names the record.
         meme: Meme on trial.
         procedure: Procedure of the trial.
-        request_id: The caller's own name for the request.
+        request_id: Caller's id of the request.
         namespace: Namespace of the content.
         content_id: Caller's id of the content.
         trace_id: W3C trace id, 32 hex digits, or empty.
-        within_s: Seconds until the caller's deadline, or None. When they run short, the sides rest early.
-        batch: True if it is one of many for which nobody waits singly: model servers work on others first.
-        of_trial: Id of the trial whose meme is tried once more; empty for a trial of its own.
+        within_s: Seconds until the caller's deadline, or None. When time runs short, the sides stop asking early.
+        batch: True for a trial of a batch, whose single results nobody waits for: model servers serve other trials
+            first.
+        of_trial: Id of the earlier trial that this one repeats; empty if it repeats none.
     """
 
     trial_id: str
@@ -92,19 +93,19 @@ class Court:
 
     Attributes:
         finder: Finds precedents.
-        text_reader: Reads the text where the caller gives none; None where callers have to.
+        text_reader: Reads the text off the picture if the caller gives none; None if callers must give it.
         software: Version of MemeCourt.
         settings: Settings of every trial.
         policy: Policy that defines harm.
-        prompts: Words in which models are asked.
+        prompts: Prompts of the models.
         chairs: Chat models of a full trial; None for a court without chat models.
-        fence_mark: Mark of the fences around untrusted text; None for a fresh mark a trial. Set it only to compare
-            messages.
-        now: The time, UTC.
-        duplicates: Finds memes tried before that are nearly the one on trial; None for a court that looks for none.
-        evidence_source: Finds documents for the expert witness; None for a court that calls none.
-        entailment: Compares claims with sentences where no model is asked to write; None where claims are not settled
-            there.
+        fence_mark: Mark of the fences around untrusted text; None for a fresh mark in each trial. Set it only to
+            compare messages.
+        now: Clock; returns the current time in UTC.
+        duplicates: Finds near-duplicates among memes tried before; None to skip that search.
+        evidence_source: Finds documents for the expert witness; None for a court without one.
+        entailment: Compares claims with sentences in the summary procedure, which asks no chat model; None to leave
+            claims unsettled there.
     """
 
     finder: PrecedentFinder
@@ -122,11 +123,11 @@ class Court:
 
     @property
     def procedures(self) -> frozenset[Procedure]:
-        """Procedures that this court can run; without chat models, the summary alone."""
+        """Procedures that this court can run; only the summary without chat models."""
         return frozenset({Procedure.SUMMARY} if self.chairs is None else Procedure)
 
     def require(self, procedure: Procedure, *, text_given: bool = True) -> None:
-        """Raises NotLoaded if this court can't hold that procedure, or can't read a text that nobody gave."""
+        """Raises NotLoaded if this court can't run that procedure, or has to read the text and can't."""
         if procedure not in self.procedures:
             raise NotLoaded(
                 f"The procedure {procedure} needs chat models, and this court has none. "
@@ -143,7 +144,7 @@ class Court:
                 field="trial.expert",
             )
         if self.settings.expert != "off" and procedure is not Procedure.SUMMARY and self.chairs is not None:
-            # A fault of wiring: with the witness on, its model is connected as those of the other roles are.
+            # A wiring bug: when the witness is on, its model is connected along with those of the other roles.
             assert self.chairs.expert is not None, "the expert witness is on, and has no model"
         if not text_given and self.text_reader is None:
             raise text_reader_off()
@@ -152,27 +153,27 @@ class Court:
         """Tries a meme.
 
         Args:
-            case: Case on trial, and its procedure.
-            keep: Is told of every event; the trial goes on only once it has returned.
+            case: Meme, procedure and ids of the trial.
+            keep: Stores each event; the trial continues only once it has returned.
 
         Returns:
-            The record; it ends in a verdict.
+            The record, which ends in a verdict.
 
         Raises:
-            NotLoaded: This court can't hold that procedure; nothing was recorded.
+            NotLoaded: This court can't run that procedure; nothing was recorded.
             TrialAborted: The trial began and failed; its record says at which step and why.
-            asyncio.CancelledError: The caller gave up; recorded, and raised again.
+            asyncio.CancelledError: The caller gave up; this is recorded and raised again.
         """
-        # Before anything is recorded: what this court can't do leaves no trial behind.
+        # Checked before anything is recorded: a request that this court can't serve leaves no trial behind.
         self.require(case.procedure, text_given=case.meme.text is not None)
-        clerk = Recorder(case.trial_id, keep, self.now)
+        recorder = Recorder(case.trial_id, keep, self.now)
         fence = Fence(self.fence_mark)
-        # The opening and the caller's text are one write: with the first alone on record, the trial could not be
-        # resumed.
-        beginning = [EventDraft(TrialOpened, self._opening(case, fence))]
+        # The opening and the caller's text are stored in one write: a trial with only the opening on record could not
+        # be resumed.
+        first_events = [EventDraft(TrialOpened, self._opening(case, fence))]
         if case.meme.text is not None:
-            beginning.append(_text_of_caller(case.meme, case.meme.text))
-        return await self._to_its_end(case, clerk, fence, *beginning)
+            first_events.append(_caller_text_draft(case.meme, case.meme.text))
+        return await self._run_to_end(case, recorder, fence, *first_events)
 
     async def resume(
         self,
@@ -183,19 +184,18 @@ class Court:
         within_s: float | None = None,
         batch: bool = False,
     ) -> TrialRecord:
-        """Takes a trial up where it was cut off; nobody is asked again for what was said.
+        """Resumes a trial where it was cut off; replies on record are not requested again.
 
         Args:
-            record: Record of a trial that is open, or that failed for a reason that may have passed.
-            picture: Picture of its meme, as decoded then; None where its text was sent alone.
+            record: Record of a trial that is open, or that failed for a transient reason.
+            picture: Picture of its meme, as decoded then; None if only its text was sent.
             keep: Sink for new events, as for :meth:`hear`.
-            within_s: Seconds until the caller's deadline; None where there is none.
-            batch: True if nobody waits for it singly; as of a case.
+            within_s: Seconds until the caller's deadline; None if there is none.
+            batch: True for a trial of a batch, as in :class:`TrialCase`.
 
         Raises:
             CantResume: The trial has a verdict, failed for good, or was begun with other settings, prompts, models or
-                precedents than these: half of each would be neither.
-            As :meth:`hear`.
+                precedents than are loaded now: the result would mix the two. As :meth:`hear`.
         """
         opened, text = record.opened, record.text
         self.require(opened.procedure)
@@ -208,43 +208,46 @@ class Court:
             within_s=within_s,
             batch=batch,
         )
-        clerk = Recorder(record.trial_id, keep, self.now, record.events)
+        recorder = Recorder(record.trial_id, keep, self.now, record.events)
         fence = Fence(self.fence_mark)
-        # The record names the new mark, so that messages sent from here on can be made again from it.
+        # The new mark is recorded, so that messages sent from here on can be rebuilt from the record.
         values = {"software": self.software}
         if opened.procedure is not Procedure.SUMMARY:
             values["fence_mark"] = fence.mark
-        return await self._to_its_end(case, clerk, fence, EventDraft(TrialResumed, values))
+        return await self._run_to_end(case, recorder, fence, EventDraft(TrialResumed, values))
 
-    async def _to_its_end(self, case: TrialCase, clerk: Recorder, fence: Fence, *beginning: EventDraft) -> TrialRecord:
-        # `begun` separates a failed first write, which leaves the record as it was, from a failure of the trial itself.
-        budget, begun = Deadline(case.within_s, self.settings.call_s, clerk.tally), False
+    async def _run_to_end(
+        self, case: TrialCase, recorder: Recorder, fence: Fence, *first_events: EventDraft
+    ) -> TrialRecord:
+        # `begun` tells a failed first write, which leaves the record unchanged, from a failure of the trial itself.
+        deadline, begun = Deadline(case.within_s, self.settings.call_s, recorder.tally), False
         try:
-            with clerk.tally.counting():
-                await clerk.note_all(*beginning)
+            with recorder.tally.counting():
+                await recorder.note_all(*first_events)
                 begun = True
-                await self._hold(case, clerk, fence, budget)
+                await self._run_procedure(case, recorder, fence, deadline)
         except asyncio.CancelledError as error:
             # The recorder finishes this write although the task is cancelled: an abandoned trial does not stay open.
-            await clerk.fail(_ended_by(error))
+            await recorder.fail(_cancellation_error(error))
             raise
         except CourtError as error:
             if not begun:
-                raise  # it is as it was, and may be begun when what is away is back
-            _without_its_way(error)
-            await _abort(clerk, budget.blame(error))
+                raise  # nothing was stored: the trial can be started or resumed later
+            _drop_traceback(error)
+            await _abort(recorder, deadline.blame(error))
             raise
         except Exception as error:
-            # A fault of ours. Its message may hold the meme's text or a path: only its kind and place are logged.
+            # A bug of ours. Its message may contain the meme's text or a path, so only its type and traceback are
+            # logged.
             where = "".join(traceback.format_tb(error.__traceback__))
-            fault = f"{type(error).__qualname__} at step {clerk.step}"
+            fault = f"{type(error).__qualname__} at step {recorder.step}"
             _log.error("trial %s: %s\n%s", case.trial_id, fault, where)
-            _without_its_way(error)
-            await _abort(clerk, _our_fault())
-            raise _our_fault() from error
-        return clerk.record
+            _drop_traceback(error)
+            await _abort(recorder, _internal_error())
+            raise _internal_error() from error
+        return recorder.record
 
-    async def _hold(self, case: TrialCase, clerk: Recorder, fence: Fence, budget: Deadline) -> None:
+    async def _run_procedure(self, case: TrialCase, recorder: Recorder, fence: Fence, deadline: Deadline) -> None:
         evidence = Evidence(
             meme=case.meme,
             namespace=case.namespace,
@@ -252,36 +255,37 @@ class Court:
             text_reader=self.text_reader,
             finder=self.finder,
             duplicates=self.duplicates,
-            recorder=clerk,
-            deadline=budget,
-            # A summary has nothing but its precedents to go by; a Judge that looks at the meme has better.
+            recorder=recorder,
+            deadline=deadline,
+            # The summary procedure relies on precedents alone; a Judge that sees the meme has better evidence than
+            # distant ones.
             distant_vote=case.procedure is Procedure.SUMMARY,
         )
         if case.procedure is Procedure.FULL:
             await self._full(evidence, fence, case).run()
             return
-        clerk.step = "text"
+        recorder.step = "text"
         text = await evidence.text()
-        clerk.step = "duplicates"
+        recorder.step = "duplicates"
         duplicates = await evidence.near_duplicates(text)
-        clerk.step = "precedents"
+        recorder.step = "precedents"
         findings, vote, cited = await evidence.search(text.text)
         unrecorded = [*duplicates, *cited]
         if case.procedure is Procedure.CASCADE and not summary.is_conclusive(findings, vote):
-            # The full trial recalls these from the record, so they are written before it begins.
-            await clerk.note_all(*unrecorded)
+            # The full trial reads these from the record, so they are stored before it begins.
+            await recorder.note_all(*unrecorded)
             await self._full(evidence, fence, case).run(text)
             return
-        # The witness records its steps as they come: these stand before them.
+        # The witness records its steps as they happen, so these events are stored before them.
         if unrecorded and self.settings.expert == "always":
-            await clerk.note_all(*unrecorded)
+            await recorder.note_all(*unrecorded)
             unrecorded = []
-        testimony = await self._testimony(text.text, clerk, budget)
-        clerk.step = "sides"
-        # Nobody is asked: all that there is to say since the text is kept at once.
+        testimony = await self._testimony(text.text, recorder, deadline)
+        recorder.step = "sides"
+        # No model is asked, so all events after the text can be stored in one write.
         for side in Side:
             statement = summary.argue(side, findings, vote)
-            if clerk.recall(Summarised, side=side) is None:
+            if recorder.recall(Summarised, side=side) is None:
                 fields = {
                     "summary": statement.summary,
                     "justification": statement.justification,
@@ -289,26 +293,26 @@ class Court:
                     "cites": statement.cites,
                 }
                 unrecorded.append(EventDraft(Summarised, {"side": side, "round": 0, **fields}))
-            if clerk.recall(SideRested, side=side) is None:
-                resting = {"side": side, "rounds": 0, "reason": QuestioningEnd.NO_EXAMINATION}
-                unrecorded.append(EventDraft(SideRested, resting))
-        clerk.step = "verdict"
+            if recorder.recall(SideRested, side=side) is None:
+                rested = {"side": side, "rounds": 0, "reason": QuestioningEnd.NO_EXAMINATION}
+                unrecorded.append(EventDraft(SideRested, rested))
+        recorder.step = "verdict"
         verdict = summary.weigh(findings, vote, text, self.settings)
         if testimony is not None:
             verdict = with_testimony(verdict, testimony, facts=self.policy.turns_on_facts)
-        await give_verdict(clerk, *unrecorded, verdict=verdict)
+        await give_verdict(recorder, *unrecorded, verdict=verdict)
 
-    async def _testimony(self, text: str, clerk: Recorder, budget: Deadline) -> Testimony | None:
-        """Testimony of the expert witness of a summary, which no side can call; None where it is not called."""
+    async def _testimony(self, text: str, recorder: Recorder, deadline: Deadline) -> Testimony | None:
+        """Returns the expert witness's testimony for a summary; None unless the settings always call the witness."""
         if self.settings.expert != "always" or self.evidence_source is None:
             return None
-        clerk.step = "claims"
+        recorder.step = "claims"
         witness = SentenceWitness(
             source=self.evidence_source,
             entailment=self.entailment,
             settings=self.settings,
-            recorder=clerk,
-            deadline=budget,
+            recorder=recorder,
+            deadline=deadline,
         )
         return await witness.testify(text)
 
@@ -316,7 +320,7 @@ class Court:
         assert self.chairs is not None, "checked by require()"
         return FullTrial(
             evidence=evidence,
-            # Keyed by the meme, so that a picture comes back to a server that has it in its caches.
+            # Keyed by the meme, so that a picture goes to a server that already has it in its caches.
             models=self.chairs.pinned(evidence.meme.digest),
             policy=self.policy,
             fence=fence,
@@ -328,8 +332,7 @@ class Court:
     def _require_resumable(self, record: TrialRecord, pixels_sha256: str) -> None:
         opened, failed = record.opened, record.last(TrialFailed)
         require_undecided(record)
-        # A caller who leaves says nothing about the trial: CANCELLED is not retryable by itself, and can still be
-        # resumed.
+        # CANCELLED is not retryable by itself, but a trial whose caller left can still be resumed.
         if record.state is TrialState.FAILED and failed and not failed.retryable and failed.reason != "CANCELLED":
             raise CantResume(f"The trial failed for good: {failed.message}", reason="TRIAL_FAILED")
         if pixels_sha256 != opened.meme.pixels_sha256:
@@ -339,12 +342,12 @@ class Court:
         self.require_same_versions(record)
 
     def require_same_versions(self, record: TrialRecord) -> None:
-        """Raises CantResume where a trial was begun with other versions than are loaded now."""
+        """Raises CantResume if the trial was begun with other versions than are loaded now."""
         opened = record.opened
         now = self.versions(opened.procedure)
         differ = [
             name
-            # `software` may differ: TrialResumed says which version goes on.
+            # `software` may differ: TrialResumed records the version that continues.
             for name in ("settings", "prompts", "models", "library", "encoder")
             if getattr(now, name) != getattr(opened.versions, name)
         ]
@@ -358,8 +361,8 @@ class Court:
             )
 
     def versions(self, procedure: Procedure) -> Versions:
-        """Returns the versions with which a trial that began now would be run."""
-        # A summary calls no model: other prompts or models must not stop it from being resumed.
+        """Returns the versions that a trial starting now would use."""
+        # A summary calls no model, so a change of prompts or models must not prevent it from being resumed.
         chairs = None if procedure is Procedure.SUMMARY else self.chairs
         return Versions(
             software=self.software,
@@ -372,13 +375,12 @@ class Court:
         )
 
     def _settings(self, procedure: Procedure) -> dict[str, Any]:
-        # A path is nobody else's business, and the words are known by their digest.
+        # Only the folder's name: the path is private, and the prompts are identified by their digest.
         settings = self.settings.model_dump(mode="json") | {"prompts": self.prompts.name}
         if procedure is not Procedure.SUMMARY and self.chairs is not None:
             settings |= self.chairs.settings(self.settings.reply_chars)
         if self.settings.expert != "off" and self.evidence_source is not None:
-            # Another source finds other evidence: a trial that is resumed, or a verdict given again, has to rest on the
-            # same.
+            # Another source finds other evidence, and a resumed trial or a cached verdict must rest on the same source.
             settings["evidence_source"] = self.evidence_source.identity
             settings["clauses_on_facts"] = list(self.policy.clauses_on_facts)
             if self.entailment is not None and procedure is not Procedure.FULL:
@@ -386,32 +388,32 @@ class Court:
         return settings
 
     def _opening(self, case: TrialCase, fence: Fence) -> dict[str, Any]:
-        asks_nobody = case.procedure is Procedure.SUMMARY
+        is_summary = case.procedure is Procedure.SUMMARY
         return {
             "procedure": case.procedure,
-            "meme": _identity(case, shown_to_models=not asks_nobody),
+            "meme": _identity(case, shown_to_models=not is_summary),
             "request_id": case.request_id,
             "trace_id": case.trace_id,
             "policy": PolicyReference(
                 id=self.policy.id,
                 version=self.policy.version,
                 digest=self.policy.digest,
-                content=None if asks_nobody else self.policy,
+                content=None if is_summary else self.policy,
             ),
             "settings": self._settings(case.procedure),
             "versions": self.versions(case.procedure),
-            # Pinned, so that they stand in the order in which this trial prefers them.
-            "servers": {} if asks_nobody or self.chairs is None else self.chairs.pinned(case.meme.digest).servers,
-            "prefix_cache": {} if asks_nobody or self.chairs is None else self.chairs.prefix_cache,
-            "fence_mark": "" if asks_nobody else fence.mark,
+            # Pinned, so that they are listed in this trial's order of preference.
+            "servers": {} if is_summary or self.chairs is None else self.chairs.pinned(case.meme.digest).servers,
+            "prefix_cache": {} if is_summary or self.chairs is None else self.chairs.prefix_cache,
+            "fence_mark": "" if is_summary else fence.mark,
             "of_trial": case.of_trial,
         }
 
 
 def _identity(case: TrialCase, *, shown_to_models: bool) -> MemeIdentity:
-    """Says which meme is on trial, and of one whose text was sent alone that there was no picture."""
+    """Returns the identity of the meme on trial, with empty picture fields if only its text was sent."""
     meme, picture = case.meme, case.meme.picture
-    whose = {"namespace": case.namespace, "content_id": case.content_id, "text_given": meme.text is not None}
+    caller_fields = {"namespace": case.namespace, "content_id": case.content_id, "text_given": meme.text is not None}
     if picture is None:
         return MemeIdentity(
             bytes_sha256="",
@@ -423,7 +425,7 @@ def _identity(case: TrialCase, *, shown_to_models: bool) -> MemeIdentity:
             frames_used=(),
             picture_given=False,
             text_digest=meme.digest,
-            **whose,
+            **caller_fields,
         )
     return MemeIdentity(
         bytes_sha256=picture.bytes_sha256,
@@ -436,42 +438,42 @@ def _identity(case: TrialCase, *, shown_to_models: bool) -> MemeIdentity:
         frames_unlike=picture.frames_unlike,
         incomplete=picture.incomplete,
         frames=tuple(file_sha256(frame.png) for frame in picture.frames) if shown_to_models else (),
-        **whose,
+        **caller_fields,
     )
 
 
-def _text_of_caller(meme: Meme, text: str) -> EventDraft:
+def _caller_text_draft(meme: Meme, text: str) -> EventDraft:
     """Drafts the event about the caller's text."""
     source = TextSource.CALLER if text.strip() else TextSource.NONE
     return EventDraft(TextRead, {"text": text, "source": source, "language": meme.language or ""})
 
 
-def _ended_by(cancelled: asyncio.CancelledError) -> CourtError:
-    """Returns the error for a cancelled trial: the caller left, unless the server says that it stopped it."""
+def _cancellation_error(cancelled: asyncio.CancelledError) -> CourtError:
+    """Returns the error for a cancelled trial: the caller left, unless the server stopped it."""
     if cancelled.args == (STOPPED,):
-        # Unavailable makes the failure retryable, so that the next server takes the trial up (GR-5).
+        # Unavailable makes the failure retryable, so that the next server resumes the trial (GR-5).
         return Unavailable("The server was stopped before there was a verdict.", reason=STOPPED)
     return CourtError("The caller gave up before there was a verdict.", reason="CANCELLED")
 
 
-async def _abort(clerk: Recorder, cause: CourtError) -> None:
-    """Records the cause and raises TrialAborted; only returns where the trial had not begun."""
-    await clerk.fail(cause)
-    # Where nothing was recorded, there is no record to go with the error.
-    if clerk.opened:
-        raise TrialAborted(cause, clerk.record)
+async def _abort(recorder: Recorder, cause: CourtError) -> None:
+    """Records the cause and raises TrialAborted; returns only if the trial had not begun."""
+    await recorder.fail(cause)
+    # Without any recorded event there is no record to attach to the error.
+    if recorder.opened:
+        raise TrialAborted(cause, recorder.record)
 
 
-def _without_its_way(error: Exception) -> None:
-    """Has an error forget how it came about, which holds the trial's pictures: those who wait for the trial hold it."""
+def _drop_traceback(error: Exception) -> None:
+    """Clears an error's traceback and context, which reference the trial's pictures and are kept by waiting callers."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
-def _our_fault() -> CourtError:
+def _internal_error() -> CourtError:
     return CourtError("The court made a mistake and could not finish the trial.", reason="INTERNAL")
 
 
 def require_undecided(record: TrialRecord) -> None:
-    """Raises CantResume if the trial has its verdict."""
+    """Raises CantResume if the trial already has a verdict."""
     if record.state is TrialState.DECIDED:
         raise CantResume("The trial has its verdict already.", reason="TRIAL_DECIDED")

@@ -1,4 +1,4 @@
-"""Accounts for the cost of a trial's model calls, whatever became of them, beside what its events report."""
+"""Accounts for the cost of all model calls of a trial, including those that its events do not report."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from court.ports import ChatReply
 
 @dataclass(slots=True)
 class UsageMeter:
-    """Counts calls as they are made, and those that events tell of as these are kept; by the names of `Unused`.
+    """Counts calls as they are made, and reported calls as events are stored; keyed by the fields of `Unused`.
 
     Attributes:
-        broke_off: Number of calls that a server broke off and left unanswered.
+        broke_off: Number of times a server disconnected during a call that remained unanswered.
     """
 
     broke_off: int = 0
@@ -26,7 +26,7 @@ class UsageMeter:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Counts model calls of the block, and of tasks that it begins, for this trial."""
+        """Attributes disconnects during the block, and in tasks started in it, to this trial."""
         before = _OF_TRIAL.set(self)
         try:
             yield
@@ -34,22 +34,22 @@ class UsageMeter:
             _OF_TRIAL.reset(before)
 
     def answered(self, reply: ChatReply) -> None:
-        """A call was answered, usably or not."""
+        """Counts a call that was answered, usably or not."""
         self._made.update(_figures(reply, calls=1))
 
     def unanswered(self) -> None:
-        """A call was cancelled, or failed."""
+        """Counts a call that was cancelled or failed."""
         self._made["unanswered"] += 1
 
     def count_stored(self, event: Event) -> None:
-        """An event that was kept tells of its calls."""
+        """Counts the calls reported by a stored event."""
         self._reported.update(_reported_by(event))
 
     def unused(self, *last: Event) -> Unused | None:
-        """Returns the usage that neither stored nor these last events report; None where no model was asked."""
+        """Returns the usage reported neither by stored events nor by these last ones; None if no model was asked."""
         if not self._made:
             return None
-        # Counter's minus drops what would be negative, which `Unused` refuses.
+        # Counter subtraction drops negative counts, which `Unused` rejects.
         return Unused(**(self._made - self._reported - sum(map(_reported_by, last), Counter())))
 
 
@@ -57,20 +57,20 @@ _OF_TRIAL: ContextVar[UsageMeter | None] = ContextVar("tally of the trial", defa
 
 
 def broke_off(times: int) -> None:
-    """Counts how many times servers broke off while they worked on a call that is over and has no answer.
+    """Counts how many times servers disconnected during a call that ended without an answer.
 
-    Told to the trial that runs here, if one does, and not in the call's error alone: who is cancelled, or overtaken by
-    another failure, has nobody left to raise an error to, and a request that kills servers must not do so unseen.
+    Reported to the current trial, if any, in addition to the call's error: a call that is cancelled, or preceded by
+    another failure, can't raise its error to anyone, and a request that kills servers must not go unnoticed.
     """
     if (meter := _OF_TRIAL.get()) is not None:
-        # Not added up: one death ends all calls that run side by side, and what is not answered ends the trial.
+        # The maximum, not the sum: one crash ends all concurrent calls, and an unanswered call ends the trial.
         meter.broke_off = max(meter.broke_off, times)
 
 
 def _reported_by(event: Event) -> Counter[str]:
     reported: Counter[str] = Counter()
     for call in calls_in(event):
-        # A call with a fault was made twice, and has the figures of both.
+        # A call with a fault was made twice; its figures include both.
         reported.update(_figures(call, calls=2 if call.fault else 1))
     if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
         reported.update(_figures(event.odds.call, calls=len(event.odds.harmful)))

@@ -1,4 +1,4 @@
-"""Finds the picture within plain borders and caption bars."""
+"""Finds the picture inside plain borders and caption bars."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _leading(ok: Array) -> int:
 
 
 def _within_tolerance(strip: Array, colour: Array) -> Array:
-    """Which pixels of a strip, int16 of shape (lines, pixels, 3), have about this colour, shape (3,)."""
+    """Returns the mask of pixels of a strip, int16 of shape (lines, pixels, 3), close to a colour, shape (3,)."""
     hit: Array = np.abs(strip[..., 0] - colour[0]) <= _TOLERANCE
     for channel in (1, 2):
         hit &= np.abs(strip[..., channel] - colour[channel]) <= _TOLERANCE
@@ -33,16 +33,16 @@ def _middle(pixels: Array) -> Array:
 
 
 def _trim_borders(a: Array, box: Box) -> Box:
-    """Without plain borders, and without those within them."""
+    """Returns the box without plain borders, including nested ones."""
     return peeled(a, peeled(a, box))
 
 
 def peeled(a: Array, box: Box) -> Box:
-    """Without plain borders: one colour on at least 98 % of every line, at most 45 % of a side.
+    """Returns the box without plain borders: one colour on at least 98 % of every line, at most 45 % of a side.
 
     Args:
         a: int16 of shape (height, width, 3).
-        box: Part of the picture to look at.
+        box: Part of the picture to examine.
     """
     x0, y0, x1, y1 = box
     for side in range(4):
@@ -51,12 +51,12 @@ def peeled(a: Array, box: Box) -> Box:
         lines = a[y0:y1, x0:x1]
         lines = lines if side < 2 else lines.transpose(1, 0, 2)
         lines = lines[::-1] if side % 2 else lines
-        # The median of the outermost line, so that a mark or a corner in it does not matter.
+        # The median of the outermost line, which is robust to marks and corners.
         colour = _middle(lines[0])
-        # Never beyond the last line: of a side of one pixel the 45 % and two lines more would be sought for ever.
+        # Never beyond the last line: for a side of one pixel, 45 % plus two lines would loop forever.
         limit = min(int(len(lines) * 0.45) + 2, len(lines))
         cut, step = 0, 12
-        while cut < limit:  # step by step: most pictures have no border at all
+        while cut < limit:  # in steps, as most pictures have no border
             chunk = lines[cut : min(cut + step, limit)]
             got = _leading(_within_tolerance(chunk, colour).mean(axis=1) >= 0.98)
             cut += got
@@ -76,7 +76,7 @@ def peeled(a: Array, box: Box) -> Box:
 
 
 def _trim_caption_bars(a: Array, box: Box) -> Box:
-    """Without a white or black bar with text at the top or the bottom, and without plain borders below it."""
+    """Returns the box without a white or black caption bar at the top or bottom, and without borders below it."""
     x0, y0, x1, y1 = box
     for side in (0, 1):
         lines = a[y0:y1, x0:x1]
@@ -94,7 +94,7 @@ def _trim_caption_bars(a: Array, box: Box) -> Box:
         run = _leading((share >= 0.3) & (margin >= 0.9))
         if run < 4 or run > 0.5 * n:
             continue
-        # Cut at the last line without text: beyond it, a margin in the bar's colour may belong to the picture.
+        # Cut at the last line without text; beyond it, a margin in the bar's colour may belong to the picture.
         clear = np.flatnonzero(share[:run] >= 0.98)
         cut = int(clear[-1]) + 1 if len(clear) else 0
         if side == 0:
@@ -111,7 +111,7 @@ def boxes(a: Array) -> tuple[Box, Box]:
         a: int16 of shape (height, width, 3).
 
     Returns:
-        It without plain borders, and without caption bars either. Where too little would be left, all of it.
+        Box without plain borders, and box without caption bars either; the whole picture if too little would remain.
     """
     h, w = a.shape[:2]
     all_of_it = (0, 0, w, h)

@@ -1,4 +1,4 @@
-"""Making a library of labelled memes, and adding to one."""
+"""Builds a library of labelled memes, and adds memes to one."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from retrieval.library.sources import Problem, Provenance, Row, Source, SourceFo
 from retrieval.library.thumbnails import ThumbnailWriter
 
 Progress = Callable[[str, int, int], None]
-"""Told the step (``pictures``, ``texts``, ``calibration``), how much of it is done, and of how much."""
+"""Progress callback: step (``pictures``, ``texts``, ``calibration``), amount done and total."""
 
 STARTER = "starter"
 STARTER_MEMES = Path(__file__).parent / "starter" / "memes.jsonl"
 _BATCH = 512
-"""Texts embedded at once, that is, between two reports of progress."""
+"""Batch size of texts, after each of which progress is reported."""
 
 
 _TAKEN = "its id is taken"
-"""Reason of a row whose id the library has, or a row before it that is otherwise the same."""
+"""Reason for a row whose id is in the library already, or in an earlier identical row."""
 _AMBIGUOUS = "another meme before it has its id"
-"""Reason of a row whose id a different row before it has, as where a spreadsheet has rounded long ids."""
+"""Reason for a row whose id an earlier, different row has, as when a spreadsheet rounded long ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class BuildReport:
     """Report on the rows of all sources.
 
     Attributes:
-        rows: Rows that were read.
-        added: Memes that went into the library.
-        problems: Rows that were left out, or kept by their text alone, in order.
+        rows: Number of rows read.
+        added: Number of memes added to the library.
+        problems: Rows that were skipped, or added by their text alone, in order.
         notes: Notes on sources as a whole.
-        without_picture: Memes that went in by their text alone.
+        without_picture: Number of memes added by their text alone.
         text_cut: Ids of memes whose text is longer than the encoder reads.
     """
 
@@ -63,7 +63,7 @@ class BuildReport:
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Number of rows left out for each reason, the most frequent first."""
+        """Returns the number of skipped rows per reason, most frequent first."""
         return dict(Counter(problem.reason for problem in self.problems if not problem.kept).most_common())
 
 
@@ -88,29 +88,29 @@ async def build_library(
     safeguards: Safeguards = USUAL,
     max_lost: float = 1.0,
 ) -> tuple[Library, BuildReport]:
-    """Reads, decodes, embeds, calibrates and writes.
+    """Builds a library: reads, decodes, embeds, calibrates and writes.
 
     Args:
         path: Directory of the library.
-        sources: Sources of the memes; of an id that stands twice the first is taken.
+        sources: Sources of the memes; of duplicate ids the first is used.
         name: Name of the library.
-        encoder: Encoder that it will be searched with.
-        picture_reader: Decodes pictures; None to go by the texts alone.
-        progress: Told how far it is; called in the event loop's thread or a worker's.
+        encoder: Encoder of the library and its searches.
+        picture_reader: Decodes pictures; None to use only the texts.
+        progress: Progress callback, called in the event loop's thread or a worker's.
         replace: True to replace an existing library.
         settle_error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
         safeguards: Safeguards against a few precedents deciding alone.
-        max_lost: Share of the rows, in [0, 1], that may be unusable or lack the picture that they name; with more
+        max_lost: Maximum share of rows, in [0, 1], that are unusable or lack a picture that they name; otherwise
             nothing is built.
 
     Raises:
-        BadRequest: A source can't be read, too few of the rows are left, or there is a library already.
-        Unavailable: Somebody else is writing to the library.
-        OSError: The disk will not have it.
+        BadRequest: A source can't be read, too many rows are unusable, or there is a library already.
+        Unavailable: Another process is writing to the library.
+        OSError: The library can't be written.
     """
-    # Before what may take hours; Library.create looks again under its lock.
+    # Checked before work that may take hours; Library.create checks again under its lock.
     await asyncio.to_thread(refuse_place, path, replace)
-    # Beside the library and by encoder: a build that is cut off after hours goes on where it was.
+    # A cache beside the library, per encoder, so that an interrupted build resumes where it stopped.
     remembered = EmbeddingCache(path, encoder.identity)
     gathered = await _gather(
         path,
@@ -142,7 +142,7 @@ async def build_library(
         pictures=gathered.pictures,
         replace=replace,
     )
-    # Only now: until the library is written, a build that is cut off goes on from it.
+    # Discarded only now, as an interrupted build resumes from it until the library is written.
     await asyncio.to_thread(remembered.discard)
     return library, gathered.report
 
@@ -156,15 +156,15 @@ async def add_to_library(
     progress: Progress | None = None,
     max_lost: float = 1.0,
 ) -> tuple[Library, BuildReport]:
-    """Adds memes as a new generation of an existing library, as :func:`build_library`; it is calibrated anew.
+    """Adds memes as a new generation of an existing library, as :func:`build_library`, and recalibrates it.
 
-    What error is put up with where the vote alone is to do, stays as it is.
+    The accepted error of votes that decide alone stays as it is.
 
     Raises:
-        BadLibrary: A picture that was kept is not what it was when written.
-        BadRequest: A source can't be read, nothing of them is left, or the library was changed since it was opened.
-        Unavailable: Somebody else is writing to the library.
-        OSError: The disk will not have it; the old generation holds.
+        BadLibrary: A stored picture has changed since it was written.
+        BadRequest: A source can't be read, no usable rows are left, or the library was changed since it was opened.
+        Unavailable: Another process is writing to the library.
+        OSError: The new generation can't be written; the old one stays in use.
     """
     taken = set(library.ids())
     remembered = EmbeddingCache(library.root, encoder.identity)
@@ -179,7 +179,7 @@ async def add_to_library(
         max_lost=max_lost,
     )
     rows = np.concatenate([library.rows, gathered.rows])
-    # Chosen by whoever built it: adding memes is no reason to ask again, or to change it unseen.
+    # Chosen when the library was built: adding memes must not change it silently.
     old = library.manifest.tuning
     memes = [*library.memes, *gathered.memes]
     tuning = await asyncio.to_thread(
@@ -206,7 +206,7 @@ async def build_starter(
     progress: Progress | None = None,
     replace: bool = False,
 ) -> tuple[Library, BuildReport]:
-    """Builds the library that a court has before it is given one: tame memes of our own, drawn by us."""
+    """Builds the default library of a new court: tame memes, drawn by our own code."""
     return await build_library(
         path,
         [Source(STARTER_MEMES, name=STARTER, format=SourceFormat.MEMECOURT)],
@@ -227,15 +227,15 @@ def tune(
     safeguards: Safeguards,
     progress: Progress | None,
 ) -> Tuning:
-    """Chooses the settings of search and vote on the memes of a library, minimum similarities first.
+    """Chooses a library's settings of search and vote on its own memes, minimum similarities first.
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        memes: Memes of the rows, at least one.
-        encoder: Encoder that made the rows.
+        memes: Memes of the rows; at least one.
+        encoder: Encoder of the rows.
         error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
         safeguards: Safeguards of search and calibration.
-        progress: Told how far it is.
+        progress: Progress callback.
     """
     text_dim = encoder.identity.text_dim
     return calibrate(
@@ -260,11 +260,11 @@ async def _gather(
     remembered: EmbeddingCache,
     max_lost: float,
 ) -> _Gathered:
-    """Everything but the calibration and the writing."""
+    """Reads, decodes and embeds all rows."""
     tell: Progress = progress or (lambda step, done, total: None)
     wanted, problems, notes = await asyncio.to_thread(_read_all, sources, reader is not None, taken)
     read = len(wanted) + len(problems)
-    # Before anything is embedded; once more below, when it is known which memes have nothing to compare.
+    # Checked before embedding, and again below, when it is known which memes have nothing to compare.
     _refuse_losses(read, problems, max_lost)
     pictures: dict[int, ImportedPicture] = {}
     without: dict[int, Problem] = {}
@@ -281,9 +281,9 @@ async def _gather(
         )
         problems += [problem for problem in without.values() if problem.kept]
     texts = await _embed_texts([item.row.text for item in wanted], encoder, tell, remembered)
-    # By label, which the rows carry as their source.
+    # By label, which rows have as their source.
     known = {source.label: source.provenance for source in sources}
-    # One time for all, so that a filter by time takes a build whole or leaves it.
+    # One timestamp for all, so that a filter by time includes all of a build or nothing.
     now = datetime.now(UTC)
 
     memes: list[LabelledMeme] = []
@@ -291,12 +291,12 @@ async def _gather(
     cut: list[str] = []
     for place, item in enumerate(wanted):
         row, half = item.row, slice(0, encoder.identity.text_dim)
-        # Into the next free row: a meme that is left out has zeros in both halves, and so leaves nothing behind.
+        # Into the next free row: a skipped meme has zeros in both halves, so its row can be reused.
         rows[len(memes), half] = texts.vectors[place]
         if place in pictures:
             rows[len(memes), half.stop :] = pictures[place].vector
         has_text, has_picture = rows[len(memes), half].any(), rows[len(memes), half.stop :].any()
-        # Known only now: whether the encoder can read a text shows in its vector.
+        # Known only now: the vector shows whether the encoder could read the text.
         if not has_text and not has_picture:
             lacking = (
                 "the encoder can't read its text, and it has no picture"
@@ -335,16 +335,13 @@ async def _gather(
         without_picture=sum(not meme.has_picture for meme in memes),
         text_cut=tuple(cut),
     )
-    # A copy, without the room for memes that were left out.
+    # A copy, without the unused rows of skipped memes.
     return _Gathered(memes, rows[: len(memes)].copy(), spool, report)
 
 
 def _refuse_losses(read: int, problems: Sequence[Problem], most: float) -> None:
-    """Raises BadRequest where more than that share of the rows, or of their pictures, can't be used.
-
-    Those that are there already can.
-    """
-    # A build that is repeated finds its own ids taken, and has lost nothing by that.
+    """Raises BadRequest if a larger share of the rows or their pictures is unusable, not counting duplicates."""
+    # A repeated import finds its own ids taken, which is no loss.
     lost = [problem for problem in problems if problem.reason != _TAKEN]
     if len(lost) > most * read:
         textual = sum(problem.kept for problem in lost)
@@ -363,7 +360,7 @@ def _reasons(problems: Sequence[Problem]) -> str:
 def _read_all(
     sources: Sequence[Source], with_pictures: bool, taken: Collection[str]
 ) -> tuple[list[Wanted], list[Problem], list[str]]:
-    """The rows of all sources that have an id of their own, the problems of the others, and notes on the sources."""
+    """Reads all sources; returns rows with unique ids, problems of the others, and notes on the sources."""
     wanted: list[Wanted] = []
     problems: list[Problem] = []
     notes: list[str] = []
@@ -373,7 +370,7 @@ def _read_all(
         problems += rows.problems
         folder = source.pictures
         if folder is not None and not (is_remote(folder) or folder.is_dir()):
-            # Said once, not once a row.
+            # Reported once, not for each row.
             notes.append(f"{source.label}: the folder of pictures is not there; its memes go in by their texts.")
             folder = None
         elif folder is None and any(row.image for row in rows.good):
@@ -411,14 +408,14 @@ async def _embed_texts(
 
 
 def _texts(texts: Sequence[str], encoder: Encoder, remembered: EmbeddingCache) -> TextEmbeddings:
-    """Embeds texts, taking known ones from the cache."""
+    """Embeds texts, using the cache."""
     known = remembered.texts(texts)
     new = [text for text, one in zip(texts, known, strict=True) if one is None]
     if new:
         made = encoder.embed_texts(new)
-        # Batch by batch, so that no more than one is embedded twice.
+        # Stored after each batch, so that at most one batch is embedded again.
         remembered.keep_texts(new, made)
-        # In the order of those that were missing.
+        # In the order of the missing texts.
         remaining = iter(zip(made.vectors, made.cut, strict=True))
         known = [next(remaining) if one is None else one for one in known]
     done = [one for one in known if one is not None]

@@ -1,4 +1,4 @@
-"""Numbers of things that are linked with each other, directly or by others between them."""
+"""Connected components (union-find)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from numpy.typing import NDArray
 
 
 def number_linked(n: int, pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """A number for each of n things, equal for those that are linked, from 0 on in the order of the first of each.
+    """Returns the component number of each of n items, from 0 in the order of first occurrence.
 
     Args:
-        n: Number of things.
-        pairs: Places of two that are linked.
+        n: Number of items.
+        pairs: Indices of two linked items each.
     """
     root = list(range(n))
 
     def root_of(place: int) -> int:
         while root[place] != place:
-            # Halves the way for whoever comes next.
+            # Path halving, which speeds up later look-ups.
             root[place] = place = root[root[place]]
         return place
 
     for one, other in pairs:
-        # The earlier one stays the root, so that numbers follow the order of the things.
+        # The earlier item stays the root, so that numbers follow the order of the items.
         first, second = sorted((root_of(one), root_of(other)))
         root[second] = first
     known: dict[int, int] = {}

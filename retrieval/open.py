@@ -1,4 +1,4 @@
-"""Which encoder is meant: by the name that somebody gives, or by the library that is to be searched."""
+"""Opens encoders by name or for a library, corpora of facts, and writers of libraries."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from retrieval.precedents.postgres_finder import PgvectorFinder
 
 BUILTIN = "builtin"
 _BUILTIN = "builtin/all-MiniLM-L6-v2"
-"""What the built-in encoder calls itself."""
+"""Name of the built-in encoder in libraries."""
 
 
 def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
-    """The encoder of this name, warm.
+    """Loads and warms the encoder of this name.
 
     Args:
         name: ``builtin``; ``onnx:FOLDER`` with a sentence encoder as ONNX; or a CLIP model as
@@ -37,18 +37,18 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
         texts: Encoder of the texts beside a CLIP model.
 
     Raises:
-        BadRequest: There is none of this name, or its weights can't be used.
-        NotLoaded: The packages that run it are not installed.
-        Unavailable: Its weights have to be fetched, and can't be.
+        BadRequest: The name is unknown, or the weights can't be used.
+        NotLoaded: The required packages are not installed.
+        Unavailable: The weights can't be downloaded.
     """
     if not clip_source.is_clip(name):
-        # Only to refuse a name that is none.
+        # Only to reject unknown names.
         name_of(name)
         if texts == "clip":
             raise BadRequest("This encoder has no CLIP to embed texts with. Name one with --encoder.")
         if name.startswith(PREFIX):
             return onnx_texts.OnnxTextEncoder(Path(name.removeprefix(PREFIX)).expanduser())
-        # Imported when it is needed: most of what imports this module never loads an encoder.
+        # Imported lazily, as most importers of this module never load an encoder.
         from retrieval.embed.builtin import BuiltinEncoder
 
         return BuiltinEncoder()
@@ -59,36 +59,35 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
 
 
 def load_encoder_for(library: Path | Address | None, requested: str | None = None) -> Encoder:
-    """The encoder that a library was made with, warm; as :func:`choose_encoder`, and raises as :func:`load_encoder`."""
+    """Loads and warms a library's encoder; see :func:`choose_encoder`. Raises also as :func:`load_encoder`."""
     return choose_encoder(library, requested)()
 
 
 def choose_encoder(library: Path | Address | None, requested: str | None = None) -> Callable[[], Encoder]:
-    """Chooses the encoder that a library was made with, and returns what loads it: nothing heavy happens before.
+    """Chooses the encoder of a library, and returns a function that loads it; nothing heavy happens before.
 
-    Which of its kind exactly it was made with is checked when the library is opened.
+    The exact identity is checked when the library is opened.
 
     Args:
-        library: Its directory, or the address of its database; None where there is none yet.
-        requested: Name of an encoder, if any: a library that another made is refused before anything is loaded.
+        library: Directory of the library, or address of its database; None if there is none yet.
+        requested: Name of an encoder, or None; a library with another encoder is rejected before anything is loaded.
 
     Raises:
-        BadLibrary: The library is missing or damaged, was made with another encoder than is asked for, or with
-            weights that it can't name.
-        BadRequest: There is no encoder of that name.
+        BadLibrary: The library is missing or damaged, or was built with another encoder or with local weights.
+        BadRequest: The name is unknown.
     """
     if library is None:
         name_of(requested or BUILTIN)
         return partial(load_encoder, requested or BUILTIN)
     made_with = encoder_of(library)
-    # By name alone, which costs nothing. The whole identity is compared when the library is opened.
+    # By name alone, which is cheap. The full identity is compared when the library is opened.
     if requested is not None and name_of(requested) != made_with.name:
         raise BadLibrary(
             f"The precedent library was made with the encoder {made_with}, but {requested} is asked for: their "
             "similarities can't be compared. Ask for the former or for none, or build it again with the latter.",
             reason="LIBRARY_FOREIGN",
         )
-    # A library records what the weights are and not where they lie, which is another place on each machine.
+    # A library records the identity of the weights, not their path, which differs between machines.
     if requested is None and clip_source.is_local(made_with.name):
         raise BadLibrary(
             f"The precedent library was made with weights of this machine, {made_with}. It does not say where "
@@ -97,36 +96,36 @@ def choose_encoder(library: Path | Address | None, requested: str | None = None)
         )
     if not made_with.name.startswith(clip_source.PREFIX):
         return partial(load_encoder, requested or BUILTIN)
-    # Texts by the encoder that they were made with: ``texts_by`` is only set where that was not the CLIP model.
+    # ``texts_by`` is only set if the texts were not embedded by the CLIP model.
     return partial(load_encoder, requested or made_with.name, texts="builtin" if made_with.texts_by else "clip")
 
 
 def open_facts(place: Path, name: str | None = None, *, at_hand: Encoder | None = None) -> FactCorpus:
-    """Opens a corpus of facts with the encoder that it was built with, loaded where it is not at hand.
+    """Opens a corpus of facts with its encoder, which is loaded unless already at hand.
 
     Args:
         place: Directory of the corpus.
-        name: Name of the encoder, for one that is not the built-in one.
-        at_hand: An encoder that is loaded already.
+        name: Name of the encoder; None for the built-in one.
+        at_hand: Encoder that is already loaded, or None.
 
     Raises:
-        BadLibrary: The corpus is missing, damaged or was built with another encoder.
+        BadLibrary: The corpus is missing or damaged, or was built with another encoder.
         BadRequest, NotLoaded, Unavailable: The encoder can't be loaded, or bm25s is not installed.
     """
     made_with = read_corpus_manifest(place).encoder
     if made_with is None:
         return open_corpus(place)
-    # The court's encoder serves for documents too where it is the same: a second one would hold the weights twice.
+    # Reuses the court's encoder if it is the same, as a second one would load the weights twice.
     if at_hand is not None and at_hand.identity == made_with:
         return open_corpus(place, at_hand)
     return open_corpus(place, load_text_encoder(name or BUILTIN))
 
 
 def load_text_encoder(name: str) -> Encoder | None:
-    """The encoder of this name for documents, which have no pictures, warm; None for ``none``.
+    """Loads and warms the text encoder of this name, for documents; None for ``none``.
 
     Raises:
-        BadRequest: There is none of this name for documents, or its weights can't be used.
+        BadRequest: The name is unknown or unsuitable for documents, or the weights can't be used.
         NotLoaded, Unavailable: As for :func:`load_encoder`.
     """
     if name == "none":
@@ -141,8 +140,8 @@ def load_text_encoder(name: str) -> Encoder | None:
 
 
 def require_library(library: Path | Address | None) -> None:
-    """Before anything is loaded: raises BadLibrary where a library on disk is missing or damaged at first sight."""
-    # A database is not asked here: its first call finds out, and may have to wait for the connection.
+    """Raises BadLibrary if a library on disk is missing or obviously damaged; a check before anything is loaded."""
+    # A database is not checked here, as that would need a connection; its first call will show.
     if isinstance(library, Path):
         encoder_of(library)
 
@@ -167,13 +166,13 @@ def encoder_of(library: Path | Address) -> EncoderIdentity:
     """Returns the identity of a library's encoder. Raises BadLibrary if the library is missing or damaged."""
     if isinstance(library, Address):
         return pgvector.encoder_of(library)
-    # Without the writer's lock: a reader must not wait for an import that takes minutes.
+    # Without the writer's lock, as readers must not wait for an import that takes minutes.
     while True:
         pointer = storage.read_pointer(library)
         try:
             return verify.read_manifest(library / storage.GENERATIONS / pointer.generation, pointer).encoder
         except BadLibrary:
-            # Two writes since we read CURRENT would have removed what it named.
+            # Two writes since CURRENT was read would have removed the generation that it named.
             if storage.read_pointer(library) == pointer:
                 raise
 
@@ -183,8 +182,8 @@ def open_writer(place: Path | Address) -> Iterator[Writer]:
     """Opens the writer of the library in this directory or database.
 
     Raises:
-        BadLibrary: On disk there is none, or it is damaged. In a database that is found by the first call.
-        NotLoaded: The library lies in a database, and the driver is not installed.
+        BadLibrary: The library on disk is missing or damaged. For a database, the first call shows that.
+        NotLoaded: The library is in a database, and the driver is not installed.
     """
     if isinstance(place, Address):
         with PostgresWriter(place) as writer:
@@ -195,10 +194,10 @@ def open_writer(place: Path | Address) -> Iterator[Writer]:
 
 @contextmanager
 def open_writer_of(finder: LibraryFinder | PgvectorFinder) -> Iterator[Writer]:
-    """Opens the writer of the library that is searched here, without reading anything twice.
+    """Opens the writer of a finder's library, without reading anything twice.
 
     Raises:
-        NotLoaded: The library lies in a database, and the driver is not installed.
+        NotLoaded: The library is in a database, and the driver is not installed.
     """
     if isinstance(finder, PgvectorFinder):
         with PostgresWriter(finder.address) as writer:

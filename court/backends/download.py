@@ -1,4 +1,4 @@
-"""Downloading one file of known content, such as the weights of a model."""
+"""Download of a file with a known digest, such as a model's weights."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TIMEOUT = httpx2.Timeout(30.0)
 
 @contextmanager
 def download_client() -> Iterator[httpx2.Client]:
-    """A client for files, closed at the end.
+    """Yields an HTTP client for downloads and closes it.
 
-    Not the service's client of :mod:`court.backends.http`: files are larger than any answer, the places that keep them
-    redirect, and there may be a proxy. What keeps it safe is that every file is checked.
+    Not the service's client of :mod:`court.backends.http`: files are large, hosts redirect, and there may be a proxy.
+    It is safe because every file is verified.
     """
     headers = {"Accept-Encoding": "identity"}
     with httpx2.Client(timeout=_TIMEOUT, follow_redirects=True, headers=headers) as client:
@@ -27,28 +27,28 @@ def download_client() -> Iterator[httpx2.Client]:
 
 
 def download(client: httpx2.Client, url: str, path: Path, *, sha256: str, max_bytes: int, reason: str) -> None:
-    """Downloads a file; where this raises, what lies at ``path`` is to be deleted.
+    """Downloads a file and verifies it; if this raises, the caller must delete ``path``.
 
     Args:
         client: From :func:`download_client`.
         url: Address of the file.
-        path: Place that it is written to.
+        path: Path to write to.
         sha256: SHA-256 of the file, in hexadecimal.
-        max_bytes: Size above which it is not read on.
-        reason: Reason of the error where the file is another.
+        max_bytes: Maximum size, beyond which the download stops.
+        reason: Reason code of the error if the digest differs.
 
     Raises:
-        Unavailable: The file is not the one that is known.
-        httpx2.HTTPError, httpx2.InvalidURL: The file could not be had.
+        Unavailable: The file does not have the expected digest. httpx2.HTTPError, httpx2.InvalidURL: The download
+            failed.
         OSError: The file could not be written.
     """
     digest, size = hashlib.sha256(), 0
     with client.stream("GET", url) as answer, path.open("wb") as file:
         answer.raise_for_status()
-        # As it is on the wire: the digest is of the file, and nothing is unpacked before it is checked.
+        # Raw bytes: the digest is of the file, and nothing is decompressed before it is verified.
         for piece in answer.iter_raw():
             size += len(piece)
-            # Before it is written: whoever answers can't fill the disk.
+            # Checked before writing, so that the server can't fill the disk.
             if size > max_bytes:
                 break
             digest.update(piece)

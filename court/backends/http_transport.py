@@ -1,4 +1,4 @@
-"""Connections that end where the head of an answer has no end, and that lead only where they may."""
+"""Connections that limit the size of response heads and optionally connect to public addresses only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from court.backends.http_head import UnreadableAnswer, head_bytes_left
 
 
 class BoundedTransport(httpx2.AsyncHTTPTransport):
-    """A pool of such connections."""
+    """A pool of bounded connections."""
 
     def __init__(self, context: ssl.SSLContext, limits: httpx2.Limits, *, public_only: bool = False) -> None:
         """Opens nothing yet.
@@ -26,7 +26,7 @@ class BoundedTransport(httpx2.AsyncHTTPTransport):
             public_only: True to connect to public addresses alone.
         """
         super().__init__(verify=context, limits=limits)
-        # httpcore2 counts no interim answers, and httpx2 hands no backend on to it.
+        # httpcore2 does not limit interim responses, and httpx2 can't pass a custom backend to it.
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=context,
             max_connections=limits.max_connections,
@@ -60,7 +60,7 @@ class _BoundedBackend(httpcore2.AsyncNetworkBackend):
 
 
 class _PublicBackend(_BoundedBackend):
-    """Opens connections to public addresses alone; the name is still the one that a certificate must be for."""
+    """Opens connections to public addresses only; certificates are still verified for the host name."""
 
     async def connect_tcp(
         self,
@@ -72,16 +72,15 @@ class _PublicBackend(_BoundedBackend):
     ) -> httpcore2.AsyncNetworkStream:
         failure: Exception = httpcore2.ConnectError("the name has no address")
         try:
-            # One limit for resolving and for all attempts together: a name with many dead addresses must not multiply
-            # it.
+            # One timeout for resolving and all attempts: a name with many dead addresses must not multiply it.
             async with asyncio.timeout(timeout):
                 for address in await http_addresses.public_addresses(host, port):
                     try:
-                        # To the address that was checked: resolved once more, the name might lead elsewhere (BO-8).
+                        # Connects to the checked address, as another look-up could give a different one (BO-8).
                         return await super().connect_tcp(
                             address, port, local_address=local_address, socket_options=socket_options
                         )
-                    # One address may be dead where the next one answers.
+                    # The next address may work.
                     except httpcore2.ConnectError as error:
                         failure = error
         except TimeoutError:
@@ -92,13 +91,13 @@ class _PublicBackend(_BoundedBackend):
 
 
 class _BoundedStream(httpcore2.AsyncNetworkStream):
-    """A connection that is read from only up to a bound while the head of an answer is looked for."""
+    """A connection that limits the bytes read while waiting for the head of an answer."""
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
         self._stream = stream
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
-        # None once the head is there: bodies have a bound of their own.
+        # None once the head has been read: bodies have their own limit.
         left = head_bytes_left.get()
         if left is not None and left[0] <= 0:
             raise UnreadableAnswer("the head of the answer is longer than any that is read")
@@ -119,7 +118,7 @@ class _BoundedStream(httpcore2.AsyncNetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> httpcore2.AsyncNetworkStream:
-        # Heads that come through TLS have the same bound.
+        # The same limit applies to heads over TLS.
         return _BoundedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
 
     def get_extra_info(self, info: str) -> Any:

@@ -1,4 +1,4 @@
-"""Search results and documents as a record can hold them: bounded, without half characters, by their digests."""
+"""Search results and documents in a form that a record can store: bounded, without lone surrogates, with digests."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from court.injection.detector import find_injection_signals
 from court.ports import EvidenceDocument, EvidenceHit, EvidenceSource
 
 RANKED = 10
-"""Results of a search that are ranked."""
+"""Maximum number of search results that are ranked."""
 MOST_CHARACTERS = 6000
-"""Characters of a document that are read."""
+"""Maximum characters of a document that are read."""
 _MOST_ID, _MOST_TITLE, _MOST_SOURCE, _MOST_DATE, _MOST_SNIPPET = 1000, 300, 200, 40, 1000
-_FORGOTTEN = "EVIDENCE_MISSING"
-"""Reason for which a source can't read a result that it does not remember."""
+_FORGOTTEN_REASON = "EVIDENCE_MISSING"
+"""Reason code of a source that no longer remembers a result."""
 CLAIM_CHECKED: ContextVar[int] = ContextVar("claim_checked", default=0)
-"""Number of the claim that a task checks. It is no part of a search; a replay finds by it what each claim was given."""
+"""Number of the claim that a task checks. It is not sent; a replay uses it to find the recorded results of a claim."""
 SOURCE_S = 20.0
-"""Seconds that a search may take, and as many that reading a document may."""
+"""Timeout of a search, and of reading a document, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedSource:
-    """A source of evidence within the deadline of a trial, which gives what a record can hold.
+    """A source of evidence limited by a trial's deadline, whose results fit into a record.
 
-    Signs of steering are looked for in each text as it comes, about 10 ms for the longest, and are remembered: the
-    verdict asks for those of all texts at once, and nothing else would run on the event loop until it has them.
+    Each text is scanned for signs of steering when it arrives, in at most about 10 ms, and the result is cached:
+    scanning all texts at once for the verdict would block the event loop.
 
     Attributes:
         source: The source.
-        deadline: Time that is left of the trial.
+        deadline: Time left for the trial.
     """
 
     source: EvidenceSource
     deadline: Deadline
 
     async def search(self, query: str) -> tuple[RankedHit, ...]:
-        """The results of a search, each document once. Raises CourtError where the source gives none in time."""
+        """Returns distinct search results. Raises CourtError if the source fails or times out."""
         within_s = self.deadline.at_most(SOURCE_S)
         found = await run_within(self.source.search(query, most=RANKED, within_s=within_s), within_s, _late)
         hits = hits_of(found)
@@ -51,15 +51,15 @@ class BoundedSource:
         return hits
 
     async def read(self, hit: RankedHit) -> EvidenceDocument:
-        """The document of a result. Raises CourtError where it can't be read in time, or is not what it should be."""
+        """Reads the document of a result. Raises CourtError if this fails, times out or gives an altered document."""
         within_s = self.deadline.at_most(SOURCE_S)
         try:
             found = await run_within(self.source.read(hit.id, within_s=within_s), within_s, _late)
         except Unavailable as error:
-            if error.reason != _FORGOTTEN or not hit.snippet:
+            if error.reason != _FORGOTTEN_REASON or not hit.snippet:
                 raise
-            # A search endpoint of which snippets are read knows those of its last searches alone, and of none before it
-            # was started: a trial that is resumed has them on record.
+            # An endpoint that serves snippets only remembers recent searches, and none from before a restart; a resumed
+            # trial has the snippets on record.
             found = EvidenceDocument(
                 id=hit.id,
                 title=hit.title,
@@ -78,16 +78,16 @@ def _late() -> Overrun:
 
 
 def words_of(hit: RankedHit) -> str:
-    """All words of a result in which signs of steering are looked for."""
-    # The snippet first, so that places in it are right.
+    """Returns the text of a result that is scanned for signs of steering."""
+    # The snippet first, so that offsets in it are right.
     return "\n".join((hit.snippet, hit.title, hit.source))
 
 
 def hits_of(found: Sequence[EvidenceHit]) -> tuple[RankedHit, ...]:
-    """The results of a search in the order in which it gave them, each document once."""
+    """Returns the distinct results of a search in their original order."""
     hits: dict[str, RankedHit] = {}
     for place, hit in enumerate(found[:RANKED], 1):
-        # A document whose name can't be recorded as it is could not be found again.
+        # A document whose id can't be recorded verbatim could not be found again.
         if hit.id and len(hit.id) <= _MOST_ID and whole(hit.id) == hit.id and hit.id not in hits:
             hits[hit.id] = RankedHit(
                 id=hit.id,
@@ -101,16 +101,16 @@ def hits_of(found: Sequence[EvidenceHit]) -> tuple[RankedHit, ...]:
 
 
 def readable(document: EvidenceDocument, hit: RankedHit) -> EvidenceDocument:
-    """The document as the witness is shown it: of a long text the beginning, with the digest of that.
+    """Returns the document as shown to the witness: truncated if long, with the digest of the truncated text.
 
     Args:
-        document: Document as its source gave it.
-        hit: Result by which it was found, whose title, publisher and date are recorded.
+        document: Document as returned by its source.
+        hit: Result that led to it, whose title, publisher and date are recorded.
 
     Raises:
-        Unavailable: Its text is not the one that its digest is of, or it has none.
+        Unavailable: The text does not match its digest, or is empty.
     """
-    # As the text came: lone surrogates are replaced only after it is checked.
+    # The raw text: lone surrogates are replaced only after this check.
     if hashlib.sha256(document.text.encode("utf-8", "surrogatepass")).hexdigest() != document.sha256:
         raise Unavailable("The document is not the one that its digest is of.", reason="DOCUMENT_ALTERED")
     text = whole(document.text)[:MOST_CHARACTERS]
@@ -127,5 +127,5 @@ def text_sha256(text: str) -> str:
 
 
 def whole(text: str) -> str:
-    """A text without lone surrogates, which no record could hold."""
+    """Replaces lone surrogates, which a record can't store."""
     return text.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""The expert witness of a trial in which no model is asked to write: sentences, nearest passages, and no finding.
+"""The expert witness without a chat model: claims are sentences, evidence is the nearest passages.
 
-The claims are the text's sentences, and the evidence is the passages that a source finds nearest to each. A finding
-beyond "not enough" needs a model of natural-language inference, which compares a claim with single sentences.
+A finding other than "not enough" needs a natural-language inference (NLI) model, which compares a claim with single
+sentences.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from court.recorder import EventDraft, Recorder
 from court.settings import TrialSettings
 from court.verdict import ClaimBasis, ClaimLabel
 
-_LEAST_WORDS = 3
-"""Words of a sentence that can be a claim."""
+_MIN_WORDS = 3
+"""Minimum words of a sentence that can be a claim."""
 _MOST_SENTENCE = 300
-"""Characters of a sentence that are quoted."""
+"""Maximum characters of a sentence that are quoted."""
 _MOST_SENTENCES = 40
-"""Sentences of a document that a claim is compared with."""
-# A single line break is none: on a meme, a sentence takes several lines.
+"""Maximum sentences of a document that a claim is compared with."""
+# A single line break does not end a sentence, which often spans several lines on a meme.
 _END = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])|\n\s*\n")  # noqa: RUF001: these end sentences, too
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff"  # kana and Chinese characters
-# Scripts without spaces count by their characters, or a whole sentence of theirs would be a single word.
+# In scripts without spaces characters are counted, or a whole sentence would be a single word.
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
 def sentences(text: str) -> tuple[str, ...]:
-    """The sentences of a text, in order; of a long one, the beginning."""
+    """Returns the distinct sentences of a text, in order; long sentences are truncated."""
     found = (" ".join(sentence.split())[:_MOST_SENTENCE].strip() for sentence in _END.split(text))
     return tuple(dict.fromkeys(sentence for sentence in found if sentence))
 
@@ -49,10 +49,10 @@ class SentenceWitness:
 
     Attributes:
         source: Finds documents.
-        entailment: Compares a claim with a sentence; None where there is no such model.
+        entailment: Compares a claim with a sentence; None without an NLI model.
         settings: Settings of the trial.
-        recorder: Records each step, and finds those of a trial that was cut off.
-        deadline: Time that is left of the trial.
+        recorder: Records each step, and finds those on record when a trial is resumed.
+        deadline: Time left for the trial.
     """
 
     source: EvidenceSource
@@ -62,22 +62,22 @@ class SentenceWitness:
     deadline: Deadline
 
     async def testify(self, text: str) -> Testimony:
-        """Looks for evidence about each sentence of a text, within the time that the settings give."""
+        """Searches evidence about each claim of a text, within the time limit of the settings."""
         found = self.recorder.recall(ClaimsFound)
         if found is None:
             claimed = [sentence for sentence in sentences(text) if _may_claim(sentence)][: self.settings.expert_claims]
-            # The claim is its own span: nobody has put it into other words.
+            # The claim is its own span, as it is not paraphrased.
             claims = tuple(
                 CheckableClaim(number=n, text=sentence, span=sentence) for n, sentence in enumerate(claimed, 1)
             )
             found = await self.recorder.note(ClaimsFound, claims=claims)
         if found.claims:
             try:
-                # Half of what is left at most: the verdict needs the rest.
+                # At most half of the time left: the verdict needs the rest.
                 async with asyncio.timeout(min(self.settings.expert_s, max(self.deadline.left / 2, 0))) as clock:
                     await gather_or_cancel(*map(self._settle, found.claims))
             except TimeoutError:
-                # Any other timeout is a fault of ours, and not the end of the time.
+                # Any other timeout is a bug, not the time limit.
                 if not clock.expired():
                     raise
             late = [
@@ -94,8 +94,8 @@ class SentenceWitness:
         CLAIM_CHECKED.set(claim.number)
         try:
             for number, hit in enumerate((await self._search(claim)).hits[: self.settings.expert_results], 1):
-                # Of a trial that is resumed, what was weighed before stands: the same number is the same hit of the
-                # same search.
+                # In a resumed trial, documents weighed before are kept: the same number is the same hit of the same
+                # search.
                 if self.recorder.recall(DocumentWeighed, claim=claim.number, number=number) is None:
                     values: dict[str, object] = {
                         "title": hit.title,
@@ -105,7 +105,7 @@ class SentenceWitness:
                     }
                     try:
                         values |= await self._weighed(claim, await self._source.read(hit))
-                    # A CourtError as well, and no failure of this document.
+                    # Also a CourtError, but not a failure of this document.
                     except WitnessOutOfTime:
                         raise
                     except CourtError as error:
@@ -118,7 +118,7 @@ class SentenceWitness:
     async def _search(self, claim: CheckableClaim) -> EvidenceSearched:
         if known := self.recorder.recall(EvidenceSearched, claim=claim.number):
             return known
-        # The claim is a sentence of the meme's own: it holds no name that its text does not.
+        # The claim is a sentence of the meme's text, so it can't contain names known only from the picture.
         query = outgoing(claim.text, ()) if self.source.sends_elsewhere else OutgoingQuery(claim.text)
         values = {
             "claim": claim.number,
@@ -139,15 +139,15 @@ class SentenceWitness:
         return await self.recorder.note(EvidenceSearched, **values, **found, latency_s=time.perf_counter() - began)
 
     async def _weighed(self, claim: CheckableClaim, document: EvidenceDocument) -> dict[str, object]:
-        """Weighs a document against a claim: by the sentence that speaks most clearly, or is nearest in words."""
+        """Weighs a document by the sentence with the clearest NLI result, or by the one that shares most words."""
         values: dict[str, object] = {"text": document.text, "sha256": document.sha256, "comprehensible": True}
         passages = sentences(document.text)[:_MOST_SENTENCES]
         if self.entailment is None:
-            # Without a model nothing is inferred: it is the passage for a person to read, and no label.
+            # Without a model nothing is inferred: the passage is for a person to read and gives no label.
             nearest = max(passages, key=lambda sentence: _shared_words(sentence, claim.text))
             return {**values, "helpful": True, "leaning": ClaimLabel.NOT_ENOUGH, "quotes": (nearest,)}
         inferred = [(sentence, await self.entailment.infer(sentence, claim.text)) for sentence in passages]
-        # In either direction: a contradiction weighs as much as support.
+        # In either direction: a contradiction counts as much as support.
         clearest, clearest_inference = max(inferred, key=lambda pair: max(pair[1].entailment, pair[1].contradiction))
         inference = InferenceGiven(
             model=self.entailment.identity,
@@ -165,13 +165,13 @@ class SentenceWitness:
     def _settled(self, claim: CheckableClaim, because: ClaimBasis) -> dict[str, object]:
         known = ClaimRecord.of(self.recorder.events, claim.number)
         labels = {weighed.leaning for weighed in known.helpful} - {ClaimLabel.NOT_ENOUGH, None}
-        # Documents that contradict each other settle nothing, and neither do those that say nothing.
+        # Conflicting or neutral documents do not settle a claim.
         label = labels.pop() if len(labels) == 1 else ClaimLabel.NOT_ENOUGH
         quotes = [
             (place, quote)
             for place, weighed in enumerate(known.helpful)
             for quote in weighed.quotes
-            # Under a label stand the passages that it rests on; under none, all that was found.
+            # A label is supported by its own passages; "not enough" lists all that were found.
             if label in (weighed.leaning, ClaimLabel.NOT_ENOUGH)
         ]
         return known.settled(because, label=label, quotes=quotes)
@@ -182,10 +182,10 @@ class SentenceWitness:
 
 
 def _may_claim(sentence: str) -> bool:
-    """True if a sentence may state something: a question and a few words do not."""
-    # Where words are not spaced, one has about two characters.
+    """True if a sentence may be a claim; questions and very short sentences are not."""
+    # In scripts without spaces, a word has about two characters.
     words = len(_WORD.findall(sentence)) - len(_CHARACTER.findall(sentence)) // 2
-    return words >= _LEAST_WORDS and not sentence.endswith(("?", "\uff1f"))
+    return words >= _MIN_WORDS and not sentence.endswith(("?", "\uff1f"))
 
 
 def _shared_words(sentence: str, claim: str) -> int:

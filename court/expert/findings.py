@@ -1,4 +1,4 @@
-"""Findings about claims, from the events of a trial: what the Judge is shown, and what stands in the verdict."""
+"""Findings about claims, derived from the events of a trial, for the Judge and the verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Testimony:
 
     Attributes:
         findings: Findings, in the order of the claims.
-        failure: Why the claims of the meme are not known, as a code; empty where they are.
+        failure: Code of the reason why the meme's claims are unknown; empty if they are known.
     """
 
     findings: tuple[ClaimFinding, ...] = ()
@@ -24,7 +24,7 @@ class Testimony:
 
 
 def testimony_of(events: Iterable[AnyEvent]) -> Testimony:
-    """The testimony in a trial's events; empty where the witness was not called."""
+    """Returns the testimony in a trial's events; empty if the witness was not called."""
     relevant = [event for event in events if isinstance(event, ClaimsFound | ClaimSettled)]
     found = next((event for event in relevant if isinstance(event, ClaimsFound)), None)
     if found is None:
@@ -41,7 +41,7 @@ def testimony_of(events: Iterable[AnyEvent]) -> Testimony:
             checked=end.checked,
         )
         for claim in found.claims
-        # Of a trial that was cut off, some claims are not settled yet.
+        # In an interrupted trial, some claims are not settled yet.
         if (end := settled.get(claim.number)) is not None
     )
     return Testimony(findings, found.failure)
@@ -53,30 +53,29 @@ def with_testimony(verdict: Verdict, testimony: Testimony, *, facts: bool) -> Ve
     Args:
         verdict: Verdict to add to.
         testimony: Testimony of the witness.
-        facts: True if the policy has a clause that turns on facts.
+        facts: True if the policy has a clause about facts.
     """
     review = (*verdict.review, *review_of(testimony, verdict.label, facts=facts))
     return verdict.model_copy(update={"claims": testimony.findings, "review": review})
 
 
 def review_of(testimony: Testimony, label: Label, *, facts: bool) -> list[Review]:
-    """Reasons for review that follow from what the witness found, or could not find out.
+    """Returns reasons for review that follow from the witness's findings and failures.
 
     Args:
         testimony: Testimony of the witness.
         label: Label of the meme.
-        facts: True if the policy has a clause that turns on facts.
+        facts: True if the policy has a clause about facts.
     """
     reasons = []
     refuted = [finding for finding in testimony.findings if finding.label is ClaimLabel.REFUTED]
-    # Only where the evidence and the label point in different directions; a refuted claim in a harmful meme is no
-    # surprise.
+    # Only if evidence and label point in different directions; a refuted claim in a harmful meme is no surprise.
     if refuted and label is not Label.HARMFUL:
         more = f", and {len(refuted) - 1} more" if len(refuted) > 1 else ""
         detail = f"Evidence refutes a claim of the meme{more}, and its label is {label}: “{refuted[0].claim}”"
         reasons.append(Review(reason=ReviewReason.CLAIM_REFUTED, detail=detail))
     unchecked = [finding for finding in testimony.findings if not finding.checked]
-    # Under any other policy nothing depends on whether a claim is true.
+    # Under other policies it doesn't matter whether a claim is true.
     if facts and (testimony.failure or unchecked):
         if testimony.failure:
             detail = f"Whether the meme puts forward claims of fact could not be found out: {testimony.failure}."
@@ -91,11 +90,11 @@ def review_of(testimony: Testimony, label: Label, *, facts: bool) -> list[Review
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:
-    """Everything that is on record about one claim.
+    """The recorded events about one claim.
 
     Attributes:
         searches: Searches, in order.
-        weighed: Documents, in order; one that was looked at twice stands in it twice.
+        weighed: Documents, in order; one that was weighed twice is listed twice.
     """
 
     searches: tuple[EvidenceSearched, ...]
@@ -103,7 +102,7 @@ class ClaimRecord:
 
     @classmethod
     def of(cls, events: Iterable[AnyEvent], claim: int) -> ClaimRecord:
-        """The record of a claim, by its number."""
+        """Collects the events about the claim with this number."""
         own = [event for event in events if isinstance(event, EvidenceSearched | DocumentWeighed)]
         own = [event for event in own if event.claim == claim]
         return cls(
@@ -124,13 +123,13 @@ class ClaimRecord:
     @property
     def documents(self) -> int:
         """Number of documents that were read."""
-        # By id, since one that was looked at twice was read once; without a digest it was found and could not be read.
+        # By id, since a document weighed twice was read once; one without a digest could not be read.
         return len({event.document for event in self.weighed if event.sha256})
 
     @property
     def checked(self) -> bool:
         """True if a source answered, and something of what it found could be read and weighed."""
-        # A search that found nothing is an answer. One that failed, or results that nobody could read, is none.
+        # A search without results counts as an answer. A failed search, or results that could not be read, do not.
         answered = [search for search in self.searches if not search.failure]
         found = any(search.hits for search in answered)
         return bool(answered) and (not found or any(not event.failure for event in self.weighed))
@@ -144,25 +143,24 @@ class ClaimRecord:
         dropped: int = 0,
         failure: str = "",
     ) -> dict[str, object]:
-        """Values of the event that settles the claim.
+        """Returns the fields of the event that settles the claim.
 
         Args:
-            because: Why no more evidence is looked for.
-            label: The label; None for that of the document that was weighed last.
-            quotes: Quotations, each with the place of its document in the evidence; None for all that were found while
-                documents were weighed.
-            dropped: Number of quotations that stood in no document.
-            failure: Why no model gave a final label, as a code.
+            because: Reason why the search for evidence ended.
+            label: Label; None for that of the last document weighed.
+            quotes: Quotations, each with the index of its document in the evidence; None for all found while weighing.
+            dropped: Number of quotations that occur in no document.
+            failure: Code of the reason why no model gave a final label; empty if one did.
         """
         helpful = self.helpful
         if label is None:
-            # The latest: it was given with all evidence before it in view.
+            # The latest label, which took all evidence so far into account.
             label = next((each.leaning for each in reversed(helpful) if each.leaning), ClaimLabel.NOT_ENOUGH)
         if quotes is None:
             quotes = [(place, quote) for place, event in enumerate(helpful) for quote in event.quotes]
         evidence = tuple(passage_of(document_of(helpful[place]), quote) for place, quote in quotes)
         return {
-            # A label that rests on nothing that can be read in a document is none.
+            # A label without any verified passage does not count.
             "label": label if evidence else ClaimLabel.NOT_ENOUGH,
             "because": because,
             "evidence": evidence,

@@ -20,21 +20,21 @@ IN_WORDS = {
     ClaimLabel.REFUTED: "refuted by the evidence",
     ClaimLabel.NOT_ENOUGH: "not settled: there is not enough evidence",
 }
-"""Labels of claims as people and the Judge read them."""
+"""Labels of claims as shown to people and the Judge."""
 
 
 def find_claims(
     fence: Fence, *, text: str, description: str | None, most: int, chars: int, prompts: PromptSet | None = None
 ) -> Messages[Any]:
-    """Builds the question for the meme's claims of fact.
+    """Builds the request for the meme's claims of fact.
 
     Args:
-        fence: Around what strangers wrote.
+        fence: Fence around untrusted text.
         text: Text of the meme; empty if it has none.
-        description: The Proposer's; None where no picture was sent.
+        description: The Proposer's description; None without a picture.
         most: Largest number of claims that are checked.
-        chars: Longest text that is asked for; a claim has a quarter of it.
-        prompts: Words of the trial, for a repair; None for the packaged ones.
+        chars: Longest requested text, in characters; a claim has a quarter of it.
+        prompts: Prompts of the trial, for a repair request; None for the packaged ones.
     """
     prompt = load("claim_finder")
     described = prompt.task("no_description") if description is None else fence.around(description)
@@ -50,14 +50,14 @@ def find_claims(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimBrief:
-    """Everything that the witness is shown about one claim.
+    """Everything shown to the witness about one claim.
 
     Attributes:
-        fence: Around what strangers wrote.
+        fence: Fence around untrusted text.
         claim: The claim.
-        evidence: Documents that were found helpful so far, in order.
-        chars: Longest text that is asked for.
-        prompts: Words of the trial, for a repair.
+        evidence: Documents found helpful so far, in order.
+        chars: Longest requested text, in characters.
+        prompts: Prompts of the trial, for a repair request.
     """
 
     fence: Fence
@@ -67,15 +67,15 @@ class ClaimBrief:
     prompts: PromptSet = field(default_factory=packaged)
 
     def queries(self, most: int) -> Messages[Any]:
-        """The witness is to say what to search for."""
+        """Builds the request for search queries."""
         return self._messages("queries", replies.queries_schema(most), most=str(most))
 
     def rank(self, query: str, hits: Sequence[RankedHit]) -> Messages[Any]:
-        """The witness is to order what was found.
+        """Builds the request to rank search results.
 
         Args:
-            query: Query by which it was found.
-            hits: In the source's own order.
+            query: Query that found the results.
+            hits: Results in the source's own order.
         """
         shown = [
             self._prompt.task("hit", number=str(number), hit=self.fence.around(hit_text(hit)))
@@ -84,7 +84,7 @@ class ClaimBrief:
         return self._messages("rank", replies.order_schema(len(hits)), *shown, query=self.fence.around(query))
 
     def ask_about(self, task: str, document: EvidenceDocument) -> Messages[Any]:
-        """The witness is to weigh a new document.
+        """Builds the request to weigh a new document.
 
         Args:
             task: ``weigh`` for all questions in one, or ``comprehensible`` or ``helpful``.
@@ -94,15 +94,15 @@ class ClaimBrief:
         return self._messages(task, replies.weighing_schema(task, self.chars), *self._evidence(), words)
 
     def sufficient(self) -> Messages[Any]:
-        """The witness is to say whether the evidence is enough."""
+        """Builds the request to judge whether the evidence is sufficient."""
         return self._messages("sufficient", replies.weighing_schema("sufficient", self.chars), *self._evidence())
 
     def more_queries(self, most: int) -> Messages[Any]:
-        """The witness is to say what else to search for."""
+        """Builds the request for further queries."""
         return self._messages("more_queries", replies.queries_schema(most), *self._evidence(), most=str(most))
 
     def classify(self) -> Messages[Any]:
-        """The witness is to give its finding."""
+        """Builds the request for the final finding."""
         schema = replies.classification_schema(len(self.evidence), self.chars)
         return self._messages("classify", schema, *self._evidence())
 
@@ -117,7 +117,7 @@ class ClaimBrief:
         ]
 
     def _messages(self, task: str, schema: dict[str, Any], *shown: str, **values: str) -> Messages[Any]:
-        # The claim first and the evidence in the order in which it grew: the longest beginning that stays the same.
+        # The claim first and the evidence in chronological order, for the longest common prefix.
         claim = self._prompt.task("claim", claim=self.fence.around(self.claim))
         return Messages(
             prompt=self._prompt,
@@ -130,21 +130,21 @@ class ClaimBrief:
 
 
 def hit_text(hit: RankedHit) -> str:
-    """A search result as the witness is shown it: all of it is a stranger's."""
+    """Formats a search result for the witness; all of it is untrusted."""
     return "\n".join(filter(None, (hit.title, hit.source, hit.date, hit.snippet)))
 
 
 def document_text(document: EvidenceDocument) -> str:
-    """A document as the witness is shown it, with its publisher and date."""
+    """Formats a document for the witness, with its publisher and date."""
     return "\n".join(filter(None, (document.title, document.source, document.date, "", document.text)))
 
 
 def findings_words(findings: Sequence[ClaimFinding]) -> str:
-    """Findings as the Judge is shown them; empty where there are none."""
+    """Formats findings for the Judge; empty if there are none."""
     lines: list[str] = []
     for number, finding in enumerate(findings, 1):
         read = "1 document" if finding.documents == 1 else f"{finding.documents} documents"
-        # "Not enough evidence" would read as if some had been weighed.
+        # "Not enough evidence" would suggest that some had been weighed.
         label = IN_WORDS[finding.label] if finding.checked else "not checked: no evidence could be read"
         lines.append(f"Claim {number}: {finding.claim}\nFinding: {label} ({read} read)")
         lines += [f"{quoted_source(passage)}: “{passage.quote}”" for passage in finding.evidence]

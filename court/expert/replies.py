@@ -1,4 +1,4 @@
-"""Replies of the expert witness, read as strictly as those of the court, and the check that a quotation is one."""
+"""Strict parsing of the expert witness's replies, and verification of quotations."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from court.replies import UnusableReply, Words
 from court.untrusted import neutralise
 from court.verdict import ClaimLabel
 
-# Wider than what the schema asks for: a server without schemas may send more, which is cut off and not refused.
+# More than the schema allows: a server without schemas may send more, which is truncated instead of rejected.
 _MOST_STATEMENTS = 20
 _MORE_STATEMENTS = 3
-"""Statements that are asked for beyond the claims that are checked: some are opinions."""
+"""Statements requested in addition to the claims to check, as some are opinions."""
 MOST_QUERIES = 4
-"""Queries that the witness plans at first, at most."""
+"""Maximum number of queries planned at first."""
 MOST_NEXT = 2
-"""Further queries after a document, at most."""
+"""Maximum number of further queries after a document."""
 _MOST_QUOTES = 3
 _MOST_FINAL_QUOTES = 6
-# Shorter ones stand in nearly every document, and prove nothing about it.
+# Shorter ones occur in nearly every document and prove nothing.
 _LEAST_QUOTE = 12
-"""Characters of a quotation, at least."""
+"""Minimum characters of a quotation."""
 _MOST_QUERY = 200
 _MOST_LENGTH = 1000
-# Words of the prompts; the record has names of its own, which must not change with them.
+# Labels as the prompts write them; the record has its own names, which must not change with the prompts.
 _LABELS = {"supported": ClaimLabel.SUPPORTED, "refuted": ClaimLabel.REFUTED, "not enough": ClaimLabel.NOT_ENOUGH}
 
 _Label = Literal["supported", "refuted", "not enough"]
@@ -96,7 +96,7 @@ class Statements:
     """The claims of fact among a meme's statements.
 
     Attributes:
-        claims: Claims that are checked.
+        claims: Claims to check.
         left_out: Number of statements that are opinions, jokes or wishes.
     """
 
@@ -106,14 +106,14 @@ class Statements:
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """Answers about a document, of one call or of several.
+    """Answers about a document, from one or several calls.
 
     Attributes:
         comprehensible: True if it can be understood.
-        helpful: True if it says something that is new and useful.
-        quotes: Passages that were named, unchecked.
-        leaning: Label by the evidence with it; None where that was not asked.
-        enough: True if the evidence is enough; None where that was not asked.
+        helpful: True if it says something new and useful.
+        quotes: Quoted passages, not yet verified.
+        leaning: Label by the evidence including it; None if that was not asked.
+        enough: True if the evidence is sufficient; None if that was not asked.
         queries: Further queries.
     """
 
@@ -131,8 +131,8 @@ class Classification:
 
     Attributes:
         label: The label.
-        quotes: Passages that stand in their documents, each with the place of its document in the evidence.
-        dropped: Number of passages that do not.
+        quotes: Verified passages, each with the index of its document in the evidence.
+        dropped: Number of passages that do not occur in their documents.
     """
 
     label: ClaimLabel
@@ -172,7 +172,7 @@ def order_schema(hits: int) -> dict[str, Any]:
 
 
 def weighing_schema(task: str, chars: int) -> dict[str, Any]:
-    """JSON schema of what is asked about a document.
+    """JSON schema of the answers about a document.
 
     Args:
         task: ``weigh``, ``comprehensible``, ``helpful`` or ``sufficient``.
@@ -184,7 +184,7 @@ def weighing_schema(task: str, chars: int) -> dict[str, Any]:
         "comprehensible": yes,
         "new": yes,
         "useful": yes,
-        # In this order, for models write fields in turn: what the document says comes before what follows from it.
+        # In this order, because models write fields in sequence: quotations come before conclusions.
         "quotes": {"type": "array", "items": quote, "maxItems": _MOST_QUOTES},
         "label": {"type": "string", "enum": [*_LABELS]},
         "enough": yes,
@@ -200,7 +200,7 @@ def weighing_schema(task: str, chars: int) -> dict[str, Any]:
 
 
 def classification_schema(documents: int, chars: int) -> dict[str, Any]:
-    """JSON schema of a finding: its quotations before its label, for a model writes in order."""
+    """JSON schema of a finding: quotations before the label, as a model writes in order."""
     quote = replies.object_schema(
         {
             "document": {"type": "integer", "minimum": 1, "maximum": documents},
@@ -216,17 +216,17 @@ def classification_schema(documents: int, chars: int) -> dict[str, Any]:
 
 
 def parse_statements(reply: str, most: int, *texts: str) -> Statements:
-    """The claims of fact in a reply. Raises UnusableReply.
+    """Parses the claims of fact in a reply. Raises UnusableReply.
 
     Args:
         reply: Reply of the model.
         most: Largest number of claims.
-        texts: Text and description, in which the words of a claim have to stand.
+        texts: Text and description, in which the words of a claim are searched.
     """
     statements = replies.parse(_Statements, reply).statements
-    # Filtered before it is cut: opinions must not take the places of claims.
+    # Filtered before truncation, so that opinions do not displace claims.
     facts = [statement for statement in statements if statement.kind == "fact"]
-    # A claim whose words stand nowhere in the meme is checked all the same, without a place in it.
+    # A claim whose words are not found in the meme is still checked, without a span.
     claims = tuple(
         CheckableClaim(number=number, text=fact.claim, span=fact.words if stands_in(fact.words, *texts) else "")
         for number, fact in enumerate(facts[:most], 1)
@@ -235,30 +235,30 @@ def parse_statements(reply: str, most: int, *texts: str) -> Statements:
 
 
 def parse_queries(reply: str, most: int) -> tuple[str, ...]:
-    """Queries, each once. Raises UnusableReply."""
+    """Parses distinct queries. Raises UnusableReply."""
     return _each_once(replies.parse(_Queries, reply).queries)[:most]
 
 
 def _each_once(queries: Sequence[str]) -> tuple[str, ...]:
-    """Queries that differ in more than the size of letters, in order."""
+    """Removes queries that differ only in case; keeps the order."""
     known: dict[str, str] = {}
     for query in queries:
-        # The first spelling stays, since it is the one that stands in the reply on record.
+        # Keeps the first spelling.
         known.setdefault(query.casefold(), query)
     return tuple(known.values())
 
 
 def parse_order(reply: str, hits: int) -> tuple[int, ...]:
-    """An order of results, counted from 1: those that it does not name come after it. Raises UnusableReply."""
+    """Parses a ranking of results, counted from 1; omitted results come last. Raises UnusableReply."""
     order = replies.parse(_Order, reply).order
     if len(set(order)) < len(order) or not all(1 <= number <= hits for number in order):
         raise UnusableReply("REPLY_MALFORMED", f"order must name each of the {hits} results at most once")
-    # A model that names only the best has not refused the others: they are read after them.
+    # A model that names only the best results has not rejected the others.
     return (*order, *(number for number in range(1, hits + 1) if number not in order))
 
 
 def parse_weighing(task: str, reply: str) -> Weighing:
-    """Answers about a document. Raises UnusableReply. Tasks as for :func:`weighing_schema`."""
+    """Parses answers about a document. Raises UnusableReply. Tasks as for :func:`weighing_schema`."""
     match task:
         case "comprehensible":
             return Weighing(comprehensible=replies.parse(_Comprehensible, reply).comprehensible)
@@ -281,24 +281,24 @@ def parse_weighing(task: str, reply: str) -> Weighing:
 
 
 def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Classification:
-    """A finding, with its quotations checked.
+    """Parses a finding and verifies its quotations.
 
-    Where none of its quotations stands in its document, the finding is asked for again; if there still is none, there
-    is not enough evidence that anybody could read.
+    If no quotation occurs in its document, the finding is requested again; if there still is none, the label becomes
+    "not enough".
 
     Args:
         reply: Reply of the model.
         texts: Texts of the evidence, in order.
-        last: True if it is not asked for again.
+        last: True on the last attempt.
 
     Raises:
-        UnusableReply: The reply can't be read, or rests on no passage of any document.
+        UnusableReply: The reply can't be parsed, or has no verified quotation.
     """
     parsed = replies.parse(_Classified, reply)
-    # Before any number is used as an index, by which 0 would be the last document.
+    # Checked before use as an index, where 0 would mean the last document.
     if not all(1 <= quoted.document <= len(texts) for quoted in parsed.quotes):
         raise UnusableReply("REPLY_MALFORMED", f"document must be a number from 1 to {len(texts)}")
-    # A quotation counts once, and in the order of the reply.
+    # Distinct quotations, in the order of the reply.
     standing = dict.fromkeys(
         (quoted.document - 1, quoted.quote)
         for quoted in parsed.quotes
@@ -310,26 +310,26 @@ def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Cla
             raise UnusableReply(
                 "REPLY_MALFORMED", "no quote stands in its document; copy each letter for letter from where it stands"
             )
-        # A label may rest on what the model remembers; without a passage nobody could check it.
+        # The label may rest on the model's memory, which nobody could verify without a passage.
         label = ClaimLabel.NOT_ENOUGH
     return Classification(label, tuple(standing), len(parsed.quotes) - len(standing))
 
 
 def standing_quotes(quotes: Sequence[str], text: str) -> tuple[str, ...]:
-    """Quotations that stand in a text, each once."""
+    """Returns the distinct quotations that occur in a text."""
     return tuple(dict.fromkeys(quote for quote in quotes if _is_quote(quote, text)))
 
 
 def _is_quote(quote: str, text: str) -> bool:
-    # A single word stands in nearly every document.
+    # A single word occurs in nearly every document.
     return len(_spaced(quote)) >= _LEAST_QUOTE and stands_in(quote, text)
 
 
 def stands_in(quote: str, *texts: str) -> bool:
-    """True if a quotation stands in one of the texts, as it is or as a fence shows it; white space may differ."""
+    """True if a quotation occurs in one of the texts, verbatim or neutralised; white space may differ."""
     words = _spaced(quote)
-    # In both forms: the model saw the text in a fence, where control tokens and fence posts are made harmless
-    # (PI-1 to PI-3).
+    # In both forms: the model saw the text in a fence, where control tokens and fence marks are neutralised (PI-1 to
+    # PI-3).
     return bool(words) and any(words in _spaced(shown) for text in texts for shown in (text, neutralise(text)))
 
 

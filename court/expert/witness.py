@@ -1,8 +1,9 @@
-"""The expert witness in a trial: for each claim it searches, reads, weighs, and says what the evidence comes to.
+"""The expert witness in a trial: for each claim it searches, reads and weighs documents, and gives a finding.
 
 ``queries; while queries are left: search, rank, read; helpful and enough: settle; helpful: further queries`` (EMULATE;
-docs/expert.md). Documents that could not be understood are put aside and looked at once more when the evidence has
-grown. Claims are checked side by side and beside the examination. A step that fails is recorded and costs no trial.
+docs/expert.md). Documents that could not be understood are deferred and weighed again once there is more evidence.
+Claims are checked concurrently with each other and with the examination. A failed step is recorded and does not fail
+the trial.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from court.verdict import ClaimBasis
 T = TypeVar("T")
 
 TIME = "TIME"
-"""Code of claims that were not known when the Judge was due."""
+"""Code for claims that were not found before the Judge had to rule."""
 _SHARE = 0.5
-"""Share of the time that is left which the Judge waits for it at most."""
+"""Maximum share of the time left that the Judge waits for the witness."""
 
 
 def may_be_called(settings: TrialSettings, policy: Policy) -> bool:
@@ -60,19 +61,19 @@ def may_be_called(settings: TrialSettings, policy: Policy) -> bool:
 
 
 def asks_for_claims(settings: TrialSettings, policy: Policy) -> bool:
-    """True if sides are asked to name the claim on which their case rests."""
+    """True if sides are asked for the claim of fact on which their case rests."""
     return settings.expert == "asked" and may_be_called(settings, policy)
 
 
 class WitnessOutOfTime(Overrun):
-    """Raised where the witness can go no further; its claim is then settled with what there is."""
+    """Raised when the witness can't continue; its claim is then settled with the evidence so far."""
 
     default_reason = TIME
 
 
 @dataclass(slots=True)
 class _Questions:
-    """Answers to the questions about one document, as far as they have come."""
+    """Answers so far to the questions about one document."""
 
     found: Weighing = field(default_factory=Weighing)
     calls: list[ModelCall] = field(default_factory=list)
@@ -80,14 +81,14 @@ class _Questions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWitness:
-    """The witness of one trial. It is given the meme's text and description to find claims in, and nothing else.
+    """The witness of one trial. It sees only the meme's text and description, to find claims in them.
 
     Attributes:
-        speaker: Its model.
+        speaker: Model of the witness.
         source: Finds documents.
         settings: Settings of the trial.
-        recorder: Records each step, and finds those of a trial that was cut off.
-        called: Is set when it is to begin.
+        recorder: Records each step, and finds those on record when a trial is resumed.
+        called: Event that starts the witness when set.
     """
 
     speaker: Speaker
@@ -99,63 +100,61 @@ class ExpertWitness:
 
     @asynccontextmanager
     async def beside(self, text: str, description: str | None) -> AsyncIterator[Callable[[], Awaitable[Testimony]]]:
-        """Works beside the block, which is given a function that ends the work and returns the testimony."""
-        # A task from the start, and waiting: a side may call the witness at any time, and the examination goes on
-        # meanwhile.
+        """Runs the witness concurrently with the block; yields a function that ends it and returns the testimony."""
+        # The task starts now and waits: a side may call the witness at any time during the examination.
         working = asyncio.create_task(self._testify(text, description))
 
         async def due() -> Testimony:
             if self.settings.expert_waits and self.called.is_set():
-                # Not all of the time that the caller gave: the Judge needs the rest.
+                # Only a share of the time left: the Judge needs the rest.
                 left = self.speaker.deadline.left
                 await asyncio.wait([working], timeout=None if left == math.inf else max(_SHARE * left, 0))
             if working.done():
-                working.result()  # a mistake of ours is not passed over
-            # Ended before it is closed: a step that still ran would record events behind those that settle its claim.
-            await _ended(working)
+                working.result()  # raises if there was a bug
+            # Stopped before closing: a running step would record events after those that settle its claim.
+            await _cancel_and_wait(working)
             return await self._close()
 
         try:
             yield due
         finally:
-            await _ended(working)
+            await _cancel_and_wait(working)
 
     async def _testify(self, text: str, description: str | None) -> None:
-        # Taken from what the meme gave, and not from claims: a model has written those.
+        # Derived from the meme and not from claims, which a model has written.
         self._names.update(names_of_picture(text, description))
         await self.called.wait()
         try:
-            # One clock for all claims: the caller waits for the slowest, however many there are.
+            # One timeout for all claims, as the caller waits for the slowest.
             async with asyncio.timeout(self.settings.expert_s) as clock:
                 found = await self._find_claims(text, description)
                 if found.claims:
                     await gather_or_cancel(*map(self._settle, found.claims))
         except TimeoutError:
-            # A timeout from elsewhere is a fault, and must not pass for the end of the time.
+            # Any other TimeoutError is a bug and must not be taken for the time limit.
             if not clock.expired():
                 raise
-        # It is a CourtError too, and no failure of this step: _close settles the claims with what there is.
+        # Not a failure: _close settles the claims with the evidence so far.
         except WitnessOutOfTime:
             pass
 
     async def _close(self) -> Testimony:
-        """The testimony, after each claim that is not settled was settled with what there is."""
+        """Settles the remaining claims with the evidence so far, and returns the testimony."""
         if not self.called.is_set():
             return Testimony()
-        # Recorded even where nothing was found in time: without it, a record could not be told from one without a
-        # witness.
+        # Recorded even if nothing was found in time, to distinguish the record from one without a witness.
         found = self.recorder.recall(ClaimsFound) or await self.recorder.note(ClaimsFound, failure=TIME)
         late = [
             EventDraft(ClaimSettled, {"claim": claim.number, **self._so_far(claim).settled(ClaimBasis.TIME)})
             for claim in found.claims
             if self.recorder.recall(ClaimSettled, claim=claim.number) is None
         ]
-        # All at once: a trial that is cut off here has either all of them or none, and is resumed accordingly.
+        # In one write: a trial interrupted here has either all of them or none, and is resumed accordingly.
         await self.recorder.note_all(*late)
         return testimony_of(self.recorder.events)
 
     async def _find_claims(self, text: str, description: str | None) -> ClaimsFound:
-        # A trial that is resumed goes by its record: no step is paid for twice, and none comes out otherwise.
+        # A resumed trial uses its record: no step is repeated at a cost, or with another result.
         if known := self.recorder.recall(ClaimsFound):
             return known
         most = self.settings.expert_claims
@@ -193,39 +192,39 @@ class ExpertWitness:
         await self.recorder.note(ClaimSettled, claim=claim.number, **settled)
 
     async def _collect(self, claim: CheckableClaim) -> ClaimBasis:
-        """Looks for evidence until there is enough of it, or all queries are used."""
-        # First in, first out: what was planned comes before what single documents suggest.
+        """Collects evidence until it is sufficient or all queries are used."""
+        # FIFO: planned queries come before those suggested by single documents.
         queue = deque((await self._plan(claim)).queries)
         used: set[str] = set()
-        seen: set[str] = set()
-        aside: list[tuple[DocumentWeighed, int]] = []  # with the number of documents that were evidence then
-        # Counted here: a trial that is resumed has later documents on record, too.
+        known_ids: set[str] = set()
+        deferred: list[tuple[DocumentWeighed, int]] = []  # with the number of evidence documents at that time
+        # Counted here, as the record of a resumed trial also has later documents.
         weighings, evidence = 0, 0
         while queue and len(used) < self.settings.expert_queries:
             query = self._outgoing(queue.popleft())
-            # Models plan the same query in other letters; it would find the same and use up one of the few.
+            # Models repeat queries in different case; a duplicate would waste one of the few.
             if query.text.casefold() in used:
                 continue
             used.add(query.text.casefold())
             search = await self._search(claim, len(used), query)
-            # Known ones are left out before the cut, so that each query has as many new results to offer.
-            new = [hit for hit in search.hits if hit.id not in seen][: self.settings.expert_results]
+            # Known documents are dropped before truncation, so that each query yields as many new results.
+            new = [hit for hit in search.hits if hit.id not in known_ids][: self.settings.expert_results]
             for hit in new:
-                seen.add(hit.id)
+                known_ids.add(hit.id)
                 weighings += 1
                 weighed = await self._weigh(claim, weighings, hit)
                 if weighed.aside:
-                    aside.append((weighed, evidence))
+                    deferred.append((weighed, evidence))
                 if weighed.helpful:
                     evidence += 1
                     if weighed.sufficient:
                         return ClaimBasis.ENOUGH
                     queue.extend(weighed.queries)
-                    break  # as published: with a next query, and not with this one's next result
-        # Once, after everything else: what makes them understandable may come with a later query.
-        for before, evidence_then in aside:
+                    break  # as published: continues with the next query, not with this query's next result
+        # Once, at the end: a later query may have found what makes them understandable.
+        for before, evidence_then in deferred:
             if evidence == evidence_then:
-                continue  # it would be asked the same in the same words
+                continue  # the request would be identical
             weighings += 1
             weighed = await self._weigh(claim, weighings, before)
             evidence += weighed.helpful
@@ -242,11 +241,11 @@ class ExpertWitness:
         except WitnessOutOfTime:
             raise
         except CourtError as error:
-            # The claim is a query too, if not the best one.
+            # The claim itself serves as a query, if not the best one.
             return await self.recorder.note(
                 QueriesPlanned, claim=claim.number, queries=(claim.text,), failure=error.reason
             )
-        # A plan of nothing must not settle a claim without a single search.
+        # An empty plan must not settle a claim without a single search.
         queries = reply.value or (claim.text,)
         return await self.recorder.note(QueriesPlanned, claim=claim.number, queries=queries, call=reply.call)
 
@@ -274,7 +273,7 @@ class ExpertWitness:
             spent = time.perf_counter() - began
             return await self.recorder.note(EvidenceSearched, **values, latency_s=spent, failure=error.reason)
         values["latency_s"] = time.perf_counter() - began
-        # There is nothing to put in order, and a call to the model costs seconds.
+        # Nothing to rank, and a model call takes seconds.
         if len(hits) < 2:
             return await self.recorder.note(EvidenceSearched, **values, hits=hits)
         try:
@@ -283,16 +282,16 @@ class ExpertWitness:
         except WitnessOutOfTime:
             raise
         except CourtError as error:
-            # The source has an order of its own.
+            # Falls back to the source's own order.
             return await self.recorder.note(EvidenceSearched, **values, hits=hits, rank_failure=error.reason)
         ranked = tuple(hits[place - 1] for place in reply.value)
         return await self.recorder.note(EvidenceSearched, **values, hits=ranked, call=reply.call)
 
     async def _weigh(self, claim: CheckableClaim, number: int, found: RankedHit | DocumentWeighed) -> DocumentWeighed:
-        """Weighs a document that was found, or once more one that was put aside."""
+        """Weighs a new document, or a deferred one again."""
         if known := self.recorder.recall(DocumentWeighed, claim=claim.number, number=number):
             return known
-        second = isinstance(found, DocumentWeighed)
+        is_second = isinstance(found, DocumentWeighed)
         values = {
             "claim": claim.number,
             "number": number,
@@ -300,7 +299,7 @@ class ExpertWitness:
             "title": found.title,
             "source": found.source,
             "date": found.date,
-            "second_look": second,
+            "second_look": is_second,
         }
         try:
             if isinstance(found, DocumentWeighed):
@@ -311,7 +310,7 @@ class ExpertWitness:
             raise
         except CourtError as error:
             return await self.recorder.note(DocumentWeighed, **values, failure=error.reason)
-        # With the failure too: what was read stands in the record, even where no model could weigh it.
+        # Recorded also with a failure: the text was read, even if no model could weigh it.
         values |= {"text": document.text, "sha256": document.sha256}
         questions, failure = _Questions(), ""
         try:
@@ -327,13 +326,12 @@ class ExpertWitness:
             **values,
             comprehensible=weighed.comprehensible,
             helpful=weighed.helpful,
-            # Of a document that does not help, all further answers are dropped: in one call models give them
-            # nevertheless.
+            # Further answers about an unhelpful document are dropped; in a merged call models give them anyway.
             sufficient=weighed.enough if weighed.helpful else None,
-            aside=not (weighed.comprehensible or second or failure),
+            aside=not (weighed.comprehensible or is_second or failure),
             leaning=weighed.leaning if weighed.helpful else None,
             quotes=quotes if weighed.helpful else (),
-            # As a set, since quotations that stand are counted once each as well.
+            # As a set, since verified quotations are distinct too.
             quotes_dropped=len(set(weighed.quotes)) - len(quotes),
             queries=weighed.queries if weighed.helpful and not weighed.enough else (),
             failure=failure,
@@ -343,7 +341,7 @@ class ExpertWitness:
     async def _question(
         self, claim: CheckableClaim, number: int, document: EvidenceDocument, questions: _Questions
     ) -> None:
-        """Asks the questions about a document: in one call, or one after the other until an answer ends it."""
+        """Asks the questions about a document: in one call, or one by one until an answer makes the rest moot."""
         brief = self._brief(claim)
 
         async def ask(task: str, messages: Messages[object]) -> Weighing:
@@ -361,11 +359,11 @@ class ExpertWitness:
         questions.found = Weighing(comprehensible=True, helpful=helped.helpful, quotes=helped.quotes)
         if not helped.helpful:
             return
-        # With this document, which is recorded as evidence only when all questions about it are answered.
+        # Including this document, which is recorded as evidence only once all questions are answered.
         grown = self._brief(claim, document)
         settled = await ask("sufficient", grown.sufficient())
         queries: tuple[str, ...] = ()
-        # Before the last call: where that fails, the answers so far still count.
+        # Set before the last call, so that the answers so far count if it fails.
         questions.found = _with(helped, settled, queries)
         if not settled.enough:
             more = await self._ask(claim, grown.more_queries(MOST_NEXT), partial(_queries, most=MOST_NEXT), step=number)
@@ -373,11 +371,11 @@ class ExpertWitness:
             questions.found = _with(helped, settled, more.value)
 
     async def _classified(self, claim: CheckableClaim, because: ClaimBasis) -> dict[str, object]:
-        """Values of the event that settles a claim."""
+        """Returns the fields of the event that settles a claim."""
         known = self._so_far(claim)
         if not known.helpful:
-            return known.settled(because)  # nothing to go by: a model would have only what it remembers
-        # Fixed here: the numbers in the reply are places in this very list.
+            return known.settled(because)  # without evidence, a model could only answer from memory
+        # Captured here: numbers in the reply refer to positions in this list.
         texts = [document.text for document in known.evidence]
 
         def read(reply: str, last: bool) -> replies.Classification:
@@ -412,7 +410,7 @@ class ExpertWitness:
     async def _ask(
         self, claim: CheckableClaim, messages: Messages[object], parse: Callable[[str, bool], T], *, step: int = 0
     ) -> RoleReply[T]:
-        # Without progress: calls that the verdict waits for go first at the server.
+        # Without progress, so that calls that the verdict waits for go first at the server.
         return await self.speaker.say(Role.EXPERT, messages, parse, claim=claim.number, step=step)  # type: ignore[arg-type]
 
 
@@ -439,7 +437,7 @@ def _weighing(task: str, reply: str, _: bool) -> Weighing:
     return replies.parse_weighing(task, reply)
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancels a task and waits until it has ended."""
+async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
+    """Cancels a task and waits for its end."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -1,14 +1,12 @@
-"""Signs that a text tries to steer the court: evidence for a person, never a gate.
+"""Detection of prompt injection: evidence for a person, never a gate.
 
-Instructions found in a meme are evidence, not orders. What is found here goes on record and calls a person; it changes
-no label, in either direction, and no model is told of it. The patterns are our own; what they catch and what they miss
-is measured (docs/security.md).
+Instructions found in a meme are evidence, not orders. Signs are recorded and cause human review; they never change a
+label, and no model is told. The patterns are our own; their detection and miss rates are measured (docs/security.md).
 
-A text is read the way a reader or a tokeniser might, whatever disguise it wears: escapes undone, compatibility forms,
-case, accents and unseen characters aside, letters of other alphabets and digits that stand for letters put right,
-letters that stand apart joined, base64 decoded. Words are then looked for by what they mean, and a sign is two or three
-meanings near each other, in one language. Every step takes time linear in the length of the text: no pattern repeats a
-repetition, and every distance is bounded.
+A text is normalised as a reader or tokeniser might read it, undoing disguises: escapes, compatibility forms, case,
+accents, invisible characters, homoglyphs, leetspeak, spaced-out letters and base64. Words are then matched by meaning,
+and a sign is two or three meanings near each other, in one language. Every step takes linear time: no nested repetition
+in patterns, and every distance is bounded.
 """
 
 from __future__ import annotations
@@ -32,26 +30,26 @@ from court.injection.phrases import WORDS
 
 
 class SignalKind(StrEnum):
-    """In which way a text tries to steer."""
+    """Kind of injection attempt."""
 
     ADDRESSES_MODEL = "ADDRESSES_MODEL"
-    """It speaks to a model: gives it a new part to play, or asks for its instructions."""
+    """Addresses a model: assigns it a new role, or asks for its instructions."""
     OVERRIDES_INSTRUCTIONS = "OVERRIDES_INSTRUCTIONS"
-    """It says that other orders hold than those of the court."""
+    """Claims that other instructions replace those of the court."""
     DICTATES_VERDICT = "DICTATES_VERDICT"
-    """It says what to answer, in words or in the form of a reply."""
+    """Dictates the answer, in words or in the form of a reply."""
     IMITATES_CONTROL_TOKENS = "IMITATES_CONTROL_TOKENS"
-    """It spells control tokens, tags, markup or placeholders, as a prompt or a program has them."""
+    """Contains control tokens, tags, markup or placeholders, as in prompts or programs."""
     FAKES_ROLE_OR_FENCE = "FAKES_ROLE_OR_FENCE"
-    """It pretends that the material ends, or that somebody else speaks."""
+    """Pretends that the material ends, or that another role speaks."""
     HIDDEN_TEXT = "HIDDEN_TEXT"
-    """It holds what a person would not see or read: encoded, reversed, unseen, or heaped up."""
+    """Contains text that people would not see or read: encoded, reversed, invisible or stacked."""
     FLOODS = "FLOODS"
-    """It repeats something until little else is left."""
+    """Consists mostly of repetition."""
 
 
 class Signal(BaseModel):
-    """A sign that a text tries to steer: the first of its kind."""
+    """The first sign of a kind in a text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,20 +57,20 @@ class Signal(BaseModel):
     start: int = Field(ge=0)
     """Index of its first character (code point) in the text."""
     end: int = Field(ge=1)
-    """Index behind its last."""
+    """Index after its last character."""
 
 
 def find_injection_signals(text: str) -> tuple[Signal, ...]:
-    """The signs in a text, at most one of each kind, by place.
+    """Finds signs in a text, at most one of each kind, ordered by position.
 
     Args:
         text: Untrusted text of any length; it may contain lone surrogates.
     """
-    # Plain UTF-8 refuses lone surrogates, which a hostile text may hold.
+    # Strict UTF-8 rejects lone surrogates, which a hostile text may contain.
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     known = _known.get(digest)
     if known is None:
-        # All at once: to keep the last used ones, each look would have to be noted.
+        # Cleared completely, as LRU eviction would need bookkeeping on each access.
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         known = _known[digest] = _signals(text)
@@ -80,7 +78,7 @@ def find_injection_signals(text: str) -> tuple[Signal, ...]:
 
 
 _known: dict[bytes, tuple[Signal, ...]] = {}
-"""By digest, for the same precedents are shown again and again; no text is held, for it may be long, or be erased."""
+"""Cache by digest, as the same precedents recur; texts are not stored, as they may be long, or be erased."""
 _MOST_KNOWN = 4096
 
 
@@ -98,12 +96,12 @@ _Found = tuple[SignalKind, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _TextVariant:
-    """A text as somebody may read it.
+    """One reading of a text.
 
     Attributes:
         text: Text to read.
-        start: Index in the original of the character behind each character of the text.
-        end: The index behind that.
+        start: Index in the original of the source of each character.
+        end: Index in the original after the source of each character.
         glued: True if the spaces between its words are lost.
     """
 
@@ -123,12 +121,12 @@ def _matches(text: str) -> Iterator[_Found]:
             yield kind, match.start(), match.end()
     yield from _floods(text)
     plain = _folded(text)
-    # Each reading by itself: what puts one disguise right may spoil words that wear none.
+    # Each reading separately, as undoing one disguise may damage undisguised words.
     for view in (plain, *_disguises(plain)):
         yield from _read(view)
     for start, end, decoded in _encoded(text):
         yield SignalKind.HIDDEN_TEXT, start, end
-        # Places in the decoded words mean nothing in the text: the whole encoded part is the sign's place.
+        # Positions in decoded text are meaningless in the original, so the whole encoded part is the span.
         for kind, _, _ in _read(_folded(decoded)):
             yield kind, start, end
 
@@ -158,7 +156,7 @@ def _places(text: str, glued: bool) -> dict[int, dict[str, list[tuple[int, int]]
     size = len(text)
     found: dict[int, dict[str, list[tuple[int, int]]]] = {}
     root = _tree(glued).following
-    # Where the spaces are lost, a word may begin at any letter.
+    # Without spaces, a word may begin at any letter.
     for start in range(size) if glued else [word.start() for word in _START.finditer(text)]:
         node, place = root.get(text[start]), start + 1
         longest: dict[tuple[int, str], int] = {}
@@ -218,7 +216,7 @@ def _floods(text: str) -> Iterator[_Found]:
 
 
 _FLOOD = 300
-"""As often as this no person writes the same character in a row, or the same word and hardly another."""
+"""Minimum repetitions of a character in a row, or of a word, that count as flooding."""
 
 
 # Reading a text
@@ -261,7 +259,7 @@ def _fold(words: str) -> str:
 
 def _folded(text: str) -> _TextVariant:
     if not (_ESCAPE.search(text) or _ENTITIES.search(text)):
-        # Most texts are read as they stand, each character as one.
+        # Fast path for most texts, where each character maps to one.
         folded = text.lower() if text.isascii() and not _CONTROL.search(text) else _one_each(text)
         if folded is not None:
             return _TextVariant(folded, range(len(text)), range(1, len(text) + 1))
@@ -386,7 +384,7 @@ def _as_words(match: re.Match[str], decoded: bytes) -> Iterator[tuple[int, int, 
 # What is looked for
 
 
-_UNSEEN = "\u034f\u115f\u1160\u180b-\u180f\u200b-\u200d\u2060-\u2064\u3164\ufe00-\ufe0f\ufeff"
+_INVISIBLE = "\u034f\u115f\u1160\u180b-\u180f\u200b-\u200d\u2060-\u2064\u3164\ufe00-\ufe0f\ufeff"
 # In the text as it is: folding takes these away.
 _ASCII_RAW: tuple[tuple[SignalKind, re.Pattern[str]], ...] = tuple(
     (SignalKind.HIDDEN_TEXT, re.compile(pattern))
@@ -402,8 +400,8 @@ _RAW: tuple[tuple[SignalKind, re.Pattern[str]], ...] = _ASCII_RAW + tuple(
         # Tags; after a black flag they are part of it.
         "(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0020-\U000e007e]",
         "[\u202d\u202e]",  # turn the direction of what follows
-        f"(?<=[!-~])[{_UNSEEN}]{{1,99}}(?=[!-~])",  # other alphabets need them, and so do emoji
-        f"[{_UNSEEN}\u200e\u200f\u2066-\u2069\U000e0100-\U000e01ef]{{6}}",
+        f"(?<=[!-~])[{_INVISIBLE}]{{1,99}}(?=[!-~])",  # other alphabets need them, and so do emoji
+        f"[{_INVISIBLE}\u200e\u200f\u2066-\u2069\U000e0100-\U000e01ef]{{6}}",
         "[\u0300-\u036f]{24}",
     )
 )
@@ -515,7 +513,7 @@ def _runs_on(character: str) -> bool:
 
 @dataclass(slots=True)
 class _Node:
-    """Trie node: letters that may follow, and entries that end here (language, meaning, whether a stem)."""
+    """Trie node: following letters, and entries that end here (language, meaning, True for a stem)."""
 
     following: dict[str, _Node] = field(default_factory=dict)
     meanings: list[tuple[int, str, bool]] = field(default_factory=list)

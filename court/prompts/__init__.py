@@ -1,4 +1,4 @@
-"""The prompts: one file per role and version, rendered strictly, named in every record by id and digest."""
+"""Prompts: one file per role and version, rendered strictly, identified in every record by id and digest."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from court.digests import digest
 from court.untrusted import SECRET_PREFIX, bare, secrets_in
 
 ROLES = ("proposer", "advocate", "judge")
-"""Those with a system message that every full trial sends. The other files add to their messages, but for ``guard``
-and the expert witness's, which have system messages of their own."""
+"""Roles whose system messages every full trial sends. Other files add to their messages, except ``guard`` and those of
+the expert witness, which have system messages of their own."""
 FILES = (*ROLES, "repair")
-"""Prompts of a set. A folder may leave out the last: how to ask again is then said as the packaged set has it."""
+"""Prompts of a set. A folder may omit the last; the packaged repair prompt is then used."""
 EXPERT_PROMPTS = ("claim_finder", "expert")
-"""Files with the expert witness's words."""
+"""Prompt files of the expert witness."""
 ADDED_PROMPTS = ("advocate_precedents", "judge_variants", "language", "text_alone")
-"""Files with words that stand in messages of the roles beside those of a set, whichever set that is."""
+"""Files with text that is added to messages of the roles, whichever set is used."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
 
 class Prompt:
-    """The words of one role.
+    """The prompt of one role.
 
     Attributes:
         id: Role and version, ``judge/1``.
-        digest: SHA-256 of all its words.
+        digest: SHA-256 of its content.
         content: Content of its file.
-        secret: Stands in the system message, which says never to write it. It follows from the digest, so that a
-            system message stays the same from trial to trial; what is untrusted can't show it (court.untrusted).
+        secret: Canary in the system message, which tells the model never to write it. It is derived from the digest, so
+            that system messages are the same in all trials; untrusted text can't contain it (court.untrusted).
     """
 
     def __init__(self, content: Mapping[str, Any], *, optional: Mapping[str, frozenset[str]] | None = None) -> None:
-        """Takes the words as they are.
+        """Takes the content as it is.
 
         Args:
             content: Content of the file.
-            optional: Placeholders that a task, or ``system``, need not name; where it does not, values are left out.
+            optional: Placeholders that a task, or ``system``, may omit; their values are then dropped.
         """
         self.content = dict(content)
         self.id = f"{content['id']}/{content['version']}"
@@ -54,20 +54,20 @@ class Prompt:
         self._stances: Mapping[str, str] = content.get("stances", {})
 
     def system(self, **values: str) -> str:
-        """The system message. Nothing of a meme may be among the values: they are the policy and the stance."""
-        # The secret comes last, so that no value of that name replaces it.
+        """Renders the system message. Values are policy and stance, never content of a meme."""
+        # The secret comes last, so that no value of that name can replace it.
         return render(self._system, {**self._named("system", self._system, values), "secret": self.secret})
 
     def stance(self, name: str) -> str:
-        """The words for a stance. Raises KeyError if there are none."""
+        """Returns the text of a stance. Raises KeyError if there is none."""
         return self._stances[name].strip()
 
     def task(self, name: str, **values: str) -> str:
-        """A task with its values put in. Raises KeyError or ValueError as :func:`render`."""
+        """Renders a task. Raises KeyError or ValueError as :func:`render`."""
         return render(self._tasks[name], self._named(name, self._tasks[name], values))
 
     def _named(self, part: str, template: str, values: Mapping[str, str]) -> Mapping[str, str]:
-        """The values without those that the part need not name and doesn't."""
+        """Returns the values without those whose optional placeholder the template omits."""
         left_out = self._optional.get(part, frozenset()) - placeholders_in(template)
         return {name: value for name, value in values.items() if name not in left_out}
 
@@ -78,10 +78,10 @@ class PromptSet:
 
     Attributes:
         name: Packaged version, or the last part of a folder's path.
-        proposer: Words of the Proposer.
-        advocate: Words of both advocates.
-        judge: Words of the Judge.
-        repair: Words by which a reply is asked for again.
+        proposer: Prompt of the Proposer.
+        advocate: Prompt of both advocates.
+        judge: Prompt of the Judge.
+        repair: Prompt that asks again after an unusable reply.
     """
 
     name: str
@@ -92,38 +92,38 @@ class PromptSet:
 
     @property
     def by_file(self) -> dict[str, Prompt]:
-        """Prompts by the names of their files."""
+        """Prompts by file name."""
         return dict(zip(FILES, (self.proposer, self.advocate, self.judge, self.repair), strict=True))
 
     @property
     def digest(self) -> str:
-        """Digest of all its words, for the record."""
+        """Digest of all prompts, for the record."""
         return digest({name: prompt.digest for name, prompt in self.by_file.items()})
 
     def contains_secret(self, reply: str, of_prompt: Prompt | None = None) -> bool:
-        """True if a reply contains the secret of a system message, be it spaced out, escaped or in other letters.
+        """True if a reply leaks the secret of a system message, even spaced out, escaped or in other letters.
 
-        It finds instructions that are repeated as they stand, not a model that tells them in other words.
+        This detects verbatim leaks of instructions, not paraphrases.
 
         Args:
             reply: Reply of a model.
-            of_prompt: Prompt by which it was asked, where that may be none of the set: a guard's is not.
+            of_prompt: Prompt of the request, if it may not be in the set, such as a guard's.
         """
         shown = [self.by_file[role] for role in ROLES] + ([of_prompt] if of_prompt else [])
         return not secrets_in(reply).isdisjoint(bare(prompt.secret) for prompt in shown)
 
 
 def placeholders_in(template: str) -> set[str]:
-    """Names of the values that a template asks for."""
+    """Returns the names of a template's placeholders."""
     return set(_PLACEHOLDER.findall(template))
 
 
 def render(template: str, values: Mapping[str, str]) -> str:
-    """Puts values in place of ``{{name}}``, all in one pass: what a value contains is never looked at again.
+    """Replaces each ``{{name}}`` by its value in a single pass, so that placeholders within values are not expanded.
 
     Raises:
-        KeyError: The template names a value that is not given.
-        ValueError: A value is given that the template does not name.
+        KeyError: A value for a placeholder is missing.
+        ValueError: A value has no placeholder.
     """
     named = placeholders_in(template)
     if missing := named - values.keys():
@@ -135,5 +135,5 @@ def render(template: str, values: Mapping[str, str]) -> str:
 
 @cache
 def load(role: str, version: int = 1) -> Prompt:
-    """The prompt of a role. Raises FileNotFoundError if there is no such version."""
+    """Loads the prompt of a role. Raises FileNotFoundError if there is no such version."""
     return Prompt(tomllib.loads((files(__name__) / f"{role}.{version}.toml").read_text("utf-8")))

@@ -1,4 +1,4 @@
-"""Sets of prompts: the packaged ones, and one's own in a folder, checked before a trial is held with them."""
+"""Sets of prompts: the packaged ones, and custom ones in a folder, validated before any trial uses them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from court.errors import BadRequest
 from court.prompts import FILES, ROLES, Prompt, PromptSet, placeholders_in
 
 PACKAGED = "1"
-"""Name of the packaged set that is in use where no other is named."""
+"""Name of the packaged set that is used by default."""
 _NEEDED = frozenset(ROLES)
 _VERSION = re.compile(r"[A-Za-z0-9._-]{1,40}")
-# Every call sends these words: longer ones would leave no room for a meme.
+# Every call sends these prompts: longer ones would leave no room for a meme.
 _MOST_BYTES = 200_000
 
 
@@ -27,9 +27,9 @@ class Placeholders:
     """Placeholders of one template.
 
     Attributes:
-        required: Names that must stand in it: without one, a role would not be shown what it is asked about, or could
-            not say which precedent it means.
-        optional: Names that may stand in it.
+        required: Names that it must contain: without one, a role would not see what it is asked about, or could not
+            refer to a precedent.
+        optional: Names that it may contain.
     """
 
     required: frozenset[str] = frozenset()
@@ -46,7 +46,7 @@ SYSTEM: Mapping[str, Placeholders] = {
     "judge": _names("secret policy"),
     "repair": _names(),
 }
-"""Placeholders of the system messages. The secret is in each: a reply that repeats it gave its instructions away."""
+"""Placeholders of the system messages. Each contains the secret: a reply that repeats it leaked its instructions."""
 
 TASKS: Mapping[str, Mapping[str, Placeholders]] = {
     "proposer": {"describe": _names(), "answer": _names("question")},
@@ -78,7 +78,7 @@ STANCES = ("accuser", "defender", "none")
 
 @cache
 def packaged(version: str = PACKAGED) -> PromptSet:
-    """A packaged set. Raises BadRequest if there is none of that version."""
+    """Returns a packaged set. Raises BadRequest if there is no such version."""
     if version not in packaged_versions():
         known = ", ".join(packaged_versions())
         raise BadRequest(
@@ -97,18 +97,18 @@ def packaged_versions() -> tuple[str, ...]:
 
 
 _OPENED: dict[str, PromptSet] = {}
-"""Sets that were opened in this process, by digest: with them, messages of their records can be made again."""
+"""Sets opened in this process, by digest, so that messages can be rebuilt from records."""
 
 
 def open_set(place: str) -> PromptSet:
-    """The prompts that a setting names.
+    """Opens the set of prompts that a setting names.
 
     Args:
         place: A packaged version, or the path of a folder with ``proposer.toml``, ``advocate.toml`` and
             ``judge.toml``.
 
     Raises:
-        BadRequest: There is no such version or folder, or something is wrong with the set; the message says what.
+        BadRequest: There is no such version or folder, or the set is invalid; the message names all faults.
     """
     # A folder whose name is a number can still be named by its path: ./2.
     if place.isdecimal():
@@ -120,7 +120,7 @@ def open_set(place: str) -> PromptSet:
             reason="PROMPTS_MISSING",
             field="trial.prompts",
         )
-    # Faults of all files are collected, so that whoever writes a set sees them at once.
+    # Faults of all files are collected, so that the author of a set sees them all at once.
     faults: list[str] = []
     contents: dict[str, str] = {}
     for name in FILES:
@@ -136,23 +136,23 @@ def open_set(place: str) -> PromptSet:
             field="trial.prompts",
         )
     found = _set(folder_name(place), contents)
-    # By digest and not by path: files may be edited later, and records name the words that were used.
+    # By digest and not by path: files may be edited later, and records refer to the content that was used.
     _OPENED[found.digest] = found
     return found
 
 
 def with_digest(wanted: str) -> PromptSet:
-    """The set of that digest, where it was opened in this process; else the packaged set."""
+    """Returns the set with that digest if it was opened in this process, otherwise the packaged set."""
     return _OPENED.get(wanted) or packaged()
 
 
 def folder_name(place: str) -> str:
-    """Name of a folder of prompts: the last part of its path."""
+    """Returns the name of a folder of prompts: the last part of its path."""
     return Path(place).expanduser().absolute().name or "prompts"
 
 
 def source(place: str, name: str) -> str:
-    """The TOML of one prompt of a set. Raises BadRequest if it can't be read.
+    """Returns the TOML of one prompt of a set. Raises BadRequest if it can't be read.
 
     Args:
         place: Packaged version or folder, as for :func:`open_set`.
@@ -162,11 +162,11 @@ def source(place: str, name: str) -> str:
         return (files("court.prompts") / f"{name}.{place}.toml").read_text("utf-8")
     path = Path(place).expanduser() / f"{name}.toml"
     try:
-        # Only where there is none: a file that can't be read is a fault, and no wish for the packaged one.
+        # Only if the file is absent: one that can't be read is an error, not a request for the packaged prompt.
         if name not in _NEEDED and not path.exists():
             return source(PACKAGED, name)
         with path.open("rb") as file:
-            # One byte beyond the bound shows that it is exceeded, without reading the rest.
+            # One byte beyond the limit shows that it is exceeded, without reading the rest.
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise BadRequest(f"{name}.toml is larger than {_MOST_BYTES:,} bytes.", reason="PROMPTS_UNREADABLE")
@@ -181,7 +181,7 @@ def source(place: str, name: str) -> str:
 
 
 def faults_of(name: str, text: str) -> list[str]:
-    """Everything that is wrong with the TOML of a prompt, in sentences; empty where nothing is."""
+    """Returns all faults of a prompt's TOML, as sentences; empty if it is valid."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -196,7 +196,7 @@ def _head_faults(name: str, content: Mapping[str, Any]) -> Iterator[str]:
     if content.get("id") != name:
         yield f'Its id must be "{name}".'
     version = content.get("version")
-    # Python takes a bool for an int, and TOML has both.
+    # In Python a bool is an int, and TOML has both.
     if isinstance(version, bool) or not isinstance(version, str | int) or not _VERSION.fullmatch(str(version)):
         yield "Its version must be a number, or a word of letters, digits, dots, dashes and underscores."
 
@@ -218,7 +218,7 @@ def _template_faults(name: str, content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _faults_in(key: str, template: Any, wanted: Placeholders) -> Iterator[str]:
-    # The prompt that asks again has an empty system message: it goes on under that of the role.
+    # The repair prompt has an empty system message, as it continues under the role's.
     if not isinstance(template, str) or (not template.strip() and key != "system"):
         yield f"{key} is missing, or no text."
         return
@@ -229,7 +229,7 @@ def _faults_in(key: str, template: Any, wanted: Placeholders) -> Iterator[str]:
         may = wanted.required | wanted.optional
         instead = f"it may name {_list('{{' + each + '}}' for each in may)}" if may else "it may name none"
         yield f"{key} names {_list('{{' + each + '}}' for each in unknown)}, which has no value there; {instead}."
-    # The set of names above does not say how often each stands there.
+    # The set of names above does not count occurrences.
     if template.count("{{secret}}") > 1:
         yield f"{key} must name {{{{secret}}}} once."
 

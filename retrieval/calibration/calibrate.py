@@ -1,12 +1,13 @@
 """Chooses the search and vote settings of a library on the library itself.
 
-Every meme is tried before the rest, without what is nearly the same or stands next to it
-(:mod:`retrieval.calibration.leave_one_out`), by every setting of a grid; the likeliest is taken. Beside the vote of the
-neighbours stands a logistic regression over all vectors (:mod:`retrieval.calibration.regression`), whose held-out
-log-odds are calibrated likewise; a meme's probability of harm is that of the mean of both log-odds.
+Every meme is judged by the rest of the library, without near-duplicates and adjacent memes
+(:mod:`retrieval.calibration.leave_one_out`), with every setting of a grid; the setting with the highest likelihood is
+chosen. The vote of the neighbours is combined with a logistic regression over all vectors
+(:mod:`retrieval.calibration.regression`), whose held-out log-odds are calibrated in the same way; the probability of
+harm is that of the mean of both log-odds.
 
-The figures that are kept are measured by choosing on four fifths of the memes and judging the last, in turn: the best
-of many settings flatters itself on the memes it was chosen by. By the same judgments is measured how often labels are
+The reported figures are cross-validated, choosing on four fifths of the memes and judging the last: on the memes it was
+chosen by, the best of many settings looks better than it is. By the same judgments is measured how often labels are
 wrong where the riskiest memes go to a person (:class:`court.precedents.RiskCurve`), and where a vote settles a meme
 (:mod:`retrieval.calibration.thresholds`).
 
@@ -38,7 +39,7 @@ from retrieval.calibration.regression import MOST, STRENGTHS, cross_validated_lo
 from retrieval.calibration.thresholds import ERROR, choose_sure_range, settled
 from retrieval.library.manifest import Calibration, LabelledMeme, Regression, Safeguards, TextTuning, Tuning
 
-# Each grid begins with what is preferred where several are equally good.
+# Each grid begins with the value preferred on ties.
 _ALPHAS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 _KS = (25, 50, 15, 100)
 _TAUS = (0.1, 0.07, 0.15, 0.05, 0.2)
@@ -46,7 +47,7 @@ _FOLDS = 5
 FEWEST_OF_A_LABEL = 50
 """Memes of either label below which nothing is chosen: every fitted head collapses to the more frequent label."""
 _MOST_TRIED = 4000
-"""Memes tried at most: a larger library is judged by an even sample of it."""
+"""Maximum number of memes judged: a larger library is sampled evenly."""
 # 0 to 95 %: where all memes go to a person, no label is left to be wrong.
 _RATES = np.arange(20) / 20
 
@@ -130,7 +131,7 @@ def _calibrate(
     progress: Callable[[int, int], None] | None,
 ) -> Tuning:
     n, harmful = len(memes), sum(meme.harmful for meme in memes)
-    # As if one more of each kind had been seen: a library of one kind alone still has a prior.
+    # Laplace smoothing, so that a library with a single label still has a prior.
     prior = harmful / n if 0 < harmful < n else (harmful + 1) / (n + 2)
     guarded = (safeguards or Safeguards()).model_copy(update={"sources": len({meme.source for meme in memes})})
     repeated = repeated_memes(rows, memes, text_dim, _MOST_TRIED)
@@ -149,12 +150,12 @@ def _calibrate(
     if min(harmful, n - harmful) < FEWEST_OF_A_LABEL:
         return defaults
 
-    # Memes that stand together in a library were often collected together, and share a fold.
+    # Adjacent memes of a library were often collected together, so they share a fold.
     folds = (np.arange(n) // GROUP if groups is None else groups) % _FOLDS
     # What is chosen without a fold is tried on it.
     chosen: dict[int | None, _FittedVote] = {}
     tried: dict[float, Neighbours] = {}
-    # One neighbour more than vote: it moves up where another is left out (safeguarded_votes).
+    # One more neighbour than voters: it moves up when another is excluded (safeguarded_votes).
     found = leave_one_out_neighbours(
         rows,
         memes,
@@ -168,7 +169,7 @@ def _calibrate(
     )
     for number, (alpha, neighbours) in enumerate(zip(alphas, found, strict=True)):
         if min(neighbours.labels.sum(), (~neighbours.labels).sum()) < FEWEST_OF_A_LABEL:
-            return defaults  # many memes, but most of them nearly the same
+            return defaults  # many memes, but mostly near-duplicates
         tried[alpha] = neighbours
         logits, settings = _grid(neighbours, prior)
         for left in (None, *range(_FOLDS)):
@@ -197,7 +198,7 @@ def _calibrate(
         )
         strength, intercept, slope = scales[fold]
         z = intercept + slope * left_out.regression[strength, part]
-        # Bounded: the vote is 1 where no precedent is left to vote, and the log-odds of 1 are infinite.
+        # Clipped, as the vote is 1 if no voter is left, and the log-odds of 1 are infinite.
         return _sigmoid((_logit(np.clip(p, 1e-9, 1 - 1e-9)) + z) / 2), left_out.neighbours.labels[part]
 
     parts = [judged(fold) for fold in range(_FOLDS)]
@@ -242,7 +243,7 @@ def risk_curve(p: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
     """
     risk = np.minimum(p, 1 - p)
     order = np.argsort(risk, kind="stable")
-    # Rounded down: no more memes go to a person than the rate says.
+    # Rounded down, so that no more memes are reviewed than the rate allows.
     counts = [len(p) - int(rate * len(p)) for rate in _RATES]
     missed = [int(wrong[order[:n]].sum()) for n in counts]
     return RiskCurve(

@@ -1,6 +1,6 @@
-"""The encoder port: what turns texts and pictures into vectors, and by what it is known.
+"""The encoder port, which turns texts and pictures into vectors, and its identity.
 
-Text and picture never meet in the score, so an encoder is free to make its two halves by quite different means.
+Text and picture vectors are never compared with each other, so an encoder may compute its halves by different means.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 UNIT_TOLERANCE = 1e-3
-"""How far the length of a stored half may be from 1: float32 leaves about 1e-6, damage leaves much more."""
+"""Tolerance of a stored half's length around 1: float32 rounding causes about 1e-6, damage much more."""
 
 
 class Preprocessing(BaseModel):
@@ -36,17 +36,17 @@ class Preprocessing(BaseModel):
 
 
 class EncoderIdentity(BaseModel):
-    """Identity of an encoder. A library is only ever searched with the encoder that made it."""
+    """Identity of an encoder. A library is only searched with the encoder that built it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1)
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
-    """Of the weights and of the versions of everything done before and after them."""
+    """Digest of the weights and of the versions of all pre- and postprocessing."""
     text_dim: int = Field(ge=1)
     picture_dim: int = Field(ge=1)
     text_tokens: int = Field(ge=1)
-    """Tokens of a text that are read; what is beyond is cut, and said to be."""
+    """Maximum tokens of a text that are read; longer texts are truncated, which is reported."""
     texts_by: str = ""
     """Name of the encoder that the text half comes from; empty where it is this one."""
     preprocessing: Preprocessing | None = None
@@ -114,11 +114,11 @@ class Encoder(Protocol):
         ...
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
-        """One vector a text, in order."""
+        """Embeds texts, in order."""
         ...
 
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
-        """One vector a picture, in order.
+        """Embeds pictures, in order.
 
         Args:
             pictures: Representative frames of each picture as PNG, at least one.
@@ -132,7 +132,7 @@ class Encoder(Protocol):
         ...
 
     def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
-        """The two halves of one meme.
+        """Embeds the two halves of one meme.
 
         Args:
             text: Its text, perhaps empty.
@@ -162,7 +162,7 @@ def unit_rows(rows: NDArray[np.floating]) -> NDArray[np.float32]:
         ValueError: A value is not finite.
     """
     wide = np.asarray(rows, dtype=np.float64)
-    # Here and not in a search, where NaN compares as false: such a meme would never be found, without a word.
+    # Checked here, as NaN compares as false in a search: such a meme would silently never be found.
     if not np.isfinite(wide).all():
         raise ValueError("an encoder gave a vector that is not finite")
     lengths = np.linalg.norm(wide, axis=1, keepdims=True)

@@ -1,7 +1,7 @@
-"""An encoder in a process of its own: what it does keeps no thread of ours from the interpreter.
+"""An encoder in a child process, so that it does not compete for our GIL.
 
-The process is ours and what it is given is ours, pictures in the encoding that the guarded reader wrote: it is bound by
-nothing, and what it says is believed. It ends with its parent, however that ends.
+Process and inputs are our own (pictures as re-encoded by the sandboxed reader), so it has no limits and its answers are
+trusted. It exits with its parent, however that ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from court.errors import CourtError, Unavailable
 from retrieval.embed.encoder import Encoder, EncoderIdentity, KnownMinSimilarity, TextEmbeddings
 
 _AT_ONCE = 8
-"""Calls that are answered at once: twice as many as the built-in encoder embeds texts. Others wait in the pipe."""
+"""Concurrent calls: twice the number of texts that the built-in encoder embeds at once. Others wait in the pipe."""
 _NICE = 10
 """A trial waits for its precedents anyway: whatever answers others, or holds the interpreter of the parent, goes first.
 Not more than that: a tenth of a processor is left to it by whatever else keeps that busy."""
@@ -44,10 +44,10 @@ with a large CLIP some: what takes this long will hardly ever end, and keeps oth
 CALL_S = 120.0
 """The same by the clock, the wait in the pipe included: for what hangs, and takes no CPU time or lets nobody look."""
 _POLL_S = 0.5
-"""Seconds between two looks at the CPU time of the calls that are answered."""
+"""Interval of checking the CPU time of running calls, in seconds."""
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-"""After a start that failed nothing is started for so long; twice as long after each further one."""
+"""Initial and maximum backoff after a failed start; doubles with each further failure."""
 
 _ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 """For glibc: what weights were turned in while they were loaded, 30 MB, is the system's again."""
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _RemoteError:
-    """A start that failed, for all who wait for it. Nothing is started before ``until``."""
+    """A failed start, shared by all waiting callers. There is no new attempt before ``until``."""
 
     message: str
     reason: str
@@ -67,11 +67,11 @@ class _RemoteError:
 
 
 class EncoderProcess:
-    """An :class:`~retrieval.embed.encoder.Encoder` that is loaded and asked in a process of its own.
+    """An :class:`~retrieval.embed.encoder.Encoder` that runs in a child process.
 
-    Where that process ends it is started again, and calls that were under way are made once more. One that it ends by
-    again raises Unavailable. So do all calls for a while after it could not be started again. A call that takes too
-    long ends the process, and is not made again: it raises Unavailable too (``ENCODER_STUCK``).
+    If the process dies, it is restarted and calls in progress are retried once; a call during which it dies again
+    raises Unavailable. After a failed restart, all calls raise Unavailable for a while. A call that takes too long
+    kills the process, is not retried, and raises Unavailable (``ENCODER_STUCK``).
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class EncoderProcess:
         self._clock = clock
         self._call_s = call_s
         self._failure: _RemoteError | None = None
-        # One start at a time: all who wait for the process that has ended share the next one.
+        # One start at a time: all callers waiting for the dead process share the next one.
         self._starting = threading.Lock()
         self._closed = False
         self._child = self._start()
@@ -139,7 +139,7 @@ class EncoderProcess:
             self._after(self._child)
 
     def close(self) -> None:
-        """Ends the process; whoever waits for it gets Unavailable."""
+        """Stops the process; waiting callers get Unavailable."""
         with self._starting:
             self._closed = True
             self._child.end()
@@ -153,7 +153,7 @@ class EncoderProcess:
             again = self._after(child)
         try:
             return again.ask(method, arguments, within_s)
-        # Two processes ended while this call ran: it may be what ends them, and gets no third.
+        # Two processes died during this call, which may be the cause, so it is not retried again.
         except _Ended as error:
             raise error.unavailable() from None
 
@@ -178,7 +178,7 @@ class EncoderProcess:
         _log.warning("the encoder's process ended (%s); it is started again", ended.how)
         try:
             again = self._start()
-            # Vectors of another encoder must never be compared with those of the library.
+            # Vectors of different encoders must never be compared.
             if again.identity != ended.identity:
                 again.end()
                 raise Unavailable(
@@ -187,7 +187,7 @@ class EncoderProcess:
                     reason="ENCODER_CHANGED",
                 )
         except Exception as error:
-            # Twice as long each time: weights that are gone don't come back by being loaded every second.
+            # Exponential backoff, as missing weights don't come back by retrying every second.
             pause_s = min(2 * self._failure.pause_s, _LONGEST_PAUSE_S) if self._failure else _FIRST_PAUSE_S
             known = error if isinstance(error, CourtError) else _Ended(type(error).__name__).unavailable()
             _log.warning("the encoder can't be started again (%s); next in %g s at the soonest", known.reason, pause_s)
@@ -211,11 +211,11 @@ def _stuck() -> Unavailable:
 
 
 class _Child:
-    """One process with an encoder, and those who wait for its answers."""
+    """One encoder process, and the callers waiting for its answers."""
 
     def __init__(self, load: Callable[[], Encoder], call_cpu_s: float) -> None:
         here, there = socket.socketpair()
-        # Closed here once the child has it: with that end open here too, the child's death would go unseen.
+        # Closed here once the child has it, as an open end here would hide the child's death.
         with there:
             self._process = subprocess.Popen(
                 # With the modules that are found here, and no others: not what lies in the working folder.
@@ -251,7 +251,7 @@ class _Child:
 
     @property
     def how(self) -> str:
-        """In what way it ended."""
+        """Description of how it ended."""
         return ending(self._process.wait())
 
     def ask(self, method: str, arguments: tuple[object, ...], within_s: float) -> Any:
@@ -288,7 +288,7 @@ class _Child:
             raise _stuck() from None
 
     def end(self) -> None:
-        """At once; nothing is in it that could be lost."""
+        """Kills the process, which has no state that could be lost."""
         self._process.kill()
         self._process.wait()
 
@@ -317,8 +317,8 @@ class _Child:
 
 
 def _serve(connection: Connection) -> None:
-    """The other side: loads, then answers; raises EOFError or OSError when the parent is gone."""
-    # Ctrl-C, and SIGTERM to a whole group, are the parent's to answer: it finishes what runs, and needs us for that.
+    """Child side: loads the encoder, then serves calls; raises EOFError or OSError when the parent has exited."""
+    # Ctrl-C, and SIGTERM to the whole group, are handled by the parent, which needs us to finish running calls.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     load, call_cpu_s = connection.recv()
@@ -379,13 +379,13 @@ class _Answering:
         self._send((number, failed, got))
 
     def watch(self) -> None:
-        """Ends the process when a call has taken too much CPU time: its thread can't be ended by itself."""
+        """Kills the process when a call exceeds its CPU time, as a single thread can't be killed."""
         while True:
             time.sleep(_POLL_S)
             # A copy: calls begin and end meanwhile.
             for number, (clock, until) in list(self._until.items()):
                 if time.clock_gettime(clock) > until:
-                    # Answered before the end: a caller who only sees the process end makes the call once more.
+                    # Answered first, as a caller who only sees the process die retries the call.
                     self._send((number, True, _stuck()))
                     os._exit(1)
 
@@ -412,4 +412,4 @@ def main() -> None:
     try:
         _serve(Connection(int(sys.argv[1])))
     except (EOFError, OSError):
-        os._exit(0)  # the parent is gone, and with it everyone who could want an answer
+        os._exit(0)  # the parent process has exited

@@ -81,7 +81,7 @@ class EndpointEvidence:
     """An :class:`~court.ports.EvidenceSource` that asks a search endpoint; safe to call concurrently."""
 
     def __init__(self, endpoint: Endpoint, pages: PageFetcher | None = None) -> None:
-        """Connects to nothing yet.
+        """Opens no connection yet.
 
         Args:
             endpoint: The endpoint.
@@ -90,7 +90,7 @@ class EndpointEvidence:
         self._endpoint = endpoint
         self._paths = endpoint.paths if endpoint.shape == "json" else _PATHS[endpoint.shape]
         self._pages = pages
-        # The operator named it, and it may well stand inside the network.
+        # The operator configured it, so it may be inside the network.
         self._client = http_client(_CONNECTIONS, max_answer_bytes=_MAX_ANSWER_BYTES)
         self._known: OrderedDict[str, EvidenceHit] = OrderedDict()
 
@@ -172,7 +172,7 @@ class EndpointEvidence:
     async def _ask(self, query: str, most: int) -> Any:
         at, key = self._endpoint, self._endpoint.key
         if at.shape == "serper":
-            # In a head and never in the address, which proxies and servers write into their logs.
+            # In a header, not in the URL, which proxies and servers log.
             headers = {"X-API-KEY": key} if key else {}
             request = self._client.build_request("POST", at.url, json={"q": query, "num": most}, headers=headers)
         else:
@@ -186,7 +186,7 @@ class EndpointEvidence:
                 f"The search endpoint refuses us: check its key{hint}.", reason="EVIDENCE_REFUSED", retry_after=None
             )
         if response.status_code != HTTPStatus.OK:
-            # A redirect as well: it would lead a query, and a key, elsewhere.
+            # Including redirects, which would send query and key elsewhere.
             raise Unavailable(
                 f"The search endpoint answers with status {response.status_code}.",
                 reason="EVIDENCE_UNAVAILABLE",
@@ -201,7 +201,7 @@ class EndpointEvidence:
     def _hits(self, answer: Any) -> list[EvidenceHit]:
         results = _at(answer, self._paths.results)
         if not isinstance(results, list):
-            # Never taken for a search that found nothing, by which a claim would pass for checked.
+            # Not an empty result, or the claim would count as checked.
             raise _garbled(f"has no list at {self._paths.results or 'its top'}")
         # SearXNG answers all the same where the engines that it asks block it or are slow, and names them.
         if not results and self._endpoint.shape == "searxng" and _at(answer, "unresponsive_engines"):

@@ -1,4 +1,4 @@
-"""Takes the text out of PDF files and HTML pages, which strangers made, in a guarded process."""
+"""Extracts text from untrusted PDF files and HTML pages, in a sandboxed process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_FILE_BYTES = 64 * 1024 * 1024
 _GUARD = Guard(
     cpu_s=60.0,
     wall_s=120.0,
-    # A parser of PDF in Python holds many times the file; a bomb is ended here.
+    # A PDF parser in Python needs many times the file's size; this stops decompression bombs.
     memory_bytes=1536 * 1024 * 1024,
     max_reply_bytes=4 * MAX_TEXT + 1024,
     jobs_per_process=100,
@@ -34,7 +34,7 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class ExtractedText:
-    """Text of a file, and what the file says of itself.
+    """Text and metadata of a file.
 
     Attributes:
         text: Its text, never empty.
@@ -50,7 +50,7 @@ class ExtractedText:
 
 
 class _WorkerReply(BaseModel):
-    # As strictly as a stranger's: the process may have been taken over by the file.
+    # Validated strictly, as the file may have compromised the process.
     model_config = ConfigDict(extra="forbid", strict=True)
 
     title: str = Field(default="", max_length=2000)
@@ -60,13 +60,13 @@ class _WorkerReply(BaseModel):
 
 
 class TextExtractor:
-    """Takes the text out of files in a worker process; safe to call concurrently."""
+    """Extracts text from files in worker processes; safe to call concurrently."""
 
     def __init__(self, workers: int = 1, guard: Guard = _GUARD) -> None:
         """Starts nothing yet.
 
         Args:
-            workers: Processes at most.
+            workers: Maximum number of processes.
             guard: Resource limits of each.
         """
         self._guard = guard
@@ -75,7 +75,7 @@ class TextExtractor:
     async def extract(
         self, data: bytes, kind: Literal["pdf", "html"], *, charset: str = "", strict: bool = True
     ) -> ExtractedText:
-        """The text of a file.
+        """Extracts the text of a file.
 
         Args:
             data: The file.
@@ -88,7 +88,7 @@ class TextExtractor:
             NotLoaded: The file is a PDF, and the library that reads them is not installed.
             Unavailable: No process could be started.
         """
-        # Looked for here as well: in the worker it would be one more file that can't be read.
+        # Also checked here, as a failure in the worker would look like an unreadable file.
         if kind == "pdf" and find_spec("pypdf") is None:
             raise NotLoaded(
                 "Reading PDF files needs pypdf. Install it with `pip install 'memecourt[facts]'`.",
@@ -116,14 +116,14 @@ class TextExtractor:
         except (JobFailed, ValidationError, ValueError):
             raise _unreadable(f"it is damaged, or no {kind.upper()}") from None
         if not text:
-            # Never an empty document, which would count as read.
+            # Never returns an empty document, which would count as read.
             raise _unreadable(
                 "it holds no text; if it was scanned, run OCR over it first (ocrmypdf)" if kind == "pdf" else "no text"
             )
         return ExtractedText(text, tidy(found.title), found.date, found.url)
 
     async def aclose(self) -> None:
-        """Ends the processes."""
+        """Stops the processes."""
         await self._workers.aclose()
 
 

@@ -1,4 +1,4 @@
-"""Fetches a page that a search found: from public addresses, by https, bounded, and its text alone."""
+"""Fetches text of pages found by a search: from public addresses only, by https, limited in size and time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from retrieval.facts.extraction import TextExtractor
 # BO-8 promises this bound and the next.
 MAX_PAGE_BYTES = 1024 * 1024
 FETCH_S = 10.0
-"""Seconds that a page may take to come, its redirects included."""
+"""Timeout of fetching a page, redirects included, in seconds."""
 MAX_REDIRECTS = 3
 _CONNECTIONS = 64
 _GUARD = Guard(cpu_s=5.0, wall_s=15.0, memory_bytes=768 * 1024 * 1024, max_reply_bytes=4 * MAX_PAGE_BYTES)
@@ -30,7 +30,7 @@ _PLAIN = "text/plain"
 
 
 class PageFetcher:
-    """Fetches pages, and takes their text out in a guarded process; safe to call concurrently."""
+    """Fetches pages and extracts their text in a sandboxed process; safe to call concurrently."""
 
     def __init__(self, *, ca_file: str | None = None) -> None:
         """Connects to nothing yet.
@@ -38,7 +38,7 @@ class PageFetcher:
         Args:
             ca_file: Certificate authorities to trust in place of the usual ones, PEM.
         """
-        # BO-1 and BO-8: whoever gets a page into the results of a search says where its name leads, and what it sends.
+        # BO-1 and BO-8: authors of found pages control the address that a name resolves to, and the answer.
         self._client = http_client(_CONNECTIONS, public_only=True, ca_file=ca_file, max_answer_bytes=MAX_PAGE_BYTES)
         self._extractor = TextExtractor(workers=2, guard=_GUARD)
 
@@ -56,7 +56,7 @@ class PageFetcher:
         """
         try:
             async with asyncio.timeout(within_s):
-                # One limit over everything: limits of single reads let a host go on for ever, a byte at a time.
+                # One timeout for everything, as per-read timeouts would let a host send single bytes indefinitely.
                 async with asyncio.timeout(FETCH_S):
                     type_, charset, data = await self._download(url)
                 if type_ == _PLAIN:
@@ -76,11 +76,11 @@ class PageFetcher:
         """Type, encoding and body of a page."""
         try:
             for _ in range(MAX_REDIRECTS + 1):
-                # In the loop, so that each redirect is checked as well.
+                # In the loop, so that each redirect is checked too.
                 place = _checked(url)
                 async with self._client.stream("GET", place.geturl()) as answer:
                     if answer.status_code in (301, 302, 303, 307, 308):
-                        # Held to the same rules as the first address: it is a stranger's word where to go.
+                        # Checked like the first address, as redirects are untrusted.
                         url = urljoin(place.geturl(), answer.headers.get("location", ""))
                         continue
                     if answer.status_code != HTTPStatus.OK:
@@ -111,7 +111,7 @@ def _checked(url: str) -> SplitResult:
         port = place.port
     except ValueError:
         raise _not_allowed("it is no address") from None
-    # Where the name leads is checked with the connection, after it was looked up: here it could still change (BO-8).
+    # The resolved address is checked on connecting, as it could still change here (BO-8).
     if place.scheme != "https" or port not in (None, 443) or "@" in place.netloc or not place.hostname:
         raise _not_allowed("only https addresses are fetched, at the usual port, and without a name in front")
     return place._replace(fragment="")

@@ -44,14 +44,14 @@ def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any
 
 
 class _FileRefused(Exception):
-    """A file that is understood and not read; for which reason."""
+    """Raised for a file that can be parsed but is rejected; the message is the reason."""
 
 
 def _pdf_text(data: bytes, most: int) -> dict[str, str]:
     import pypdf
 
     reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
-    # Many are encrypted without a password, to forbid printing: anybody may read those.
+    # Many are encrypted with an empty password, to forbid printing; they are readable.
     if reader.is_encrypted and not reader.decrypt(""):
         raise _FileRefused("ENCRYPTED")
     if len(reader.pages) > MAX_PAGES:
@@ -63,7 +63,7 @@ def _pdf_text(data: bytes, most: int) -> dict[str, str]:
         if length > most:
             raise _FileRefused("TOO_LONG")
     title, date = "", ""
-    # A text does not become unreadable by a date that is none.
+    # An invalid date must not make the text unreadable.
     with contextlib.suppress(Exception):
         title = str(reader.metadata.title or "") if reader.metadata else ""
     with contextlib.suppress(Exception):
@@ -73,8 +73,8 @@ def _pdf_text(data: bytes, most: int) -> dict[str, str]:
 
 
 def main() -> None:
-    """Serves until the parent is gone."""
-    # What libraries say of a file may quote it, and has no place in the log (PR-1).
+    """Serves jobs until the parent process exits."""
+    # Messages of libraries may quote the file and must not be logged (PR-1).
     logging.disable(logging.CRITICAL)
     worker_child.serve(answer)
 

@@ -1,13 +1,13 @@
-"""The fast first stage of a search: which rows are worth scoring exactly, from half a byte for three values.
+"""The approximate first stage of a search, which selects candidate rows for exact scoring from compressed vectors.
 
 A product quantizer, three values in 4 bits, scanned by FAISS with look-up tables in registers (André et al., "Quicker
-ADC", 2019): a twenty-fourth of the vectors' size, and some fifteen times as fast as scanning them. Its scores are
-rough, so they never leave the search: :class:`retrieval.index.exact.FusedIndex` scores exactly what is found here, and
-scans all rows where it can't be sure that this is enough.
+ADC", 2019): a twenty-fourth of the vectors' size, and about fifteen times as fast as scanning them. Its scores are
+approximate and internal: :class:`retrieval.index.exact.FusedIndex` scores the candidates exactly, and falls back to
+scanning all rows if they may not suffice.
 
-It is a cache of the vectors and can be made from them again at any time. Its file stands beside a small one that names
-the vectors it was made from and its own SHA-256; FAISS reads flipped bits without a word, so that nothing is read
-before that is checked, and whatever does not fit is refused.
+It is a cache that can be rebuilt from the vectors at any time. A sidecar file names the vectors it was built from and
+the SHA-256 of the index. FAISS does not detect flipped bits, so the digest is checked before loading, and any mismatch
+is rejected.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 logger = logging.getLogger(__name__)
 
 EXACT_UP_TO = 300_000
-"""Rows up to which a library is scanned exactly: below a tenth of a second there is nothing to gain from two stages."""
+"""Rows up to which a library is scanned exactly: a scan then takes less than 0.1 s, and two stages gain nothing."""
 
 FORMAT = 1
-"""Version of the cache; one of another version is made again."""
+"""Version of the cache; caches of other versions are rebuilt."""
 
 Progress = Callable[[int, int], None]
-"""Told how much is done, and of how much."""
+"""Progress callback: amount done and total."""
 
 _PART = 3
-"""Values that are encoded together, in 4 bits. Of two, a scan takes half as long again; of four, more candidates are
-needed more often than is gained."""
+"""Values encoded together in 4 bits. With two, a scan takes 1.5 times as long; with four, the need for more candidates
+outweighs the gain."""
 _CENTROIDS = 16
 _SAMPLE = 4096
-"""Rows that the centroids are chosen by: 256 for each; four times as many leave no less of an error."""
+"""Rows used to learn the centroids, 256 for each; four times as many do not reduce the error."""
 _BLOCK = 16_384
 """Rows encoded at once: bounds the copies."""
 _SUM_MAX = 2**16 - 1
@@ -50,7 +50,7 @@ _ENTRY_MAX = 2**8 - 1
 
 
 class UnfitCandidateIndex(Exception):
-    """The file of a fast stage is missing, damaged, or of other vectors. Nothing is lost: it can be made again."""
+    """The index file is missing, damaged, or belongs to other vectors. It can be rebuilt."""
 
 
 class _Sidecar(BaseModel):
@@ -60,14 +60,14 @@ class _Sidecar(BaseModel):
 
     format: int
     faiss: str
-    """Version of what wrote the file."""
+    """Version of FAISS that wrote the file."""
     vectors: str
-    """Digest of the vectors that it was made from, as the caller names it."""
+    """Digest of the vectors that it was built from, as given by the caller."""
     rows: int = Field(ge=1)
     dim: int = Field(ge=2)
     text_dim: int = Field(ge=1)
     sha256: str = Field(pattern=r"^([0-9a-f]{64})?$")
-    """Of all that is said above and of the file."""
+    """SHA-256 of the fields above and of the file."""
 
     def digest(self, path: Path) -> str:
         """Returns the expected SHA-256 of a file together with this sidecar. Raises OSError."""
@@ -77,7 +77,7 @@ class _Sidecar(BaseModel):
 
 
 class CandidateIndex:
-    """Rough scores of all rows of one library; never changed, and safe to ask from several threads.
+    """Approximate scores of all rows of one library; immutable and thread-safe.
 
     Attributes:
         rows: Number of indexed rows.
@@ -86,7 +86,7 @@ class CandidateIndex:
     """
 
     def __init__(self, index: Any, dim: int, text_dim: int) -> None:
-        """Takes an index as :meth:`build` makes it."""
+        """Wraps an index made by :meth:`build`."""
         self._index = index
         self.rows = int(index.ntotal)
         self.dim = dim
@@ -96,15 +96,15 @@ class CandidateIndex:
 
     @classmethod
     def build(cls, rows: NDArray[np.float32], text_dim: int, progress: Progress | None = None) -> Self:
-        """Learns from the rows and encodes them, on all processors.
+        """Learns centroids from the rows and encodes them, on all processors.
 
         Args:
             rows: float32 of shape (n, dim), n at least 1; may be memory-mapped, is read in blocks.
             text_dim: Width of the text half.
-            progress: Told how many rows are encoded, and of how many.
+            progress: Called with the number of encoded rows and the total.
 
         Raises:
-            ValueError: The rows are none or have no such half.
+            ValueError: There are no rows, or ``text_dim`` does not fit them.
             RuntimeError: FAISS failed.
         """
         import faiss
@@ -117,7 +117,7 @@ class CandidateIndex:
         guarded = np.concatenate([centroids, _guard_part()])
         index = faiss.IndexPQFastScan(_PART * len(guarded), len(guarded), 4, faiss.METRIC_INNER_PRODUCT)
         faiss.copy_array_to_vector(guarded.ravel(), index.pq.centroids)
-        # The centroids are ours, each part's with an exact zero among them, which FAISS's own training would not keep.
+        # We set our own centroids, with an exact zero in each part, which FAISS's training would not preserve.
         index.is_trained = True
         tell(0, n)
         for start in range(0, n, _BLOCK):
@@ -126,21 +126,21 @@ class CandidateIndex:
         return cls(index, dim, text_dim)
 
     def save(self, path: Path, vectors_digest: str) -> None:
-        """Writes the file and, beside it, what must be known to trust it.
+        """Writes the file and its sidecar.
 
-        Each of the two appears whole or not at all. Should two processes write at once, file and sidecar may be of
-        different ones: then they don't fit, and the next that opens them makes them again.
+        Each is written atomically. If two processes write concurrently, file and sidecar may not match, and the next
+        process to open them rebuilds both.
 
         Args:
             path: Path of the file; the sidecar has the suffix ``.json`` in addition.
             vectors_digest: Digest of the vectors that it was built from.
 
         Raises:
-            OSError: The disk will not have it.
+            OSError: The file can't be written.
         """
         import faiss
 
-        # Whatever stood there is not vouched for any more.
+        # Invalidates the old file first.
         _sidecar_path(path).unlink(missing_ok=True)
         content = _Sidecar(
             format=FORMAT,
@@ -157,7 +157,7 @@ class CandidateIndex:
             except RuntimeError as error:
                 raise OSError("the fast stage of the search can't be written") from error
             sidecar = content.model_copy(update={"sha256": content.digest(temporary)})
-        # The sidecar last: without it the file is not read.
+        # The sidecar is written last: without it the file is not used.
         with _replacing(_sidecar_path(path)) as temporary:
             temporary.write_text(sidecar.model_dump_json(indent=2) + "\n", "utf-8")
 
@@ -170,13 +170,13 @@ class CandidateIndex:
             expected_digest: Digest of the vectors that will be searched.
 
         Raises:
-            UnfitFastStage: The file is missing, altered, or of other vectors.
+            UnfitCandidateIndex: The file is missing, altered, or belongs to other vectors.
         """
         import faiss
 
         try:
             sidecar = _Sidecar.model_validate_json(_sidecar_path(path).read_bytes())
-            # Nobody promises that another version of FAISS reads the file in the same way.
+            # Another version of FAISS may read the file differently.
             if sidecar.format != FORMAT or sidecar.faiss != faiss.__version__:
                 raise UnfitCandidateIndex("it was made by another version")
             if sidecar.vectors != expected_digest:
@@ -190,35 +190,35 @@ class CandidateIndex:
             raise UnfitCandidateIndex("what is said of it can't be understood") from None
         except (OSError, RuntimeError) as error:
             raise UnfitCandidateIndex("it can't be read") from error
-        # The digest says that the bytes are those that were written, not that they were written by us.
+        # The digest only proves that the bytes are unchanged, not that we wrote them.
         dims = _filled(sidecar.text_dim) + _filled(sidecar.dim - sidecar.text_dim) + _PART
         if not isinstance(index, faiss.IndexPQFastScan) or (index.ntotal, index.d) != (sidecar.rows, dims):
             raise UnfitCandidateIndex("it holds something else")
         return cls(index, sidecar.dim, sidecar.text_dim)
 
     def candidates(self, query: NDArray[np.float32], n: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The rows that look best, in no order that could be relied upon.
+        """Returns the best rows by approximate score.
 
         Args:
-            query: Finite, shape (dim,), weighted as the exact scan's.
+            query: Finite query, shape (dim,), weighted as for the exact scan.
             n: Number of candidates; fewer come back if there are fewer.
 
         Returns:
-            Rows and their rough scores, both of shape (found,), the best first.
+            Rows and their approximate scores, both of shape (found,), best first.
         """
         laid_out = _laid_out(query[np.newaxis, :], self.text_dim, guard=True)
         laid_out[0, -_PART] = self._guard(laid_out[0, :-_PART])
         with one_thread():
             scores, found = self._index.search(laid_out, min(n, self.rows))
-        # Places that FAISS could not fill hold -1, which as an index is the last row.
+        # FAISS fills unused places with -1, which as an index would be the last row.
         there = found[0] >= 0
         return found[0][there], scores[0][there]
 
     def _guard(self, query: NDArray[np.float32]) -> float:
-        # FAISS adds up one byte a part in 16 bits and does not look whether they suffice: the table's largest span is
-        # made 255, so that a query whose weight lies evenly on more than 257 parts makes the sums of its very best rows
-        # overflow, and these are lost. One more part that no row has anything in makes the largest span as large as
-        # the sum of all needs. Each entry is rounded (half a unit a part); two entries are kept in reserve.
+        # FAISS sums one byte per part in 16 bits without checking for overflow. It scales the table's largest span to
+        # 255, so for a query whose weight is spread evenly over more than 257 parts, the sums of the best rows overflow
+        # and these rows are lost. An additional part, in which all rows are zero, makes the largest span big enough for
+        # the sum of all. Each entry is rounded (half a unit a part); two entries are kept in reserve.
         products = np.einsum("pcv,pv->pc", self._centroids, query.reshape(-1, _PART))
         spans = products.max(axis=1) - products.min(axis=1)
         room = _SUM_MAX - 2 * _ENTRY_MAX - len(spans) / 2
@@ -228,14 +228,14 @@ class CandidateIndex:
 def load_or_build(
     path: Path, rows: NDArray[np.float32], text_dim: int, vectors_digest: str, progress: Progress | None = None
 ) -> CandidateIndex:
-    """The fast stage of these rows: read where there is one that fits, else built and kept for the next time.
+    """Loads the candidate index of these rows, or builds and saves it if there is no matching file.
 
     Args:
-        path: Path of its present or future file.
+        path: Path of the index file.
         rows: Rows to index, as for :meth:`CandidateIndex.build`.
         text_dim: Width of the text half.
         vectors_digest: Digest of the rows.
-        progress: Told how many rows are encoded, if any are.
+        progress: Called with the number of encoded rows and the total, if it is built.
 
     Raises:
         RuntimeError: FAISS failed.
@@ -251,7 +251,7 @@ def load_or_build(
     try:
         stage.save(path, vectors_digest)
     except OSError as error:
-        # What was built serves as well; only the next start will take as long again.
+        # The index in memory works all the same; only the next start has to build it again.
         logger.warning(
             "The fast stage of the search could not be kept (%s): it is built at each start.", error.strerror or error
         )
@@ -260,9 +260,9 @@ def load_or_build(
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """FAISS on the calling thread alone; for this thread only, and as it was afterwards.
+    """Limits FAISS to the calling thread within the context; other threads are not affected.
 
-    One query gives a second OpenMP thread nothing to do but to spin, at the expense of whatever else is searched.
+    For a single query, further OpenMP threads would only spin, at the expense of concurrent searches.
     """
     import faiss
 
@@ -275,13 +275,13 @@ def one_thread() -> Iterator[None]:
 
 
 def _learn(rows: NDArray[np.float32], text_dim: int) -> NDArray[np.float32]:
-    """Centroids, float32 of shape (parts, 16, values of a part), chosen by rows that lie evenly over all."""
+    """Learns centroids, float32 of shape (parts, 16, values of a part), from evenly spaced rows."""
     import faiss
 
-    # Each once: of a smaller library than the sample, places repeat.
+    # Unique, as places repeat if the library is smaller than the sample.
     places = np.unique(np.linspace(0, len(rows) - 1, _SAMPLE).astype(np.int64))
     sample = _laid_out(rows[places], text_dim)
-    # FAISS wants as many rows as there are centroids.
+    # FAISS requires at least as many rows as centroids.
     learnt_from = np.resize(sample, (max(len(sample), _CENTROIDS), sample.shape[1]))
     quantizer = faiss.ProductQuantizer(sample.shape[1], sample.shape[1] // _PART, 4)
     quantizer.cp.min_points_per_centroid = 1
@@ -289,27 +289,27 @@ def _learn(rows: NDArray[np.float32], text_dim: int) -> NDArray[np.float32]:
     with one_thread():  # the problems are so small that a second thread only waits
         quantizer.train(learnt_from)
     centroids: NDArray[np.float32] = faiss.vector_to_array(quantizer.centroids).reshape(-1, _CENTROIDS, _PART).copy()
-    # A half that is not there is zeros and scores 0. Encoded by centroids that are merely near zero, all such rows
-    # would be off by the same amount, enough to crowd out better ones where the values of the others lie to one side.
+    # A missing half is all zeros and scores 0. With centroids that are merely near zero, all such rows would be off by
+    # the same amount, which can crowd out better ones if the other values lie to one side.
     nearest = np.argmin((centroids**2).sum(axis=2), axis=1)
     centroids[np.arange(len(centroids)), nearest] = 0
     return centroids
 
 
 def _guard_part() -> NDArray[np.float32]:
-    """The guard's centroids, shape (1, 16, values of a part): rows, zeros there, have the first; none has the last."""
+    """Returns the guard's centroids, shape (1, 16, values of a part): all rows use the first, none uses the last."""
     part = np.zeros((1, _CENTROIDS, _PART), dtype=np.float32)
     part[0, -1, 0] = 1
     return part
 
 
 def _filled(dim: int) -> int:
-    """Values of a half that is filled up to whole parts, so that none has values of both halves."""
+    """Returns the width of a half padded to whole parts, so that no part spans both halves."""
     return math.ceil(dim / _PART) * _PART
 
 
 def _laid_out(rows: NDArray[np.float32], text_dim: int, *, guard: bool = False) -> NDArray[np.float32]:
-    """A copy with zeros behind each half where it does not end with a part, and a part for the guard."""
+    """Returns a copy with each half zero-padded to whole parts, and with the guard's part if wanted."""
     picture_dim = rows.shape[1] - text_dim
     start = _filled(text_dim)
     wide = np.zeros((len(rows), start + _filled(picture_dim) + _PART * guard), dtype=np.float32)
@@ -331,7 +331,7 @@ def _sidecar_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A new file beside this one, which takes its place when it is written. Raises OSError."""
+    """Yields a temporary file that replaces ``path`` at the end. Raises OSError."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     temporary = Path(name)

@@ -1,13 +1,12 @@
 """Exact fused search: ``s_i = alpha * sim(t, t_i) + (1 - alpha) * sim(g, g_i)`` as one inner product.
 
-Rows ``[t|g]`` are stored unscaled; the weight is put on the query ``[alpha * q_t ; (1 - alpha) * q_g]``, so that every
-query may bring its own without a rebuild. FAISS scans, we re-score: its order of ties is arbitrary and its sums are
-float32, ours is ``(-score, row)`` of sums in float64, the same every time and on every machine.
+Rows ``[t|g]`` are stored unscaled; the query carries the weight, ``[alpha * q_t ; (1 - alpha) * q_g]``, so that each
+query can have its own without a rebuild. FAISS scans, and we re-score the hits: FAISS sums in float32 and orders ties
+arbitrarily, while ours is ordered by ``(-score, row)`` with sums in float64, deterministic on every machine.
 
-Where there are many rows a :class:`~retrieval.index.candidates.CandidateIndex` names candidates, which are scored in
-the same way. Their exact scores tell how far its rough ones are off for this very query; unless the last of the best
-lies clear of what a row that was not named could have by that, more candidates are asked for, and at last all rows are
-scanned.
+For many rows a :class:`~retrieval.index.candidates.CandidateIndex` selects candidates, which are scored in the same
+way. Comparing exact and approximate scores gives the error for this query; unless the last hit is clearly better than
+any row outside the candidates could be, more candidates are requested, and finally all rows are scanned.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from numpy.typing import NDArray
 from retrieval.index.candidates import CandidateIndex, one_thread
 
 _SPARE = 16
-"""Rows fetched beyond those asked for, so that ties at the edge are mostly seen in the first pass."""
+"""Rows fetched in addition to those requested, so that the first pass usually covers ties at the edge."""
 _BLOCK = 128
-"""Rows re-scored at once: bounds the float64 copies, to what a processor's cache holds."""
+"""Rows re-scored at once; keeps the float64 copies within the CPU cache."""
 _CANDIDATES_PER_HIT = 8
 _TOUCHED = 2**26
 """Bytes read between two reports of warming up."""
@@ -34,15 +33,15 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class ScanPolicy:
-    """Policy for choosing between a scan of all rows and the fast stage; both find the same.
+    """Policy for choosing between a scan of all rows and candidates; both find the same rows.
 
     Attributes:
-        few: Size up to which a choice of rows is scored at once, without FAISS, which looks at each row's bit.
-        scanned_share: Share of the rows up to which a choice is scanned: there that is as fast as the fast stage, which
-            takes no choice and so has to name many times as many candidates.
-        candidates: Numbers of candidates, in sequence: each further one if those before don't suffice.
-        asked_share: Share of the rows beyond which asking for candidates is no gain over scanning them all.
-        sure: Standard deviations of the rough scores' error that a row which was not named gets the benefit of.
+        few: Number of allowed rows up to which they are scored directly, without FAISS, which checks each row's bit.
+        scanned_share: Share of allowed rows up to which they are scanned: candidates are no faster then, because their
+            index can't filter and has to return many times as many.
+        candidates: Numbers of candidates to try in sequence, until they suffice.
+        asked_share: Share of the rows beyond which candidates are no faster than scanning all rows.
+        sure: Safety margin for rows that are not candidates, in standard deviations of the approximate scores' error.
     """
 
     few: int = 1024
@@ -54,13 +53,13 @@ class ScanPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Rows found, best first, ties by row. All arrays have shape (found,), and ``found`` may be less than asked for.
+    """Rows found, best first, ties by row. All arrays have shape (found,), possibly fewer than requested.
 
     Attributes:
-        rows: Places in the library.
-        scores: The fused similarities.
-        text: Cosines of the text halves; 0 where either has none.
-        picture: Cosines of the picture halves; 0 where either has none.
+        rows: Row numbers in the library.
+        scores: Fused similarities.
+        text: Cosines of the text halves; 0 if either is missing.
+        picture: Cosines of the picture halves; 0 if either is missing.
     """
 
     rows: NDArray[np.int64]
@@ -73,7 +72,7 @@ class Hits:
         return self._at(np.lexsort((self.rows, -self.scores)))
 
     def first(self, k: int) -> Hits:
-        """The first ``k``."""
+        """Returns the first ``k`` hits."""
         return self._at(slice(k))
 
     def _at(self, places: NDArray[np.int64] | slice) -> Hits:
@@ -81,7 +80,7 @@ class Hits:
 
 
 class _QueryVector:
-    """A query as it was given, in float64, and as one weighted float32 vector."""
+    """A query as float64 halves and as one weighted float32 vector."""
 
     def __init__(self, text: NDArray[np.float64], picture: NDArray[np.float64], alpha: float) -> None:
         self.text, self.picture, self.alpha = text, picture, alpha
@@ -89,12 +88,12 @@ class _QueryVector:
 
 
 class FusedIndex:
-    """Searches rows that it neither copies nor changes.
+    """Exact search over rows, which are neither copied nor changed.
 
     Attributes:
         rows: float32 of shape (n, text_dim + picture_dim), contiguous; each half of a row has length 1 or 0.
         text_dim: Width of the text half.
-        fast: Fast stage that names candidates; None to scan all rows.
+        fast: Index that selects candidates; None to scan all rows.
         plan: Policy for choosing between the two.
     """
 
@@ -105,7 +104,7 @@ class FusedIndex:
         fast: CandidateIndex | None = None,
         plan: ScanPolicy | None = None,
     ) -> None:
-        """Raises ValueError if the rows are not as they must be; that their halves are units is the library's care."""
+        """Raises ValueError if shape or type of the rows is wrong; the library ensures unit length of halves."""
         if rows.ndim != 2 or rows.dtype != np.float32 or not rows.flags.c_contiguous:
             raise ValueError("an index needs contiguous float32 rows")
         if not 0 < text_dim < rows.shape[1]:
@@ -130,15 +129,15 @@ class FusedIndex:
         exclude: Collection[int] = (),
         among: NDArray[np.bool_] | None = None,
     ) -> Hits:
-        """The best ``k`` rows.
+        """Returns the best ``k`` rows.
 
         Args:
             text: Text half of the query, shape (text_dim,), length 1 or 0; None for none.
             picture: Picture half of the query, shape (picture_dim,), length 1 or 0; None for none.
             alpha: Weight of the text, in [0, 1].
             k: Number of rows to find; fewer come back if there are fewer.
-            exclude: Rows that must not be found.
-            among: Boolean of shape (n,): the only rows that may be found; None for all.
+            exclude: Rows to exclude.
+            among: Boolean mask of shape (n,) of the rows that may be found; None for all.
 
         Raises:
             ValueError: The query is not finite or of the wrong shape, alpha is outside [0, 1] or k below 1.
@@ -169,17 +168,17 @@ class FusedIndex:
     def warm(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Reads all rows once, so that the first search does not wait for the disk.
 
-        A search by candidates reads rows here and there, and an exact one reads all: from a disk that is slow to find
-        its place, either may take a minute where the rows are memory-mapped and were not read before.
+        A search by candidates reads scattered rows, and an exact one reads all: on a disk with slow seeks, either may
+        take a minute if the memory-mapped rows are not cached yet.
 
         Args:
-            progress: Told how many bytes are read, and of how many.
+            progress: Called with the number of bytes read and the total.
         """
         values = np.asarray(self.rows).reshape(-1)
         step = _PAGE // values.itemsize
         for start in range(0, values.size, _TOUCHED // values.itemsize):
             part = values[start : start + _TOUCHED // values.itemsize]
-            # One value of each page brings all of the page in.
+            # Reading one value loads its whole page.
             part[::step].max()
             if progress:
                 progress((start + part.size) * values.itemsize, values.nbytes)
@@ -190,7 +189,7 @@ class FusedIndex:
         if vector.shape != (dim,):
             raise ValueError(f"the {name} of a query has {dim} values, not shape {vector.shape}")
         if not np.isfinite(vector).all():
-            # FAISS would answer such a query with row -1, which as an index is the last precedent.
+            # FAISS would return row -1, which as an index is the last precedent.
             raise ValueError(f"the {name} of a query is not finite")
         return vector.astype(np.float64)
 
@@ -199,7 +198,7 @@ class FusedIndex:
             raise ValueError(f"a choice among {len(self)} rows can't have shape {among.shape}")
         if not exclude:
             return among
-        # A copy: the choice is cached for other searches with the same filter.
+        # A copy, as the mask is cached for other searches with the same filter.
         allowed = np.ones(len(self), dtype=np.bool_) if among is None else among.copy()
         allowed[np.fromiter(exclude, dtype=np.int64)] = False
         return allowed
@@ -207,44 +206,45 @@ class FusedIndex:
     def _by_candidates(
         self, fast: CandidateIndex, query: _QueryVector, k: int, allowed: NDArray[np.bool_] | None, available: int
     ) -> Hits | None:
-        """The best ``k`` and more, or None if the fast stage does not show which they are."""
+        """Returns the best ``k`` rows and more, or None if the candidates do not suffice to determine them."""
         for least in self.plan.candidates:
-            # The fast stage knows nothing of what is allowed: of the rows that it names only this share will be.
+            # The candidate index can't filter: only this share of its rows will be allowed.
             n = math.ceil(max(least, _CANDIDATES_PER_HIT * k) * len(self) / available)
             if n > self.plan.asked_share * len(self):
                 return None
             rows, rough = fast.candidates(query.query, n)
             places = np.arange(rows.size) if allowed is None else np.flatnonzero(allowed[rows])
-            # Too few to take the best from, and to measure the error by.
+            # Too few to select the best from and to estimate the error.
             if rows.size < n or places.size < k + _SPARE:
                 continue
             hits = self._scored(rows[places], query)
-            # By how much the rough scores are off near the edge: at the top they are off by more and one-sidedly.
+            # Error of the approximate scores near the edge; at the top it is larger and biased.
             edge = slice(places.size // 2, None)
             errors = hits.scores[edge] - rough[places[edge]]
-            # A row that was not named has no rough score above the least of those that were.
+            # A row that is not a candidate has no approximate score above the lowest of the candidates.
             reach = float(rough.min() + errors.mean() + self.plan.sure * errors.std()) + rounding_slack(query.query)
             hits = hits.ranked()
-            # Not equal to it: a tie goes by row, and the row that was not named may be the lower one.
+            # Strictly greater: ties are ordered by row, and a non-candidate may have the lower row.
             if hits.scores[k - 1] > reach:
                 return hits
         return None
 
     def _by_scan(self, query: _QueryVector, k: int, allowed: NDArray[np.bool_] | None, available: int) -> Hits:
-        """The best ``k`` and more."""
+        """Returns the best ``k`` rows and more, by scanning."""
         fetch = min(k + _SPARE, available)
         candidates, last = self._scan(query.query, fetch, allowed)
         hits = self._scored(candidates, query).ranked()
         slack = rounding_slack(query.query)
         if fetch < available and last >= hits.scores[k - 1] - slack:
-            # A row that was not fetched may tie with, or by float32's rounding beat, one that was: look at all such.
+            # A row that was not fetched may tie with a fetched one, or beat it after float32 rounding, so all such rows
+            # are scored.
             hits = self._scored(self._scan_above(query.query, hits.scores[k - 1] - slack, allowed), query).ranked()
         return hits
 
     def _scan(
         self, query: NDArray[np.float32], fetch: int, allowed: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.int64], float]:
-        """FAISS's best ``fetch`` rows and the float32 score of the last."""
+        """Returns FAISS's best ``fetch`` rows and the float32 score of the last."""
         import faiss
 
         scores = np.empty((1, fetch), dtype=np.float32)
@@ -264,7 +264,7 @@ class FusedIndex:
                 faiss.swig_ptr(found),
                 selector,
             )
-        # As an index, -1 is the last row, which would be cited without a word.
+        # As an index, -1 is the last row, which would silently be cited.
         if (found < 0).any():
             raise RuntimeError("FAISS found fewer rows than there are")
         return found[0], float(scores[0, -1])
@@ -272,7 +272,7 @@ class FusedIndex:
     def _scan_above(
         self, query: NDArray[np.float32], least: float, allowed: NDArray[np.bool_] | None
     ) -> NDArray[np.int64]:
-        """All rows whose float32 score lies above this."""
+        """Returns all rows whose float32 score lies above a bound."""
         import faiss
 
         rows, (selector, _bits) = np.asarray(self.rows), _selector(allowed)
@@ -289,7 +289,7 @@ class FusedIndex:
                 selector,
             )
         count = int(faiss.rev_swig_ptr(result.lims, 2)[1])
-        # A copy: the labels go with the result.
+        # A copy: the labels are freed with the result.
         found: NDArray[np.int64] = faiss.rev_swig_ptr(result.labels, count).copy()
         return found
 
@@ -298,10 +298,10 @@ class FusedIndex:
         texts, pictures = np.empty(rows.size), np.empty(rows.size)
         for start in range(0, rows.size, _BLOCK):
             part = slice(start, start + _BLOCK)
-            # Of a memory-mapped file this reads the rows that are named and no others.
+            # Of a memory-mapped file this reads only the named rows.
             block = self.rows[rows[part]].astype(np.float64)
-            # Sums along rows, not a matrix product: BLAS may sum equal rows in unequal ways, which would break ties.
-            # Clipped: rounding may carry the cosine of equal vectors a hair beyond 1.
+            # Sums along rows, not a matrix product: BLAS may sum equal rows differently, which would break ties.
+            # Clipped, as rounding may push the cosine of equal vectors slightly beyond 1.
             texts[part] = np.clip((block[:, : self.text_dim] * query.text).sum(axis=1), -1, 1)
             pictures[part] = np.clip((block[:, self.text_dim :] * query.picture).sum(axis=1), -1, 1)
         return Hits(rows, query.alpha * texts + (1 - query.alpha) * pictures, texts, pictures)
@@ -316,10 +316,10 @@ def rounding_slack(query: NDArray[np.float32]) -> float:
 
 
 def merged(parts: Sequence[tuple[int, Hits]], k: int) -> Hits:
-    """The best ``k`` of several searches, as if all rows had been searched at once.
+    """Merges several searches into the best ``k``, as if all rows had been searched at once.
 
     Args:
-        parts: Place of the first row of each part among all rows, and the best ``k`` of its own.
+        parts: Number of the first row of each part among all rows, and the best ``k`` of that part.
         k: Number of rows to find.
     """
     together = Hits(
@@ -330,7 +330,7 @@ def merged(parts: Sequence[tuple[int, Hits]], k: int) -> Hits:
 
 
 def _selector(allowed: NDArray[np.bool_] | None) -> tuple[Any, NDArray[np.uint8] | None]:
-    """FAISS's selector of these rows, and the bits that it points to: they must be held as long as it is used."""
+    """Returns a FAISS selector of these rows, and the bits it points to, which must outlive it."""
     import faiss
 
     if allowed is None:

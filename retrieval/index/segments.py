@@ -1,4 +1,4 @@
-"""Searching rows that lie in two places, those of a generation and those that went in since, as if they lay in one."""
+"""Search over several segments, such as a generation's rows and those added since, as if they were one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from retrieval.index.exact import FusedIndex, Hits
 
 
 class SegmentedIndex:
-    """The rows of several indexes one behind the other, some of them hidden.
+    """The concatenated rows of several indexes, some of them hidden.
 
-    What it finds is what one index of all rows would find, in the same order: scores don't depend on where a row lies.
+    Results and their order are those of a single index of all rows, as scores don't depend on the segment.
     """
 
     def __init__(self, segments: Collection[FusedIndex], hidden: Collection[int] = ()) -> None:
-        """``hidden`` are rows, counted through all segments, that are never found."""
-        # Without empty ones: a library that was never changed is searched as a single segment.
+        """``hidden`` are rows that are never found, numbered across all segments."""
+        # Empty segments are dropped, so an unchanged library is searched as a single segment.
         self._segments = [segment for segment in segments if len(segment)]
         self._ends = np.cumsum([len(segment) for segment in self._segments])
         self._hidden = frozenset(hidden)
@@ -59,7 +59,7 @@ class SegmentedIndex:
                 text,
                 picture,
                 alpha=alpha,
-                # The best k of all are among the best k of each.
+                # The overall best k are among the best k of each segment.
                 k=k,
                 exclude=[row - first for row in out if first <= row < end],
                 among=None if among is None else among[first:end],

@@ -1,4 +1,4 @@
-"""The rules of changing a library: whether a change fits, and what it does. Writers store what is planned here."""
+"""Rules for changing a library: validate a change and plan its effect. Writers store the plan."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from retrieval.library.overlay import fits
 
 @dataclass(frozen=True, slots=True)
 class PlannedChange:
-    """A change that fits, ready to be stored.
+    """A valid change, ready to be stored.
 
     Attributes:
         change: The change.
-        vector: float32 of shape (text_dim + picture_dim,) where a meme goes in, or comes back from the history.
-        picture: A JPEG where that meme has one.
+        vector: float32 of shape (text_dim + picture_dim,) if a meme is added or restored from the history; otherwise
+            None.
+        picture: JPEG of that meme, if it has one.
     """
 
     change: Change
@@ -43,7 +44,7 @@ class PlannedChange:
 
 
 class CurrentLibrary(Protocol):
-    """A library as it is when a change is made to it."""
+    """State of a library at the time of a change."""
 
     @property
     def encoder(self) -> EncoderIdentity:
@@ -52,7 +53,7 @@ class CurrentLibrary(Protocol):
 
     @property
     def size(self) -> int:
-        """Memes that can be found."""
+        """Number of visible memes."""
         ...
 
     @property
@@ -62,24 +63,24 @@ class CurrentLibrary(Protocol):
 
     @property
     def next_row(self) -> int:
-        """Row of the next meme that goes in."""
+        """Row of the next added meme."""
         ...
 
     @property
     def written(self) -> int:
-        """Number of the last change that was made when rows were numbered otherwise than they are now."""
+        """Number of the last change before rows were renumbered."""
         ...
 
     def live(self, id_: str) -> tuple[int, LabelledMeme] | None:
-        """Row and meme of this id; None where it can't be found."""
+        """Returns row and meme of a visible id; None if there is none."""
         ...
 
     def changes_of(self, meme: str) -> list[Change]:
-        """Every change of one meme, in order."""
+        """Returns all changes of one meme, in order."""
         ...
 
     def change(self, number: int) -> tuple[Change, bytes | None, bytes | None] | None:
-        """A change, with vector and picture of what it took out where the history keeps them apart."""
+        """Returns a change, with vector and picture of the removed meme if the history stores them separately."""
         ...
 
 
@@ -92,35 +93,35 @@ def plan_add(
     who: str,
     why: str,
 ) -> PlannedChange:
-    """Puts a meme in, behind the others.
+    """Plans to append a meme.
 
     Args:
-        now: The library.
-        meme: Meme with an id that was never used in the library: records of trials name precedents by it.
-        vector: float32 of shape (text_dim + picture_dim,), each half of length 1, or 0 where there is none.
+        now: Current state of the library.
+        meme: Meme with an id that was never used in the library, as records of trials refer to precedents by id.
+        vector: float32 of shape (text_dim + picture_dim,), each half of length 1, or 0 if missing.
         picture: Small picture to store, a JPEG; None for none.
         who: Person who adds it.
         why: Reason for the change.
 
     Raises:
-        PrecedentExists: The id is taken, or was.
-        BadRequest: There is no name or reason.
-        ValueError: The vector is not one of this meme.
+        PrecedentExists: The id is or was in use.
+        BadRequest: Name or reason is missing.
+        ValueError: The vector does not fit the meme.
     """
     if not fits(vector, meme, now.encoder):
         raise ValueError("the vector of a meme has halves of length 1, or 0 where it has none")
     if now.live(meme.id) is not None:
         raise PrecedentExists(f"There is a precedent with the id {meme.id} already.", field="id")
-    # Also one that was forgotten: its history still has the id.
+    # Forgotten memes are included: their history still has the id.
     if now.changes_of(meme.id):
         raise PrecedentExists(
             f"There was a precedent with the id {meme.id}, and records may name it. Take another id, or revoke its "
             "removal.",
             field="id",
         )
-    # One time for the change and for the meme that it puts in.
+    # The same time for the change and the added meme.
     at = datetime.now(UTC)
-    # Where its picture will lie, only the writer knows.
+    # Only the writer knows where its picture will be stored.
     after = meme.model_copy(update={"kept": None, "added": meme.added or at, "who": meme.who or who})
     change = _change(
         now,
@@ -137,12 +138,12 @@ def plan_add(
 
 
 def plan_remove(now: CurrentLibrary, id_: str, *, who: str, why: str) -> PlannedChange:
-    """Takes a meme out; it can come back until the history forgets it.
+    """Plans to remove a meme; it can be restored until the history forgets it.
 
     Raises:
         NoSuchPrecedent: The precedent does not exist.
         CantChange: The precedent is the only one.
-        BadRequest: There is no name or reason.
+        BadRequest: Name or reason is missing.
     """
     row, before = _known(now, id_)
     _refuse_to_empty(now)
@@ -152,15 +153,15 @@ def plan_remove(now: CurrentLibrary, id_: str, *, who: str, why: str) -> Planned
 
 
 def plan_relabel(now: CurrentLibrary, id_: str, label: PrecedentLabel, *, who: str, why: str) -> PlannedChange:
-    """Gives a meme another label, which counts as verified; the source's own word stays.
+    """Plans to relabel a meme; the label counts as verified, and the source's own label stays.
 
     Raises:
         NoSuchPrecedent: The precedent does not exist.
-        CantChange: The precedent has that label already, and is verified.
-        BadRequest: There is no name or reason.
+        CantChange: The precedent already has that label and is verified.
+        BadRequest: Name or reason is missing.
     """
     row, before = _known(now, id_)
-    # The same label for one that is not verified is a confirmation, and so a change.
+    # Setting the same label on an unverified precedent confirms it, which is a change.
     if before.label is label and before.verified:
         raise CantChange(f"The precedent {id_} has that label already, and it is verified.", field="label")
     after = before.model_copy(update={"label": label, "verified": True, "who": who})
@@ -180,11 +181,11 @@ def plan_relabel(now: CurrentLibrary, id_: str, label: PrecedentLabel, *, who: s
 
 
 def plan_revoke(now: CurrentLibrary, number: int, *, who: str, why: str) -> PlannedChange:
-    """Undoes a change, by another change.
+    """Plans to revoke a change by another change.
 
     Raises:
-        BadRequest: There is none of that number; it is revoked already; something was done to the same meme since; it
-            is a revocation itself; or what is needed was forgotten.
+        BadRequest: There is no such change; it is already revoked; the same meme was changed since; it is itself a
+            revocation; or the required data was forgotten.
     """
     undone, stored_vector, picture = _to_revoke(now, number)
     # Stored little-endian, whatever the machine.
@@ -192,12 +193,12 @@ def plan_revoke(now: CurrentLibrary, number: int, *, who: str, why: str) -> Plan
     live = now.live(undone.meme)
     after: LabelledMeme | None = None
     if undone.kind is ChangeKind.REMOVE:
-        # Back where it stood, if its row was numbered as rows are now.
+        # Restored to its row, if rows have not been renumbered since.
         back = undone.number > now.written
         effect, row = (Effect.SHOW, undone.row) if back else (Effect.APPEND, now.next_row)
         if undone.before is None or (vector is None and not back):
             raise BadRequest(f"What change {number} took out was forgotten on purpose. Add it anew.")
-        # Put in anew, its picture goes to another place, which only the writer knows.
+        # If appended, its picture gets a new location, which only the writer knows.
         after = undone.before if back else undone.before.model_copy(update={"kept": None})
     else:
         row, meme = _known(now, undone.meme)
@@ -208,7 +209,7 @@ def plan_revoke(now: CurrentLibrary, number: int, *, who: str, why: str) -> Plan
             effect = Effect.SET
             if undone.before is None:
                 raise BadRequest(f"What change {number} did was forgotten on purpose.")
-            # Where its picture is may have changed with the generation; the label is what goes back.
+            # The location of its picture may have changed with the generation; only the label is restored.
             after = undone.before.model_copy(update={"kept": meme.kept})
     change = _change(
         now,
@@ -236,7 +237,7 @@ def _to_revoke(now: CurrentLibrary, number: int) -> tuple[Change, bytes | None, 
     by = next((one.revoked_by for one in with_revocations(others) if one.change.number == number), None)
     if by is not None:
         raise BadRequest(f"Change {number} was revoked already, by change {by}.")
-    # Only the last word on a meme can be taken back: ``before`` would otherwise undo what came after it too.
+    # Only the last change of a meme can be revoked, as ``before`` would otherwise undo later changes too.
     last = last_effective(others)
     if last is not None and last.number != number:
         raise BadRequest(f"Change {last.number} was made to the same precedent since. Revoke that first.")
@@ -251,7 +252,7 @@ def _known(now: CurrentLibrary, id_: str) -> tuple[int, LabelledMeme]:
 
 
 def _refuse_to_empty(now: CurrentLibrary) -> None:
-    # A library counts at least one meme (Counts): without any there is nothing to search or to write anew.
+    # A library has at least one meme (Counts); an empty one can't be searched or rewritten.
     if now.size <= 1:
         raise CantChange("It is the only precedent in the library. Add another first.", reason="LIBRARY_EMPTY")
 

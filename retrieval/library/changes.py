@@ -1,8 +1,8 @@
 """Changes of a library, one meme at a time, and their history.
 
-A change says who made it, why and when, and what it did. It can be revoked as long as nothing else has been done to the
-same meme since, which keeps the record a story that can be read: what is revoked is undone by another change, and no
-change is ever taken out of the record.
+A change records who made it, why and when, and its effect. It can be revoked as long as the same meme has not been
+changed since, which keeps the history readable: revocation is another change, and no change is ever deleted from the
+history.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from retrieval.library.manifest import LabelledMeme
 
 
 class NoSuchPrecedent(BadRequest):
-    """Raised where the library has no precedent of that id."""
+    """Raised if the library has no precedent with that id."""
 
     default_reason = "PRECEDENT_UNKNOWN"
 
 
 class PrecedentExists(BadRequest):
-    """Raised where the library has, or had, a precedent of that id."""
+    """Raised if the library has, or had, a precedent with that id."""
 
     default_reason = "DUPLICATE_ID"
 
 
 class CantChange(BadRequest):
-    """Raised where the library's present state does not allow the change; after another change it may."""
+    """Raised if the library's current state does not allow the change, as opposed to an invalid request."""
 
     default_reason = "CANT_CHANGE"
 
@@ -47,13 +47,13 @@ class Effect(StrEnum):
     """Effect on the rows."""
 
     APPEND = "append"
-    """A meme went in behind the others."""
+    """A meme was appended."""
     HIDE = "hide"
-    """A row is found no longer."""
+    """A row was hidden."""
     SHOW = "show"
-    """A row that was hidden is found again."""
+    """A hidden row became visible again."""
     SET = "set"
-    """What is said of a row is now something else; its vectors are the same."""
+    """The description of a row changed; its vectors are the same."""
 
 
 class Change(BaseModel):
@@ -68,16 +68,16 @@ class Change(BaseModel):
     why: str = Field(min_length=1, max_length=2000)
     at: AwareDatetime
     meme: str = Field(min_length=1, max_length=200)
-    """Its id."""
+    """Id of the meme."""
     revokes: int | None = None
-    """The number of the change that this one undoes."""
+    """Number of the change that this one revokes."""
     effect: Effect
     row: int = Field(ge=0)
-    """Which row of the generation; of no meaning in a later one."""
+    """Row in the generation; meaningless in later ones."""
     before: LabelledMeme | None = None
-    """The meme as it was; None where it was not there, or was to be forgotten."""
+    """Meme before the change; None if it did not exist, or was forgotten."""
     after: LabelledMeme | None = None
-    """The meme as it is now; None where it is no longer there, or was to be forgotten."""
+    """Meme after the change; None if it was removed, or forgotten."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -87,17 +87,17 @@ class Change(BaseModel):
 
 
 class Recorded(BaseModel):
-    """A change as the history tells it."""
+    """A change in the history."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     change: Change
     revoked_by: int | None = None
-    """The number of the change that undid it."""
+    """Number of the change that revoked it."""
 
 
 def with_revocations(changes: list[Change]) -> list[Recorded]:
-    """The changes, in order, each with what became of it."""
+    """Returns the changes, in order, each with its revocation, if any."""
     revoked = {change.revokes: change.number for change in changes if change.revokes is not None}
     return [Recorded(change=change, revoked_by=revoked.get(change.number)) for change in changes]
 

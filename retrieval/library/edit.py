@@ -1,4 +1,4 @@
-"""Putting one meme into a library that is in use: from the command line, or when a person overrules a verdict."""
+"""Adds one meme to a library in use: from the command line, or when a person overrules a verdict."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_precedent(
     provenance: Provenance | None = None,
     verified: bool = True,
 ) -> tuple[Change, bool]:
-    """Embeds a meme and puts it in; takes as long as the encoder.
+    """Embeds a meme and adds it; takes as long as the encoder.
 
     Args:
         writer: Writer of the library, on disk or in a database.
@@ -49,18 +49,18 @@ def add_precedent(
         who: Person who adds it.
         why: Reason for the change.
         source: Source of the precedent; the person who adds it if empty.
-        categories: In the words of whoever decided.
+        categories: Categories, in the words of the person who decided.
         provenance: Further origin of the precedent.
         verified: True if the label counts as verified, as one given by a person does.
 
     Returns:
-        The change, and whether the text is longer than the encoder reads.
+        The change, and True if the text is longer than the encoder reads.
 
     Raises:
-        As :meth:`retrieval.library.ports.Writer.add`; BadText where the text can't be one of a meme.
+        As :meth:`retrieval.library.ports.Writer.add`; BadText if the text is invalid.
     """
     check_text(text)
-    # Vectors of another encoder may have the right length, and mean nothing here.
+    # Vectors of another encoder may have the right length but are meaningless here.
     if (made_with := writer.encoder) != encoder.identity:
         raise BadLibrary(
             f"The precedent library was made with the encoder {made_with}, but {encoder.identity} is loaded.",
@@ -68,13 +68,12 @@ def add_precedent(
         )
     if not 0 < len(id_) <= 200 or not id_.strip():
         raise BadRequest("A precedent needs an id of 1 to 200 characters.", field="id")
-    # Before anything of the library is touched, for it takes longest.
+    # Before the library is touched, as this takes longest.
     texts = encoder.embed_texts([text])
     picture_vector = np.zeros(encoder.identity.picture_dim, dtype=np.float32)
     if picture is not None:
         picture_vector = encoder.embed_pictures([[frame.png for frame in picture.frames]])[0]
-    # By the vectors, and not by what was given: zeros are what the encoder could not read, and are compared with
-    # nothing.
+    # By the vectors and not by the input: zeros mean that the encoder could not read it, so it can't be compared.
     has_text, has_picture = bool(texts.vectors[0].any()), bool(picture_vector.any())
     if not has_text and not has_picture:
         raise BadRequest(
@@ -109,14 +108,14 @@ def add_precedent(
 T = TypeVar("T")
 
 Opened = Callable[[], AbstractContextManager[Writer]]
-"""Opens what changes the library."""
+"""Function that opens a writer of the library."""
 
 
 async def changed(opened: Opened, work: Callable[[Writer], T]) -> T:
-    """Has a library changed, or its history read, in a thread; once begun, it is done, also where the caller leaves.
+    """Changes a library or reads its history in a thread; once begun, it is completed even if the caller is cancelled.
 
     Raises:
-        BadLibrary: There is none, or it is damaged.
+        BadLibrary: The library is missing or damaged.
         BadRequest: The change is invalid; see the methods of :class:`retrieval.library.ports.Writer`.
         Unavailable: The library can't be changed now.
     """
@@ -126,7 +125,7 @@ async def changed(opened: Opened, work: Callable[[Writer], T]) -> T:
             return work(writer)
 
     try:
-        # A thread can't be cancelled, which is what makes the promise above hold.
+        # A thread can't be cancelled, which ensures completion.
         return await asyncio.to_thread(done)
     except OSError as error:
         raise Unavailable(
@@ -147,26 +146,26 @@ async def add_meme(
     image: bytes | None,
     **known: Any,
 ) -> tuple[Change, bool]:
-    """Decodes a meme's picture under guard, embeds the meme and puts it into a library.
+    """Decodes a meme's picture in a sandbox, embeds the meme and adds it to a library.
 
     Args:
-        opened: Opens what changes the library.
+        opened: Opens a writer of the library.
         encoder: Identity of the encoder that made the library.
-        pictures: Decodes.
+        pictures: Decodes pictures.
         id_: Id of the precedent in records.
         label: Label of the precedent.
         text: Text of the meme; empty if it has none.
-        image: The picture file; None where it has none.
-        known: The rest of what :func:`retrieval.library.edit.add_precedent` takes.
+        image: Picture file; None if it has none.
+        known: Further arguments of :func:`retrieval.library.edit.add_precedent`.
 
     Returns:
-        The change, and whether the text is longer than the encoder reads.
+        The change, and True if the text is longer than the encoder reads.
 
     Raises:
-        BadPicture: The picture can't be read or is beyond the limits.
-        As :func:`changed` and :func:`retrieval.library.edit.add_precedent`.
+        BadPicture: The picture can't be read or exceeds the limits. As :func:`changed` and
+            :func:`retrieval.library.edit.add_precedent`.
     """
-    # Decoded first: a file that can't be read opens no library.
+    # Decoded before the library is opened, which an unreadable file makes unnecessary.
     picture = None if image is None else await pictures.read(image)
     return await changed(
         opened,

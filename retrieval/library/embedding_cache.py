@@ -1,8 +1,8 @@
 """Cache of a build's embeddings, so that an interrupted build resumes where it stopped.
 
-By content: a picture by the digest of its file, a text by its own. Whatever was changed between the two runs, a source,
-a picture, the order of the files, is therefore embedded anew, and nothing else is. It lies beside the library that is
-being built, one file for each encoder, and is removed when the library is written.
+Keyed by content: a picture by the digest of its file, a text by its own. So only content that changed between two runs
+is embedded again, whatever happened to sources or the order of files. The cache is stored beside the library being
+built, one file per encoder, and is removed once the library is written.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class EmbeddedPicture:
 
 
 class EmbeddingCache:
-    """Embeddings of texts and pictures by one encoder; safe to use from several threads.
+    """Cache of embeddings by one encoder; thread-safe.
 
-    It is a help and no more: what can't be read or written is embedded again.
+    Best effort: anything that can't be read or written is embedded again.
     """
 
     def __init__(self, root: Path, encoder: EncoderIdentity) -> None:
-        """In the directory of the library; nothing is made there before there is something to keep."""
+        """Uses the directory of the library; creates no file before there is something to store."""
         self._directory = root / BUILDING
         self._path = self._directory / f"{encoder.digest.removeprefix('sha256:')[:16]}.sqlite"
         self._encoder = encoder
@@ -69,27 +69,27 @@ class EmbeddingCache:
         for pixels, vector, jpeg, sha256 in self._ask(
             f"SELECT {columns} FROM pictures WHERE bytes_sha256 = ?", bytes_sha256
         ):
-            # SQLite does not notice a flipped bit, and a wrong vector would be in the library for good.
+            # SQLite does not detect flipped bits, and a wrong vector would stay in the library.
             if _digest(bytes_sha256, pixels, vector, jpeg) == sha256:
                 return EmbeddedPicture(bytes_sha256, pixels, np.frombuffer(vector, "<f4").astype(np.float32), jpeg)
         return None
 
     def texts(self, texts: Sequence[str]) -> list[tuple[NDArray[np.float32], bool] | None]:
-        """Vector of each text and whether it was cut; None for those that are not known."""
+        """Returns the vector of each text and True if it was truncated; None for texts that are not cached."""
         return [self._text(text) for text in texts]
 
     def keep_pictures(self, pictures: Sequence[EmbeddedPicture]) -> None:
-        """Keeps what was made of these."""
+        """Stores embeddings."""
         rows = []
         for one in pictures:
             vector = one.vector.astype("<f4").tobytes()
             sha256 = _digest(one.bytes_sha256, one.pixels_sha256, vector, one.jpeg)
             rows.append((one.bytes_sha256, one.pixels_sha256, vector, one.jpeg, sha256))
-        # OR REPLACE: one file may stand at several memes of a batch, or be embedded by two builds at once.
+        # OR REPLACE: several memes of a batch may share a file, or two builds may embed it concurrently.
         self._put("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?, ?)", rows)
 
     def keep_texts(self, texts: Sequence[str], embedded: TextEmbeddings) -> None:
-        """Keeps what was made of these."""
+        """Stores embeddings."""
         rows = []
         for text, row, cut in zip(texts, embedded.vectors, embedded.cut, strict=True):
             key, vector = _key(text), row.astype("<f4").tobytes()
@@ -97,14 +97,14 @@ class EmbeddingCache:
         self._put("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?)", rows)
 
     def close(self) -> None:
-        """Lets go of the file, which stays for the next build."""
+        """Closes the file, which stays for the next build."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
 
     def discard(self) -> None:
-        """Removes what was kept: the library is written."""
+        """Removes the cache, once the library is written."""
         self.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -118,10 +118,10 @@ class EmbeddingCache:
     def _open(self) -> None:
         try:
             connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=10)
-            # Without a sync for each batch: what a power cut takes is embedded again.
+            # Without a sync for each batch: embeddings lost to a power cut are computed again.
             connection.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {_SCHEMA}")
         except sqlite3.Error:
-            # Whatever is wrong with it: it is no more than a help, and the next write begins a new one.
+            # The cache is best effort: an unusable file is deleted, and the next write begins a new one.
             self._path.unlink(missing_ok=True)
             return
         self._connection = connection
@@ -146,7 +146,7 @@ class EmbeddingCache:
                     self._connection.executemany(statement, rows)
                     self._connection.execute("COMMIT")
             except (sqlite3.Error, OSError):
-                # Else BEGIN would fail from here on, and the rest of the build would store nothing.
+                # Otherwise BEGIN would fail from here on, and the rest of the build would not be cached.
                 if self._connection is not None and self._connection.in_transaction:
                     self._connection.rollback()
 
@@ -159,6 +159,6 @@ def _digest(*parts: str | bytes) -> bytes:
     whole = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        # With the length of each, so that bytes can't move from one part into the next unnoticed.
+        # Includes the length of each part, so that the boundaries between parts are unambiguous.
         whole.update(len(data).to_bytes(8, "little") + data)
     return whole.digest()

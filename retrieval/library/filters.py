@@ -1,4 +1,4 @@
-"""Which precedents a search may find."""
+"""Filter of the precedents that a search may find."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from retrieval.library.manifest import LabelledMeme
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which precedents may be found: those that all of this holds for. An empty tuple asks for nothing.
+    """Conditions that a precedent must all meet to be found. An empty tuple imposes none.
 
     Attributes:
-        sources: Data sets or people that they came from.
+        sources: Data sets or people that precedents came from.
         splits: Splits of the data sets.
         namespaces: Namespaces of the content.
         languages: Languages of the texts, as BCP 47 tags.
         policies: Policies of the labels.
-        since: Earliest time at which they came into the library.
-        until: Before when they came into the library.
+        since: Earliest time of addition to the library; None for no bound.
+        until: Exclusive latest time of addition to the library; None for no bound.
         verified: True if a person must have confirmed the label.
 
-    A precedent of which it is not known when it came in, is found by neither bound.
+    A precedent with an unknown time of addition matches neither bound.
     """
 
     sources: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Filter:
 
     @property
     def names(self) -> Sequence[tuple[str, ...]]:
-        """The names asked for: of sources, splits, namespaces, languages, policies."""
+        """Requested names of sources, splits, namespaces, languages and policies, in this order."""
         return self.sources, self.splits, self.namespaces, self.languages, self.policies
 
     def lets_through(self, meme: LabelledMeme) -> bool:
@@ -55,6 +55,6 @@ class Filter:
         )
 
 
-# One for all who compare with it: each search does, and a new one would check its times anew.
+# A shared instance, as each search compares with it, and a new one would validate its times again.
 EVERYTHING = Filter()
-"""Lets every precedent through."""
+"""Filter that admits every precedent."""

@@ -1,4 +1,4 @@
-"""Small changes of a generation, one behind the other in a file that only grows.
+"""Append-only journal of small changes to a generation.
 
 ::
 
@@ -8,7 +8,7 @@
     picture                 a JPEG, where it keeps one
 
 The head is ``h_0`` = SHA-256 of the manifest, ``h_i`` = SHA-256 of ``h_(i-1)`` and the i-th entry. ``CURRENT`` names
-the last, so that a bit flipped in any entry is found, and an entry that was cut off, and one that was put in.
+the last, which detects flipped bits, truncated entries and inserted entries.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from retrieval.library.manifest import JOURNAL, MAX_KEPT_BYTES, StoredPicture
 from retrieval.library.storage import damaged
 
 _SIZES = struct.Struct("<II")
-# Far above any change, which tells of a meme twice at most: a text has up to 10,000 characters.
+# Far above any change, which describes a meme at most twice, with texts of up to 10,000 characters.
 _MAX_HEADER = 1 << 20
-# An entry is read in four pieces: without a large buffer each would be a call to the system.
+# An entry is read in four pieces, each of which would be a system call without a large buffer.
 _BUFFER = 1 << 20
 
 
@@ -41,8 +41,8 @@ class JournalEntry:
 
     Attributes:
         change: Change of the entry.
-        vector: float32 of shape (text_dim + picture_dim,) where a meme went in; else None.
-        kept: Place of its picture in the journal; None if it has none.
+        vector: float32 of shape (text_dim + picture_dim,) if a meme was added; otherwise None.
+        kept: Location of its picture in the journal; None if it has none.
     """
 
     change: Change
@@ -51,7 +51,7 @@ class JournalEntry:
 
 
 def frame_of(change: Change, vector: NDArray[np.float32] | None, picture: bytes | None) -> bytes:
-    """An entry as it stands in the journal."""
+    """Serialises an entry for the journal."""
     header = change.model_dump_json(exclude_defaults=True).encode()
     if len(header) > _MAX_HEADER:
         raise ValueError("a change is larger than any that is kept")
@@ -60,44 +60,44 @@ def frame_of(change: Change, vector: NDArray[np.float32] | None, picture: bytes 
 
 
 def picture_of_frame(frame: bytes, start: int, picture: bytes | None) -> StoredPicture | None:
-    """Returns the place of the picture of an entry that begins at ``start``."""
+    """Returns the location of the picture in an entry that begins at ``start``."""
     if not picture:
         return None
-    # The picture is the last part of its entry, so that its place is counted from the end.
+    # The picture is the last part of its entry, so its offset is computed from the end.
     return StoredPicture(
         offset=start + len(frame) - len(picture), size=len(picture), sha256=hashlib.sha256(picture).hexdigest()
     )
 
 
 def next_head(head: str, frame: bytes) -> str:
-    """The head with one entry more."""
+    """Returns the head after one more entry."""
     return hashlib.sha256(bytes.fromhex(head) + frame).hexdigest()
 
 
 def append(path: Path, size: int, frames: bytes) -> None:
-    """Writes entries behind the first ``size`` bytes, which hold; what else was there was never acknowledged.
+    """Writes entries after the first ``size`` bytes, which are committed; anything beyond was never acknowledged.
 
     Raises:
-        BadLibrary: There is less than that.
-        OSError: The disk will not have it; what held before, holds.
+        BadLibrary: The file is shorter.
+        OSError: The entries can't be written; committed ones are unchanged.
     """
     new = not path.exists()
-    # For its owner alone: the memes of a library are in it.
+    # Readable only by its owner, as it contains memes of the library.
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if os.fstat(handle).st_size < size:
             raise damaged(f"{JOURNAL} is shorter than it was when written")
-        # Else the bytes of a crashed writer would lie between what holds and what is written now.
+        # Otherwise bytes of a crashed writer would remain between committed and new entries.
         os.ftruncate(handle, size)
         remaining, place = memoryview(frames), size
         while remaining:
-            # It may write less than it is given, as where the disk is nearly full.
+            # pwrite may write only a part, as when the disk is nearly full.
             written = os.pwrite(handle, remaining, place)
             remaining, place = remaining[written:], place + written
         os.fsync(handle)
     finally:
         os.close(handle)
-    # A new file outlives a power cut only once its name is on the disk too.
+    # A new file survives a power cut only once its directory entry is synced too.
     if new:
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -109,13 +109,13 @@ def append(path: Path, size: int, frames: bytes) -> None:
 def read(
     path: Path, start: int, head: str, stop: int, head_then: str, dim: int, pictures_end: int
 ) -> Iterator[JournalEntry]:
-    """The entries from ``start``, where the head is ``head``, up to ``stop``, where it must be ``head_then``.
+    """Yields the entries from ``start``, where the head is ``head``, to ``stop``, where it must be ``head_then``.
 
-    Their vectors have ``dim`` values, and where their pictures are is counted from ``pictures_end`` on. Whoever goes
-    through them must not use any before the last has come: only then is it known that they are right.
+    Vectors have ``dim`` values, and picture offsets are counted from ``pictures_end``. Callers must not use any entry
+    before the last has been read, as only then all are verified.
 
     Raises:
-        BadLibrary: They are not what they were when written.
+        BadLibrary: The entries were altered.
     """
     try:
         with path.open("rb", buffering=_BUFFER) as file:
@@ -144,11 +144,10 @@ def _entry(
     spoilt = damaged(f"{JOURNAL} is not what it was when written")
     sizes = some(_SIZES.size)
     header_size, picture_size = _SIZES.unpack(sizes)
-    # Before anything is read by them: damaged sizes must not make us allocate gigabytes, or read on into bytes that
-    # were never acknowledged.
+    # Checked before use: damaged sizes must not cause huge allocations, or reads of bytes that were never acknowledged.
     if header_size > _MAX_HEADER or picture_size > MAX_KEPT_BYTES or place + header_size > stop:
         raise spoilt
-    # Parsed before its digest is checked: only the header says whether a vector follows, and so where the entry ends.
+    # Parsed before its digest is checked, as only the header says if a vector follows, and so where the entry ends.
     header = some(header_size)
     try:
         change = Change.model_validate_json(header)

@@ -1,10 +1,10 @@
-"""A library of precedents on disk, and as it is held to be searched.
+"""A library of precedents on disk, and its in-memory form for search.
 
-An open library never changes: changing it gives a new object beside it, which shares with the old one all that is the
-same, so that whoever searches the old one searches it whole.
+An open library is immutable: a change creates a new object that shares unchanged parts, so searches in the old one stay
+consistent.
 
-A row is where a meme's vectors stand in its generation; a place is where it stands among those that are found. They
-differ once a meme has been removed, until the next generation.
+A row is the index of a meme's vectors in its generation; a place is its index among the visible memes. They differ
+after a meme has been removed, until the next generation.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from retrieval.library.thumbnails import JoinedPictures, PictureFile, ThumbnailS
 from retrieval.library.verify import Base, Check, Progress
 
 _BLOCK = 8192
-"""Rows written at once."""
+"""Rows written per block."""
 
 Shelved = tuple[LabelledMeme, ThumbnailStore | None]
-"""A meme, and where its picture is now."""
+"""A meme, and the current store of its picture."""
 
 
 @dataclass(frozen=True, eq=False)
 class Library:
-    """A library as it was at one moment.
+    """An immutable snapshot of a library.
 
     Attributes:
-        root: Its directory.
-        pointer: Which generation of it, and how much of its journal.
-        manifest: Manifest of the generation; changes since are not in it.
-        base: The files of the generation.
-        overlay: Changes since the generation was written.
+        root: Directory of the library.
+        pointer: Generation and committed part of its journal.
+        manifest: Manifest of the generation, without later changes.
+        base: Files of the generation.
+        overlay: Changes after the generation was written.
         pictures: Store of the pictures.
     """
 
@@ -80,17 +80,17 @@ class Library:
 
     @property
     def generation(self) -> str:
-        """Which generation of it."""
+        """Name of the generation."""
         return self.pointer.generation
 
     @property
     def directory(self) -> Path:
-        """Directory of its generation."""
+        """Directory of the generation."""
         return self.root / storage.GENERATIONS / self.generation
 
     @property
     def digest(self) -> str:
-        """Stands for all of it: SHA-256 of the manifest and of all changes since, as ``sha256:…``."""
+        """SHA-256 of the manifest and of all changes since, as ``sha256:…``."""
         return f"sha256:{self.pointer.head}"
 
     @cached_property
@@ -106,8 +106,8 @@ class Library:
 
     @cached_property
     def counts(self) -> Counts:
-        """Counts the memes. Raises ValueError if none is left."""
-        # Counted when the generation was written; to count anew is a pass over the flags of all rows.
+        """Numbers of memes. Raises ValueError if none is left."""
+        # Counted when the generation was written; recounting needs a pass over the flags of all rows.
         if not self.overlay.changes:
             return self.manifest.counts
         flags = self.flags if self.live is None else self.flags[self.live]
@@ -115,22 +115,22 @@ class Library:
 
     @property
     def flags(self) -> NDArray[np.uint8]:
-        """Flags of all rows, hidden ones too; see :mod:`retrieval.library.manifest`."""
+        """Flags of all rows, including hidden ones; see :mod:`retrieval.library.manifest`."""
         return self.base.flags if self.overlay.flags is None else self.overlay.flags
 
     @cached_property
     def live(self) -> NDArray[np.int64] | None:
-        """The rows that are found, in order; None where all are."""
+        """Visible rows, in order; None if all are visible."""
         if not self.overlay.hidden:
             return None
-        # Rows are hidden and not taken out, so that numbers of rows stay good for whoever searches meanwhile.
+        # Rows are hidden instead of removed, so that row numbers stay valid for concurrent searches.
         shown = np.ones(self.flags.size, dtype=np.bool_)
         shown[list(self.overlay.hidden)] = False
         return np.flatnonzero(shown)
 
     @property
     def memes(self) -> Sequence[LabelledMeme]:
-        """Memes by place, read from disk on access: iterate once rather than by number."""
+        """Memes by place, read from disk on access; iterate instead of indexing one by one."""
         size = self.flags.size if self.live is None else self.live.size
         return Memes(size, lambda places: self._read_run(places))
 
@@ -138,7 +138,7 @@ class Library:
     def rows(self) -> NDArray[np.float32]:
         """Rows by place: float32 of shape (memes, text_dim + picture_dim), ``[t|g]``, read-only.
 
-        Memory-mapped, but after a change a copy of all of it: for tools, not for searches.
+        Memory-mapped, but a full copy after a change: for tools, not for searches.
         """
         if not self.overlay.changes:
             return self.base.rows
@@ -147,7 +147,7 @@ class Library:
         return rows
 
     def picture(self, place: int) -> bytes | None:
-        """The picture that is kept of the meme in this place, as a JPEG; None where none is.
+        """Returns the stored picture of the meme at a place, as a JPEG; None if there is none.
 
         Raises:
             BadLibrary: The picture was altered.
@@ -159,12 +159,12 @@ class Library:
         return self.picture_of(self.memes[place])
 
     def picture_of(self, meme: LabelledMeme) -> bytes | None:
-        """The picture of a meme of this library. Raises as :meth:`picture`."""
+        """Returns the stored picture of a meme of this library. Raises as :meth:`picture`."""
         return None if meme.kept is None else self.pictures.read(meme.kept)
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
-        """The memes in these rows, hidden ones too, in this order. Raises BadLibrary."""
-        # What was changed since is in memory: only the others cost a look into the table.
+        """Returns the memes in these rows, including hidden ones, in this order. Raises BadLibrary."""
+        # Changed memes are in memory; only the others are read from the table.
         known = {row: meme for row in rows if (meme := self._described(row)) is not None}
         if len(known) == len(rows):
             return [known[row] for row in rows]
@@ -174,7 +174,7 @@ class Library:
 
     def row_of(self, id_: str) -> int | None:
         """Returns the row of a meme; None if there is none. Raises BadLibrary."""
-        # What was changed since goes first: it may have described a row of the generation anew.
+        # Changes take precedence, as they may have replaced the description of a row.
         row = self.overlay.places.get(id_)
         if row is not None:
             return row
@@ -188,15 +188,15 @@ class Library:
         yield from (meme.id for row, meme in enumerate(self.overlay.memes, self.base.size) if row not in hidden)
 
     def choose(self, where: Filter) -> NDArray[np.bool_]:
-        """Which rows the filter lets through, shape (rows,); hidden ones may be among them. Raises BadLibrary."""
-        # The table is as old as the generation; a meme that was relabelled since is judged as it is now.
+        """Returns the mask of rows that a filter admits, shape (rows,); may include hidden ones. Raises BadLibrary."""
+        # The table is as of the generation; memes relabelled since are filtered by their current state.
         base = self.base.table.choose(where, self.base.size)
         for row, meme in self.overlay.edited.items():
             base[row] = where.lets_through(meme)
         return np.concatenate([base, np.array([where.lets_through(m) for m in self.overlay.memes], dtype=np.bool_)])
 
     def history(self, meme: str | None = None) -> list[Recorded]:
-        """Every change that is recorded, of one meme or of all, in order. Raises BadLibrary."""
+        """Returns all recorded changes, of one meme or of all, in order. Raises BadLibrary."""
         since = self.overlay.changes if meme is None else self.overlay.by_meme.get(meme, ())
         return with_revocations([*self.base.table.changes(meme), *since])
 
@@ -216,28 +216,28 @@ class Library:
         """Writes a library and opens it.
 
         Args:
-            root: Its directory; made where there is none.
+            root: Directory of the library; created if missing.
             name: Name of the library.
-            encoder: Encoder that made the rows.
-            memes: At least one; gone through once.
-            rows: float32 of shape (memes, text_dim + picture_dim), each half of length 1, or 0 where there is none.
+            encoder: Encoder of the rows.
+            memes: Memes, at least one; iterated once.
+            rows: float32 of shape (memes, text_dim + picture_dim), each half of length 1, or 0 if missing.
             tuning: Settings of search and vote.
             pictures: Store of the memes' pictures; None if they have none.
-            replace: True to replace an existing library in one step; its history goes with it.
+            replace: True to replace an existing library atomically, including its history.
 
         Raises:
-            BadRequest: There is one already, or something else; or an id stands twice.
-            Unavailable: Somebody else is writing to it.
-            OSError: The disk will not have it.
+            BadRequest: The directory has a library or other files already, or an id is duplicated.
+            Unavailable: Another process is writing to it.
+            OSError: The library can't be written.
             ValueError: Rows and memes do not fit each other.
         """
         refuse_place(root, replace)
-        # Before the lock, which is a file in it.
+        # Before the lock, which is a file in this directory.
         root.mkdir(parents=True, exist_ok=True)
         with storage.writing(root):
-            # Once more under the lock: somebody else may have written a library since the first look.
+            # Checked again under the lock, as a library may have been written since the first check.
             refuse_place(root, replace)
-            # The former library stays for who reads it now, and goes with the next write.
+            # The previous library stays for current readers until the next write.
             before = _generation_or_none(root)
             shelved = ((meme, pictures) for meme in memes)
             return cls._write(root, before, name=name, encoder=encoder, shelved=shelved, blocks=[rows], tuning=tuning)
@@ -251,54 +251,53 @@ class Library:
         check: Check = Check.WHOLE,
         progress: Progress | None = None,
     ) -> Self:
-        """Opens the library as it is now.
+        """Opens the current library.
 
-        Every byte of it but those of the pictures is checked first, unless that is put off: a picture is checked when
-        it is read, all of them by :meth:`check_pictures`. Reading it through also brings it into the system's cache,
-        so that the first search is as quick as the next.
+        All bytes except those of pictures are verified first, unless that is deferred; a picture is verified when it is
+        read, all of them by :meth:`check_pictures`. Verification also loads the files into the page cache, so that the
+        first search is as fast as later ones.
 
         Args:
-            root: Its directory.
+            root: Directory of the library.
             encoder: Encoder to search with; None to read the library only.
-            check: ``LATER`` to answer at once, and to call :meth:`check` when there is time.
-            progress: Told how many bytes of how many were checked.
+            check: ``LATER`` to return at once and call :meth:`check` later.
+            progress: Called with the number of bytes checked and the total.
 
         Raises:
-            BadLibrary: The library is missing, damaged, of another format, or was made by another encoder.
+            BadLibrary: The library is missing, damaged, of another format, or was built with another encoder.
         """
         while True:
             pointer = storage.read_pointer(root)
             try:
                 return cls._open(root, pointer, encoder=encoder, check=check, progress=progress)
             except BadLibrary:
-                # Two writes since we read CURRENT would have removed what it named.
+                # Two writes since CURRENT was read would have removed the generation that it named.
                 if storage.read_pointer(root) == pointer:
                     raise
 
     def newer(self, *, progress: Progress | None = None) -> Self | None:
-        """The library as it is now, if that is another than this; what is the same is shared.
+        """Returns the current library if it differs from this one, sharing unchanged parts; otherwise None.
 
         Raises:
-            BadLibrary: The library is missing or damaged, of another format, or made by another encoder. This one is
-                unchanged.
+            BadLibrary: The library is missing, damaged, of another format or another encoder. This object stays valid.
         """
         pointer = storage.read_pointer(self.root)
         if pointer == self.pointer:
             return None
-        # The name alone does not do: where the directory was removed and built anew, another generation has it.
+        # The name alone is not enough: if the directory was deleted and rebuilt, another generation can have it.
         same = (pointer.generation, pointer.manifest_sha256) == (self.generation, self.pointer.manifest_sha256)
-        # A journal only grows. A shorter one (a backup was put in its place) does not continue this one.
+        # A journal only grows. A shorter one, such as a restored backup, does not continue this one.
         if same and pointer.journal_size >= self.pointer.journal_size:
             try:
                 return self._with_journal(pointer)
             except BadLibrary:
-                # As in open: only if it is still named is it damaged; else it was replaced while it was read.
+                # As in open: it is damaged only if CURRENT still names it; otherwise it was replaced while being read.
                 if storage.read_pointer(self.root) == pointer:
                     raise
         return self.open(self.root, self.manifest.encoder, progress=progress)
 
     def check(self, progress: Progress | None = None) -> None:
-        """Does what opening it with ``Check.LATER`` put off; safe to call from another thread while it is searched.
+        """Runs the verification deferred by ``Check.LATER``; safe to call from another thread during searches.
 
         Raises:
             BadLibrary: The library was altered.
@@ -309,10 +308,10 @@ class Library:
             raise damaged(problem)
 
     def check_pictures(self) -> None:
-        """Reads all pictures through, which opening leaves out: there may be many.
+        """Verifies all pictures, which opening skips because there may be many.
 
         Raises:
-            BadLibrary: They are not what they were when written.
+            BadLibrary: A picture was altered.
         """
         try:
             sha256 = sha256_of(self.directory / PICTURES)
@@ -328,29 +327,29 @@ class Library:
         tuning: Tuning | None = None,
         pictures: ThumbnailStore | None = None,
     ) -> Self:
-        """A new generation with these memes behind the old ones, opened. All is written anew: for many at once.
+        """Writes and opens a new generation with memes appended. Everything is rewritten, so add many at once.
 
         Args:
-            memes: At least one, with ids that are new.
+            memes: Memes with new ids, at least one.
             rows: Rows of the memes, as for :meth:`create`.
-            tuning: Settings chosen with them; None to keep the present ones.
+            tuning: Settings chosen with them; None to keep the current ones.
             pictures: Store of the pictures, as for :meth:`create`.
 
         Raises:
-            BadLibrary: A picture that was kept is not what it was when written.
-            BadRequest: An id is taken, or the library was changed since it was opened.
-            Unavailable: Somebody else is writing to it.
-            OSError: The disk will not have it; the old generation holds.
+            BadLibrary: A stored picture was altered.
+            BadRequest: An id is in use, or the library was changed since it was opened.
+            Unavailable: Another process is writing to it.
+            OSError: The new generation can't be written; the old one stays in use.
             ValueError: Rows and memes do not fit each other.
         """
         memes = list(memes)
-        # Before the lock is taken: this looks at every id, and keeps no other writer waiting.
+        # Before taking the lock, as checking every id would keep other writers waiting.
         refuse_ids([meme.id for meme in memes if self.row_of(meme.id) is not None], "already in the library")
         if self.manifest.changes or self.overlay.changes:
-            # Records of trials name precedents by id, so that an id never comes to mean a second meme.
+            # Records of trials refer to precedents by id, so an id must never be reused for another meme.
             refuse_ids([meme.id for meme in memes if self.history(meme.id)], "in the library before, and then removed")
         with storage.writing(self.root):
-            # What is written is this object and more: what somebody else has changed since would be lost.
+            # This object is written plus the new memes, so changes by others since then would be lost.
             if storage.read_pointer(self.root) != self.pointer:
                 raise BadRequest("The precedent library was changed since it was opened. Open it and add again.")
             return self.rewritten([(meme, pictures) for meme in memes], rows, tuning)
@@ -363,13 +362,14 @@ class Library:
         *,
         forget: bool = False,
     ) -> Self:
-        """A new generation of what is found in this one, and more; the lock must be held, and this be the current one.
+        """Writes a new generation of the visible memes and more; requires the lock and the current library.
 
         Args:
-            more: Memes to put behind.
+            more: Memes to append.
             rows: Rows of the memes.
-            tuning: None to keep what there is.
-            forget: True to delete removed memes for good; otherwise the history keeps them, so that they can come back.
+            tuning: Settings; None to keep the current ones.
+            forget: True to delete removed memes permanently; otherwise the history keeps them, so that they can be
+                restored.
 
         Raises:
             As :meth:`add`.
@@ -381,7 +381,7 @@ class Library:
             yield from ((meme, self.pictures) for meme in self.memes)
             yield from more
 
-        # Views and no copies: a library of gigabytes is written without a second one in memory.
+        # Views instead of copies, so that a library of gigabytes is not duplicated in memory.
         blocks = [*self._blocks(), *([] if rows is None else [rows])]
         return self._write(
             self.root,
@@ -411,11 +411,11 @@ class Library:
         lineage: str = "",
     ) -> Self:
         def fill(directory: Path) -> None:
-            # The pictures come through it once, in the order of the memes; the other files follow from what it has
-            # counted.
+            # Pictures are written in a single pass, in the order of the memes, which also collects the data of the
+            # other files.
             writer = MemeWriter(directory / MEMES)
             try:
-                # First, as this also hands each meme to the writer, with the new place of its picture.
+                # First, as this also passes each meme to the writer, with the new location of its picture.
                 files = {PICTURES: storage.write_synced(directory / PICTURES, _laid_out(shelved, writer))}
                 writer.record(history)
                 writer.finish()
@@ -441,9 +441,9 @@ class Library:
             storage.write_synced(directory / MANIFEST, [f"{manifest.model_dump_json(indent=2)}\n".encode()])
 
         pointer = storage.publish(root, fill, MANIFEST)
-        # Before the former generations go: should this one not be readable, they are still there.
+        # Opened before former generations are pruned, in case this one is not readable.
         library = cls._open(root, pointer, encoder, Check.WHOLE)
-        # Without ``before`` the former one goes too: what is to be forgotten is still in it.
+        # Without ``before`` the previous generation is pruned too, as it still contains forgotten memes.
         storage.prune(root, pointer.generation, before)
         return library
 
@@ -458,7 +458,7 @@ class Library:
     ) -> Self:
         directory = root / storage.GENERATIONS / pointer.generation
         manifest = verify.read_manifest(directory, pointer)
-        # Before gigabytes are read and hashed for nothing.
+        # Checked before gigabytes are read and hashed in vain.
         if encoder is not None and manifest.encoder != encoder:
             raise BadLibrary(
                 f"The precedent library was made with the encoder {manifest.encoder}, but {encoder} is loaded: their "
@@ -466,7 +466,7 @@ class Library:
                 reason="LIBRARY_FOREIGN",
             )
         base = verify.read_base(directory, manifest, check, progress)
-        # First without its journal, whose changes then come on top by the same code that catches up an open library.
+        # Opened without its journal first; its changes are then applied by the code that updates an open library.
         bare = Pointer(pointer.generation, pointer.manifest_sha256)
         library = cls(
             root=root,
@@ -479,7 +479,7 @@ class Library:
         return library if pointer == bare else library._with_journal(pointer)
 
     def _with_journal(self, pointer: Pointer) -> Self:
-        """This one with what its journal says beyond it, up to ``pointer``. Raises BadLibrary."""
+        """Returns this library with further journal entries applied, up to ``pointer``. Raises BadLibrary."""
         path = self.directory / JOURNAL
         draft = self.draft()
         entries = journal.read(
@@ -497,11 +497,11 @@ class Library:
 
     @property
     def pictures_end(self) -> int:
-        """Offset at which the journal's pictures begin: behind those of the generation."""
+        """Offset at which the journal's pictures begin, after those of the generation."""
         return self.manifest.files[PICTURES].size
 
     def draft(self) -> DeltaBuilder:
-        """To change it."""
+        """Returns a builder for changes."""
         return DeltaBuilder(self.base, self.base.flags, self.overlay, self.manifest.encoder)
 
     def with_draft(self, draft: DeltaBuilder, pointer: Pointer) -> Self:
@@ -515,7 +515,7 @@ class Library:
     def vector_of(self, row: int) -> NDArray[np.float32]:
         """Returns the vector of the meme in this row, shape (text_dim + picture_dim,)."""
         found = self.base.rows[row] if row < self.base.size else self.overlay.rows[row - self.base.size]
-        # A copy: a view would hold the whole mapped file for as long as somebody has it.
+        # A copy, as a view would keep the whole mapped file open.
         return np.array(found)
 
     def _described(self, row: int) -> LabelledMeme | None:
@@ -524,17 +524,17 @@ class Library:
     def _read_run(self, places: range) -> list[LabelledMeme]:
         if self.live is not None:
             return self.read([int(row) for row in self.live[places.start : places.stop : places.step]])
-        # Only an unbroken run of the base's rows, none of them described anew, is one range of the table.
+        # Only a contiguous run of unchanged base rows can be read as one range of the table.
         if places.step != 1 or self.overlay.edited or places.stop > self.base.size:
             return self.read(places)
         return self.base.table.run(places.start, places.stop)
 
     def _blocks(self) -> Iterator[NDArray[np.float32]]:
-        """All rows that are found, in order, a part at a time."""
+        """Yields all visible rows, in order, in blocks."""
         hidden = np.array(sorted(self.overlay.hidden), dtype=np.int64)
         first = 0
         for rows in (self.base.rows, self.overlay.rows):
-            # Between two hidden rows a view; nothing is copied.
+            # Views between hidden rows, without copying.
             start = 0
             for row in hidden[(hidden >= first) & (hidden < first + len(rows))] - first:
                 if start < row:
@@ -545,20 +545,20 @@ class Library:
             first += len(rows)
 
     def _stored_history(self, forget: bool) -> Iterator[StoredChange]:
-        """The record of all changes, with what is needed to bring back what was removed."""
+        """Yields all changes, with the data needed to restore removed memes."""
         revoked: Mapping[int | None, int] = {
             one.change.number: one.revoked_by for one in self.history() if one.revoked_by is not None
         }
 
         def forgotten(change: Change) -> Change:
-            # Of a meme that is still here, nothing has to be forgotten.
+            # Memes that still exist are not forgotten.
             gone = self.row_of(change.meme) is None
             return change.model_copy(update={"before": None, "after": None}) if forget and gone else change
 
         for change, vector, picture in self.base.table.history():
             yield (forgotten(change), None, None) if forget else (change, vector, picture)
         for change in self.overlay.changes:
-            # Of a removal that was revoked nothing needs to be stored: the meme is back in its row.
+            # A revoked removal needs no data, as the meme is back in its row.
             if change.effect is not Effect.HIDE or forget or change.number in revoked:
                 yield forgotten(change), None, None
             else:
@@ -567,8 +567,8 @@ class Library:
 
 
 def refuse_place(root: Path, replace: bool) -> None:
-    """Raises BadRequest if no library may be written there: there is one already, or something else."""
-    # Also where a library is replaced: nothing is written beside files that are not a library's.
+    """Raises BadRequest if the directory contains a library already, or other files."""
+    # Also when replacing: no library is written next to unrelated files.
     if root.is_dir() and {path.name for path in root.iterdir()} - storage.OWN_NAMES:
         raise BadRequest("The directory for the library holds other things. Name a new or empty one.")
     if (root / storage.CURRENT).exists() and not replace:
@@ -586,16 +586,16 @@ def software_version() -> str:
 
 
 def harmful_rows(library: Library) -> NDArray[np.bool_]:
-    """Which rows are of harmful memes, shape (rows,)."""
+    """Returns the mask of rows of harmful memes, shape (rows,)."""
     harmful: NDArray[np.bool_] = (library.flags & HARMFUL) != 0
     return harmful
 
 
 def _laid_out(shelved: Iterable[Shelved], writer: MemeWriter) -> Iterator[bytes]:
-    """The pictures one behind the other, each checked when its turn comes; their memes go to the writer.
+    """Yields the concatenated pictures, verifying each, and passes their memes to the writer.
 
     Raises:
-        ValueError: A meme says where its picture is, but of which file is not said.
+        ValueError: A meme has a picture, but no store was given.
     """
     end = 0
     for meme, pictures in shelved:
@@ -622,17 +622,17 @@ def _npy(
     flags: NDArray[np.uint8] | None = None,
     encoder: EncoderIdentity | None = None,
 ) -> Iterator[bytes | memoryview]:
-    """Arrays as one .npy file, without a second copy of them in memory; as rows of memes if their flags are given.
+    """Yields arrays as one .npy file without copying them; validates them as rows of memes if flags are given.
 
     Raises:
-        ValueError: They are not rows of these memes.
+        ValueError: The rows do not fit the memes.
     """
     if flags is not None and encoder is not None:
         shapes = {block.shape[1:] for block in blocks}
         if sum(map(len, blocks)) != flags.size or shapes != {(encoder.dim,)}:
             raise ValueError(f"{VECTORS} is not {flags.size} rows of {encoder.dim} values")
     header = io.BytesIO()
-    # The header of a single row with the number of all put in: to join the blocks for it would copy them.
+    # Header of a single row with the total count inserted, as joining the blocks would copy them.
     described = npy.header_data_from_array_1_0(np.ascontiguousarray(blocks[0][:1]))
     described["shape"] = (sum(map(len, blocks)), *blocks[0].shape[1:])
     npy.write_array_header_1_0(header, described)
@@ -642,7 +642,7 @@ def _npy(
         for start in range(0, len(rows), _BLOCK):
             part = np.ascontiguousarray(rows[start : start + _BLOCK], dtype=np.uint8 if encoder is None else np.float32)
             if flags is not None and encoder is not None:
-                # By the rules of reading: no library is written that could not be opened again.
+                # The same checks as on opening, so that no library is written that could not be opened.
                 problem = verify.problem_of(
                     np.asarray(part, np.float32), flags[first : first + len(part)], encoder, first
                 )

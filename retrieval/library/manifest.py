@@ -15,7 +15,7 @@ from retrieval.embed.encoder import EncoderIdentity
 from retrieval.text import normalise_text, text_key
 
 FORMAT = 3
-"""Version of the format on disk. A court reads this one, and says of any other what to do.
+"""Version of the format on disk; only this one can be read.
 
 1 kept no pictures; 2 kept labels and texts as JSON lines, all of which had to be in memory. No release wrote either.
 """
@@ -28,28 +28,28 @@ PICTURES = "pictures.bin"
 MANIFEST = "manifest.json"
 
 HARMFUL, HAS_TEXT, HAS_PICTURE, KEPT, VERIFIED = 1, 2, 4, 8, 16
-"""Bits of a meme's flags: what a search needs of every row, a byte each."""
+"""Bits of a meme's flags, one byte per row, which a search needs for every row."""
 
 MAX_KEPT_BYTES = 1024 * 1024
-"""A picture that is kept is smaller: 512 x 512 values of three colours, uncompressed, are three quarters of this."""
+"""Maximum size of a stored picture, in bytes; 512 x 512 uncompressed RGB pixels are three quarters of this."""
 
 
 class _Stored(BaseModel):
-    # A field that is not known here is damage or another format: neither may be passed over.
+    # An unknown field means damage or another format, so it is rejected.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class StoredPicture(_Stored):
-    """Place of a picture in ``pictures.bin``, or in the journal if its meme is there."""
+    """Location of a picture in ``pictures.bin``, or in the journal for a meme added there."""
 
     offset: int = Field(ge=0)
     size: int = Field(ge=1, le=MAX_KEPT_BYTES)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """Of these bytes, checked whenever they are read."""
+    """SHA-256 of these bytes, verified on every read."""
 
 
 DuplicateKey: TypeAlias = tuple[str, str, bool]
-"""Words, pixels, and whether it was found harmful."""
+"""Normalised text, digest of the pixels, and True if harmful."""
 
 
 class LabelledMeme(_Stored):
@@ -60,32 +60,32 @@ class LabelledMeme(_Stored):
     text: str = ""
     categories: tuple[str, ...] = ()
     source: str = ""
-    """The data set and split, or the person, that it came from."""
+    """Data set and split, or person, that it came from."""
     source_label: str = ""
-    """The label in the source's own words: several of them may mean one of ours."""
+    """Label in the source's own words; several may map to one of ours."""
     bytes_sha256: str = ""
     pixels_sha256: str = ""
-    """Both empty where the picture was not at hand."""
+    """Both digests are empty if the picture was not available."""
     has_text: bool
-    """Whether there is a text half to compare."""
+    """True if there is a text half to compare."""
     has_picture: bool
-    """Whether there is a picture half to compare."""
+    """True if there is a picture half to compare."""
     kept: StoredPicture | None = None
-    """Its picture, small, to be shown; None where it was not at hand."""
+    """Thumbnail; None if the picture was not available."""
     split: str = ""
-    """Of its data set; empty where that has none."""
+    """Split of its data set; empty if there is none."""
     namespace: str = ""
-    """Whose content it is."""
+    """Namespace of the content."""
     language: str = ""
-    """BCP 47 tag of its text; empty where that is not known."""
+    """BCP 47 tag of its text; empty if unknown."""
     policy: str = ""
-    """Name of the policy that it was labelled by; empty where that is not known."""
+    """Name of the policy that it was labelled by; empty if unknown."""
     added: AwareDatetime | None = None
-    """When it came into the library."""
+    """Time of addition to the library; None if unknown."""
     verified: bool = False
-    """Whether a person has confirmed its label here; what a data set says is not that."""
+    """True if a person has confirmed its label here, as opposed to the data set's label."""
     who: str = ""
-    """Who put it in or gave it its label last; empty for a build."""
+    """Person who added it or relabelled it last; empty for a build."""
 
     @model_validator(mode="after")
     def _can_be_found(self) -> Self:
@@ -95,25 +95,24 @@ class LabelledMeme(_Stored):
 
     @property
     def harmful(self) -> bool:
-        """True if it was labelled harmful."""
+        """True if it is labelled harmful."""
         return self.label is Label.HARMFUL
 
     @property
     def duplicate_key(self) -> DuplicateKey | None:
-        """The key that near-identical precedents share: words, pixels and label; None if there is nothing to compare.
+        """Key shared by duplicate precedents: text, pixels and label; None if there is nothing to compare.
 
-        Words are what is embedded, so that neither spacing nor a watermark makes another meme. Where there are no
-        pictures, the words are all there is to tell memes apart. One meme under both labels speaks for both, once each:
-        that people disagreed about it is worth knowing.
+        The text is normalised as for embedding, so that spacing or a watermark makes no difference. Without pictures,
+        only texts distinguish memes. A meme with both labels counts once for each, as the disagreement is informative.
         """
         if self.has_picture and not self.pixels_sha256:
-            return None  # of which picture it is, nobody has noted
+            return None  # the digest of its picture is unknown
         words = text_key(normalise_text(self.text))
         return (words, self.pixels_sha256, self.harmful) if words or self.pixels_sha256 else None
 
     @property
     def flags(self) -> int:
-        """The bits of it."""
+        """Flag bits of the meme."""
         return (
             (HARMFUL if self.harmful else 0)
             | (HAS_TEXT if self.has_text else 0)
@@ -131,7 +130,7 @@ class FileEntry(_Stored):
 
 
 class Counts(_Stored):
-    """Number of memes, in all and of each kind."""
+    """Numbers of memes, in total and of each kind."""
 
     memes: int = Field(ge=1)
     with_text: int = Field(ge=0)
@@ -140,18 +139,18 @@ class Counts(_Stored):
     not_harmful: int = Field(ge=0)
     kept_pictures: int = Field(ge=0)
     kept_bytes: int = Field(ge=0)
-    """Size of all pictures that are kept."""
+    """Total size of the stored pictures, in bytes."""
 
     @classmethod
     def of(cls, flags: NDArray[np.uint8], kept_bytes: int) -> Counts:
-        """The counts of memes with these flags, shape (memes,). Raises ValueError if there are none."""
+        """Counts memes by their flags, shape (memes,). Raises ValueError if there are none."""
         if not flags.size:
             raise ValueError("a library needs at least one meme")
 
         def count(flag: int) -> int:
             return int(np.count_nonzero(flags & flag))
 
-        # What is not harmful is the rest: a precedent has one of two labels, and no third.
+        # The rest is not harmful, as there are only two labels.
         harmful = count(HARMFUL)
         return cls(
             memes=flags.size,
@@ -165,55 +164,54 @@ class Counts(_Stored):
 
 
 class Calibration(_Stored):
-    """Accuracy of a library's vote on its own memes, each left out with all that share its picture or text."""
+    """Leave-one-out accuracy of a library's vote, where memes with the same picture or text are excluded too."""
 
     method: Literal["leave-one-out", "defaults"]
-    """``defaults`` where there were too few memes to choose by; the figures are then absent."""
+    """``defaults`` if there were too few memes to calibrate; the figures are then absent."""
     n: int = Field(ge=0)
-    """Memes voted on."""
+    """Number of memes voted on."""
     accuracy: float | None = Field(default=None, ge=0, le=1)
     macro_f1: float | None = Field(default=None, ge=0, le=1)
     brier: float | None = Field(default=None, ge=0, le=1)
-    """Mean squared difference of probability and label; 0.25 is what a coin is worth."""
+    """Mean squared difference of probability and label (Brier score); 0.25 for a coin flip."""
     majority: float = Field(ge=0, le=1)
-    """Share of the more frequent label: what always saying it would score."""
+    """Share of the more frequent label, the accuracy of always predicting it."""
     settled_share: float | None = Field(default=None, ge=0, le=1)
-    """Share of the memes that the vote settled, by bounds that were chosen without them."""
+    """Share of memes decided by the vote alone, with bounds chosen without them."""
     settled_error: float | None = Field(default=None, ge=0, le=1)
-    """Share of those that it settled wrongly; None where it settled none."""
+    """Share of wrong labels among those; None if there are none."""
     repeated: float | None = Field(default=None, ge=0, le=1)
-    """Share of the library's memes that another one repeats: with the same picture or words, or nearly the same; None
-    where it was not measured."""
+    """Share of the library's memes with a duplicate or near-duplicate in it; None if not measured."""
     note: str = ""
 
     @property
     def accuracy_interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the accuracy, in [0, 1]; all of it where it was not measured."""
+        """Wilson's 95 % interval of the accuracy, in [0, 1]; (0, 1) if not measured."""
         if self.accuracy is None:
             return 0.0, 1.0
         z, p, n = 1.96, self.accuracy, self.n
-        # Wilson's and not the normal interval: that one has no width at 0 and 1, where few memes are measured.
+        # Wilson's instead of the normal interval, which has zero width at 0 and 1 even for few memes.
         middle, half = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
         return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 
 
 class Safeguards(_Stored):
-    """Safeguards against a few precedents deciding alone; chosen when a library is built, and calibrated with.
+    """Safeguards against a few precedents deciding alone; chosen when a library is built, and part of its calibration.
 
-    That clones count once needs no setting. What a library says nothing of was off when it was built: what a new one
-    is built with is :data:`USUAL`.
+    Duplicates always count once. Settings that a library lacks were off when it was built; new libraries use
+    :data:`USUAL`.
     """
 
     per_source: int | None = Field(default=None, ge=1)
-    """At most so many precedents of one source are found; None for no bound. Off where there is one source."""
+    """Maximum number of precedents per source in a result; None for no limit. Off if there is only one source."""
     per_cluster: int | None = Field(default=None, ge=1)
-    """At most so many precedents of one label that are nearly the same are found; None for no bound."""
+    """Maximum number of near-duplicate precedents with the same label in a result; None for no limit."""
     verified_only: bool = False
-    """Whether precedents whose label nobody has confirmed are left out; off where none is confirmed."""
+    """True to exclude precedents with unverified labels; off if none is verified."""
     no_sole_acquittal: bool = False
-    """Whether a precedent is left out without which the vote would not be for "not harmful"."""
+    """True to exclude a precedent on which a vote for "not harmful" depends alone."""
     sources: int = Field(default=0, ge=0)
-    """How many sources there were when the library was calibrated."""
+    """Number of sources when the library was calibrated."""
 
     @property
     def cap(self) -> int | None:
@@ -222,7 +220,7 @@ class Safeguards(_Stored):
 
 
 USUAL = Safeguards(per_cluster=1)
-"""Safeguards of a library where nobody says otherwise: a crowd of the same memes has one voice."""
+"""Default safeguards: a cluster of near-duplicates has one vote."""
 
 
 class Regression(_Stored):
@@ -238,13 +236,13 @@ class Regression(_Stored):
 
     @classmethod
     def of(cls, weights: NDArray[np.float64], intercept: float, *, text_dim: int, strength: float) -> Self:
-        """A regression of these weights, shape (text_dim + picture_dim,)."""
+        """Creates a regression with these weights, shape (text_dim + picture_dim,)."""
         packed = base64.b64encode(weights.astype("<f4").tobytes()).decode("ascii")
         return cls(intercept=intercept, weights=packed, text_dim=text_dim, strength=strength)
 
     def log_odds(self, text: NDArray[np.float32] | None, picture: NDArray[np.float32] | None) -> float:
-        """Calibrated log-odds of harm of a meme's vectors, shapes (text_dim,) and (picture_dim,); None says nothing."""
-        # An absent half adds nothing: in the fit it stood as zeros.
+        """Returns calibrated log-odds of harm; vectors of shapes (text_dim,) and (picture_dim,), None if missing."""
+        # A missing half adds nothing, as it was zeros in the fit.
         weights = np.frombuffer(base64.b64decode(self.weights), dtype="<f4").astype(np.float64)
         z = self.intercept
         for half, part in ((text, weights[: self.text_dim]), (picture, weights[self.text_dim :])):
@@ -267,38 +265,38 @@ class Tuning(_Stored):
     """Settings of search and vote, chosen when a library is built."""
 
     alpha: float = Field(ge=0, le=1)
-    """Weight of the text where the caller names none."""
+    """Default weight of the text."""
     vote: VoteSettings
     floors: MinSimilarity
     text_floors: dict[str, float] = Field(default_factory=dict)
-    """Minimum similarities of texts by script (:func:`retrieval.text.script_of`), where they were measured: unrelated
-    texts lie nearer in one script than in another. ``floors.text`` stands for the others."""
+    """Measured minimum text similarities by script (:func:`retrieval.text.script_of`), as unrelated texts are more
+    similar in some scripts than in others. ``floors.text`` applies to all others."""
     calibration: Calibration
     settles: SureRange | None = None
-    """Where the vote alone will do; None where nowhere."""
+    """Range in which the vote alone decides; None if it never does."""
     settle_error: float = Field(default=0.05, gt=0, lt=1)
-    """Share of wrong labels that was put up with there; all libraries of before this was kept put up with the same."""
+    """Accepted share of wrong labels there; older libraries all used the default."""
     safeguards: Safeguards = Safeguards()
-    """Libraries of before this was kept had none."""
+    """Safeguards; older libraries have none."""
     regression: Regression | None = None
-    """Joined with the vote; None where there were too few memes to fit one."""
+    """Regression combined with the vote; None if there were too few memes to fit one."""
     risk: RiskCurve | None = None
-    """How often verdicts are wrong, by how many memes are sent to a person; None where it was not measured."""
+    """Error rates of verdicts by the share of memes sent to review; None if not measured."""
     text_alone: TextTuning | None = None
-    """For memes without a picture, chosen and measured by the texts of the library's memes alone; None where no meme
-    has a picture, so that all else here is, and in libraries of before this was kept."""
+    """Settings for memes without a picture, chosen and measured on texts alone; None if no meme of the library has a
+    picture, as the main settings then are just that, and in older libraries."""
 
     def for_query(self, *, text: bool, picture: bool) -> Tuning:
         """Returns the tuning of searches for a meme with these halves.
 
-        What was chosen and measured with pictures is too sure of a text alone. Where nothing else is known, the vote
-        has to do: it settles nothing, and how often it is wrong is not known.
+        Settings chosen with pictures are overconfident for a text alone. Without text-only settings, the vote is used,
+        but it is never conclusive and its error rate is unknown.
 
         Args:
             text: True if the meme has a text to compare.
             picture: True if it has a picture to compare.
         """
-        # With all weight on the text, the tuning was chosen by texts alone as it is (no meme has a picture).
+        # With all weight on the text, this tuning was already chosen on texts alone.
         if picture or not text or self.alpha == 1:
             return self
         if self.text_alone is None:
@@ -311,21 +309,21 @@ class Tuning(_Stored):
 
 
 class Manifest(_Stored):
-    """One generation of a library. Its SHA-256 is the digest of the library: it holds those of the files."""
+    """One generation of a library. Its SHA-256 is the library's digest, as it contains the digests of all files."""
 
     format: int = Field(ge=1)
     name: str = Field(min_length=1, max_length=200)
     created: AwareDatetime
     software: str
-    """Version of what wrote it."""
+    """Version of the software that wrote it."""
     encoder: EncoderIdentity
     counts: Counts
     tuning: Tuning
     sources: dict[str, int]
-    """Memes per source."""
+    """Number of memes per source."""
     lineage: str = Field(pattern=r"^[0-9a-f]{32}$")
-    """Drawn when the library is built, and carried on by whatever is changed in it: in one lineage an id is never given
-    to a second meme."""
+    """Random id created when the library is built and kept across changes: within one lineage, an id is never reused
+    for another meme."""
     changes: int = Field(default=0, ge=0)
-    """Changes that were recorded before this generation was written: the next one has the number after."""
+    """Number of the last change before this generation was written."""
     files: dict[str, FileEntry]

@@ -1,4 +1,4 @@
-"""A directory whose content changes as a whole or not at all.
+"""A directory with atomically replaced content.
 
 ::
 
@@ -36,7 +36,7 @@ BUILDING = ".building"
 _LOCK = ".lock"
 _POINTER = re.compile(rb"(\d{6}) sha256:([0-9a-f]{64})(?: (\d{1,15}) sha256:([0-9a-f]{64}))?\n")
 OWN_NAMES = frozenset({CURRENT, f"{CURRENT}.new", GENERATIONS, BUILDING, _LOCK})
-"""What may lie in the directory of a library."""
+"""Names that may exist in the directory of a library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Pointer:
 
 
 def damaged(what: str) -> BadLibrary:
-    """The error for a library that is not as it was written."""
+    """Returns the error for a library that was altered."""
     return BadLibrary(
         f"The precedent library is damaged: {what}. Nothing is searched in it. "
         "Restore it from a backup, or build it again from its sources.",
@@ -77,7 +77,7 @@ def damaged(what: str) -> BadLibrary:
 
 
 def missing() -> BadLibrary:
-    """The error for a library that is not there."""
+    """Returns the error for a missing library."""
     return BadLibrary(
         "There is no precedent library at the given place. "
         "Build one with `memecourt precedents build`, or name the directory of one that exists.",
@@ -106,14 +106,14 @@ def read_pointer(root: Path) -> Pointer:
 
 @contextlib.contextmanager
 def writing(root: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """Holds the writer's lock; the system lets go of it if the process dies.
+    """Holds the writer's lock, which the system releases if the process dies.
 
     Args:
         root: The library's directory.
         wait_s: Seconds to wait for whoever holds it now.
 
     Raises:
-        Unavailable: Somebody else is writing.
+        Unavailable: Another process is writing.
     """
     until = time.monotonic() + wait_s
     # Opened anew each time, so that the lock keeps threads apart as well as processes. The file is never removed: two
@@ -138,8 +138,7 @@ def writing(root: Path, wait_s: float = 0.0) -> Iterator[None]:
 def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Pointer:
     """Writes a generation and makes it the current one; the lock must be held.
 
-    A crash at any point leaves the former generation current, or the new one; what else it leaves is cleared away by
-    the next write.
+    A crash at any point leaves the old or the new generation current; other leftovers are removed by the next write.
 
     Args:
         root: The library's directory.
@@ -176,7 +175,7 @@ def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Poi
 
 
 def announce(root: Path, pointer: Pointer) -> None:
-    """Makes ``CURRENT`` say this, in one step; the lock must be held. Raises OSError."""
+    """Updates ``CURRENT`` atomically; the lock must be held. Raises OSError."""
     announced = root / f"{CURRENT}.new"
     write_synced(announced, [f"{pointer}\n".encode()])
     # In one step: a reader, who takes no lock, sees the old line or the new and never half of one.
@@ -192,7 +191,7 @@ def mark_of(root: Path) -> tuple[int, int, int]:
 
 
 def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
-    """Writes a file through to the disk; gives its SHA-256 in hex and its size in bytes. Raises OSError."""
+    """Writes and syncs a file; returns its SHA-256 in hex and its size in bytes. Raises OSError."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for chunk in chunks:
@@ -205,7 +204,7 @@ def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str,
 
 
 def synced(path: Path) -> tuple[str, int]:
-    """Sees a file that another wrote through to the disk; gives its SHA-256 in hex and its size. Raises OSError."""
+    """Syncs a file written by others; returns its SHA-256 in hex and its size in bytes. Raises OSError."""
     with path.open("rb") as file:
         # fsync writes through what the file has, whoever wrote it: a descriptor for reading is enough.
         os.fsync(file.fileno())

@@ -1,9 +1,9 @@
-"""Changing a library one meme at a time, while it is searched.
+"""Changes a library one meme at a time, while it is searched.
 
-A change is checked against the library as it is, written behind the others into the journal of its generation, and
-holds once ``CURRENT`` says so; only then is it acknowledged. Changes that are asked for at the same time are written
-together, since it is the disk's acknowledgement that takes the time and not the writing. Several processes may change
-one library: each takes the lock for as long as it writes, and first reads what the others have written.
+A change is validated against the current library, appended to the journal of its generation, and committed by updating
+``CURRENT``; only then is it acknowledged. Concurrent changes are written together (group commit), as syncing takes the
+time and not writing. Several processes may change one library: each takes the lock while it writes, and first reads the
+changes of the others.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from retrieval.library.manifest import JOURNAL, LabelledMeme
 from retrieval.library.overlay import DeltaBuilder
 
 MOST = 100_000
-"""Changes that the journal of a generation may hold: all of them are read when the library is opened."""
+"""Maximum changes in the journal of a generation, all of which are read when the library is opened."""
 _WAIT_S = 10.0
-"""Seconds to wait for another writer, who mostly holds the lock for hundredths of one."""
+"""Seconds to wait for another writer, which usually holds the lock for hundredths of a second."""
 _GATHER_S = 0.005
-"""Seconds to wait for those who made changes just before: the disk takes longer, and as long for one as for many."""
+"""Seconds to wait for further changes to group: a sync takes longer, and the same time for one as for many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ _Plan = Callable[[_Draft], PlannedChange]
 
 
 class LibraryWriter:
-    """Changes a library. Safe to use from several threads, each of which waits until its change is on the disk."""
+    """Changes a library. Thread-safe; each caller waits until its change is on disk."""
 
     def __init__(self, library: Library) -> None:
         """Changes this library, as it is by then."""
@@ -183,7 +183,7 @@ class LibraryWriter:
         with self._changed:
             self._waiting.append((plan, outcome))
             self._arrived.notify()
-            # Whoever finds nobody writing, writes for all who wait by then; the others find theirs done.
+            # The first caller to find no writer writes for all waiting callers; the others find their changes done.
             self._changed.wait_for(lambda: outcome.done() or not self._writing)
             if outcome.done():
                 return outcome.result()
@@ -219,7 +219,7 @@ class LibraryWriter:
             if not isinstance(error, Exception):
                 raise
         else:
-            # Only now, when CURRENT names them, are they acknowledged: what was acknowledged outlives any crash.
+            # Acknowledged only now that CURRENT names them, so that acknowledged changes survive any crash.
             for change, outcome in made:
                 outcome.set_result(change)
 

@@ -1,7 +1,7 @@
-"""Hashes and compares pictures in guarded workers: what takes too long, or too much memory, is ended.
+"""Hashes and compares pictures in sandboxed workers with limits on time and memory.
 
-What is done there depends on every pixel that a stranger chose: borders are searched for, hashes computed, features
-matched and tiles compared. In a thread of the server it could be waited for, and not be ended.
+The work depends on untrusted pixels: finding borders, hashing, matching features and comparing tiles. In a thread of
+the server it could not be killed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from retrieval.near_duplicates.pdq import BYTES, POSITIONS, pdq_missing
 _log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 1024**3
-"""Address space of a worker; numpy and OpenCV reserve a good part of it before they have seen a picture."""
+"""Address space of a worker; numpy and OpenCV reserve a large part of it at start."""
 CPU_S = 10.0
-"""CPU time of one job, in seconds: far above what the largest pictures take."""
+"""CPU time of one job, in seconds: far more than the largest pictures need."""
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Each thread of these libraries takes address space of its own."""
+"""Each thread of these libraries would reserve its own address space."""
 _MOST_VIEWS = 64
 
 
@@ -42,17 +42,17 @@ class _Compared(BaseModel):
 class GuardedComparer:
     """Computes hashes of pictures and tells whether two are the same; safe to call concurrently.
 
-    Both raise Unavailable if the process died of it (``COMPARER_FAILED``), or was killed from outside
-    (``COMPARER_KILLED``); and Overrun if there was no time.
+    Both methods raise Unavailable if the process crashed (``COMPARER_FAILED``) or was killed from outside
+    (``COMPARER_KILLED``), and Overrun on a timeout.
     """
 
     def __init__(self, *, workers: int = 2, cpu_s: float = CPU_S, wall_s: float = 30.0) -> None:
         """Starts nothing yet.
 
         Args:
-            workers: Processes at most; each holds numpy and OpenCV.
+            workers: Maximum number of processes; each loads numpy and OpenCV.
             cpu_s: CPU time of one job, in seconds.
-            wall_s: Time of one job on the clock, in seconds.
+            wall_s: Wall-clock time of one job, in seconds.
         """
         guard = Guard(
             cpu_s=cpu_s,
@@ -69,12 +69,12 @@ class GuardedComparer:
         """Hashes all frames with and without borders, in eight positions.
 
         Returns:
-            uint8 of shape (n, 8, 32); empty if the picture has too little to go by.
+            uint8 of shape (n, 8, 32); empty if the picture has too little structure.
         """
-        # A job without known frames is one for hashes: one kind of worker does both.
+        # A job without known frames asks for hashes: the same worker does both.
         reply = await self._run({"known": 0}, [frame.png for frame in picture.frames])
         try:
-            # A process that has decoded what a stranger sent is not trusted: its reply is checked too.
+            # A process that has decoded untrusted data is not trusted, so its reply is checked.
             (hashes,) = reply.payloads
             return np.frombuffer(hashes, np.uint8).reshape(-1, POSITIONS, BYTES)
         except ValueError as error:
@@ -110,7 +110,7 @@ class GuardedComparer:
         try:
             return await self._workers.run(job, frames)
         except WorkerDied as died:
-            # Not the picture's doing, such as a machine short of memory: it may be asked again.
+            # Not caused by the picture, as when the machine is short of memory: a retry may succeed.
             if died.death is Death.KILLED:
                 raise Unavailable(
                     "The process that compared the picture was killed from outside before it was done. Ask again.",
@@ -118,14 +118,14 @@ class GuardedComparer:
                 ) from None
             raise _failed(died) from None
         except JobFailed as failed:
-            # Only the worker imports pdqhash, so that it is the one to find out that it is missing.
+            # Only the worker imports pdqhash and can find out that it is missing.
             if failed.kind == NotLoaded.__name__:
                 raise pdq_missing() from None
             raise _failed(failed) from None
 
 
 def _failed(error: Exception) -> Unavailable:
-    # The type alone: the message comes from a process that has decoded a stranger's bytes, and may hold some (PR-1).
+    # Only the type: the message comes from a process that has decoded untrusted bytes, and may contain some (PR-1).
     _log.warning("the picture comparer failed by %s", type(error).__name__)
     return Unavailable(
         "The picture could not be compared with memes tried before. Try again later.", reason="COMPARER_FAILED"

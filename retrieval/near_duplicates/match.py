@@ -1,8 +1,8 @@
-"""Matching: tells whether a meme is already known, so that it need not be tried again.
+"""Matching: decides whether a meme is already known, so that it need not be tried again.
 
-A hash of the picture (PDQ) finds what may be the same; it hardly moves when one word of a caption is another. So a meme
-counts as the same only where the texts agree and no tile of the picture differs as well. Whatever is near and not that
-is told as near, with its distance: evidence, and no more.
+A perceptual hash (PDQ) finds possible matches, but it hardly changes when one word of a caption does. So a meme counts
+as the same only if the texts agree and no tile of the picture differs. Other near matches are reported as
+near-duplicates with their distance, which is merely evidence.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ Pixels = NDArray[np.uint8]
 """Upright RGB, of shape (height, width, 3)."""
 
 _BORDERS: Final = 2
-"""Borders, one within the other, that are taken off."""
+"""Maximum number of nested borders that are removed."""
 _LEFT: Final = 0.3
-"""Share of height and width that must be left."""
+"""Minimum share of height and width that must remain."""
 _PLAIN: Final = 48
-"""Levels by which a pixel of a border may be off the border's colour; a letter is further off."""
+"""Levels by which a border pixel may deviate from the border's colour; letters deviate more."""
 _SEAM: Final = 4
-"""Lines beside the picture in which a border may be anything: compression smears the picture into them."""
+"""Lines of a border next to the picture that are ignored, as compression smears the picture into them."""
 MISREAD_MOST: Final = 400
-"""Letters up to which a text may be misread; longer ones agree to the letter. Counted once characters were taken apart,
-which makes up to eighteen of one: what it takes to compare them grows by the square."""
+"""Maximum letters of a text for which misreadings are tolerated; longer texts must be equal. Counted after
+decomposition, which can turn one character into eighteen, as the cost of comparison is quadratic."""
 _POSITIONS: Final = 2
-"""Ways of turning or mirroring a picture that are tried, nearest first."""
+"""Maximum number of rotations or mirrorings that are tried, nearest first."""
 _TRIES: Final = 2
-"""Ways of laying it over the other that are tried for each: with its borders, or without."""
+"""Maximum number of alignments tried for each, with or without borders."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatchThresholds:
-    """Thresholds below which two memes count as the same; chosen on development pictures (docs/libraries.md).
+    """Thresholds up to which two memes count as the same; chosen on development pictures (docs/libraries.md).
 
     Attributes:
-        radius: Bits of 256 in which the hashes of two pictures may differ. PDQ's makers say 31 where the hash is all
-            there is to go by; here text and tiles decide, and a crop by 2 % is further off than that.
-        misread: Share of its letters and digits that a text read off a picture may differ in.
+        radius: Maximum Hamming distance of the hashes, of 256 bits. PDQ's authors recommend 31 if only the hash
+            decides; here text and tiles decide, and a crop by 2 % has a larger distance.
+        misread: Maximum share of differing letters and digits for a text read off a picture.
         tiles: Tolerated differences of two pictures.
-        tiles_if_misread: The same where the texts agree only because letters may have been misread: then the picture
-            alone must show that no letter is another.
+        tiles_if_misread: The same if the texts agree only under tolerance for misreading: then the picture alone must
+            show that all letters are equal.
     """
 
     radius: int = 80
@@ -73,8 +73,8 @@ class MemeText:
     """The text of a meme.
 
     Attributes:
-        text: Empty where there is none.
-        read: True if it was read off the picture, and so may be misread.
+        text: Text; empty if there is none.
+        read: True if it was read off the picture and may contain misread letters.
     """
 
     text: str
@@ -82,7 +82,7 @@ class MemeText:
 
 
 class HashedPicture:
-    """A picture, or a picture without its plain borders, with its hashes.
+    """A picture, with or without its plain borders, and its hashes.
 
     Attributes:
         pixels: Pixels of the picture.
@@ -109,10 +109,9 @@ class Fingerprint:
     """Comparable features of a meme.
 
     Attributes:
-        frames: Hashes of each frame: the whole of it and, where it has plain borders, what is within them, and what is
-            within those that are within them; what PDQ finds too little in to go by (a quality below 50) is left out,
-            so that a frame may have no view at all.
-        words: Its text.
+        frames: Views of each frame: the whole frame and the parts within its outer and inner plain borders, if it has
+            any. Views with a PDQ quality below 50 are omitted, so a frame may have no view.
+        words: Text of the meme.
     """
 
     frames: tuple[tuple[HashedPicture, ...], ...]
@@ -120,10 +119,10 @@ class Fingerprint:
 
 
 class Difference(StrEnum):
-    """Why a near meme does not count as the same."""
+    """Reason why a near-duplicate does not count as the same."""
 
     FRAMES_DIFFER = "FRAMES_DIFFER"
-    """Of animated memes: not as many, or one has nothing to go by."""
+    """The numbers of frames differ, or a frame has no usable view."""
     TOO_SMALL = "TOO_SMALL"
     CANT_BE_LAID = "CANT_BE_LAID"
     CUT_OFF = "CUT_OFF"
@@ -135,12 +134,12 @@ class Agreement(StrEnum):
 
     SAME = "SAME"
     MISREAD = "MISREAD"
-    """They differ in a few letters that a reader may have misread."""
+    """They differ in a few letters that may have been misread."""
     OTHER = "OTHER"
 
 
 def fingerprint(frames: Sequence[bytes], words: MemeText) -> Fingerprint:
-    """Fingerprints a meme by its frames, PNG files of ours: tens of milliseconds each.
+    """Fingerprints a meme by its frames, which are our own PNG files; takes tens of milliseconds each.
 
     Raises:
         NotLoaded: ``pdqhash`` is not installed.
@@ -180,7 +179,7 @@ def _views(pixels: Pixels) -> Iterator[HashedPicture]:
 
 
 def _is_plain_between(levels: NDArray[np.int16], outer: Box, inner: Box) -> bool:
-    """True if the borders are empty: a word in a trimmed border would never be missed."""
+    """True if the borders are empty, so that no word in a trimmed border is overlooked."""
     left, top, right, bottom = outer
     x0, y0, x1, y1 = inner
     above, below = levels[top : max(top, y0 - _SEAM), left:right], levels[min(bottom, y1 + _SEAM) : bottom, left:right]
@@ -198,29 +197,29 @@ def pictures_differ(
     nearness: MatchThresholds = MatchThresholds(),
     agreement: Agreement = Agreement.SAME,
 ) -> Difference | None:
-    """Why two memes are not the same to the eye; None where they are, in every frame and in one position.
+    """Returns the reason why two memes look different; None if all frames match in one position.
 
     Args:
-        known: One.
-        new: The other.
+        known: Known meme.
+        new: New meme.
         nearness: Thresholds of the comparison.
-        agreement: Agreement of their texts: if they may be misread, the tiles are compared more strictly.
+        agreement: Agreement of their texts; if it relies on misread letters, the tiles are compared more strictly.
     """
-    # Frames that were left out can't be compared, and a meme may well be in one of them.
+    # Omitted frames can't be compared, and may contain the difference.
     if len(known.frames) != len(new.frames):
         return Difference.FRAMES_DIFFER
     first: Difference | None = None
-    # By the first frame alone: a meme is turned or mirrored as a whole.
+    # By the first frame alone, as a meme is rotated or mirrored as a whole.
     positions = dict.fromkeys(position for position, *_ in _ways(known.frames[0], new.frames[0], nearness.radius))
     for position in list(positions)[:_POSITIONS]:
         tiles = nearness.tiles_if_misread if agreement is Agreement.MISREAD else nearness.tiles
-        # Frame by frame, and none behind the first that differs.
+        # Frame by frame, up to the first that differs.
         differs = next(
             filter(None, _differing(known, new, position=position, radius=nearness.radius, tiles=tiles)), None
         )
         if differs is None:
             return None
-        # The reason in the nearest position is the one that is told.
+        # Reports the reason of the nearest position.
         first = first or differs
     return first or Difference.FRAMES_DIFFER
 
@@ -230,7 +229,7 @@ def _differing(
 ) -> Iterator[Difference | None]:
     """Yields for each frame the reason why it differs in a position."""
     for one, other in zip(known.frames, new.frames, strict=True):
-        # Bounded, since each try compares all pixels, and a stranger chooses how many views there are.
+        # Bounded, since each try compares all pixels, and untrusted pictures determine the number of views.
         ways = [way for way in _ways(one, other, radius) if way[0] is position][:_TRIES]
         comparisons = [compare(a.pixels, turned(b.pixels, position), tiles) for _, a, b in ways]
         yield None if any(each.outcome is TileOutcome.SAME for each in comparisons) else _why(comparisons)
@@ -243,14 +242,14 @@ def _why(comparisons: Sequence[Comparison]) -> Difference:
 def _ways(
     known: Sequence[HashedPicture], new: Sequence[HashedPicture], radius: int
 ) -> list[tuple[Position, HashedPicture, HashedPicture]]:
-    """Lists the ways to lay one picture over the other: position and views, nearest first."""
+    """Lists ways to align the pictures: position and views, nearest first."""
     ways = []
     for i, a in enumerate(known):
         for j, b in enumerate(new):
             for k, position in enumerate(Position):
                 bits = distance(a.hash, b.hashes[k])
                 if bits <= radius:
-                    # Equal distances go by position and view, so that equal pictures get equal answers.
+                    # Ties are ordered by position and view, for deterministic results.
                     ways.append((bits, k, i, j, position))
     return [(position, known[i], new[j]) for _, _, i, j, position in sorted(ways)]
 
@@ -258,13 +257,12 @@ def _ways(
 def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThresholds().misread) -> Agreement:
     """Compares the texts of two memes.
 
-    Texts that were given must be the same but for case and spacing. Where one was read off a picture, signs and accents
-    don't count, what readers mistake for each other counts as one, and short ones may differ in a share of their
-    letters.
+    Given texts must be equal apart from case and spacing. If one was read off a picture, punctuation and accents are
+    ignored, letters that OCR confuses are equated, and short texts may differ in a share of their letters.
     """
     if text_key(one.text) == text_key(other.text):
         return Agreement.SAME
-    # Nobody misreads what was given: there, another letter is another text.
+    # Given texts contain no misreadings: a different letter means a different text.
     if not one.read and not other.read:
         return Agreement.OTHER
     a, b = letters_of(one.text), letters_of(other.text)
@@ -272,6 +270,6 @@ def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThreshold
         return Agreement.SAME
     if max(len(a), len(b)) > MISREAD_MOST:
         return Agreement.OTHER
-    # Rounded down: at 5 %, a text of fewer than 20 letters has none to spare, where one letter makes another word.
+    # Rounded down: at 5 %, texts of fewer than 20 letters must be equal, as one letter can change a word.
     most = int(misread * max(len(a), len(b)))
     return Agreement.MISREAD if Levenshtein.distance(a, b, score_cutoff=most) <= most else Agreement.OTHER

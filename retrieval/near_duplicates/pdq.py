@@ -1,8 +1,8 @@
-"""PDQ: 256 bits that stay nearly the same when a picture is scaled, compressed, blurred or loses its colours.
+"""PDQ: a 256-bit perceptual hash that is robust to scaling, compression, blur and loss of colour.
 
 By Facebook (https://github.com/facebook/ThreatExchange, ``pdq``), computed by ``pdqhash``. The bits are signs of low
-DCT coefficients of the luma, so turning or mirroring a picture permutes and flips them in a known way: the hashes of
-all eight positions come at the price of one.
+DCT coefficients of the luma, so rotating or mirroring a picture permutes and flips them in a known way, and the hashes
+of all eight positions cost no more than one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Hash = NDArray[np.uint8]
 BITS: Final = 256
 BYTES: Final = BITS // 8
 QUALITY_FLOOR: Final = 50
-"""PDQ's own measure of how much there is to go by, of 0 to 100; below this it says not to use the hash."""
+"""Minimum PDQ quality, of 0 to 100; PDQ advises against using hashes below it."""
 _SIDE: Final = 960
-"""Longest side, in pixels, at which a picture is hashed: what is larger is made smaller first. PDQ averages a picture
-down to 64 x 64 anyway, and nothing else of Python runs while it does."""
+"""Longest side, in pixels, at which a picture is hashed; larger ones are scaled down first. PDQ averages pictures down
+to 64 x 64 anyway, and holds the GIL meanwhile."""
 
 
 class Position(StrEnum):
@@ -56,16 +56,16 @@ _TURNS: Mapping[Position, Callable[[NDArray[Any]], NDArray[Any]]] = {
 
 
 def turned(pixels: NDArray[np.uint8], position: Position) -> NDArray[np.uint8]:
-    """The pixels, of shape (height, width, 3), brought into a position; counter-clockwise, mirrored left to right."""
+    """Returns pixels of shape (height, width, 3) in a position: turned counter-clockwise, mirrored left to right."""
     return np.ascontiguousarray(_TURNS[position](pixels))
 
 
 def hashes_of(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
-    """The hashes of a picture in its eight positions, and its quality.
+    """Computes the hashes of a picture in its eight positions, and their quality.
 
     Args:
-        pixels: Upright RGB, of shape (height, width, 3). Anything else (CMYK, palette indices, pixels as a camera
-            turned them) gives hashes of another picture: :class:`court.meme.Frame` is what to decode.
+        pixels: Upright RGB, of shape (height, width, 3). Anything else (CMYK, palette indices, EXIF-rotated pixels)
+            gives wrong hashes; decode a :class:`court.meme.Frame`.
 
     Returns:
         uint8 of shape (8, 32), in the order of :class:`Position`; the quality, 0 to 100.
@@ -80,7 +80,7 @@ def hashes_of(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
 def _reduced(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     height, width = pixels.shape[:2]
     by = _SIDE / max(height, width)
-    # To make a small one larger would add nothing to go by.
+    # Enlarging a small picture would add no information.
     if by >= 1:
         return np.ascontiguousarray(pixels)
     size = max(1, round(width * by)), max(1, round(height * by))
@@ -88,7 +88,7 @@ def _reduced(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def distance(one: Hash, other: Hash) -> int:
-    """In how many of 256 bits two hashes differ. Of unrelated pictures about 128, give or take 8."""
+    """Hamming distance of two hashes, of 256 bits. For unrelated pictures about 128, plus or minus 8."""
     return int(np.bitwise_count(one ^ other).sum())
 
 
@@ -102,7 +102,7 @@ def _pdqhash() -> ModuleType:
 
 
 def pdq_missing() -> NotLoaded:
-    """The error of an installation without ``pdqhash``."""
+    """Returns the error for an installation without ``pdqhash``."""
     return NotLoaded(
         "Known memes are found by PDQ, which is not installed: pip install 'memecourt[server]'.", reason="PDQ_MISSING"
     )

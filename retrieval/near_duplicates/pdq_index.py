@@ -1,4 +1,4 @@
-"""Exact search among PDQ hashes by the bits in which they differ."""
+"""Exact search among PDQ hashes by Hamming distance."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from retrieval.near_duplicates.pdq import BITS, BYTES
 
 
 class PdqIndex:
-    """Hashes and the rows that they belong to, searched exactly. Immutable, so any number of threads may search it.
+    """Exact index from hashes to row numbers. Immutable, so any number of threads may search it.
 
-    To add, make a new one by :meth:`with_more` and put it in the place of the old in one assignment: FAISS crashes
-    when something is added to an index that is being searched. Old and new share the block of what was there.
+    To add hashes, create a new index with :meth:`with_more` and replace the old one in a single assignment: FAISS
+    crashes if an index is modified during a search. Both share existing blocks.
     """
 
     def __init__(self, hashes: NDArray[np.uint8], rows: Sequence[int] | NDArray[np.int64]) -> None:
-        """Keeps a copy.
+        """Copies the hashes.
 
         Args:
             hashes: Hashes to index, shape (n, 32).
-            rows: The n numbers to be told for them; one may stand at several hashes.
+            rows: n row numbers to return for them; several hashes may share one.
 
         Raises:
-            ValueError: They don't fit each other.
+            ValueError: Their numbers differ.
         """
         self._blocks = (_Block(hashes, rows),) if len(hashes) or len(rows) else ()
 
@@ -35,9 +35,9 @@ class PdqIndex:
         return sum(len(block.rows) for block in self._blocks)
 
     def with_more(self, hashes: NDArray[np.uint8], rows: Sequence[int] | NDArray[np.int64]) -> PdqIndex:
-        """Another index, of these as well. Adding n hashes one by one copies each about log2(n) times."""
+        """Returns an index with these added. Adding n hashes one by one copies each about log2(n) times."""
         blocks = [*self._blocks, _Block(hashes, rows)]
-        # As a binary counter carries: each block stays larger than the next, so that a search goes through few of them.
+        # Like the carry of a binary counter: each block stays larger than the next, so there are few to search.
         while len(blocks) > 1 and len(blocks[-2].rows) <= len(blocks[-1].rows):
             last = blocks.pop()
             blocks[-1] = _Block(
@@ -48,7 +48,7 @@ class PdqIndex:
         return more
 
     def without_below(self, row: int) -> PdqIndex:
-        """Another index, without the rows below a number: a copy of all that is left."""
+        """Returns an index without the rows below a number; copies the remaining ones."""
         blocks = [(block.hashes[block.rows >= row], block.rows[block.rows >= row]) for block in self._blocks]
         return PdqIndex(
             np.concatenate([np.empty((0, BYTES), np.uint8), *(hashes for hashes, _ in blocks)]),
@@ -56,14 +56,14 @@ class PdqIndex:
         )
 
     def within(self, hashes: NDArray[np.uint8], radius: int) -> dict[int, int]:
-        """Rows of which a hash differs from one of these in at most ``radius`` bits, and in how many the nearest does.
+        """Returns rows with a hash within ``radius`` bits of one of these, each with its smallest distance.
 
         Args:
-            hashes: Hashes of one picture in all its positions, say: shape (n, 32).
+            hashes: Hashes to search, such as those of one picture in all positions; shape (n, 32).
             radius: Largest distance, in bits of 256.
 
         Raises:
-            ValueError: The hashes or the radius are none.
+            ValueError: The hashes or the radius are invalid.
         """
         if hashes.ndim != 2 or hashes.shape[1] != BYTES or hashes.dtype != np.uint8:
             raise ValueError(f"PDQ hashes are uint8 of shape (n, 32), not {hashes.dtype} of shape {hashes.shape}")
@@ -86,11 +86,11 @@ class _Block:
 
     @property
     def hashes(self) -> NDArray[np.uint8]:
-        """A copy: FAISS has its own, and there is no second one to keep."""
+        """Copy of the hashes, which only FAISS stores."""
         return np.asarray(faiss.vector_to_array(self._index.xb)).reshape(-1, BYTES)  # type: ignore[attr-defined]
 
     def within(self, hashes: NDArray[np.uint8], radius: int) -> list[tuple[int, int]]:
         with one_thread():
-            # FAISS finds what is nearer than the radius, not what is at it.
+            # FAISS excludes hits at exactly the radius.
             _, distances, places = self._index.range_search(np.ascontiguousarray(hashes), radius + 1)
         return list(zip(self.rows[places].tolist(), distances.astype(np.int64).tolist(), strict=True))

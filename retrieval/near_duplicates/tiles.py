@@ -1,8 +1,8 @@
-"""Tile comparison: lays one picture over another, and accepts no tile that differs.
+"""Tile comparison: aligns two pictures and rejects them if any tile differs.
 
-A hash of the whole picture hardly moves when one word of a caption is another. Here the second picture is brought to
-the place, size and colours of the first (crops, scaling, filters, grey copies), and what is left of the difference is
-looked at tile by tile.
+A hash of the whole picture hardly changes when one word of a caption does. Here the second picture is aligned with the
+first in position, size and colours (crops, scaling, filters, grey copies), and the remaining difference is examined
+tile by tile.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from numpy.typing import NDArray
 Pixels = NDArray[np.uint8]
 """RGB, of shape (height, width, 3)."""
 _Map = NDArray[np.float32]
-"""Of shape (2, 3): takes a place in the known picture, in pixels, to its place in the new one."""
+"""Affine map of shape (2, 3) from positions in the known picture to those in the new one, in pixels."""
 _Array = NDArray[Any]
 
 SIDE: Final = 512
-"""Longest side at which pictures are compared, in pixels: that of the pictures that a library keeps."""
+"""Longest side at which pictures are compared, in pixels: that of a library's thumbnails."""
 SMALLEST: Final = 200
-"""Longest side, in pixels, below which a caption can't be told from another."""
+"""Longest side, in pixels, below which captions can't be distinguished."""
 TILE: Final = 12
-"""Side of a tile, in pixels: about a letter or two of a caption. Tiles overlap: there is one around every pixel."""
+"""Side of a tile, in pixels: one or two letters of a caption. Tiles overlap: there is one around every pixel."""
 _GRID: Final = 256
-"""Longest side at which one picture is laid over the other, in pixels."""
+"""Longest side at which pictures are aligned, in pixels."""
 _UNTIL: Final = (cv2.TERM_CRITERIA_COUNT | cv2.TERM_CRITERIA_EPS, 30, 1e-5)
-"""Steps of the search for the best place (ECC), and the gain at which it ends."""
+"""Maximum iterations of the alignment (ECC), and the gain at which it stops."""
 _WELL_LAID: Final = 0.8
-"""Correlation from which on no other place is tried."""
+"""Correlation from which no other alignment is tried."""
 _SHARPEST: Final = 0.8
-"""Width of the blur that both are given, in pixels: what is left of a shift by half a pixel drowns in it."""
+"""Width of the blur applied to both, in pixels, which hides a remaining shift of half a pixel."""
 _BLURS: Final = (1.0, 1.7, 2.5)
-"""Further blur, in pixels, of which the sharper picture is given what makes it most like the other."""
+"""Additional blurs, in pixels, of which the best match is applied to the sharper picture."""
 _CLOSE_ENOUGH: Final = 25.0
-"""Mean of the squared differences, in levels, from which down no blur is tried."""
+"""Mean squared difference, in squared levels, below which no blur is tried."""
 _SPARSE: Final = 101
-"""One pixel in so many tells how colours have changed."""
+"""Sampling interval of the pixels used to fit the change of colours."""
 _OFF_AT_MOST: Final = 900.0
-"""What one pixel may say against a blur, in squared levels: a caption that is another says no more of it."""
+"""Cap on a pixel's squared difference when choosing a blur, so that a changed caption does not dominate."""
 
 
 class TileOutcome(StrEnum):
@@ -50,13 +50,13 @@ class TileOutcome(StrEnum):
 
     SAME = "SAME"
     TOO_SMALL = "TOO_SMALL"
-    """One of them is too small or too blurred to tell one caption from another."""
+    """One of them is too small or too blurred to distinguish captions."""
     CANT_BE_LAID = "CANT_BE_LAID"
-    """They can't be laid over each other."""
+    """They can't be aligned."""
     CUT_OFF = "CUT_OFF"
-    """One shows too much that the other doesn't."""
+    """One shows too much that the other lacks."""
     TILE_DIFFERS = "TILE_DIFFERS"
-    """A part of one is another in the other."""
+    """A tile differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Tolerance:
     """Tolerance of the comparison.
 
     Attributes:
-        tile: Root mean square of what differs within a tile, in levels of 0 to 255.
-        cut: Share of the height or width of either picture that may lie outside the other on one side. Small text
-            stands at the edge of many memes, and what is cut off is not compared.
-        blur: Blur of one against the other, in pixels.
+        tile: Maximum root mean square difference within a tile, in levels of 0 to 255.
+        cut: Maximum share of height or width of either picture outside the other on one side. Many memes have small
+            text at the edge, and cropped parts are not compared.
+        blur: Maximum difference in blur, in pixels.
     """
 
     tile: float = 30.0
@@ -77,12 +77,12 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two pictures side by side.
+    """Result of comparing two pictures.
 
     Attributes:
         outcome: Outcome of the comparison.
-        worst: Root mean square difference of the worst tile, in levels; None if it did not come to that.
-        cut: Largest share of height or width that lies outside the other on one side; likewise.
+        worst: Root mean square difference of the worst tile, in levels; None if tiles were not compared.
+        cut: Largest share of height or width outside the other on one side; None if they were not aligned.
     """
 
     outcome: TileOutcome
@@ -99,7 +99,7 @@ def compare(known: Pixels, new: Pixels, tolerance: Tolerance = Tolerance()) -> C
     over = _laid_over(known, new)
     if over is None:
         return Comparison(TileOutcome.CANT_BE_LAID)
-    # In both directions: either picture may show what the other lacks.
+    # In both directions, as either picture may show something that the other lacks.
     cut = max(_lacking(over, known, new), _lacking(_back(over), new, known))
     if cut > tolerance.cut:
         return Comparison(TileOutcome.CUT_OFF, cut=cut)
@@ -109,7 +109,7 @@ def compare(known: Pixels, new: Pixels, tolerance: Tolerance = Tolerance()) -> C
         cv2.warpAffine(new, over, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE), dtype=np.uint8
     )
     there = cv2.warpAffine(np.full(new.shape[:2], 255, np.uint8), over, (width, height), flags=flags) == 255
-    # Without the rim, where what is laid over it is mixed with what lies beyond the picture.
+    # Without the rim, where the aligned picture is blended with the area outside it.
     there = cv2.erode(there.astype(np.uint8), np.ones((3, 3), np.uint8)) > 0
     worst, blur = _worst(known, laid, there, tolerance.tile)
     if worst > tolerance.tile:
@@ -134,11 +134,11 @@ def _grey(pixels: Pixels, scale: float) -> Pixels:
 
 
 def _laid_over(known: Pixels, new: Pixels) -> _Map | None:
-    """Finds the place of each known pixel in the new picture; None if they can't be laid over each other."""
+    """Aligns the new picture with the known one; None if that fails."""
     scale = _GRID / max(*known.shape[:2], *new.shape[:2])
     small = (_grey(known, scale), _grey(new, scale))
     best, most = None, 0.0
-    # Features only where scaling alone does not lay them well.
+    # Features are only used if scaling alone does not align them well.
     for find in (_stretched, _by_features):
         start = find(*small)
         if start is None or most >= _WELL_LAID:
@@ -146,19 +146,19 @@ def _laid_over(known: Pixels, new: Pixels) -> _Map | None:
         try:
             likeness, over = cv2.findTransformECC(*small, start, cv2.MOTION_AFFINE, _UNTIL)
         except cv2.error:
-            continue  # it did not settle: one of them has no gradients, or they are too unlike
+            continue  # no convergence: one of them has no gradients, or they are too different
         if likeness > most:
             best, most = np.asarray(over, dtype=np.float32), likeness
     if best is None or not _is_likely(best):
         return None
-    # From the centres of the large pixels to those of the small ones, across, and back. Each side has a scale of its
-    # own: sizes are whole pixels.
+    # Maps centres of large pixels to small ones, across, and back. Each side has its own scale, as sizes are whole
+    # pixels.
     full = _scaling(small[1], new) @ np.vstack([best, [0, 0, 1]]) @ _scaling(known, small[0])
     return np.asarray(full[:2], dtype=np.float32)
 
 
 def _scaling(source: _Array, target: _Array) -> _Array:
-    """From places in one picture to those in its scaled copy, of shape (3, 3)."""
+    """Returns the map from positions in a picture to those in its scaled copy, of shape (3, 3)."""
     x, y = target.shape[1] / source.shape[1], target.shape[0] / source.shape[0]
     return np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]])
 
@@ -184,8 +184,8 @@ def _by_features(known: Pixels, new: Pixels) -> _Map | None:
 
 
 def _is_likely(over: _Map) -> bool:
-    """True if the map is about upright and scales both directions alike."""
-    # Turns and mirrorings are undone before: what looks like one here is a wrong match.
+    """True if the map has almost no rotation and scales both directions equally."""
+    # Rotations and mirrorings were undone before, so one found here is a false match.
     (a, b, _), (c, d, _) = over.tolist()
     return bool(0.7 < a < 1.43 and 0.7 < d < 1.43 and abs(b) < 0.05 and abs(c) < 0.05 and 0.9 < a / d < 1.1)
 
@@ -195,9 +195,9 @@ def _back(over: _Map) -> _Map:
 
 
 def _lacking(over: _Map, known: Pixels, new: Pixels) -> float:
-    """The largest share of the known picture's height or width that lies outside the new one on one side."""
+    """Returns the largest share of the known picture's height or width outside the new one on one side."""
     height, width = known.shape[:2]
-    # Places are those of the centres of pixels: the edges of a picture lie half a pixel beyond.
+    # Positions refer to pixel centres; the edges of a picture lie half a pixel beyond.
     (x0, y0), (x1, y1) = (np.array([[-0.5, -0.5, 1], [width - 0.5, height - 0.5, 1]]) @ over.T).tolist()
     across = max(-0.5 - x0, x1 - new.shape[1] + 0.5) / max(x1 - x0, 1e-6)
     down = max(-0.5 - y0, y1 - new.shape[0] + 0.5) / max(y1 - y0, 1e-6)
@@ -219,7 +219,7 @@ def _worst(known: Pixels, laid: Pixels, there: _Array, enough: float) -> tuple[f
 
 
 def _equally_blurred(known: Pixels, laid: Pixels, samples: _Array) -> tuple[_Array, _Array, float]:
-    """Both, the sharper one blurred as far as makes it most like the other; and how far, in pixels."""
+    """Returns both pictures, the sharper one with the best matching blur, and the width of that blur in pixels."""
     one, other = _blurred(known, _SHARPEST), _blurred(laid, _SHARPEST)
     best, off, blur_of_best = (one, other), _colours(one, other, samples)[0], 0.0
     if off <= _CLOSE_ENOUGH:
@@ -229,7 +229,7 @@ def _equally_blurred(known: Pixels, laid: Pixels, samples: _Array) -> tuple[_Arr
             width = float(np.hypot(_SHARPEST, blur))
             tried = (_blurred(known, width), other) if soften_known else (one, _blurred(laid, width))
             so_off = _colours(*tried, samples)[0]
-            # The blurs rise: where one is too much, the wider ones are too.
+            # Blurs are ascending: if one is too wide, all later ones are.
             if so_off >= off:
                 break
             best, off, blur_of_best = tried, so_off, blur
@@ -255,13 +255,13 @@ def _colours(source: _Array, target: _Array, samples: _Array) -> tuple[float, _A
     """
     flat, wanted = source.reshape(-1, 3)[samples] / 255.0, target.reshape(-1, 3)[samples]
     features = np.concatenate([flat, flat * flat, np.ones((len(flat), 1), np.float32)], axis=1).astype(np.float64)
-    # What was clipped says nothing of the rest, unless there is nothing else.
+    # Clipped pixels are ignored unless there are too few others.
     use = np.flatnonzero(((wanted > 3) & (wanted < 252)).all(axis=1))
     if len(use) < 0.02 * len(flat):
         use = np.arange(len(flat))
     for _ in range(2):
         of = features[use]
-        # A trace of a penalty: the channels of a grey picture are all the same, and could not be solved for.
+        # A tiny ridge penalty: equal channels of a grey picture make the system singular.
         change = np.linalg.solve(of.T @ of + 1e-6 * len(of) * np.eye(7), of.T @ wanted[use])
         off = ((of @ change - wanted[use]) ** 2).mean(axis=1)
         use = use[off <= np.quantile(off, 0.8)]

@@ -21,7 +21,7 @@ _NO_TEXT = MemeText("", read=False)
 
 
 def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """Hashes the frames in the payloads; or, where there are frames of a known meme, tells whether they are the same.
+    """Hashes the frames in the payloads, or compares them with frames of a known meme, if there are any.
 
     Args:
         job: ``known``, how many of the payloads are frames of the known meme; none to hash. For a comparison
@@ -44,8 +44,8 @@ def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any
 
 
 def main() -> None:
-    """Serves until the parent is gone."""
-    # Each thread takes address space of its own, which the guard bounds.
+    """Serves jobs until the parent process exits."""
+    # Each thread reserves its own address space, which the sandbox limits.
     cv2.setNumThreads(1)
     worker_child.serve(answer)
 

@@ -31,30 +31,29 @@ from retrieval.precedents.search import LibraryInfo, Query, SearchRequest, searc
 T = TypeVar("T")
 
 Progress = Callable[[str, int, int], None]
-"""Told what is done, how much of it, and of how much."""
+"""Progress callback: step, amount done and total."""
 
 _THREADS = 8
-"""Searches at once: as many texts as the built-in encoder takes together. More only wait for each other, and for the
-interpreter."""
+"""Concurrent searches: the batch size of the built-in encoder. More would only wait for each other and for the GIL."""
 
 _FAST = "fast.faiss"
-"""Beside the files of a generation: a cache that is made anew where it does not fit."""
+"""Cache file of a generation's candidate index, which is rebuilt if it does not match."""
 _FILTERS = 32
-"""Choices of rows kept for the next search with the same filter; each is a byte a row."""
+"""Row masks cached for searches with the same filter, at one byte per row each."""
 _MANY = 1000
-"""Ids from which on all are gone through."""
+"""Number of ids from which all memes are iterated instead of looked up one by one."""
 _MOST_ISSUED, _ISSUED_S = 10_000, 900.0
-"""Precedents whose library is remembered, and for how many seconds: a trial asks for pictures soon after."""
+"""Number of precedents whose library is remembered, and for how many seconds: trials request pictures soon after."""
 
 
 class _Snapshot:
-    """A library made ready to be searched; never changed, so that a search that has one sees one library to its end."""
+    """An immutable library prepared for search, so that each search sees a single library throughout."""
 
     def __init__(self, library: Library, before: _Snapshot | None = None) -> None:
-        """``before`` is what was searched until now: of the same generation, its index is taken over."""
+        """``before`` is the previous snapshot, whose index is reused if the generation is the same."""
         self.library = library
         text_dim = library.manifest.encoder.text_dim
-        # An object that is shared as long as the generation is the same (Library.newer).
+        # Library.newer shares this object as long as the generation is the same.
         same = before is not None and before.library.base is library.base
         # Until it is warm, it scans all rows.
         self.base: FusedIndex = before.base if before and same else FusedIndex(library.base.rows, text_dim)
@@ -63,13 +62,13 @@ class _Snapshot:
         self.index = SegmentedIndex([self.base, added], library.overlay.hidden)
         self.harmful = harmful_rows(library)
         self.tuning: Tuning = library.manifest.tuning
-        # Both go through all flags of a library that was changed: not for the first search to wait for.
+        # Both iterate over all flags of a changed library, which the first search should not have to wait for.
         self.counts: Counts = library.counts
         self.identity: LibraryIdentity = library.identity
         self._chosen: dict[Filter, NDArray[np.bool_]] = {}
 
     def warm(self, progress: Progress | None) -> None:
-        """Reads the rows and, of many, reads or makes what names candidates among them; once for each generation.
+        """Reads the rows and loads or builds the candidate index of a large library; once per generation.
 
         Raises:
             RuntimeError: FAISS failed.
@@ -81,7 +80,7 @@ class _Snapshot:
             path = self.library.directory / _FAST
             digest = self.library.manifest.files[VECTORS].sha256
             made = partial(tell, "rows made quick to search")
-            # One assignment, while others search the same index: with and without it they find the same.
+            # A single assignment, as other threads search the same index; results are the same with and without it.
             self.base.fast = load_or_build(
                 path, self.base.rows, text_dim=self.base.text_dim, vectors_digest=digest, progress=made
             )
@@ -89,14 +88,14 @@ class _Snapshot:
         self.warmed = True
 
     def choose(self, where: Filter | None) -> NDArray[np.bool_] | None:
-        """Which rows may be found, shape (rows,); None for all. Raises BadLibrary."""
+        """Returns the mask of rows that may be found, shape (rows,); None for all. Raises BadLibrary."""
         if where is None or where == EVERYTHING:
             return None
-        # Without a lock: at worst, two searches make the same choice.
+        # Without a lock: at worst, two searches compute the same mask.
         chosen = self._chosen.get(where)
         if chosen is None:
             chosen = self.library.choose(where)
-            # Callers choose the filters, so that there may be any number of them.
+            # Bounded, as callers may send any number of filters.
             if len(self._chosen) < _FILTERS:
                 self._chosen[where] = chosen
         return chosen
@@ -110,7 +109,7 @@ class _Snapshot:
         chosen = self.choose(where)
         if chosen is None:
             return self.counts.memes
-        # A choice may hold hidden rows, which are never found.
+        # The mask may include hidden rows, which are never found.
         return int(np.count_nonzero(chosen)) - sum(bool(chosen[row]) for row in self.library.overlay.hidden)
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
@@ -147,7 +146,7 @@ class _Snapshot:
 
 
 class _IssuedIds:
-    """Which precedents were found of late in which lineage: in another library an id may mean another meme."""
+    """Tracks in which lineage precedents were recently found: in another library an id may mean another meme."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -155,25 +154,25 @@ class _IssuedIds:
         self._former: dict[str, _Snapshot] = {}
 
     def note(self, lineage: str, ids: Collection[str]) -> None:
-        """Notes the ids found in a library."""
+        """Records ids found in a library."""
         now = time.monotonic()
         with self._lock:
             for id_ in ids:
-                # Out and in again: the order of this mapping is that of last use, by which the oldest are forgotten.
+                # Removed and re-inserted, so that the mapping is in LRU order.
                 self._found.pop((lineage, id_), None)
                 self._found[lineage, id_] = now
             self._forget(now)
 
     def replaced(self, former: _Snapshot, lineage: str) -> None:
-        """From now on another library is searched, of this lineage."""
+        """Records that another library, of this lineage, is searched from now on."""
         with self._lock:
             self._former[former.library.manifest.lineage] = former
-            # A library that comes back is the current one again.
+            # A library that returns is the current one again.
             self._former.pop(lineage, None)
             self._forget(time.monotonic())
 
     def where(self, id_: str, current: _Snapshot) -> list[_Snapshot]:
-        """In what it was found of late; the current library where in none."""
+        """Returns the libraries in which an id was recently found; the current one if none."""
         with self._lock:
             libraries = {**self._former, current.library.manifest.lineage: current}
             found = [one for lineage, one in libraries.items() if (lineage, id_) in self._found]
@@ -192,25 +191,25 @@ class _IssuedIds:
 
 
 class ThreadedFinder(ABC):
-    """Base of finders whose searches run in threads of their own; see :class:`court.ports.PrecedentFinder`.
+    """Base of finders whose searches run in their own threads; see :class:`court.ports.PrecedentFinder`.
 
     Attributes:
-        encoder: Encoder by which memes are compared.
+        encoder: Encoder of the queries.
     """
 
     def __init__(self, encoder: Encoder, threads: int, name: str) -> None:
-        """Starts no thread yet; ``name`` is what they will be called."""
+        """Starts no thread yet; ``name`` is the prefix of thread names."""
         self.encoder = encoder
-        # Not the event loop's own pool: searches would wait behind whatever else runs there, and the other way round.
+        # Not the event loop's default pool, where searches and other work would delay each other.
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     def close(self) -> None:
-        """Lets go of the threads, once what they search is found."""
+        """Stops the threads once their searches have finished."""
         self._threads.shutdown()
 
     @abstractmethod
     def _search(self, query: Callable[[], Query], wanted: SearchRequest) -> Callable[[], Findings]:
-        """Returns a search of the library of this moment, to be made in a thread; the query is embedded there."""
+        """Returns a function that embeds the query and searches the current library, to be run in a thread."""
 
     async def find(
         self,
@@ -229,21 +228,20 @@ class ThreadedFinder(ABC):
 
         Args:
             text: Text of the meme; empty if it has none.
-            frames: Representative frames of its picture; none where it has no picture.
+            frames: Representative frames of its picture; empty without one.
             pixels_sha256: Digest of its normalised pixels.
             exhibits: Number of precedents to show.
-            tally: Least number of precedents to count.
+            tally: Minimum number of precedents to count.
             alpha: Weight of the text, in [0, 1]; None for the library's own.
-            exclude: Ids of precedents to leave out.
-            where: Which precedents may be found; None for all.
-            leave_out_duplicates: True to leave out the meme itself and its near-duplicates: the same picture, the same
-                text, or both halves as near as :data:`retrieval.precedents.search.NEAR` says.
+            exclude: Ids of precedents to exclude.
+            where: Filter of the precedents; None for all.
+            leave_out_duplicates: True to exclude the meme itself and its near-duplicates: same picture, same text, or
+                both halves within :data:`retrieval.precedents.search.NEAR`.
 
         Raises:
-            BadLibrary: The library is damaged; or, where others may replace it, is not there any more or was made with
-                another encoder.
-            ValueError: Alpha is outside [0, 1], or a number below 0.
-            Unavailable: The search could not be made now.
+            BadLibrary: The library is damaged; or a shared library is gone or was built with another encoder.
+            ValueError: Alpha is outside [0, 1], or a count is negative.
+            Unavailable: The search can't be made now.
         """
         wanted = SearchRequest(
             exhibits=exhibits,
@@ -253,7 +251,7 @@ class ThreadedFinder(ABC):
             where=where,
             leave_out_duplicates=leave_out_duplicates,
         )
-        # Embedded in the thread as well: an encoder may take longer than the search.
+        # Embedded in the thread too, as the encoder may take longer than the search.
         query = partial(Query.embedded, self.encoder, text=text, frames=frames, pixels_sha256=pixels_sha256)
         return await self._in_thread(self._search(query, wanted), "searched")
 
@@ -261,7 +259,7 @@ class ThreadedFinder(ABC):
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
-            # What they say may hold addresses of memory or paths: it stays in the cause, and no caller sees it.
+            # Their messages may contain memory addresses or paths, so they stay in the cause, which callers don't see.
             raise Unavailable(
                 f"The precedent library could not be {done}. Try again; if it happens again, restart the court.",
                 reason="SEARCH_FAILED",
@@ -269,10 +267,10 @@ class ThreadedFinder(ABC):
 
 
 class LibraryFinder(ThreadedFinder):
-    """Finds precedents in a library that may be swapped for another while it is searched."""
+    """Finds precedents in a library on disk, which can be swapped during searches."""
 
     def __init__(self, library: Library, encoder: Encoder) -> None:
-        """Raises BadLibrary if the library was made with another encoder."""
+        """Raises BadLibrary if the library was built with another encoder."""
         super().__init__(encoder, _THREADS, "precedents")
         self._issued = _IssuedIds()
         self._snapshot = self._ready(library, None)
@@ -289,31 +287,32 @@ class LibraryFinder(ThreadedFinder):
 
     @property
     def searched(self) -> Library:
-        """The library that is searched now."""
+        """Currently searched library."""
         return self._snapshot.library
 
     def swap(self, library: Library) -> None:
-        """Searches this library from now on; a search that has begun ends in the former.
+        """Switches to another library; searches in progress finish in the old one.
 
-        It is made warm before, which for a large library of other rows takes a while: not to be called where that is
-        waited for.
+        The new library is warmed first, which takes a while for a large one with other rows, so don't call this on the
+        event loop.
 
         Raises:
             BadLibrary: The library was made with another encoder.
         """
         snapshot = self._ready(library, self._snapshot)
-        # Before it is searched: the former answers as quickly as ever meanwhile.
+        # Warmed before the switch; meanwhile the old one answers as fast as before.
         snapshot.warm(None)
         self._snapshot = snapshot
 
     def warm(self, progress: Progress | None = None) -> None:
-        """Makes the first search as quick as the next: before that they find the same, but later.
+        """Makes the first search as fast as later ones; results are the same without it.
 
-        The vectors are read from the disk, and of a large library what names candidates among its rows; where that is
-        not there yet, or is damaged, it is made.
+        Reads the vectors from disk, and loads the candidate index of a large library, or builds it if it is missing or
+        damaged.
 
         Args:
-            progress: Told how many rows that is made of, if it has to be; then how many bytes of vectors are read.
+            progress: Called with the rows encoded, if the index has to be built, and then with the bytes of vectors
+                read.
 
         Raises:
             RuntimeError: FAISS failed.
@@ -322,7 +321,7 @@ class LibraryFinder(ThreadedFinder):
 
     @override
     def _search(self, query: Callable[[], Query], wanted: SearchRequest) -> Callable[[], Findings]:
-        # Taken once: should the library be swapped while this waits for a thread, all of it is still searched in one.
+        # Captured once, so that a swap during the wait for a thread doesn't mix two libraries.
         snapshot = self._snapshot
 
         def work() -> Findings:
@@ -337,15 +336,15 @@ class LibraryFinder(ThreadedFinder):
         return LibraryInfo.of(self._snapshot)
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
-        """Pictures of precedents: see :class:`court.ports.PrecedentFinder`.
+        """Reads pictures of precedents: see :class:`court.ports.PrecedentFinder`.
 
-        They are looked for in the library that they were found in: within one, an id is never given to a second meme,
-        and where a library was replaced by another, what was found in the former of late is still shown from it. An id
-        that was found in both, with different pictures, has none, since nobody can say which is meant.
+        Each is read from the library in which it was found: within one lineage an id never refers to a second meme, and
+        precedents recently found in a replaced library are still read from that one. An id found in both with different
+        pictures has none, as it is ambiguous.
 
         Raises:
-            BadLibrary: A picture is not what it was when written: it is not shown, nor passed over in silence.
-            Unavailable: They could not be read now.
+            BadLibrary: A picture has changed since it was written.
+            Unavailable: They can't be read now.
         """
         snapshot = self._snapshot
 
@@ -370,7 +369,7 @@ class LibraryFinder(ThreadedFinder):
 def _rows_of(library: Library, ids: Collection[str]) -> list[int]:
     if len(ids) <= _MANY:
         return [row for id_ in ids if (row := library.row_of(id_)) is not None]
-    # Gone through once, rather than asked for one by one.
+    # A single pass instead of individual look-ups.
     wanted = set(ids)
     live = range(library.flags.size) if library.live is None else library.live.tolist()
     return [row for row, id_ in zip(live, library.ids(), strict=True) if id_ in wanted]

@@ -1,4 +1,4 @@
-"""Finder of a court that searches for nothing, so that neither encoder nor library has to be there."""
+"""Finder of a court without precedents, which needs neither encoder nor library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from court.precedents import Findings, LibraryIdentity
 
 
 class NoLibrary:
-    """Finder without a library: to search it is an error, since no precedent is no finding."""
+    """Finder without a library: searching it is an error, as it must not be mistaken for finding no precedents."""
 
     @property
     def library(self) -> LibraryIdentity:
@@ -35,4 +35,4 @@ class NoLibrary:
         raise NotLoaded("This court was opened without a library of precedents.", reason="NO_LIBRARY")
 
     def close(self) -> None:
-        """Has nothing to let go of."""
+        """Does nothing."""

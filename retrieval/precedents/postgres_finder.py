@@ -1,8 +1,8 @@
 """The court's precedent finder over a PostgreSQL database with pgvector, for several replicas that share it.
 
-It finds what :class:`retrieval.precedents.finder.LibraryFinder` finds in the same library on disk, and says of it what
-that says: the search itself is one code (:mod:`retrieval.precedents.search`), on another shelf. Each search sees the
-library as it was at one moment; what other replicas change is found by the next one, without anybody being told.
+Its results equal those of :class:`retrieval.precedents.finder.LibraryFinder` on the same library on disk: both use the
+same search code (:mod:`retrieval.precedents.search`) on different views. Each search sees a consistent snapshot;
+changes by other replicas are visible to the next search without notification.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from retrieval.library.postgres.connections import Connection
 
 _THREADS = 4
-"""Searches at once, each with a connection. Who waits is embedded together; the rest is waiting for the server."""
+"""Concurrent searches, each with a connection. Waiting queries are embedded in one batch; the rest is server time."""
 _MOST_ISSUED = 10_000
-"""Precedents of which is remembered on which shelf they were found: a trial asks for pictures soon after."""
+"""Number of precedents whose shelf is remembered: trials request pictures soon after a search."""
 
 
 class PgvectorFinder(ThreadedFinder):
@@ -44,26 +44,26 @@ class PgvectorFinder(ThreadedFinder):
     """
 
     def __init__(self, address: Address, connections: Connections, encoder: Encoder, state: State) -> None:
-        """Takes over the connections; use :meth:`open`."""
+        """Takes ownership of the connections; use :meth:`open`."""
         super().__init__(encoder, _THREADS, "pgvector")
         self.address = address
         self._connections = connections
         self._state = state
         self._issued: OrderedDict[str, set[int]] = OrderedDict()
         self._shelves: dict[int, State] = {state.shelf: state}
-        # Guards all that is remembered of searches: several end at once, each in its thread.
+        # Guards the state remembered from searches, which end concurrently in several threads.
         self._lock = threading.Lock()
 
     @classmethod
     async def open(cls, address: Address, encoder: Encoder) -> Self:
-        """Looks which library there is.
+        """Opens the finder on the current library.
 
         Args:
             address: Address of the database.
             encoder: Encoder that the library is to be searched with.
 
         Raises:
-            BadLibrary: There is none, or no pgvector, or it was made with another encoder or has another format.
+            BadLibrary: There is no library or no pgvector, or the library has another encoder or format.
             BadRequest: The address has a part that PostgreSQL does not know.
             NotLoaded: The driver is not installed.
             Unavailable: The server is away.
@@ -79,25 +79,24 @@ class PgvectorFinder(ThreadedFinder):
 
     @property
     def library(self) -> LibraryIdentity:
-        """Identity of the library at the finder's last look; findings name the one that they come from."""
+        """Identity of the library at the finder's last access; findings name the library they come from."""
         return self._state.identity
 
     @override
     def close(self) -> None:
-        """Lets go of the threads, once what they search is found, and of the connections."""
+        """Stops the threads once their searches have finished, and closes the connections."""
         super().close()
         self._connections.close()
 
     @override
     def _search(self, query: Callable[[], Query], wanted: SearchRequest) -> Callable[[], Findings]:
         def work() -> Findings:
-            # Before a connection is taken: no transaction waits for it, and a search that is made again does not repeat
-            # it.
+            # Before taking a connection, so that no transaction waits for the encoder and a retry does not embed again.
             embedded = query()
 
             def search(connection: Connection) -> tuple[State, Findings]:
                 state = read_state(connection, self._state)
-                # Each time: a library of another encoder may have been pushed since.
+                # Checked each time, as a library with another encoder may have been pushed since.
                 _require(self.encoder, state)
                 return state, search_library(PostgresView(connection, state), embedded, wanted)
 
@@ -111,7 +110,7 @@ class PgvectorFinder(ThreadedFinder):
         """Describes the current library.
 
         Raises:
-            BadLibrary: The library is damaged, or no longer there.
+            BadLibrary: The library is damaged or gone.
             Unavailable: The server is away.
         """
 
@@ -123,12 +122,12 @@ class PgvectorFinder(ThreadedFinder):
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         """Pictures of precedents: see :class:`court.ports.PrecedentFinder`.
 
-        They are looked for in the library that they were found in, as long as it is there: the one before the current
-        one is kept. An id that was found in both, with different pictures, has none.
+        Each is read from the library in which it was found, as long as that exists: the previous one is kept. An id
+        found in both with different pictures has none.
 
         Raises:
-            BadLibrary: A picture is not what it was when it was put there: it is not shown, nor passed over in silence.
-            Unavailable: They could not be read now.
+            BadLibrary: A picture has changed since it was stored.
+            Unavailable: They can't be read now.
         """
 
         def read(connection: Connection) -> list[Frame | None]:
@@ -138,10 +137,10 @@ class PgvectorFinder(ThreadedFinder):
             def picture(id_: str) -> Frame | None:
                 with self._lock:
                     noted = [self._shelves[shelf] for shelf in sorted(self._issued.get(id_, ()))]
-                # In one lineage an id is never given to a second meme, on whichever shelf it was found.
+                # Within one lineage an id never refers to a second meme, on any shelf.
                 others = [state for state in noted if state.about.lineage != current.about.lineage]
                 where = [state for state in others if state.shelf in there]
-                # Of this lineage, or of none that is remembered: what the current library has is meant.
+                # Found in this lineage, or not remembered: the current library's precedent is meant.
                 if not noted or len(others) < len(noted):
                     where.append(current)
                 found = {PostgresView(connection, state).picture(id_) for state in where}
@@ -153,9 +152,9 @@ class PgvectorFinder(ThreadedFinder):
         return await self._in_thread(lambda: self._connections.reading(read), "read")
 
     def _note(self, state: State, ids: Collection[str]) -> None:
-        """Notes the ids found in a library."""
+        """Records ids found in a library."""
         with self._lock:
-            # Searches end in any order: an old one must not bring back the shelf that it began with.
+            # Searches end in any order: an older one must not restore the shelf it began with.
             if state.shelf >= self._state.shelf:
                 self._state = state
             self._shelves[state.shelf] = state
@@ -165,7 +164,7 @@ class PgvectorFinder(ThreadedFinder):
             while len(self._issued) > _MOST_ISSUED:
                 self._issued.popitem(last=False)
             named = {self._state.shelf}.union(*self._issued.values())
-            # A shelf is kept for as long as an id is remembered that was found there.
+            # A shelf is remembered as long as an id found there is.
             for shelf in self._shelves.keys() - named:
                 del self._shelves[shelf]
 

@@ -21,13 +21,13 @@ from retrieval.library.ports import LibraryView
 from retrieval.text import script_of, text_key
 
 NEAR = MinSimilarity(text=0.80, picture=0.70)
-"""Similarities from which on, in both halves, two memes are nearly the same, as in a benchmark's check."""
+"""Similarities from which, in both halves, two memes count as near-duplicates, as in the benchmark's check."""
 NEARLY = 0.95
-"""Cosine, half by half, from which on two precedents are nearly the same."""
+"""Cosine per half from which two precedents are near-duplicates."""
 _FEW_DUPLICATES, _MOST_DUPLICATES = 64, 4096
-"""Rows looked at for near-duplicates, at first and at most."""
+"""Initial and maximum number of rows examined for near-duplicates."""
 _SPARE, _MOST_LOOKED_AT = 8, 16_384
-"""Rows found beyond those asked for, in the place of clones; and at most, however many clones there are."""
+"""Additional rows fetched to replace duplicates, and the maximum number of rows fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class LibraryInfo:
 
     @classmethod
     def of(cls, shelf: LibraryView) -> LibraryInfo:
-        """Describes the library behind this view."""
+        """Describes the library of a view."""
         return cls(shelf.identity, shelf.counts, shelf.tuning)
 
 
@@ -55,13 +55,13 @@ class Query:
     """Embedded query of a search.
 
     Attributes:
-        text: float32 of shape (text_dim,), or None where there is none to compare.
-        picture: float32 of shape (picture_dim,), or None where there is none to compare.
-        text_key: To tell the same text.
-        pixels_sha256: To tell the same picture.
+        text: float32 of shape (text_dim,), or None if there is no text to compare.
+        picture: float32 of shape (picture_dim,), or None if there is no picture to compare.
+        text_key: Key that equal texts share.
+        pixels_sha256: Digest that equal pictures share.
         text_cut: True if the text is longer than the encoder reads.
         text_not_understood: True if there is a text and the encoder can't read it, so that ``text`` is None.
-        script: Script of the text, by which its minimum similarity is known.
+        script: Script of the text, which determines its minimum similarity.
     """
 
     text: NDArray[np.float32] | None
@@ -74,7 +74,7 @@ class Query:
 
     @classmethod
     def embedded(cls, encoder: Encoder, text: str, frames: Sequence[Frame], pixels_sha256: str) -> Query:
-        """A meme, as this encoder sees it."""
+        """Embeds a meme with an encoder."""
         texts, pictures = encoder.embed_meme(text, [frame.png for frame in frames])
         key, read = text_key(text), bool(texts.vectors[0].any())
         return cls(
@@ -111,26 +111,26 @@ class SearchRequest:
 
 
 def search_library(shelf: LibraryView, query: Query, wanted: SearchRequest) -> Findings:
-    """The most similar precedents: see :class:`court.ports.PrecedentFinder`.
+    """Finds the most similar precedents: see :class:`court.ports.PrecedentFinder`.
 
-    Clones count once, and the library's safeguards hold (:class:`retrieval.library.manifest.Safeguards`).
+    Duplicates count once, and the library's safeguards apply (:class:`retrieval.library.manifest.Safeguards`).
     """
     findings = _findings(shelf, query, wanted)
     if not shelf.tuning.safeguards.no_sole_acquittal or not _acquits(findings):
         return findings
-    # One more than vote: the one that moves up when another is left out.
+    # One more than the voters: it moves up when another is excluded.
     for id_ in _perhaps_sole(_findings(shelf, query, replace(wanted, tally=findings.vote_settings.k + 1))):
         (row,) = shelf.rows_of([id_])
         (meme,) = shelf.read([row])
-        crowd = None
+        cluster = None
         if shelf.tuning.safeguards.per_cluster is not None:
-            # Else the next of its kind would speak for it.
-            crowd = _ClusterCap(1)
-            crowd.scan(*shelf.halves([row]))
-            crowd.join(0, meme.harmful)
-        without = _findings(shelf, query, wanted, _LeftOut(id_, meme.duplicate_key, crowd))
+            # Its near-duplicates are excluded too, or the next one would take its place.
+            cluster = _ClusterCap(1)
+            cluster.scan(*shelf.halves([row]))
+            cluster.join(0, meme.harmful)
+        without = _findings(shelf, query, wanted, _LeftOut(id_, meme.duplicate_key, cluster))
         if not _acquits(without):
-            # Named in the notes, since whoever reads the record must be able to look at it.
+            # Named in the notes, so that readers of the record can look it up.
             note = f"The precedent {id_} was left out: without it, the vote is not for acquittal."
             return without.model_copy(update={"notes": (*without.notes, note)})
     return findings
@@ -138,34 +138,34 @@ def search_library(shelf: LibraryView, query: Query, wanted: SearchRequest) -> F
 
 @dataclass(frozen=True, slots=True)
 class _LeftOut:
-    """A precedent that is not to be heard, and its clones neither, nor those of its crowd where crowds count."""
+    """A precedent that is excluded together with its duplicates, and with its cluster if clusters are capped."""
 
     id: str
     key: DuplicateKey | None
-    crowd: _ClusterCap | None
+    cluster: _ClusterCap | None
 
 
 class _ClusterCap:
-    """Precedents that were chosen, to tell whether one more would be one too many of those that are nearly the same.
+    """Limits the number of near-duplicates among the chosen precedents.
 
-    A run of rows is compared at once: numpy lets go of the interpreter at every step, and under load it takes longer to
-    get it back than the step took.
+    Rows are compared in batches: numpy releases the GIL at every step, and under load reacquiring it takes longer than
+    the step itself.
     """
 
     def __init__(self, most: int) -> None:
-        """``most`` is how many of one crowd there may be."""
+        """``most`` is the maximum number of precedents per cluster."""
         self._most = most
         self._halves: tuple[NDArray[np.float32], ...] = ()
         self._chosen: list[bool | None] = []
-        """For each row that was looked at of late: whether it is harmful, if it was chosen."""
+        """For each recent row, True if it is harmful, False if not; None if it was not chosen."""
         self._first = 0
-        """Where the run begins among them."""
+        """Index of the first row of the current batch."""
         self._near_duplicates: list[list[int]] = []
-        """For each row of the run, the places of all that are nearly the same."""
+        """For each row of the batch, the indices of its near-duplicates."""
 
     def scan(self, texts: NDArray[np.float32], pictures: NDArray[np.float32]) -> None:
-        """Takes the next run: vectors of shape (n, text_dim) and (n, picture_dim)."""
-        # Only what was chosen stays: what was passed over counts against nobody.
+        """Takes the next batch: vectors of shape (n, text_dim) and (n, picture_dim)."""
+        # Only chosen rows are kept; skipped ones do not count.
         chosen = [place for place, harmful in enumerate(self._chosen) if harmful is not None]
         before = [half[chosen] for half in self._halves] or [half[:0] for half in (texts, pictures)]
         self._halves = tuple(map(np.concatenate, zip(before, (texts, pictures), strict=True)))
@@ -173,17 +173,17 @@ class _ClusterCap:
         self._first = len(chosen)
         same = np.ones((len(texts), len(self._chosen)), dtype=np.bool_)
         for mine, all_ in zip((texts, pictures), self._halves, strict=True):
-            # What neither has, tells nobody apart.
+            # A half that neither has does not distinguish them.
             neither = ~np.logical_or.outer(mine.any(axis=1), all_.any(axis=1))
-            # Not by a matrix product, whose threads would spin at the expense of whatever else is done.
+            # Not a matrix product, whose threads would spin at the expense of other work.
             same &= (np.einsum("ik,jk->ij", mine, all_) >= NEARLY) | neither
         self._near_duplicates = [[] for _ in range(len(texts))]
         for row, place in zip(*map(np.ndarray.tolist, np.nonzero(same)), strict=True):
             self._near_duplicates[row].append(place)
 
     def full(self, row: int, harmful: bool) -> bool:
-        """True if the run has enough near-duplicates of this row with this label."""
-        # None, for what was not chosen, is equal to neither label.
+        """True if enough near-duplicates of this row with this label were already chosen."""
+        # None, for rows that were not chosen, equals neither label.
         return sum(self._chosen[place] == harmful for place in self._near_duplicates[row]) >= self._most
 
     def join(self, row: int, harmful: bool) -> None:
@@ -197,20 +197,20 @@ def _acquits(findings: Findings) -> bool:
 
 
 def _perhaps_sole(findings: Findings) -> list[str]:
-    """Precedents on whose account alone the vote may acquit: by weight, or since nothing else is near enough.
+    """Returns ids of precedents that may alone decide for "not harmful", by weight or for lack of near ones.
 
     Args:
-        findings: Findings with one more in the tally than vote.
+        findings: Findings with one more in the tally than voters.
     """
     settings = findings.vote_settings
     benign = [entry.id for entry in findings.tally[: settings.k] if entry.label is Label.NOT_HARMFUL]
     without = {id_: [entry for entry in findings.tally if entry.id != id_] for id_ in benign}
-    # Where nobody is left to vote, that is no acquittal.
+    # Without any voter left, there is no vote for "not harmful".
     probability = {
         id_: vote(others, settings, findings.regression).probability if others else 1.0
         for id_, others in without.items()
     }
-    # Without any one of these the vote would tip; the one that matters most stands for them.
+    # Without any one of these the vote would tip; the most influential one represents them.
     weighty = [id_ for id_ in benign if probability[id_] >= settings.threshold]
     shown = (*findings.exhibits, *filter(None, [findings.nearest_benign]))
     benign_ids = [one.id for one in shown if one.label is Label.NOT_HARMFUL]
@@ -222,7 +222,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
     exhibits = wanted.exhibits
     # Not `or`: a weight of 0 is a search by picture alone.
     alpha = tuning.alpha if wanted.alpha is None else wanted.alpha
-    # The vote was calibrated with this many.
+    # The vote was calibrated with this number of voters.
     tally = max(wanted.tally, tuning.vote.k)
     used, notes = _weights(shelf.counts, query, alpha)
     excluded = shelf.rows_of(wanted.exclude) if wanted.exclude else []
@@ -232,7 +232,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
     if where is not None:
         count, size = shelf.count(where), shelf.counts.memes
         notes.append(f"Only {count:,} of {size:,} precedents were searched, as was asked for.")
-    # Off where none of those searched is confirmed: nothing would be left to cite.
+    # Off if none of the searched precedents is verified, as nothing would be left to cite.
     if tuning.safeguards.verified_only and shelf.count(replace(where or EVERYTHING, verified=True)):
         where = replace(where or EVERYTHING, verified=True)
         notes.append("Precedents whose label nobody has confirmed were left out, as the library asks for.")
@@ -253,7 +253,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
     counted: tuple[TallyEntry, ...] = ()
     nearest: dict[bool, Precedent | None] = {True: None, False: None}
     if used is not None:
-        # One at least, for the nearest of either label are wanted with no exhibit too.
+        # At least one, as the nearest of each label are needed even without exhibits.
         k = max(exhibits, tally, 1)
         nearest_first = _Ranking(
             shelf=shelf,
@@ -269,7 +269,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
         found = tuple(_precedent(meme, query, hits, place) for place, meme in enumerate(memes[:exhibits]))
         counted = tuple(_entry(meme, hits, place) for place, meme in enumerate(memes[:tally]))
         for harmful in nearest:
-            # Mostly among what was found; else the whole ranking of that label is searched for its first.
+            # Usually among the hits; otherwise that label is searched separately.
             place = next((place for place, meme in enumerate(memes) if meme.harmful == harmful), None)
             if place is not None:
                 nearest[harmful] = _precedent(memes[place], query, hits, place)
@@ -305,7 +305,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
 
 
 class _Ranking:
-    """The nearest precedents, each clone but the first passed over, and of a source no more than it may have."""
+    """Ranking of the nearest precedents, without duplicates and limited per source."""
 
     def __init__(
         self,
@@ -324,7 +324,7 @@ class _Ranking:
         self.notes: list[str] = []
 
     def first(self, k: int, harmful: bool | None = None) -> tuple[Hits, list[LabelledMeme]]:
-        """The first ``k``, of one label if asked; :attr:`notes` says what was passed over for those of either."""
+        """Returns the first ``k``, optionally of one label; :attr:`notes` says what was skipped among both labels."""
         fetched = k + _SPARE
         while True:
             hits = self._shelf.search(
@@ -337,10 +337,11 @@ class _Ranking:
                 harmful=harmful,
             )
             places, memes, passed_over = self._chosen(hits, k)
-            # Fewer rows than were asked for are all that there are.
+            # Fewer rows than requested means that there are no more.
             if len(places) == k or hits.rows.size < fetched or fetched >= _MOST_LOOKED_AT:
                 break
-            # Each round searches from the start: growing fourfold, all together cost little more than the last.
+            # Each round searches from the start; with fourfold growth, all rounds together cost little more than the
+            # last.
             fetched = min(4 * fetched, _MOST_LOOKED_AT)
         if harmful is None:
             self._note(k, hits.rows.size == fetched, len(places), passed_over)
@@ -371,11 +372,11 @@ class _Ranking:
         per_source: Counter[str] = Counter()
         seen: set[DuplicateKey] = set()
         crowds = None if self._per_cluster is None else _ClusterCap(self._per_cluster)
-        silenced = self._silenced.crowd if self._silenced is not None else None
+        silenced = self._silenced.cluster if self._silenced is not None else None
         comparing = [one for one in (crowds, silenced) if one is not None]
         start = 0
         while len(places) < k and start < hits.rows.size:
-            # No more are read than may be needed, unless the first did not do.
+            # Reads only as many as may be needed in the first round.
             end = start + (k if start == 0 else max(k, _SPARE))
             rows = hits.rows[start:end].tolist()
             if comparing:
@@ -403,7 +404,8 @@ class _Ranking:
                     if len(places) == k:
                         break
                 if key is not None:
-                    # Also one that was passed over for its source or its crowd: its clones must not come in its place.
+                    # Also for precedents skipped for their source or cluster: their duplicates must not take their
+                    # place.
                     seen.add(key)
             start = end
         return places, memes, passed_over
@@ -414,7 +416,7 @@ class _Ranking:
 
 
 def _weights(counts: Counts, query: Query, alpha: float) -> tuple[float | None, list[str]]:
-    """The weight of the text that can be used, None where nothing can be compared; and what to say of it."""
+    """Returns the usable weight of the text, None if nothing can be compared, and notes about it."""
     notes = []
     if query.text_not_understood:
         notes.append("The encoder does not understand the meme's text: it is not compared by text.")
@@ -439,25 +441,25 @@ def _weights(counts: Counts, query: Query, alpha: float) -> tuple[float | None, 
 
 
 def _duplicates(shelf: LibraryView, query: Query, where: Filter | None) -> set[int]:
-    """Rows of the meme itself and of what is nearly it, among the :data:`_MOST_DUPLICATES` nearest by either half."""
+    """Returns rows of the meme itself and its near-duplicates, among the :data:`_MOST_DUPLICATES` nearest per half."""
     found: set[int] = set()
     for alpha, half, floor in ((1.0, query.text, NEAR.text), (0.0, query.picture, NEAR.picture)):
         if half is None:
             continue
         k = _FEW_DUPLICATES
         while True:
-            # With all weight on one half, the score is the similarity of that half, which the floor is of.
+            # With all weight on one half, the score is that half's similarity, to which the threshold applies.
             hits = shelf.search(query.text, query.picture, alpha=alpha, k=k, where=where)
-            # Enough: all rows came, or the last of them is too far, and none after it is nearer.
+            # Done if there are no more rows, or the last one is too far away.
             if hits.rows.size < k or hits.scores[-1] < floor or k >= _MOST_DUPLICATES:
                 break
             k *= 4
-        # By one half first, which the index finds quickly; both halves are compared below.
+        # Preselected by one half, which the index finds quickly; both halves are compared below.
         close = np.flatnonzero(hits.scores >= floor)
         memes = shelf.read(hits.rows[close].tolist())
         for place, meme in zip(close.tolist(), memes, strict=True):
             both = hits.text[place] >= NEAR.text and hits.picture[place] >= NEAR.picture
-            # Where neither has a text, nothing but the pictures can tell them apart.
+            # If neither has a text, only the pictures can distinguish them.
             textless = not query.text_key and not meme.has_text and hits.picture[place] >= NEAR.picture
             if both or textless or _relation(meme, query) is not Relation.SIMILAR:
                 found.add(int(hits.rows[place]))
@@ -465,7 +467,7 @@ def _duplicates(shelf: LibraryView, query: Query, where: Filter | None) -> set[i
 
 
 def _gaps(shown: Sequence[LabelledMeme], alpha: float) -> list[str]:
-    """Notes on exhibits that lack a half which the others are compared by."""
+    """Returns notes on exhibits that lack a half by which the others are compared."""
     without_text = sum(not meme.has_text for meme in shown) if alpha > 0 else 0
     without_picture = sum(not meme.has_picture for meme in shown) if alpha < 1 else 0
     return [
@@ -476,7 +478,7 @@ def _gaps(shown: Sequence[LabelledMeme], alpha: float) -> list[str]:
 
 
 def _relation(meme: LabelledMeme, query: Query) -> Relation:
-    # Two pictures without a digest are not the same for it.
+    # Two missing digests do not mean equal pictures.
     same_picture = bool(query.pixels_sha256) and meme.pixels_sha256 == query.pixels_sha256
     same_text = text_key(meme.text) == query.text_key
     if same_picture:

@@ -1,6 +1,6 @@
-"""Finds out at start what a model server can do, by asking it for each thing once, as small as can be.
+"""Probes the capabilities of a model server at start, with one minimal request for each.
 
-What it can't do is told in sentences for whoever starts the court, each with how the court gets along without it.
+Missing capabilities are reported in sentences for the operator, each with its consequence.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from court.ports import ChatRequest, FinishReason
 _BARE = Capabilities(json_schema=False, pictures=0)
 _HELLO = ChatRequest(system="You answer briefly.", parts=("Say hello.",), reply_schema=None, max_tokens=1)
 _THOUGHT = 256
-"""Tokens in which a thought about a greeting shows that it is one: where a template has opened it, by its end alone."""
+"""Enough tokens for a complete thought about a greeting; one opened by the template is only detected by its end."""
 _SHORT_THOUGHT = 8
-_RANK = 7  # any but 0, which servers without ranks take too
-_WORD = "zebra-7"  # what nobody answers to a greeting who does not keep to the schema
+_RANK = 7  # not 0, which servers without priorities accept too
+_WORD = "zebra-7"  # not a natural reply to a greeting unless the schema is enforced
 _SCHEMA = {
     "type": "object",
     "properties": {"word": {"type": "string", "enum": [_WORD]}},
@@ -33,7 +33,7 @@ _SCHEMA = {
     "additionalProperties": False,
 }
 _GREY = Frame(
-    # A grey square of 64 x 64 pixels: no encoder takes much less.
+    # A grey square of 64 x 64 pixels, about the minimum for encoders.
     png=base64.b64decode(
         "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAATUlEQVR42u3PQQ0AAAgEIDX5RTeFDzdoQCepz6aeExAQEBAQEBAQEBAQEBAQ"
         "EBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQELi3oiwCAJt186UAAAAASUVORK5CYII="
@@ -45,10 +45,10 @@ _GREY = Frame(
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Findings of a start check of a model server.
+    """Result of probing a model server.
 
     Attributes:
-        capabilities: Capabilities of the server, which the model has from now on.
+        capabilities: Capabilities of the server, which were set on the model.
         sentences: One sentence for each missing capability and its consequence for the court; empty if nothing is
             missing.
     """
@@ -58,17 +58,17 @@ class Probed:
 
 
 async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 60.0, thoughts: bool = False) -> Probed:
-    """Finds out what the server behind a model can do, and sets the model's capabilities to it.
+    """Probes the server of a model and sets the model's capabilities.
 
     Args:
-        model: Nothing else should be asked of it meanwhile.
-        pictures: Largest number of pictures that one of our prompts shows.
-        within_s: Seconds that one request may take; the first may have to wait for the server to warm up.
-        thoughts: True to find out as well how the model is made to think before its reply, and how that is limited.
+        model: Model to probe; it must not be used otherwise meanwhile.
+        pictures: Largest number of pictures in one of our prompts.
+        within_s: Timeout of one request, in seconds; the first may have to wait for the server to warm up.
+        thoughts: True to also probe how to turn on and limit thinking before a reply.
 
     Raises:
-        ModelRefused: The server does not have the model, or wants another key.
-        Unavailable: The server does not answer, or stopped answering meanwhile.
+        ModelRefused: The server does not have the model, or rejects the key.
+        Unavailable: The server does not answer, or stopped answering.
     """
     sentences = []
     listed = await _listed(model, within_s)
@@ -80,14 +80,14 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
             reason="MODEL_UNKNOWN",
             status=404,
         )
-    # Long enough to see a thought: with a single token, a model that thinks could not be told from one that does not.
+    # Long enough to detect a thought, which a single token would not show.
     reply = await _greeted(model, replace(_HELLO, max_tokens=_THOUGHT), within_s)
     found = replace(model.capabilities, cached_tokens=reply.cached_tokens is not None)
     try:
         if reply.thinks:
-            # Before the other probes: a thought would use up the few tokens of their replies.
+            # Before the other probes, whose few tokens a thought would use up.
             found = await _without_thoughts(model, found, within_s)
-        # The order matters for ids of pictures, which are tried only where pictures are taken.
+        # The order matters, as picture ids are only probed if pictures are accepted.
         for check in (_json_schema, _pictures, _log_probs, _picture_ids, _prefix_cache, _loops, _penalties):
             found = await check(model, found, pictures, within_s)
         if listed is not None and listed.is_vllm:
@@ -100,7 +100,7 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
         if thoughts:
             found = await _thoughts(model, found, within_s)
     finally:
-        # Also when a probe raises: the model must not go on with a capability that was only being tried.
+        # Also if a probe raises, so that the model does not keep a capability that was only being tested.
         model.capabilities = found
     return Probed(found, (*sentences, *_limitations(found, pictures, thoughts=thoughts)))
 
@@ -115,18 +115,18 @@ async def probe_replicas(
 ) -> ChatCompletions:
     """Probes a model at each of its servers, and returns it at all of them; what counts is what all of them can do.
 
-    One of several is enough: those that do not answer are taken to be like the others, and asked as calls go by.
+    One reachable server is enough: others are assumed to be alike, and used once they answer.
 
     Args:
-        models: The model, bound to one server each, in the order in which they are asked.
-        pictures: Largest number of pictures that one of our prompts shows.
-        tell: Is told which servers do not answer, and what the others can't do.
-        reach: Probes one; None for :func:`probe`.
-        thoughts: True where the model is to think before its replies; for :func:`probe`.
+        models: The model, bound to one server each, in order of preference.
+        pictures: Largest number of pictures in one of our prompts.
+        tell: Callback for messages about servers that do not answer and missing capabilities.
+        reach: Function that probes one server; None for :func:`probe`.
+        thoughts: True if the model is to think before its replies; for :func:`probe`.
 
     Raises:
         ModelRefused: A server does not have the model, or wants another key.
-        Unavailable: None of the servers answers; the message names them.
+        Unavailable: No server answers; the message names them.
     """
     reached, away = [], []
     for number, model in enumerate(models, 1):
@@ -160,16 +160,16 @@ async def _listed(model: ChatCompletions, within_s: float) -> ListedModels | Non
     try:
         return await model.listed(within_s=within_s)
     except ModelRefused as error:
-        # A wrong key fails everywhere. Any other refusal only means that this server has no list.
+        # A wrong key fails everywhere. Any other rejection only means that this server has no list.
         if error.reason == "MODEL_UNAUTHORISED":
             raise
         return None
 
 
 async def _greeted(model: ChatCompletions, hello: ChatRequest, within_s: float) -> ServerAnswer:
-    """The answer to a greeting, which needs no feature; sets in which form the server takes limit and temperature."""
+    """Sends a greeting without optional features, and finds the form of limit and temperature that is accepted."""
     refused: ModelRefused | None = None
-    # Everything else is off at first: a field that the server does not know could make it refuse the greeting.
+    # Everything else is off, as an unknown field could make the server reject the greeting.
     for form in (
         _BARE,
         replace(_BARE, completion_limit=True),
@@ -179,17 +179,17 @@ async def _greeted(model: ChatCompletions, hello: ChatRequest, within_s: float) 
         try:
             return await model.answer(hello, within_s=within_s)
         except ModelRefused as error:
-            # Another form mends neither a wrong key nor a model that is not there.
+            # Another form does not fix a wrong key or a missing model.
             if error.status not in (400, 422):
                 raise
-            # The first counts: where no form is taken, it is about the one that nearly all servers take.
+            # The first rejection is reported, as it is about the form that nearly all servers accept.
             refused = refused or error
     assert refused is not None, "each form was refused"
     raise refused
 
 
 async def _without_thoughts(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
-    """Finds the field by which a model that thinks before it replies is told not to."""
+    """Finds the switch that turns off thinking."""
 
     async def replies_at_once() -> bool:
         return not (await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)).thinks
@@ -202,9 +202,9 @@ async def _without_thoughts(model: ChatCompletions, found: Capabilities, within_
 
 
 async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
-    """Finds the switch by which the model thinks before a reply as we ask for it, and the limit of such a thought.
+    """Finds the switch that turns on thinking, and the field that limits it.
 
-    With a schema, for a server that has no reasoning parser holds the schema against thoughts too.
+    Uses a schema, because a server without a reasoning parser applies it to thoughts too.
     """
     request = replace(_HELLO, reply_schema=_SCHEMA, max_tokens=64, thought_tokens=_THOUGHT)
     thought = ""
@@ -215,7 +215,7 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float
         thought = answer.split_thought[0]
         return answer.thinks
 
-    # Where a switch turns thoughts off, the same one turns them on.
+    # The switch that turns thinking off also turns it on.
     for how in (Thinking.TEMPLATE, Thinking.EFFORT) if found.thinking is Thinking.NONE else (found.thinking,):
         model.capabilities = replace(found, thinks_by=how)
         if await _can(model, thinks, within_s):
@@ -224,12 +224,12 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float
     else:
         return found
 
-    # As many tokens in all as before, so that a thought is not shorter for being cut.
+    # The same total limit as before, so that a thought is not shorter because of truncation.
     limited = replace(request, max_tokens=64 + _THOUGHT - _SHORT_THOUGHT, thought_tokens=_SHORT_THOUGHT)
 
     async def is_shorter() -> bool:
         answer = await model.answer(limited, within_s=within_s)
-        # By half, for thoughts about the same greeting differ in length by themselves.
+        # By half, as thoughts about the same greeting vary in length.
         return 2 * len(answer.split_thought[0]) < len(thought)
 
     for field in THOUGHT_LIMITS:
@@ -240,9 +240,9 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float
 
 
 async def _priorities(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
-    """True if a vLLM takes ranks. Others are not asked: elsewhere the highest rank may come first.
+    """Probes if vLLM accepts priorities. Other servers are not probed, as the highest may come first there.
 
-    Without its priority policy an old one refuses any but 0; later ones pass over them.
+    Without the priority policy, old versions reject any priority but 0, and later ones ignore it.
     """
     model.capabilities = replace(found, priorities=True)
     can = await _can(model, partial(model.answer, replace(_HELLO, priority=_RANK), within_s=within_s), within_s)
@@ -250,7 +250,7 @@ async def _priorities(model: ChatCompletions, found: Capabilities, within_s: flo
 
 
 async def _loops(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    """True if the server takes our definition of a loop, and refuses one that makes no sense: others read neither."""
+    """Probes if the server accepts our definition of a loop and rejects an invalid one; others ignore both."""
 
     async def nonsense_refused() -> bool:
         nonsense = {"repetition_detection": {**REPETITION, "max_pattern_size": -1}}
@@ -278,7 +278,7 @@ async def _penalties(model: ChatCompletions, found: Capabilities, _: int, within
 async def _json_schema(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
     async def follows_schema() -> bool:
         reply = await model.reply(replace(_HELLO, reply_schema=_SCHEMA, max_tokens=64), within_s=within_s)
-        # A reply that runs to the limit has not kept to a schema that allows eight letters.
+        # A reply that reaches the limit has not followed a schema that allows only one short word.
         if reply.finish is not FinishReason.STOP:
             return False
         try:
@@ -291,7 +291,7 @@ async def _json_schema(model: ChatCompletions, found: Capabilities, _: int, with
 
 
 async def _pictures(model: ChatCompletions, found: Capabilities, wanted: int, within_s: float) -> Capabilities:
-    # The most first: nearly every server takes all or none, and is done after one request or a few.
+    # The largest number first, as nearly every server accepts all or none.
     for count in (wanted, *(n for n in (4, 2, 1) if n < wanted)):
         request = replace(_HELLO, parts=(*[_GREY] * count, *_HELLO.parts))
         model.capabilities = replace(found, pictures=count)
@@ -301,7 +301,7 @@ async def _pictures(model: ChatCompletions, found: Capabilities, wanted: int, wi
 
 
 async def _log_probs(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    # The better one first: with it an option need not be among the likeliest tokens to have its true mass.
+    # The better one first, which gives an option's true mass even if it is not among the most likely tokens.
     for how in (LogProbs.CHOSEN, LogProbs.TOP):
         model.capabilities = replace(found, log_probs=how)
         if await _can(model, partial(_has_odds, model, within_s), within_s):
@@ -315,14 +315,13 @@ async def _has_odds(model: ChatCompletions, within_s: float) -> bool:
 
 
 async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    """True if the server caches pictures by our ids.
+    """Probes if the server caches pictures by our ids.
 
-    A server that accepts an id it can't know would judge without the picture: that one must answer 400, or ids are not
-    used at all.
+    A server that accepts an unknown id would judge without the picture, so ids are only used if it answers 400.
     """
     if found.pictures < 1:
         return found
-    # Another picture than the one above, as far as its digest goes: bytes after the end of a PNG are not looked at.
+    # A picture with a new digest: bytes after the end of a PNG are ignored.
     fresh = replace(_GREY, png=_GREY.png + secrets.token_bytes(8))
     model.capabilities = replace(found, picture_ids=True)
 
@@ -344,13 +343,13 @@ async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, with
 
 
 async def _prefix_cache(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    """Sends a new prompt twice, to see whether the prefix cache finds it the second time.
+    """Sends a new prompt twice to probe the prefix cache.
 
-    It is longer than the blocks of any cache that is known: those of models with linear attention have up to 1,056
-    tokens. SGLang tells of cached tokens only where there are some: where neither answer does, nothing is known.
+    It is longer than the blocks of any known cache: those of models with linear attention have up to 1,056 tokens.
+    SGLang only reports cached tokens if there are some; without any report, the result is unknown.
     """
     model.capabilities = found
-    # New each time: an earlier start may have left the same numbers in the cache.
+    # Random each time, as an earlier start may have left the same prompt in the cache.
     prompt = f"{secrets.token_hex(8)} {' '.join(map(str, range(1000)))}"
     request = replace(_HELLO, parts=(prompt, *_HELLO.parts))
 
@@ -367,16 +366,16 @@ async def _prefix_cache(model: ChatCompletions, found: Capabilities, _: int, wit
 
 
 async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], within_s: float) -> bool:
-    """True if the server can do something.
+    """True if a probe succeeds.
 
     Raises:
-        Unavailable: The server is too busy to tell, or no longer there.
+        Unavailable: The server is too busy for a result, or gone.
         ModelRefused: The server no longer accepts our key.
     """
     try:
         return bool(await ask())
     except Overrun:
-        # A subclass of Unavailable that says nothing about the feature: being slow is not lacking it.
+        # A subclass of Unavailable, but slowness says nothing about the feature.
         raise
     except ModelRefused as error:
         if error.reason == "MODEL_UNAUTHORISED":
@@ -385,13 +384,13 @@ async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], wit
     except Unavailable as error:
         if error.reason == "MODEL_BUSY":
             raise
-        # Some servers answer 500 to what they lack. Those that are still there can't do it; the others are gone.
+        # Some servers answer 500 for missing features. If the server still answers, the feature is missing.
         await _still_there(model, within_s)
         return False
 
 
 async def _still_there(model: ChatCompletions, within_s: float) -> None:
-    # Asked bare: with the feature that has just failed, the greeting would fail for the same reason.
+    # Without features: with the one that has just failed, the greeting would fail, too.
     before = model.capabilities
     model.capabilities = _BARE
     try:
@@ -428,7 +427,7 @@ def _limitations(found: Capabilities, pictures: int, *, thoughts: bool) -> list[
             "apart, or take a model that does not think."
         )
     elif found.thinking is not Thinking.NONE:
-        # Said of the roles, for the same model may be wanted with thoughts in one and without in another.
+        # Mentions roles, as the same model may think in one role and not in another.
         where = " in roles that are not to think" if thoughts else ""
         sentences.append(f"The model thinks before it replies; it is told not to{where}.")
     if not found.temperatures:

@@ -1,8 +1,7 @@
-"""Chat models behind any server that speaks OpenAI's chat completions: vLLM, SGLang, llama.cpp, Ollama and others.
+"""Chat models behind any server with OpenAI's chat completions API: vLLM, SGLang, llama.cpp, Ollama and others.
 
-Time is kept and failures are tried again in one place, :meth:`ChatCompletions._within`; the SDK does neither. Its own
-defaults (600 s, two retries) would run a generation three times. Where several servers have the model, that is also the
-place where a call goes on to the next one.
+Timeouts, retries and failover between servers are handled in one place, :meth:`ChatCompletions._within`, and not by the
+SDK, whose defaults (600 s, two retries) would run a generation three times.
 """
 
 from __future__ import annotations
@@ -56,18 +55,18 @@ class ChatCompletions:
         http: httpx2.AsyncClient | None = None,
         load: Load | None = None,
     ) -> None:
-        """Connects to nothing yet.
+        """Opens no connection yet.
 
         Args:
             base_url: Address of the API, usually ending in ``/v1``.
-            model: Its name at the server.
-            api_key: Key of the API, if the server wants one. The environment is not searched for it.
+            model: Name of the model at the server.
+            api_key: Key of the API, if the server requires one. It is not read from the environment.
             capabilities: Capabilities of the server.
             attempts: Largest number of attempts per call.
-            pause_s: Longest pause before the second attempt, in seconds; doubles with each further one.
-            pause_max_s: Longest pause before any attempt, in seconds; a server's ``Retry-After`` comes on top.
-            http: A pool to share; whoever made it closes it. A pool of its own otherwise.
-            load: Counts the calls in flight, together with those of others that it is given to.
+            pause_s: Maximum backoff before the second attempt, in seconds; doubles with each further one.
+            pause_max_s: Maximum backoff before any attempt, in seconds; a server's ``Retry-After`` is added.
+            http: Shared client, which the caller closes; None for one of its own.
+            load: Counter of calls in flight, which several models may share.
         """
         self.capabilities = capabilities or Capabilities()
         self._model = model
@@ -76,15 +75,15 @@ class ChatCompletions:
         self._own_http = http is None
         self._http = http or http_client()
         self._replicas = Replicas([ChatServer(base_url, api_key, self._http, load or Load(1))])
-        self._keeps = False  # to one server, as a trial does
+        self._keeps = False  # True if pinned to one server, as in a trial
 
     @classmethod
     def joined(cls, models: Sequence[Self]) -> Self:
-        """One model that several servers have.
+        """Joins the same model at several servers.
 
         Args:
-            models: The same at each server, probed by itself. What holds for all is what the weakest can do, and how
-                often and when to try again is as with the first.
+            models: The model at each server, probed separately. The result has the capabilities that all share, and the
+                retry settings of the first.
         """
         joined = copy.copy(models[0])
         joined._replicas = Replicas([server for model in models for server in model._servers])
@@ -93,7 +92,7 @@ class ChatCompletions:
 
     @property
     def name(self) -> str:
-        """The model's name, as calls are made with it."""
+        """Name of the model, as used in calls."""
         return self._model
 
     @property
@@ -102,7 +101,7 @@ class ChatCompletions:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Addresses of the servers; of those that are equally busy, the first is asked."""
+        """Addresses of the servers, in order of preference between equally loaded ones."""
         return tuple(server.url for server in self._servers)
 
     @property
@@ -112,29 +111,29 @@ class ChatCompletions:
 
     def apart(self) -> Sequence[Self]:
         """Returns the model once for each of its servers, each bound to one."""
-        alone = [copy.copy(self) for _ in self._servers]
-        for model, server in zip(alone, self._servers, strict=True):
+        bound_models = [copy.copy(self) for _ in self._servers]
+        for model, server in zip(bound_models, self._servers, strict=True):
             model._replicas = Replicas([server])
-        return alone
+        return bound_models
 
     def pinned(self, key: str) -> Self:
-        """Returns the model for a trial, which keeps to one server; see :meth:`court.ports.ReplicatedModel.pinned`.
+        """Returns the model for a trial, pinned to one server; see :meth:`court.ports.ReplicatedModel.pinned`.
 
-        Servers stand in the order of their weights for the key (rendezvous hashing, Thaler and Ravishankar 1998): where
-        one is taken away, only the keys that it was first for go elsewhere, evenly.
+        Servers are ordered by their weights for the key (rendezvous hashing, Thaler and Ravishankar 1998): if one is
+        removed, only its own keys move, evenly, to the others.
         """
-        # Shallow: connections, loads and what is known of each server stay common to all trials.
+        # A shallow copy: connections, loads and the state of each server are shared by all trials.
         pinned = copy.copy(self)
         pinned._keeps = True
         pinned._replicas = Replicas(sorted(self._servers, key=lambda server: _weight(server.url, key), reverse=True))
         return pinned
 
     def room(self) -> bool:
-        """True if the server that is asked now would work on one more call at once."""
+        """True if the server that would be used now could start one more call immediately."""
         return self._replicas.room()
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
-        """One reply; see :meth:`court.ports.ChatModel.reply`."""
+        """Requests one reply; see :meth:`court.ports.ChatModel.reply`."""
         began = time.monotonic()
         answer = await self.answer(request, within_s=within_s)
         try:
@@ -145,13 +144,12 @@ class ChatCompletions:
         return replace(reply, schema_in_words=True) if schema_in_words else reply
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        """Asks for the probability of each option as first token; see :meth:`court.ports.ChatModel.odds`.
+        """Requests the probability of each option as first token; see :meth:`court.ports.ChatModel.odds`.
 
-        On vLLM the probabilities of exactly these tokens are asked for, as they are before anything shapes them; no
-        other token is masked, for under a mask a server set to tell processed probabilities would tell them
-        renormalised. Elsewhere they are looked up among the 20 most likely tokens: an option that is not among them
-        has mass 0, which is a lower bound. They are asked of the model without a thought; one that can't be kept from
-        thinking has none, for its first token is that of a thought.
+        On vLLM the raw probabilities of exactly these tokens are requested; other tokens are not masked, as a server
+        configured to return processed probabilities would renormalise them. Elsewhere they are looked up among the 20
+        most likely tokens; an option that is not among them has mass 0, which is a lower bound. Thinking is turned off;
+        a model that always thinks has no odds, because its first token belongs to a thought.
         """
         if self.capabilities.log_probs is LogProbs.NONE or self.capabilities.thinking is Thinking.ALWAYS:
             return None
@@ -159,7 +157,7 @@ class ChatCompletions:
         extra: dict[str, Any] = {"logprobs": True, "top_logprobs": wire.TOP}
         ids: list[int] | None = None
         if self.capabilities.log_probs is LogProbs.CHOSEN:
-            # Looking up ids takes from the same time as the call itself.
+            # Looking up ids counts towards the timeout of the call.
             ids = [await self._token_id(option, within_s - (time.monotonic() - began)) for option in options]
             extra |= {"top_logprobs": len(ids), "logprob_token_ids": ids, "return_tokens_as_token_ids": True}
         answer = await self.answer(
@@ -177,10 +175,10 @@ class ChatCompletions:
         if masses is None:
             _log.warning("a model server gave no log-probabilities, or others than were asked for: no harm score")
         try:
-            # Also without any: the trial accounts for what the call has cost.
+            # Also without masses, as the trial accounts for the call's cost.
             return Odds(masses=masses or (), reply=answer.reply(time.monotonic() - began))
         except Failure as failure:
-            # How it ended matters only to what there is to be read.
+            # The finish reason is irrelevant without masses.
             if masses is None:
                 return None
             raise failure.to_court_error() from None
@@ -188,11 +186,11 @@ class ChatCompletions:
     async def answer(
         self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None
     ) -> wire.ServerAnswer:
-        """The answer as the server gave it, for those who want to see more of it than a reply.
+        """Returns the server's full answer, for callers that need more than the reply.
 
         Args:
             request: Request to send.
-            within_s: Seconds that it may take, retries included.
+            within_s: Timeout in seconds, retries included.
             extra: Further fields of the body.
 
         Raises:
@@ -211,9 +209,9 @@ class ChatCompletions:
         return await self._within(within_s, lambda server: self._ask(server, request, frames, fields))
 
     async def answer_by_id(self, frame: Frame, request: ChatRequest, *, within_s: float) -> wire.ServerAnswer:
-        """The answer to a request that begins with a picture, which is named and not sent. Raises as :meth:`reply`."""
+        """Sends a request that begins with a picture, referenced by its id only. Raises as :meth:`reply`."""
         request = replace(request, parts=(frame, *request.parts))
-        # Named whether or not the server has it: what it does with an unknown id is what the probe finds out.
+        # Referenced even if the server does not have it, as the probe tests how it handles an unknown id.
         known = {wire.digest(frame): None}
         return await self._within(
             within_s,
@@ -221,7 +219,7 @@ class ChatCompletions:
         )
 
     async def listed(self, *, within_s: float) -> wire.ListedModels:
-        """The models that the server lists. Raises as :meth:`reply`."""
+        """Returns the models that the server lists. Raises as :meth:`reply`."""
         return await self._within(within_s, lambda server: server.models())
 
     async def aclose(self) -> None:
@@ -233,7 +231,7 @@ class ChatCompletions:
         self, server: ChatServer, request: ChatRequest, frames: Sequence[Frame], fields: dict[str, Any]
     ) -> wire.ServerAnswer:
         ids = [wire.digest(frame) for frame in frames] if self.capabilities.picture_ids else []
-        # Looked up now: until the answer is here, another call may have found out that the server lost them.
+        # Captured now: by the time of the answer, another call may have found that the server lost them.
         named = [i for i in ids if i in server.known]
         chat = partial(server.chat, request, model=self._model, capabilities=self.capabilities, fields=fields)
         try:
@@ -241,18 +239,19 @@ class ChatCompletions:
         except Failure as failure:
             if not named or not isinstance(failure.error, ModelRefused) or failure.error.status != 400:
                 raise
-            # It may have dropped a picture that it had. Refused is refused: this is not a retry, nothing has run.
+            # The server may have evicted a picture. It rejected the request, so nothing has run, and this does not
+            # count as a retry.
             server.forget(named)
             answer = await chat(known=server.known)
         server.has(ids)
         return answer
 
     async def _token_id(self, option: str, within_s: float) -> int:
-        """Id of the token that an option is; the same at every server, for the model is."""
+        """Returns the id of an option's token, which is the same at every server of the model."""
         token_ids = self._servers[0].token_ids
         if option not in token_ids:
             ids = await self._within(within_s, lambda server: server.tokens(self._model, option))
-            # The probability would be that of its first piece, which other words may begin with as well.
+            # The probability would be that of its first token, with which other words may begin too.
             if len(ids) != 1:
                 raise ModelRefused(
                     "An option is not a single token for this model. Choose shorter ones.", reason="MODEL_OPTION"
@@ -261,32 +260,32 @@ class ChatCompletions:
         return token_ids[option]
 
     async def _within(self, within_s: float, ask: Callable[[ChatServer], Awaitable[_T]]) -> _T:
-        """Asks, and asks again where that makes sense, within the time.
+        """Runs a call with retries and failover, within a timeout.
 
-        A server that is gone is left for another one, by this call and by later ones of its trial; whether a call may
-        be made again, and how often, does not depend on how many servers there are.
+        If a server is gone, this call and later ones of its trial fail over to another; if and how often a call may be
+        retried does not depend on the number of servers.
         """
-        # Nothing is sent whose answer could not be waited for.
+        # Sends nothing if there is no time to wait for the answer.
         if within_s <= 0:
             raise overrun()
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, Failure) and error.again is not Again.NEVER),
-            # When the pause would end after the deadline, the failure is told now and not as a lack of time then.
+            # If the backoff would exceed the deadline, the current failure is raised instead of a later timeout.
             stop=lambda state: self._attempts_spent(state) or stop_before_delay(within_s)(state),
             wait=self._pause,
             reraise=True,
         )
 
-        # Only a trial has a server to stay with; any other call chooses among all.
+        # Only a trial is pinned to a server; any other call chooses among all.
         replicas = self._replicas if self._keeps else Replicas(self._servers)
-        # Counted for RE-6: a request that kills model servers must not be sent again and again.
+        # Counted for RE-6: a request that crashes model servers must not be repeated indefinitely.
         broke_off = 0
         stumbled: set[str] = set()
 
         async def attempt() -> _T:
             nonlocal broke_off
             server = replicas.choose()
-            with server.load.call():  # not while it pauses: the server has nothing to do for it then
+            with server.load.call():  # not during backoff, when the server has nothing to do
                 try:
                     answer = await ask(server)
                 except Failure as failure:
@@ -296,7 +295,8 @@ class ChatCompletions:
                         server.lost()
                     if failure.stumbled:
                         stumbled.add(server.url)
-                    # One that said so and can't be reached afterwards has died of what it was working on.
+                    # A server that reported an internal error and then can't be reached has crashed during this
+                    # request.
                     broke_off += failure.broke_off or (failure.unreached and server.url in stumbled)
                     if failure.unreached:
                         stumbled.discard(server.url)
@@ -308,13 +308,13 @@ class ChatCompletions:
             try:
                 return await retrying(attempt)
             except (Failure, asyncio.CancelledError) as error:
-                # The library's frames remember what went through them, and that would remember them, and the request.
+                # Tenacity's frames reference the error, which would reference them and the request.
                 raise error.with_traceback(None)  # noqa: B904  # it is the same
 
         try:
             async with asyncio.timeout(within_s):
                 answer = await attempts()
-            # Answered in the end: whatever broke off on the way did not die of this request.
+            # Answered in the end, so earlier disconnects were not caused by this request.
             broke_off = 0
             return answer
         except TimeoutError:
@@ -325,16 +325,16 @@ class ChatCompletions:
             raise failure.to_court_error() from None
         finally:
             tally.broke_off(broke_off)
-        raise overrun()  # not above: with what the call was ended with, it would remember the request
+        raise overrun()  # outside the except block: chained to the TimeoutError, it would reference the request
 
     def _attempts_spent(self, state: RetryCallState) -> bool:
-        often = self._attempts + len(self._servers) - 1  # that the last is asked as often as the only one would be
+        often = self._attempts + len(self._servers) - 1  # so that the last server gets as many attempts as a single one
         return state.attempt_number >= (2 if _failure(state).again is Again.ONCE else often)
 
     def _pause(self, state: RetryCallState) -> float:
         failure = _failure(state)
         if failure.gone and state.attempt_number < len(self._servers):
-            return 0.0  # one that has not been asked yet
+            return 0.0  # fail over at once to a server that was not tried yet
         return failure.after_s + self._jitter(state)
 
 

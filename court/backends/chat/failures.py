@@ -1,7 +1,7 @@
-"""Maps a failed call to a model server to the court's error, and to whether a retry makes sense.
+"""Maps failed calls to model servers to the court's errors, with retry advice.
 
-Of what a server or the SDK wrote, a message has no more than a refusal's own words, and these only if they hold nothing
-of the request: servers echo prompts, and exceptions hold addresses.
+Messages contain nothing from a server or the SDK except the text of a rejection, and only if it contains nothing of the
+request: servers echo prompts, and exceptions contain addresses.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ class Again(Enum):
 
     NEVER = "never"
     ONCE = "once"
-    """The server may have worked on it, or died of it: a request that kills servers must not kill four."""
+    """The server may have processed it, or crashed on it: a request that crashes servers must not be sent four
+    times."""
     OFTEN = "often"
-    """The server turned it away unread."""
+    """The server rejected it without processing."""
 
 
 class Failure(Exception):
-    """A call that failed. It never leaves the backend: what leaves is its ``error``, see :meth:`told`.
+    """A failed call. It never leaves the backend; callers get its ``error``, see :meth:`to_court_error`.
 
     Attributes:
         error: Error that the court raises.
         again: Retry advice.
-        after_s: Seconds for which the server asked to be left alone; 0 if it did not say.
-        broke_off: True if the connection broke after the request had been sent: the server may have died of it.
+        after_s: Seconds that the server asked to wait (``Retry-After``); 0 if it did not.
+        broke_off: True if the connection broke after the request was sent, so the server may have crashed on it.
         unreached: True if no connection was made.
-        stumbled: True if the server reported a fault of its own, as vLLM does just after its engine has died.
+        stumbled: True if the server reported an internal error, as vLLM does just after its engine has crashed.
     """
 
     broke_off = False
@@ -54,13 +55,13 @@ class Failure(Exception):
 
     @property
     def gone(self) -> bool:
-        """True if the server can't be reached or broke off, so that another one is worth asking."""
+        """True if the server can't be reached or disconnected, so that another one should be tried."""
         return self.error.reason == _GONE
 
     def to_court_error(self) -> CourtError:
-        """The error, to be raised in the place of this, which lets go of it.
+        """Returns the error to raise instead, and drops the reference to it.
 
-        Else each would remember the other, and both the request that was under way, with its pictures.
+        Otherwise the two would form a reference cycle that keeps the request and its pictures alive.
         """
         error = self.error
         del self.error
@@ -68,7 +69,7 @@ class Failure(Exception):
 
 
 def overrun() -> Overrun:
-    """Builds the error for a reply that did not come within its time."""
+    """Builds the error for a call that timed out."""
     return Overrun(
         "The model did not answer in the time that was left. Allow more time, or try when the server is less busy.",
         reason="MODEL_TOO_SLOW",
@@ -76,7 +77,7 @@ def overrun() -> Overrun:
 
 
 def garbled() -> Failure:
-    """An answer came, but none that can be read. Not tried again: a generation has run and would run once more."""
+    """Builds the failure for an unparsable answer. Not retried, as the generation has already run."""
     return Failure(
         Unavailable("The model server sent an answer that can't be read. Look at its log.", reason="MODEL_GARBLED")
     )
@@ -89,59 +90,58 @@ def gone(again: Again) -> Failure:
 
 
 def broke_off(again: Again) -> Failure:
-    """The connection broke when the request had been sent."""
+    """Builds the failure for a connection that broke after the request was sent."""
     failure = gone(again)
     failure.broke_off = True
     return failure
 
 
 def unreached() -> Failure:
-    """No connection came about."""
+    """Builds the failure for a connection that could not be made."""
     failure = gone(Again.OFTEN)
     failure.unreached = True
     return failure
 
 
 def of_sdk(error: openai.OpenAIError, *, model: str = "", sent: Sequence[str] = ()) -> Failure:
-    """The failure behind an error of the SDK, raised before the body of a reply was read; arguments as of_status."""
-    # Subclasses count as their base: to the SDK a timeout is a connection error, and many statuses have their own
-    # class.
+    """Maps an error of the SDK, raised before the body was read, to a failure; arguments as of_status."""
+    # Subclasses are mapped by their base: in the SDK a timeout is a connection error, and many statuses have classes.
     for kind in type(error).__mro__:
         if kind in MAPPED:
             return MAPPED[kind](error, model, sent)
-    return garbled()  # a test tells when the SDK grows an error that would come here unseen
+    return garbled()  # a test fails if the SDK adds an error that would end up here
 
 
 def of_status(
     status: int, headers: Mapping[str, str], detail: str = "", *, model: str = "", sent: Sequence[str] = ()
 ) -> Failure:
-    """The failure behind an HTTP status that is no success.
+    """Maps an HTTP error status to a failure.
 
     Args:
         status: The status.
         headers: Headers of the answer.
-        detail: The body's own words.
-        model: Name of the model that was asked, as the operator has configured it.
-        sent: Texts that were sent, by which echoes of them are found in the words; without any, no words are passed on.
+        detail: Error message in the body.
+        model: Configured name of the model.
+        sent: Texts that were sent, to detect echoes in the message; without any, the message is not passed on.
     """
     if status in (401, 403):
         message = "The model server does not accept our key. Check the key that the court was given for it."
         return Failure(ModelRefused(message, reason="MODEL_UNAUTHORISED", status=status))
-    # All of these turn a request away unread, so that it may be sent again.
+    # These statuses reject a request without processing it, so it may be retried.
     if status in (408, 409, 429, 503):
         after_s = retry_after(headers)
         message = "The model server is too busy. Try again later."
-        # Without a word of its own, a second is what the server is given.
+        # Defaults to one second without a Retry-After.
         error = Unavailable(message, reason="MODEL_BUSY", retry_after=after_s or 1.0)
         return Failure(error, Again.OFTEN, after_s)
     if status >= 500:
-        # These three may be a passing fault; the others would only be said again.
+        # These three may be transient; others would only repeat.
         failure = gone(Again.ONCE if status in (500, 502, 504) else Again.NEVER)
         failure.after_s = retry_after(headers)
         failure.stumbled = status == 500
         return failure
     if 300 <= status < 400:
-        # Never followed: it would carry the key and the pictures to where nobody configured them to go.
+        # Never followed, as that would send key and pictures to an unconfigured address.
         message = f"The model server points elsewhere (HTTP {status}). Configure the address that it points to."
     elif status == 404:
         name = f" {model}" if model else ""
@@ -161,33 +161,33 @@ def of_status(
 
 
 _SHOWN = 240
-"""Characters of a server's own words that are passed on."""
+"""Maximum characters of a server's message that are passed on."""
 _ECHO = 12
-"""Characters from which on a run that stands in the request too is an echo of it, and no chance."""
-# Between words alone: an apostrophe within one begins no quotation.
+"""Length from which a common substring with the request counts as an echo, not a coincidence."""
+# Only at word boundaries, as an apostrophe within a word is not a quotation mark.
 _QUOTED = re.compile(r"""(?<!\w)'[^']*'(?!\w)|"[^"]*"|`[^`]*`|“[^”]*”|\{.*\}|\[.*\]""", re.DOTALL)
 _NOT_SHOWN = re.compile(r"""\\|://|[\w+/=%-]{40}|(?<!\w)'|["`“{}[\]]""")
-"""Escapes, which hide an echo; addresses; what may be an encoded picture or a key; a quotation that was cut."""
+"""Escapes, which may hide an echo; addresses; possible encoded pictures or keys; truncated quotations."""
 
 
 def quotable(detail: str, sent: Sequence[str]) -> str:
-    """Returns what a server says about a request that it refuses; empty if nothing of it can be shown safely.
+    """Returns a server's message about a rejected request; empty if it can't be shown safely.
 
-    Quotations are left out. If what remains may hold an address or a part of the request, all of it is withheld: a
-    text of strangers must get into no message and no log.
+    Quotations are removed. If the rest may contain an address or a part of the request, all of it is withheld:
+    untrusted text must not get into messages or logs.
 
     Args:
-        detail: Words of the server.
-        sent: Texts of the request; without any an echo can't be told, and nothing is shown.
+        detail: Message of the server.
+        sent: Texts of the request; without any, echoes can't be detected, and nothing is shown.
     """
     words = " ".join(_QUOTED.sub("…", detail).split())
-    # First of all: an echo in what is not shown does no harm.
+    # Truncated first, as an echo in the part that is not shown is harmless.
     shown = words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…"
     if not sent or not shown.isprintable() or _NOT_SHOWN.search(shown) or not any(map(str.isalpha, shown)):
         return ""
     plain = shown.casefold()
     texts = [" ".join(text.split()).casefold() for text in sent if text.strip()]
-    # A short text is looked for whole: "no more" is an echo too where that is all of the meme.
+    # Short texts are compared as a whole: even "no more" is an echo if that is the whole meme.
     runs = {plain[start : start + _ECHO] for start in range(max(1, len(plain) - _ECHO + 1))}
     if any(run in text for run in runs for text in texts) or any(text in plain for text in texts):
         return ""
@@ -199,28 +199,28 @@ _CONTEXT = re.compile(
     r"exceed_context_size|n_ctx",
     re.I,
 )
-# Not the digits in names of models and versions, which stand beside letters and dots.
+# Excludes digits in names of models and versions, next to letters or dots.
 _NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
 
 
 def context_lengths(detail: str) -> tuple[int | None, int | None] | None:
-    """Tokens that a model takes and that a request had, as far as a server says so; None where it is about another.
+    """Extracts a model's context length and a request's tokens from an error; None if it is about something else.
 
-    Servers word it differently and agree on the order of size: what a model takes is the smallest number in what they
-    say, and the request, which was too long for it, the largest.
+    Wording differs between servers, but the context length is the smallest number, and the size of the request, which
+    exceeded it, the largest.
     """
     if not _CONTEXT.search(detail):
         return None
     numbers = sorted(int(number) for number in _NUMBER.findall(detail))
     if len(numbers) < 2 or numbers[0] == numbers[-1]:
         return (numbers[0] if numbers else None), None
-    # Of a request they may give the parts too: the model takes the largest number that is below the whole.
+    # Messages may also list the parts of a request, so a number next to words for a limit takes precedence.
     limit = next((n for n in _limits_in(detail) if n in numbers), numbers[0])
     return limit, numbers[-1] if numbers[-1] > limit else None
 
 
 def _limits_in(detail: str) -> list[int]:
-    """Numbers that stand right behind words for what a model takes."""
+    """Returns numbers that directly follow words for a limit."""
     found = re.findall(r"(?:maximum[\w ]*?|context (?:length|size|window)|limit|n_ctx)\D{0,24}?(\d{2,9})", detail, re.I)
     return [int(number) for number in found]
 
@@ -241,7 +241,7 @@ def _of_status_error(error: openai.OpenAIError, model: str, sent: Sequence[str])
 
 
 def _error_message(error: openai.APIStatusError) -> str:
-    """The words of an error's body, shortened; empty where there are none."""
+    """Returns the message in an error's body, truncated; empty if there is none."""
     body = error.body
     for key in ("error", "message", "detail"):
         if isinstance(body, Mapping) and key in body:
@@ -250,7 +250,7 @@ def _error_message(error: openai.APIStatusError) -> str:
 
 
 def _of_connection_error(error: openai.OpenAIError, _: str, __: Sequence[str]) -> Failure:
-    # A transport error to the SDK as well, but the server is there and has answered: it must not count as gone.
+    # Also a transport error for the SDK, but the server has answered and must not count as gone.
     if isinstance(error.__cause__, UnreadableAnswer):
         return garbled()
     return unreached() if _never_sent(error.__cause__) else broke_off(Again.ONCE)
@@ -261,9 +261,9 @@ MAPPED: Mapping[type, Callable[[openai.OpenAIError, str, Sequence[str]], Failure
     openai.APIConnectionError: _of_connection_error,
     openai.APIResponseValidationError: lambda *_: garbled(),
 }
-"""What the SDK raises on a chat completion, subclasses included, and what becomes of it, for a model and texts sent."""
+"""Maps the SDK's errors on chat completions, subclasses included, to failures, given model and sent texts."""
 
 
 def _never_sent(cause: BaseException | None) -> bool:
-    """True if the request can't have reached the server because no connection was made."""
+    """True if the request can't have reached the server, as no connection was made."""
     return isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout | httpx2.ProxyError)

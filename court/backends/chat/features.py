@@ -1,4 +1,4 @@
-"""Features of model servers beyond answering, and the fields by which a request uses them."""
+"""Optional features of model servers, and the request fields that use them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ class LogProbs(StrEnum):
     """Format of a server's log-probabilities, the weakest first."""
 
     NONE = "NONE"
-    """Not at all."""
+    """None."""
     TOP = "TOP"
-    """Of the most likely ones."""
+    """Those of the most likely tokens."""
     CHOSEN = "CHOSEN"
-    """Of the ones that we ask for, by id: vLLM's ``logprob_token_ids``."""
+    """Those of requested tokens, by id: vLLM's ``logprob_token_ids``."""
 
 
 class Thinking(StrEnum):
     """Thoughts of a model before its reply, and the switch that turns them off."""
 
     NONE = "NONE"
-    """It does not, by itself."""
+    """Does not think by default."""
     TEMPLATE = "TEMPLATE"
-    """It does, unless its template is told not to: ``chat_template_kwargs`` (vLLM, SGLang, llama.cpp)."""
+    """Thinks unless disabled in its template: ``chat_template_kwargs`` (vLLM, SGLang, llama.cpp)."""
     EFFORT = "EFFORT"
-    """It does, unless ``reasoning_effort`` says "none"."""
+    """Thinks unless ``reasoning_effort`` is "none"."""
     ALWAYS = "ALWAYS"
-    """It does, whatever it is told."""
+    """Always thinks."""
 
 
 _NO_THOUGHTS: Mapping[Thinking, Mapping[str, Any]] = {
-    # Families name the switch differently; templates pass over what they don't know.
+    # Model families name the switch differently; templates ignore unknown names.
     Thinking.TEMPLATE: {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
     Thinking.EFFORT: {"reasoning_effort": "none"},
 }
@@ -44,42 +44,40 @@ _THOUGHTS: Mapping[Thinking, Mapping[str, Any]] = {
     Thinking.EFFORT: {"reasoning_effort": "medium"},
 }
 THOUGHT_LIMITS = ("thinking_token_budget", "thinking_budget_tokens")
-"""Fields by which servers limit a thought in tokens: vLLM's, and llama.cpp's."""
+"""Fields that limit the tokens of a thought: vLLM's and llama.cpp's."""
 THOUGHT_TOKENS = 4096
-"""Tokens of a thought where nobody says how many."""
+"""Default limit of a thought, in tokens."""
 REPETITION: Mapping[str, int] = {"min_pattern_size": 16, "max_pattern_size": 64, "min_count": 4}
-"""Tokens that make a loop, for vLLM's ``repetition_detection``: a shorter phrase repeats in patterns of 16 too."""
-_PRESENCE_PENALTY = 1.5  # what model cards recommend against endless repetition; the API allows 2
+"""Definition of a loop for vLLM's ``repetition_detection``, in tokens; shorter phrases repeat in patterns of 16 too."""
+_PRESENCE_PENALTY = 1.5  # recommended by model cards against endless repetition; the API allows up to 2
 _LOOSE_TEMPERATURE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Capabilities of a model server beyond answering.
+    """Capabilities of a model server.
 
     Attributes:
-        json_schema: True if the server enforces a JSON schema; otherwise the schema is described in words, after
-            everything else.
-        pictures: In one prompt, at most; a request with more is refused here, and never sent without some of them.
+        json_schema: True if the server enforces a JSON schema; otherwise the schema is described at the end of the
+            message.
+        pictures: Maximum number of pictures per prompt; a request with more is rejected here instead of dropping some.
         log_probs: Format of the log-probabilities.
-        picture_ids: True if the server caches pictures by an id of ours (vLLM's ``uuid``), so that each has to be sent
-            only once. The id is the SHA-256 of the PNG and nothing else: a server answers for a known id whatever it
-            has under it.
+        picture_ids: True if the server caches pictures by our id (vLLM's ``uuid``), so that each is sent only once. The
+            id must be the SHA-256 of the PNG, as a server uses whatever it has cached under a known id.
         cached_tokens: True if the server reports prompt tokens found in its prefix cache; otherwise 0 is recorded.
-        prefix_cache: True if the server finds the beginning of a prompt again that it has just read; None where it does
-            not tell.
-        thinking: Thoughts of the model before its reply. They are turned off where that can be done; where it can't,
-            the first token is that of a thought, and there are no odds.
-        thinks_by: Switch that has the model think before its reply; ALWAYS where it does by itself, NONE where it can't
-            be made to, or where nobody wanted to know.
-        thought_limit: Field by which the server limits a thought in tokens; empty where it has none: then thought and
-            reply share one limit, which is the sum.
-        priorities: True if the server takes a ``priority``, and works on the lowest first where it was started to.
-        ends_loops: True if the server ends a reply that repeats itself (vLLM's ``repetition_detection``).
-        penalties: True if the server takes a ``presence_penalty``.
-        completion_limit: True if the server wants the limit of a reply as ``max_completion_tokens``, and refuses
-            ``max_tokens`` (OpenAI's own, for models that think).
-        temperatures: True if the server takes any temperature; otherwise only 1.
+        prefix_cache: True if prefix caching works; None if unknown.
+        thinking: Thinking before the reply, and the switch that turns it off. If it can't be turned off, the first
+            token belongs to a thought, and there are no odds.
+        thinks_by: Switch that turns on thinking before the reply; ALWAYS if the model always thinks, NONE if it can't
+            or was not probed.
+        thought_limit: Field that limits a thought in tokens; empty if there is none, so that thought and reply share
+            one limit, their sum.
+        priorities: True if the server accepts ``priority``, and serves the lowest first if configured so.
+        ends_loops: True if the server stops a reply that repeats itself (vLLM's ``repetition_detection``).
+        penalties: True if the server accepts ``presence_penalty``.
+        completion_limit: True if the server requires ``max_completion_tokens`` and rejects ``max_tokens`` (OpenAI's
+            own, for reasoning models).
+        temperatures: True if the server accepts any temperature; otherwise only 1.
     """
 
     json_schema: bool = True
@@ -98,10 +96,11 @@ class Capabilities:
     temperatures: bool = True
 
     def fields(self, request: ChatRequest) -> dict[str, Any]:
-        """Returns the fields of a request that depend on the abilities of the server."""
+        """Returns the request fields that depend on the server's capabilities."""
         switches, switch = (_THOUGHTS, self.thinks_by) if request.thought_tokens else (_NO_THOUGHTS, self.thinking)
         fields = dict(switches.get(switch, {}))
-        # Not max_completion_tokens everywhere: all servers but OpenAI's own know the former name, not all the latter.
+        # Not always max_completion_tokens: all servers but OpenAI's own accept max_tokens, but not all accept the
+        # other.
         fields["max_completion_tokens" if self.completion_limit else "max_tokens"] = self.max_tokens(request)
         if self.thought_limit and (tokens := self._thought_tokens(request)):
             fields[self.thought_limit] = tokens
@@ -114,24 +113,24 @@ class Capabilities:
         return fields
 
     def max_tokens(self, request: ChatRequest) -> int:
-        """Returns the tokens of thought and reply together."""
+        """Returns the token limit of thought and reply together."""
         return request.max_tokens + self._thought_tokens(request)
 
     def temperature(self, request: ChatRequest) -> float:
-        """Returns the temperature; a higher one against repetition where the server has nothing better."""
+        """Returns the temperature, raised against repetition if the server has no penalties."""
         if not self.temperatures:
             return 1.0
         raised = request.avoid_repetition and not self.penalties
         return max(request.temperature, _LOOSE_TEMPERATURE) if raised else request.temperature
 
     def _thought_tokens(self, request: ChatRequest) -> int:
-        # A model that always thinks needs room for it, or its reply would be cut before it begins.
+        # A model that always thinks needs tokens for that, or its reply would be truncated before it begins.
         return request.thought_tokens or (THOUGHT_TOKENS if self.thinking is Thinking.ALWAYS else 0)
 
 
 def weakest(found: Sequence[Capabilities]) -> Capabilities:
     """Returns the capabilities that all of the servers share."""
-    # Both are declared in order: log-probabilities from the weakest on, thoughts from the least trouble to the most.
+    # Both enumerations are ordered: log-probabilities from weakest to best, thinking from least to most restrictive.
     worth, thoughts = list(LogProbs), list(Thinking)
     return Capabilities(
         json_schema=all(each.json_schema for each in found),
@@ -142,7 +141,7 @@ def weakest(found: Sequence[Capabilities]) -> Capabilities:
         prefix_cache=_least_known([each.prefix_cache for each in found]),
         thinking=max((each.thinking for each in found), key=thoughts.index),
         thinks_by=_common_switch([each.thinks_by for each in found]),
-        # Requests to all servers carry the same field, so that all of them have to know it.
+        # Requests to all servers have the same field, so all must support it.
         thought_limit=found[0].thought_limit if len({each.thought_limit for each in found}) == 1 else "",
         priorities=all(each.priorities for each in found),
         ends_loops=all(each.ends_loops for each in found),
@@ -153,7 +152,7 @@ def weakest(found: Sequence[Capabilities]) -> Capabilities:
 
 
 def _common_switch(found: Sequence[Thinking]) -> Thinking:
-    """The switch that has the model think at all of the servers; one that always does needs none."""
+    """Returns the switch that turns on thinking at all servers; models that always think need none."""
     needed = {switch for switch in found if switch is not Thinking.ALWAYS}
     if not needed:
         return Thinking.ALWAYS

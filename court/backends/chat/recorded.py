@@ -1,4 +1,4 @@
-"""A chat model that says what a record has of it: its answers of then, for the code of today."""
+"""A chat model that replays recorded replies, to run today's code on past trials."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from court.ports import CallPlace, ChatReply, ChatRequest, Odds
 
 
 class NotRecorded(CourtError):
-    """Raised where today's code asks for a reply that the record does not have."""
+    """Raised if today's code requests a reply that the record does not have."""
 
     default_reason = "REPLY_NOT_RECORDED"
 
 
 class PromptChanged(CourtError):
-    """Raised where a model is asked in other words than it was: what it would have said then, nobody knows."""
+    """Raised if a prompt differs from the recorded one, so that the reply to it is unknown."""
 
     default_reason = "PROMPT_CHANGED"
 
@@ -38,7 +38,7 @@ class RecordedOdds:
 
 
 class RecordedModel:
-    """A :class:`~court.ports.ChatModel` that answers from a record, by the place of a call in its trial."""
+    """A :class:`~court.ports.ChatModel` that answers from a record, looked up by the place of a call in its trial."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class RecordedModel:
         *,
         patience_s: float = 0.0,
     ) -> None:
-        """Sets what it says.
+        """Sets the recorded replies.
 
         Args:
             name: Name of the model.
-            replies: Replies of each call, the one that was asked for again last. Places are those of first attempts.
+            replies: Replies of each call, a repaired one last; keyed by the place of the first attempt.
             odds: Odds by the number of the judge; None for a model that gave none.
-            patience_s: Seconds that a call without a recorded reply waits before it fails: in a trial that failed, the
-                failure of another call may have ended it.
+            patience_s: Seconds that a call without a recorded reply waits before it fails, as another call's failure
+                may have ended the trial.
         """
         self._name = name
-        # By place alone, with the prompt's digest beside the reply: other words at the same place are an error of their
-        # own (PromptChanged) and no missing reply.
+        # Keyed without the prompt's digest, which is stored with the reply: a changed prompt is a separate error
+        # (PromptChanged) and not a missing reply.
         self._replies = {_bare(place): (place.prompt_digest, tuple(recorded)) for place, recorded in replies.items()}
         self._odds = odds or {}
         self._orders: Counter[int] = Counter()
@@ -71,7 +71,7 @@ class RecordedModel:
         return self._name
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
-        """Returns the recorded reply. Raises NotRecorded or PromptChanged where there is none to this request."""
+        """Returns the recorded reply. Raises NotRecorded or PromptChanged if there is none for this request."""
         place = request.place
         assert place is not None, "a recorded model is asked within a trial alone"
         digest, recorded = self._replies.get(_bare(place), (place.prompt_digest, ()))
@@ -88,10 +88,10 @@ class RecordedModel:
         return self._reply(reply.text, reply)
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        """Returns the recorded odds, order by order; None where the model gave none. Raises PromptChanged."""
+        """Returns the recorded odds, order by order; None if the model gave none. Raises PromptChanged."""
         place = request.place
         assert place is not None, "a recorded model is asked within a trial alone"
-        # Both requests for odds have the same place: the order in which they come separates them.
+        # Both requests for odds have the same place and are distinguished by their order.
         stored, order = self._odds.get(place.judge), self._orders[place.judge]
         if stored is None or order >= len(stored.masses):
             return None
@@ -116,12 +116,12 @@ class RecordedModel:
 
 
 def _bare(place: CallPlace) -> CallPlace:
-    """The place of a first attempt, whatever the words of its prompt."""
+    """Returns the place of the first attempt, without the prompt's digest."""
     return replace(place, prompt_digest="", attempt=1)
 
 
 def _words(place: CallPlace) -> str:
-    thing = {
+    reply_name = {
         "describe": "the description",
         "answer": "the Proposer's answer",
         "ask": "a question",
@@ -131,7 +131,7 @@ def _words(place: CallPlace) -> str:
     owner = "" if place.side is None else f" {'to' if place.role is Role.PROPOSER else 'of'} the {place.side.lower()}"
     if place.judge > 1:
         owner = f" of judge {place.judge}"
-    return f"{thing}{owner}{f' in round {place.round}' if place.round else ''}"
+    return f"{reply_name}{owner}{f' in round {place.round}' if place.round else ''}"
 
 
 def _capital(sentence: str) -> str:

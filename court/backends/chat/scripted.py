@@ -1,4 +1,4 @@
-"""The shipped fake of a chat model: it says what its script says, and complains when the two don't fit."""
+"""A fake chat model that follows a script and raises if calls and script do not match."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from court.errors import Overrun
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
 
 Says = ChatReply | str | Mapping[str, Any] | Exception
-"""A reply; its text; its text as JSON; or what is raised instead of one."""
+"""A reply; its text; its content as JSON; or an exception to raise."""
 Line = tuple[str | Callable[[ChatRequest], bool] | None, Says | Callable[[ChatRequest], Says]]
-"""When it is said, and what. When: where this text stands in the request, where this holds, or (None) anywhere."""
+"""Condition and reply. The condition is a substring of the request, a predicate, or None for any request."""
 
 
 class OffScript(AssertionError):
-    """The calls that were made and those in the script are not the same."""
+    """The calls made and those in the script differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class ScriptedCall:
 
     Attributes:
         request: Request of the call.
-        options: Options whose odds were requested; None for a reply.
-        within_s: Seconds that it was given.
+        options: Options whose odds were requested; None for a reply request.
+        within_s: Timeout of the call, in seconds.
     """
 
     request: ChatRequest
@@ -40,11 +40,11 @@ class ScriptedCall:
 class ScriptedModel:
     """A :class:`~court.ports.ChatModel` that follows a script.
 
-    Each line is used once; a call gets the first unused one that fits, so that calls which run side by side may come in
-    any order. As a context manager it complains at the end about what is left over.
+    Each line is used once; a call gets the first unused one that matches, so that concurrent calls may come in any
+    order. As a context manager it raises at the end if lines are left over.
 
     Attributes:
-        asked: Every call, in the order in which they came.
+        asked: All calls, in order.
         cancelled: Number of calls that were cancelled while they ran.
     """
 
@@ -56,13 +56,13 @@ class ScriptedModel:
         name: str = "scripted",
         delay_s: float = 0.0,
     ) -> None:
-        """Sets what it says.
+        """Sets the script.
 
         Args:
-            script: Lines, or a function that has a reply to everything.
-            odds: The masses of options; without it, the model can't say them.
+            script: Lines, or a function that replies to every request.
+            odds: Function that gives the masses of options; None for a model without odds.
             name: Name of the model.
-            delay_s: Time that each call takes, in seconds.
+            delay_s: Duration of each call, in seconds.
         """
         self.asked: list[ScriptedCall] = []
         self.cancelled = 0
@@ -79,7 +79,7 @@ class ScriptedModel:
         return self._name
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
-        """The next reply of the script. Raises what the script has instead, or OffScript if it has nothing."""
+        """Returns the next reply of the script. Raises the scripted exception, or OffScript if no line matches."""
         self.asked.append(ScriptedCall(request, None, within_s))
         says = self._answers(request) if self._answers else self._line(request)
         await self._take_time(within_s)
@@ -106,7 +106,7 @@ class ScriptedModel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:  # what went wrong inside says more than what is left over because of it
+        if kind is None:  # an exception inside explains left-over lines
             self.finish()
 
     def _line(self, request: ChatRequest) -> Says:

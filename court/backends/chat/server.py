@@ -1,6 +1,6 @@
-"""One model server: its address, the pictures that it has, and one request to it; and which of several a trial asks.
+"""One model server with its cached pictures and state, and the choice of a server for a trial.
 
-What becomes of a request that fails is not decided here: see :mod:`court.backends.chat.client`.
+Retries are decided in :mod:`court.backends.chat.client`.
 """
 
 from __future__ import annotations
@@ -22,40 +22,39 @@ from court.backends.http import CONNECT_S, Load
 from court.backends.http_head import UnreadableAnswer
 from court.ports import ChatRequest
 
-_KNOWN = 4096  # ids of pictures that the server is thought to have
+_KNOWN = 4096  # maximum picture ids assumed to be cached by the server
 _RECHECK_S, _RECHECK_MAX_S = 1.0, 30.0
-"""Seconds until one that is gone is asked whether it is back; doubles up to the second each time it is not."""
+"""Initial and maximum interval, in seconds, of probing a server that is gone; doubles with each failure."""
 
 
 SLOW_START_S = 30.0
-"""Seconds from the first answer of a server that was gone until it gets as many trials as the others."""
+"""Slow start: seconds from the first answer of a returned server until it gets its full share of trials."""
 _LEAST_SHARE = 0.1
-"""Share of a server that has just come back: it is chosen where the others have ten times as many calls in flight."""
+"""Initial share of a returned server: it is chosen if the others have ten times as many calls in flight."""
 
 
 class ChatServer:
-    """A server, as one model is asked there; safe to call concurrently, within one event loop.
+    """A server of one model; safe to call concurrently, within one event loop.
 
     Attributes:
         url: Configured address of its API; identifies the server among others, and in records.
         load: Counts the calls in flight.
-        known: Digests of pictures that it is thought to have, the last used last.
-        token_ids: Ids of words that are single tokens.
-        gone_at: Time at which it was found to be gone, by the same clock; None while it is there.
-        back_at: Time of its first answer after it was gone; minus infinity where it never was.
+        known: Digests of pictures assumed to be cached, in LRU order.
+        token_ids: Token ids of single-token words.
+        gone_at: Time at which it was found to be gone, in seconds of the monotonic clock; None while it is available.
+        back_at: Time of its first answer after it was gone, by the same clock; minus infinity if it never was gone.
         answered_at: Time of the last answered chat, in seconds of the monotonic clock; minus infinity before the first.
-            It is not stored with the load, which models share: several models at one URL each have an engine that may
-            die.
+            Not part of the load, which models share, because several models at one URL have separate engines.
     """
 
     def __init__(self, url: str, api_key: str | None, http: httpx2.AsyncClient, load: Load) -> None:
-        """Connects to nothing yet.
+        """Opens no connection yet.
 
         Args:
             url: Address of the API, usually ending in ``/v1``.
-            api_key: Key of the API, if the server wants one.
-            http: The connections.
-            load: Counts the calls in flight, together with those of others that it is given to.
+            api_key: Key of the API, if the server requires one.
+            http: HTTP client.
+            load: Counter of calls in flight, which several models may share.
         """
         self.url = url
         self._secrets = (api_key,) if api_key else ()
@@ -70,19 +69,19 @@ class ChatServer:
         self._looking: asyncio.Task[None] | None = None
         self._client = openai.AsyncOpenAI(
             base_url=url,
-            api_key=api_key or "none",  # the SDK wants one; a server that has none set doesn't look at it
+            api_key=api_key or "none",  # required by the SDK; servers without a key ignore it
             # Retries are decided in one place (client.py): the SDK's own would run a generation several times.
             max_retries=0,
             timeout=http.timeout,
             http_client=http,
         )
-        # What the SDK found in the environment was not meant for this server.
+        # Values that the SDK took from the environment are not meant for this server.
         self._client.organization = self._client.project = self._client.admin_api_key = None
         # vLLM serves /tokenize beside /v1 and not below it.
         root = str(self._client.base_url).rstrip("/").removesuffix("/v1")
         self._tokenize_url = f"{root}/tokenize"
         for name in ("openai", "httpx2", "httpcore2"):
-            # They log addresses, and bodies at the lowest level; a marker in a meme must not turn up in a log.
+            # These log addresses, and bodies at debug level; content of memes must not get into logs.
             logging.getLogger(name).setLevel(logging.WARNING)
 
     async def chat(
@@ -94,22 +93,22 @@ class ChatServer:
         known: Mapping[str, None],
         fields: Mapping[str, Any] | None = None,
     ) -> wire.ServerAnswer:
-        """The answer to a request. Streamed, so that a reply that broke off can be told from one that never began.
+        """Sends a request; streamed, to distinguish an interrupted reply from one that never began.
 
         Args:
             request: Request to send.
-            model: Its name at the server.
+            model: Name of the model at the server.
             capabilities: Capabilities of the server.
-            known: Digests of pictures that are named and not sent.
+            known: Digests of pictures to reference by id instead of sending them.
             fields: Further fields of the body.
 
         Raises:
-            Failure: There is no answer, or none that can be read.
+            Failure: There is no answer, or it can't be parsed.
         """
         try:
             call = self._client.chat.completions.with_streaming_response.create(
                 model=model,
-                messages=[],  # they go with the extra fields: the SDK would walk through each part, at 2 ms a call
+                messages=[],  # sent as an extra field: the SDK would process each part, at 2 ms per call
                 temperature=capabilities.temperature(request),
                 extra_body={
                     "messages": wire.messages(request, capabilities, known),
@@ -126,7 +125,7 @@ class ChatServer:
         return answer
 
     async def models(self) -> wire.ListedModels:
-        """The models that it lists. Raises Failure."""
+        """Returns the listed models. Raises Failure."""
         try:
             response = await self._client.get("/models", cast_to=httpx2.Response)
         except openai.OpenAIError as error:
@@ -134,7 +133,7 @@ class ChatServer:
         return wire.read_models(response.content)
 
     async def tokens(self, model: str, text: str) -> list[int]:
-        """Ids of the tokens that a text is for a model. Raises Failure."""
+        """Returns the token ids of a text for a model. Raises Failure."""
         try:
             response = await self._client.post(
                 self._tokenize_url,
@@ -146,26 +145,26 @@ class ChatServer:
         return wire.read_tokens(response.content)
 
     def lost(self) -> None:
-        """Takes note that it can't be reached, or broke off."""
+        """Marks the server as unreachable or disconnected."""
         now = time.monotonic()
-        # The first miss counts: of several that are gone, the one gone for longest is chosen first (Replicas._best).
+        # The first miss counts: of several gone servers, the one gone for longest is chosen first (Replicas._best).
         self.gone_at = now if self.gone_at is None else self.gone_at
         self._recheck_at = now + min(_RECHECK_MAX_S, _RECHECK_S * 2**self._misses)
-        # Bounds the power above; the pause itself is bounded by _RECHECK_MAX_S long before.
+        # Bounds the exponent above; the interval reaches _RECHECK_MAX_S long before.
         self._misses = min(self._misses + 1, 16)
 
     def answered(self) -> None:
-        """Takes note that it is there."""
+        """Marks the server as available."""
         if self.gone_at is not None:
             self.gone_at, self.back_at = None, time.monotonic()
         elif self._misses and time.monotonic() - self.back_at > _RECHECK_MAX_S:
-            self._misses = 0  # it has stayed: the next time it is gone, it is looked for at once again
+            self._misses = 0  # stable again, so the backoff restarts
 
     def probe_if_gone(self) -> None:
-        """Asks one that is gone, now and then, whether it is back; no caller waits for that."""
+        """Periodically probes a gone server in the background."""
         due = self.gone_at is not None and time.monotonic() >= self._recheck_at
         if due and (self._looking is None or self._looking.done()):
-            # One at a time, and referred to: the event loop refers to tasks weakly.
+            # One probe at a time, referenced because the event loop only holds weak references to tasks.
             self._looking = asyncio.ensure_future(self._probe())
 
     async def _probe(self) -> None:
@@ -175,7 +174,7 @@ class ChatServer:
         except TimeoutError:
             self.lost()
         except Failure as failure:
-            # Any other answer is one: it may list no models.
+            # Any other answer means that it is back; some servers do not list models.
             if failure.gone:
                 self.lost()
             else:
@@ -184,16 +183,16 @@ class ChatServer:
             self.answered()
 
     def has(self, ids: Iterable[str]) -> None:
-        """Takes note that it has these pictures."""
+        """Marks pictures as cached by the server."""
         for i in ids:
             self.known[i] = None
-            # The last used at the end: what is dropped first is what the server has likely dropped too.
+            # LRU order: the first to be dropped are those that the server has probably evicted too.
             self.known.move_to_end(i)
         while len(self.known) > _KNOWN:
             self.known.popitem(last=False)
 
     def forget(self, ids: Iterable[str]) -> None:
-        """Takes note that it may not have these pictures."""
+        """Marks pictures as possibly not cached."""
         for i in ids:
             self.known.pop(i, None)
 
@@ -204,21 +203,20 @@ async def _read(response: httpx2.Response) -> bytes:
     except UnreadableAnswer:
         raise garbled() from None
     except httpx2.TransportError:
-        # It had begun: the generation has run, and would run again.
+        # The answer had begun: a retry would run the generation again.
         raise broke_off(Again.NEVER) from None
 
 
 class Replicas:
-    """Servers of one model, as one trial asks them; for use within one event loop.
+    """The servers of one model for one trial; for use within one event loop.
 
-    A trial goes to the server with the fewest calls in flight and keeps to it, for that has its prefix in the cache; of
-    servers that are equally busy it takes the first in an order of its own, so that a picture comes back to a server
-    that has seen it. From a server that is gone it goes on to another, and no other trial begins there until it has
-    answered again; then it gets its share little by little, for its caches are empty and its kernels may have to be
-    compiled.
+    A trial uses the server with the fewest calls in flight and stays with it, as its prefix is cached there. Ties are
+    broken by the trial's own order of servers, so that a picture returns to a server that has seen it. If a server is
+    gone, the trial fails over to another, and no new trial starts there until it answers again; its share then grows
+    gradually, as its caches are cold and its kernels may need compilation.
 
     Args:
-        servers: Servers, those that this trial prefers first.
+        servers: Servers in this trial's order of preference.
     """
 
     def __init__(self, servers: Sequence[ChatServer]) -> None:
@@ -227,23 +225,23 @@ class Replicas:
         self._left: list[ChatServer] = []
 
     def choose(self) -> ChatServer:
-        """Returns the server that this trial keeps to; chooses one for its first call, or where its own is left."""
+        """Returns this trial's server; chooses one for the first call, or after the previous one was left."""
         if self._own is None:
             self._own = self._best()
         return self._own
 
     def leave(self, server: ChatServer) -> None:
-        """Goes on without a server; once all were left, the first of them may be asked again."""
+        """Excludes a server; once all were excluded, earlier ones may be tried again."""
         if server not in self._left:
             self._left.append(server)
         if len(self._left) == len(self.servers):
-            # All but this one, which failed a moment ago.
+            # All others may be tried again, except the one that has just failed.
             self._left = [server]
-        if self._own is server:  # of calls that fail together, one moves on
+        if self._own is server:  # of several concurrent failures, only the first causes a switch
             self._own = None
 
     def room(self) -> bool:
-        """True if the server that is asked next would work on one more call at once."""
+        """True if the server that would be used next could start one more call immediately."""
         return (self._own or self._best()).load.room()
 
     def _best(self) -> ChatServer:
@@ -252,14 +250,14 @@ class Replicas:
         candidates = [server for server in self.servers if server not in self._left]
         there = [server for server in candidates if server.gone_at is None]
         for server in self.servers:
-            # Driven by trials that choose a server: a court that tries nothing sends nothing.
+            # Triggered by trials choosing a server, so an idle court sends no probes.
             server.probe_if_gone()
         if there:
-            # One more than are in flight, or a share would make no difference while nothing is.
+            # One more than are in flight, so that the share also matters on idle servers.
             return min(there, key=lambda server: (server.load.in_flight + 1) / _share(server))
-        return min(candidates, key=lambda server: server.gone_at or 0.0)  # likeliest to be back
+        return min(candidates, key=lambda server: server.gone_at or 0.0)  # most likely to be back
 
 
 def _share(server: ChatServer) -> float:
-    """Share of trials that a server gets, of those that one gets that has been there for long."""
+    """Returns a server's share of trials, relative to one that has been available for long."""
     return min(1.0, max(_LEAST_SHARE, (time.monotonic() - server.back_at) / SLOW_START_S))

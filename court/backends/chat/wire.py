@@ -1,6 +1,6 @@
-"""Chat completions as they go over the wire: our request as a body, the body of the answer as our reply.
+"""Chat completions on the wire: builds request bodies and parses answers.
 
-The SDK builds its answers without checking them; here they are read strictly, from the bytes.
+The SDK does not validate answers; here they are parsed strictly, from the bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from court.messages import in_words as in_words  # offered here too: it is part 
 from court.ports import ChatReply, ChatRequest, FinishReason
 
 TOP = 20
-"""Most likely tokens that a server is asked for: the most that the API allows."""
+"""Number of most likely tokens to request: the maximum of the API."""
 _TOKEN_ID = "token_id:"  # how vLLM writes a token when asked for ids
 _OPENS_THOUGHT = re.compile(r"\s*<think>")
 
@@ -42,7 +42,7 @@ def digest(frame: Frame) -> str:
 
 
 def messages(request: ChatRequest, capabilities: Capabilities, known: Mapping[str, None]) -> list[dict[str, Any]]:
-    """The messages; pictures whose id is among ``known`` are named by it instead of being sent."""
+    """Builds the messages; pictures whose id is in ``known`` are referenced instead of sent."""
     parts: list[str | Frame] = [*request.parts]
     if request.reply_schema is not None and not capabilities.json_schema:
         parts.append(in_words(request.reply_schema))
@@ -50,15 +50,15 @@ def messages(request: ChatRequest, capabilities: Capabilities, known: Mapping[st
     if any(isinstance(part, Frame) for part in parts):
         content = [_part(part, capabilities, known) for part in parts]
     else:
-        # As one string, for every server takes that, and none puts anything of its own between the parts.
+        # A single string is accepted by every server, and none inserts anything between the parts.
         content = "".join(part for part in parts if isinstance(part, str))
     message = {"role": "user", "content": content}
-    # Templates of guard models know no system message, and refuse one that is empty.
+    # Templates of guard models have no system message and reject an empty one.
     return [{"role": "system", "content": request.system}, message] if request.system else [message]
 
 
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema, as a server that keeps to it is told."""
+    """Builds the response format that makes a server enforce a schema."""
     return {"type": "json_schema", "json_schema": {"name": "reply", "schema": dict(schema), "strict": True}}
 
 
@@ -73,12 +73,12 @@ def _part(part: str | Frame, capabilities: Capabilities, known: Mapping[str, Non
 
 
 class _Strict(BaseModel):
-    # Unknown keys are welcome, servers add their own; known ones have the right type or the answer is not read.
+    # Unknown keys are allowed, as servers add their own; known ones must have the right type.
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 def _or_none(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """A figure that is of another type, negative or not finite is unknown, and costs no reply that is good."""
+    """Turns invalid figures (wrong type, negative, not finite) into None instead of rejecting a good reply."""
     try:
         return validate(value)
     except ValidationError:
@@ -86,7 +86,7 @@ def _or_none(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 _Optional = WrapValidator(_or_none)
-"""Marks what an answer may lack, and what may be of no use in it."""
+"""Marks optional fields whose invalid values become None."""
 _Count = Annotated[Annotated[int, Field(ge=0)] | None, _Optional]
 
 
@@ -106,7 +106,7 @@ class _LogProbs(_Strict):
 class _Message(_Strict):
     content: str | None = None
     refusal: Annotated[str | None, _Optional] = None
-    # What a server with a reasoning parser tells apart, by its present name and by its former one.
+    # Thought separated by the server's reasoning parser, under its current and its former name.
     reasoning: Annotated[str | None, _Optional] = None
     reasoning_content: Annotated[str | None, _Optional] = None
 
@@ -133,27 +133,27 @@ class _Usage(_Strict):
 
 
 class ServerAnswer(_Strict):
-    """The body of an answer.
+    """Body of an answer.
 
-    What it tells beside the reply may be absent, null or of no use: it is unknown then, and :attr:`unknown` names it.
+    Anything beside the reply may be absent, null or invalid; :attr:`unknown` then names it.
     """
 
     model: Annotated[str | None, _Optional] = None
-    # Exactly one, as asked for: which of two would count, nobody could say.
+    # Exactly one, as requested; with two, it would be unclear which one counts.
     choices: list[_Choice] = Field(min_length=1, max_length=1)
     usage: Annotated[_Usage | None, _Optional] = None
-    # Not of the body: a server does not say who it is.
+    # Not part of the body.
     _server: str = PrivateAttr(default="")
 
     @property
     def cached_tokens(self) -> int | None:
-        """Tokens of the prompt that were found in the prefix cache; None where that is not told."""
+        """Prompt tokens found in the prefix cache; None if not reported."""
         details = self.usage.prompt_tokens_details if self.usage else None
         return None if details is None else details.cached_tokens
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Names of figures that an answer usually has and this one does not tell."""
+        """Names of usual figures that are missing or invalid."""
         usage, (choice,) = self.usage or _Usage(), self.choices
         fields = {
             "model": self.model,
@@ -165,9 +165,9 @@ class ServerAnswer(_Strict):
 
     @property
     def split_thought(self) -> tuple[str, str]:
-        """Thought and reply: as the server tells them apart, else by the tags of a thought at the beginning.
+        """Thought and reply, as separated by the server, otherwise by leading thought tags.
 
-        A thought that was cut off has no end, and there is no reply then.
+        A truncated thought has no end tag, and there is no reply then.
         """
         message = self.choices[0].message
         content = message.content or ""
@@ -180,20 +180,20 @@ class ServerAnswer(_Strict):
 
     @property
     def thinks(self) -> bool:
-        """True if there is a thought; one whose beginning stood in the prompt shows by its end.
+        """True if there is a thought; one opened in the prompt is detected by its end tag.
 
-        One that the server keeps to itself, as OpenAI's own does, shows by the tokens that it took.
+        A thought that is not returned, as by OpenAI's own server, is detected by its token count.
         """
         thought, content = self.split_thought
         written = self.usage.completion_tokens_details if self.usage else None
         return bool(thought) or "</think>" in content or bool(written and written.reasoning_tokens)
 
     def reply(self, latency_s: float) -> ChatReply:
-        """The reply that it holds. Raises Failure if it ended in a way that is not known."""
+        """Returns the reply. Raises Failure for an unknown finish reason."""
         (choice,) = self.choices
-        # Where it is not told how it ended, what it says has to show that it is whole.
+        # Without a finish reason, parsing has to show that the reply is complete.
         finish = _FINISHES.get(choice.finish_reason or "stop")
-        # An end that is not known may be that of half a reply: it is refused, never taken for a whole one.
+        # An unknown finish reason may mean a partial reply, so it is rejected.
         if finish is None:
             raise garbled()
         if choice.message.refusal:
@@ -214,7 +214,7 @@ class ServerAnswer(_Strict):
         )
 
     def first_token(self) -> list[_LogProb] | None:
-        """Candidates for the first token of the reply; None where there are no log-probabilities."""
+        """Returns candidates for the first token of the reply; None without log-probabilities."""
         log_probs = self.choices[0].logprobs
         if log_probs is None or not log_probs.content:
             return None
@@ -239,9 +239,9 @@ class _ErrorBody(_Strict):
 
 
 def read(body: bytes, server: str = "") -> ServerAnswer:
-    """The answer in a body, and which server gave it. Raises Failure if it is anything else."""
+    """Parses the body of an answer from a server. Raises Failure if it is invalid."""
     try:
-        # As some gateways write it, with a mark at its beginning.
+        # Some gateways add a byte order mark.
         answer = ServerAnswer.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
     except ValidationError:
         raise _error_in(body) or garbled() from None
@@ -250,12 +250,12 @@ def read(body: bytes, server: str = "") -> ServerAnswer:
 
 
 def _error_in(body: bytes) -> Failure | None:
-    """The failure behind an error that a gateway has sent with the status of a success; None where there is none."""
+    """Returns the failure for an error that a gateway sent with a success status; None if there is none."""
     try:
         error = _ErrorBody.model_validate_json(body).error
     except ValidationError:
         return None
-    # Often the status that the server behind it has given.
+    # Often the status of the upstream server.
     status = error.code if error.code is not None and 400 <= error.code < 600 else 400
     return of_status(status, {}, error.message[:2000])
 
@@ -274,8 +274,8 @@ class ListedModels:
     """Models as a server lists them.
 
     Attributes:
-        names: Their names.
-        is_vllm: True if the server is vLLM, as it says of each.
+        names: Names of the models.
+        is_vllm: True if the server is vLLM, as it reports for each model.
     """
 
     names: tuple[str, ...]
@@ -283,7 +283,7 @@ class ListedModels:
 
 
 def read_models(body: bytes) -> ListedModels:
-    """Models as ``/models`` tells them. Raises Failure if it is anything else."""
+    """Parses the answer of ``/models``. Raises Failure if it is invalid."""
     try:
         listed = _Models.model_validate_json(body).data
     except ValidationError:
@@ -296,7 +296,7 @@ class _Tokens(_Strict):
 
 
 def read_tokens(body: bytes) -> list[int]:
-    """Token ids as ``/tokenize`` tells them. Raises Failure if it is anything else."""
+    """Parses the answer of ``/tokenize``. Raises Failure if it is invalid."""
     try:
         return _Tokens.model_validate_json(body).tokens
     except ValidationError:
@@ -304,18 +304,18 @@ def read_tokens(body: bytes) -> list[int]:
 
 
 def masses_of_words(candidates: Sequence[_LogProb], options: Sequence[str]) -> tuple[float, ...]:
-    """Probability of each option, written with or without a space before it, as far as it is among the candidates."""
+    """Returns each option's probability, with or without a leading space; 0 if it is not among the candidates."""
     totals = dict.fromkeys(options, 0.0)
     for candidate in candidates:
-        word = candidate.token.strip(" \n▁Ġ")  # spaces, also as vocabularies write them
+        word = candidate.token.strip(" \n▁Ġ")  # spaces, including their forms in vocabularies
         if word in totals:
             totals[word] += math.exp(candidate.logprob)
-    # Rounding may take a sum a little above 1.
+    # Rounding may push a sum slightly above 1.
     return tuple(min(totals[option], 1.0) for option in options)
 
 
 def masses_of_ids(candidates: Sequence[_LogProb], ids: Sequence[int]) -> tuple[float, ...] | None:
-    """Probability of each token; None unless each of them is among the candidates."""
+    """Returns each token's probability; None unless all are among the candidates."""
     log_probs = {candidate.token: candidate.logprob for candidate in candidates}
     try:
         return tuple(min(math.exp(log_probs[f"{_TOKEN_ID}{token}"]), 1.0) for token in ids)

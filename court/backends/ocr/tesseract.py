@@ -1,7 +1,7 @@
 """Reads text with an installed Tesseract.
 
-The parent asks it what it is and which languages it has; the worker process, which is this module run as a program,
-calls it once a frame.
+The parent queries its version and languages; the worker process, which runs this module as a program, calls it once per
+frame.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from court.backends.sandbox import child
 from court.errors import NotLoaded, Unavailable
 
 _SPARSE = "11"
-"""Page segmentation: text wherever it is, in no order, as on a meme; the usual one looks for columns of a page."""
+"""Page segmentation mode for sparse text in any order, as on memes; the default expects columns of a page."""
 _LEAST = 0.3
-"""Confidence of a word below which it is no text: Tesseract reads words into leaves and bricks."""
+"""Minimum confidence of a word: Tesseract finds words in leaves and bricks."""
 _ASK_S = 20.0
 _DATA = "TESSDATA_PREFIX"
-"""Name of the variable by which Tesseract finds its languages elsewhere than in its own folder."""
+"""Environment variable with the folder of Tesseract's languages, if not the default."""
 
 
 def tesseract_reader(languages: str = "eng", *, workers: int = 1) -> WorkerTextReader:
-    """A reader that runs Tesseract in guarded workers.
+    """Creates a reader that runs Tesseract in sandboxed workers.
 
     Args:
         languages: Tesseract's names with plus signs between them, such as ``ara`` or ``eng+rus``.
-        workers: Processes at most.
+        workers: Maximum number of processes.
 
     Raises:
         NotLoaded: Tesseract is not installed, or lacks a language.
@@ -47,10 +47,10 @@ def tesseract_reader(languages: str = "eng", *, workers: int = 1) -> WorkerTextR
             "Tesseract is not installed here, or not on the PATH: on Debian, `apt-get install tesseract-ocr`.",
             reason="TEXT_READER_NOT_INSTALLED",
         )
-    here = _output_of(program, "--list-langs").splitlines()[1:]
-    if missing := [one for one in languages.split("+") if one not in here]:
+    installed = _output_of(program, "--list-langs").splitlines()[1:]
+    if missing := [one for one in languages.split("+") if one not in installed]:
         raise NotLoaded(
-            f"Tesseract has no language {', '.join(missing)} here; it has {', '.join(here)}. On Debian, `apt-get "
+            f"Tesseract has no language {', '.join(missing)} here; it has {', '.join(installed)}. On Debian, `apt-get "
             f"install tesseract-ocr-{missing[0].replace('_', '-')}`.",
             reason="TEXT_READER_NOT_INSTALLED",
         )
@@ -59,7 +59,7 @@ def tesseract_reader(languages: str = "eng", *, workers: int = 1) -> WorkerTextR
         f"tesseract/{version.group() if version else 'unknown'} {languages}, sparse text",
         module=__name__,
         settings={"program": program, "languages": languages, "data": os.environ.get(_DATA)},
-        # Its other languages know Latin letters more or less.
+        # Models for other languages read Latin letters only more or less.
         reads_latin="eng" in languages.split("+"),
         workers=workers,
     )
@@ -75,16 +75,16 @@ def _output_of(program: str, option: str) -> str:
 
 
 def lines_of(table: str, scale: float) -> list[dict[str, Any]]:
-    """Lines of Tesseract's table of words (TSV), each with its mean confidence and an upright box.
+    """Parses Tesseract's table of words (TSV) into lines with mean confidence and upright boxes.
 
     Args:
-        table: Table with a heading; words of a line share block, paragraph and line.
-        scale: Pixels of the frame in one of the picture that was read.
+        table: Table with a header; words of a line share block, paragraph and line numbers.
+        scale: Pixels of the frame per pixel of the picture that was read.
     """
     lines: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    # No quoting: a quotation mark on a meme is a character of a word, and would swallow the rows after it.
+    # No quoting: a quotation mark is part of a word, and would otherwise swallow following rows.
     for row in csv.DictReader(io.StringIO(table), delimiter="\t", quoting=csv.QUOTE_NONE):
-        # Rows without a word are the blocks and lines themselves; their confidence is -1.
+        # Rows without text are blocks and lines; their confidence is -1.
         if row["text"].strip() and float(row["conf"]) >= 100 * _LEAST:
             lines.setdefault((row["block_num"], row["par_num"], row["line_num"]), []).append(row)
     found = []
@@ -103,7 +103,7 @@ def lines_of(table: str, scale: float) -> list[dict[str, Any]]:
 
 
 def prepare(program: str, languages: str, data: str | None) -> child.Handler:
-    """A handler of jobs that calls Tesseract.
+    """Returns a job handler that calls Tesseract.
 
     Args:
         program: Path of Tesseract.
@@ -111,12 +111,12 @@ def prepare(program: str, languages: str, data: str | None) -> child.Handler:
         data: Folder of the languages; None for Tesseract's own.
     """
     command = [program, "stdin", "stdout", "-l", languages, "--psm", _SPARSE, "-c", "tessedit_create_tsv=1"]
-    # One thread: there are as many workers as processors.
+    # One thread, as there may be as many workers as processors.
     environment = {"OMP_THREAD_LIMIT": "1"} | ({} if data is None else {_DATA: data})
 
     def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
         done = subprocess.run(command, input=payloads[0], capture_output=True, check=True, env=environment)
-        # The first row is the page, in pixels of the picture that was read, which may be larger than the frame.
+        # The first row is the page, with the size of the picture that was read, which may be larger than the frame.
         table = done.stdout.decode("utf-8", "replace")
         page = next(csv.DictReader(io.StringIO(table), delimiter="\t", quoting=csv.QUOTE_NONE))
         return {"lines": lines_of(table, job["size"][0] / int(page["width"]))}, []
@@ -125,7 +125,7 @@ def prepare(program: str, languages: str, data: str | None) -> child.Handler:
 
 
 def main() -> None:
-    """Serves until the parent is gone."""
+    """Serves jobs until the parent process exits."""
     settings = json.loads(sys.argv[1])
     child.serve(prepare(settings["program"], settings["languages"], settings["data"]))
 

@@ -16,7 +16,7 @@ from court.backends.sandbox import child as worker_child
 
 
 def prepare(threads: int, recognition: str | None) -> worker_child.Handler:
-    """The engine with its models, bound to a handler of jobs. Raises FileNotFoundError if a model is not there."""
+    """Loads the engine and returns a job handler. Raises FileNotFoundError if a model is missing."""
     logging.disable(logging.CRITICAL)
     engine = Engine(threads=threads, recognition=recognition)
 
@@ -25,7 +25,7 @@ def prepare(threads: int, recognition: str | None) -> worker_child.Handler:
         if pixels is None:
             raise ValueError("no PNG")
         lines = engine.read(pixels.astype(np.uint8, copy=False))
-        # In pixels of the frame, which may be smaller than what was read.
+        # In pixels of the frame, which may be smaller than the picture that was read.
         width, height = job["size"]
         most = np.array([width, height], dtype=np.float32)
         scale = most / np.array(pixels.shape[1::-1], dtype=np.float32)
@@ -44,7 +44,7 @@ def prepare(threads: int, recognition: str | None) -> worker_child.Handler:
 
 
 def main() -> None:
-    """Serves until the parent is gone."""
+    """Serves jobs until the parent process exits."""
     settings = json.loads(sys.argv[1])
     worker_child.serve(prepare(settings["threads"], settings["recognition"]))
 

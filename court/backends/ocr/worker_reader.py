@@ -1,7 +1,7 @@
-"""Reads the text off a picture in guarded workers: with RapidOCR or Tesseract, whichever their module runs.
+"""Reads text off a picture in sandboxed workers, with RapidOCR or Tesseract.
 
-An engine is native code that can crash or hang, and neither numpy nor onnxruntime has to be in a process that only
-serves. It sees no stranger's file, only PNGs of our own making.
+Engines are native code that can crash or hang, and a serving process needs neither numpy nor onnxruntime. They only see
+our own PNGs, never untrusted files.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from court.ports import Reading
 logger = logging.getLogger(__name__)
 
 MEMORY_BYTES = 4 * 1024**3
-"""Address space of a worker. Far above what it holds: onnxruntime reserves addresses that it never uses, some for each
-thread. It is there for the picture that makes the engine ask for all the memory of the machine."""
+"""Address space of a worker. Far above its actual use, as onnxruntime reserves unused addresses, also per thread. It
+guards against pictures that make the engine allocate all memory of the machine."""
 
 SAMPLE = base64.b64decode(
     # A PNG of 160 x 160 pixels that shows COURT.
@@ -45,7 +45,7 @@ _Point = tuple[float, float]
 
 
 class FoundLine(BaseModel):
-    """A line as an engine gives it, in pixels of what it was given."""
+    """A line found by an engine, in pixels of its input."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -85,18 +85,18 @@ class WorkerTextReader:
             identity: Name and version of the engine, and its models.
             module: Module that the workers run, one frame a job.
             settings: Settings of the module.
-            reads_latin: True if it can be expected to read an English word.
-            workers: Processes at most; each holds the models.
+            reads_latin: True if it should be able to read an English word.
+            workers: Maximum number of processes; each loads the models.
             cpu_s: CPU time of one frame, all threads together, in seconds.
-            wall_s: Time of one frame on the clock, in seconds.
-            watch: Is shown what each frame cost.
+            wall_s: Wall-clock time of one frame, in seconds.
+            watch: Callback for the cost of each frame.
         """
         guard = Guard(
             cpu_s=cpu_s,
             wall_s=wall_s,
             memory_bytes=MEMORY_BYTES,
             open_files=64,
-            # Lines come in the header; a reply with payloads is not one of the engine's.
+            # Lines are in the header; replies with payloads are invalid.
             max_reply_bytes=0,
             environment=NO_REPORTS,
             settings=settings,
@@ -106,20 +106,20 @@ class WorkerTextReader:
         self._reads_latin = reads_latin
 
     async def read(self, picture: Picture) -> Reading:
-        """The text on the picture, frame by frame in reading order; no lines where there is none.
+        """Reads the text on the picture, frame by frame in reading order; no lines if there is none.
 
         Raises:
-            Overrun: There was no time.
+            Overrun: Reading timed out.
             Unavailable: The text can't be read now.
         """
         frames = await asyncio.gather(*(self._read(frame) for frame in picture.frames))
         return Reading(lines=tuple(line for lines in frames for line in lines))
 
     async def warm(self) -> None:
-        """Starts a process and runs a drawn word through it, so that the first meme does not wait for the models.
+        """Starts a process and reads a sample, so that the first meme does not wait for the models.
 
         Raises:
-            Unavailable: The reader does not work: it did not read the word that was drawn.
+            Unavailable: The reader did not read the sample.
         """
         check_sample(await self._read(sample_frame()), reads_latin=self._reads_latin)
 
@@ -132,7 +132,7 @@ class WorkerTextReader:
             reply = await self._workers.run({"size": [frame.width, frame.height]}, [frame.legible_png or frame.png])
             found = _Lines.model_validate(reply.body)
         except (WorkerDied, JobFailed, ValidationError) as error:
-            # A failure must never pass for a picture without text.
+            # A failure must never be mistaken for a picture without text.
             logger.warning("the text reader failed by %s", type(error).__name__)
             if isinstance(error, WorkerDied) and error.death is Death.KILLED:
                 raise Unavailable(
@@ -156,7 +156,7 @@ def check_sample(lines: list[TextLine], *, reads_latin: bool) -> None:
 
 
 def reader_failed() -> Unavailable:
-    """The error of a reader that gave no answer, or none that can be used."""
+    """Returns the error for a reader without a usable answer."""
     return Unavailable(
         "The text could not be read off the picture. Try again later, or send the text with it.",
         reason="TEXT_READER_FAILED",
@@ -164,7 +164,7 @@ def reader_failed() -> Unavailable:
 
 
 def text_lines(found: list[FoundLine], frame: int) -> list[TextLine]:
-    """Lines as they are recorded, in reading order: composed, without control characters, confidence in [0, 1].
+    """Returns lines for the record, in reading order: NFC, without control characters, confidence in [0, 1].
 
     Args:
         found: Lines in pixels of the frame, in any order.

@@ -1,6 +1,6 @@
-"""From a decoded picture to the one form that goes on: upright RGB in sRGB, opaque, bounded, bare of metadata.
+"""Normalises a decoded picture: upright, opaque, sRGB, bounded, without metadata.
 
-Runs in a guarded worker only.
+Runs only in a sandboxed worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from court.backends.pictures.structure import Structure, parse_structure
 from court.meme import LIMITS, Limits, PictureFormat
 
 PIXELS_VERSION = b"memecourt pixels 1\n"
-"""Stands before what ``pixels_sha256`` digests; to be changed together with anything that changes a pixel."""
+"""Prefix of the data digested as ``pixels_sha256``; change it whenever any pixel would change."""
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -37,31 +37,31 @@ _PROFILE_MOST = 4 * 1024 * 1024
 """Size of a colour profile, in bytes; those of printers have up to 3 MiB."""
 _PROFILE_SPACES = {"L": "GRAY", "RGB": "RGB ", "CMYK": "CMYK"}
 _PART = 0.02
-"""Share of what can be seen of a picture from which a light or dark part counts when a ground is chosen."""
+"""Share of the visible pixels from which a light or dark part counts in the choice of a background."""
 _GLANCE = (48, 48)
-"""Size at which frames of an animation are compared, in pixels: a word changes some of them much, grain none."""
+"""Size at which frames of an animation are compared, in pixels: a word changes some pixels much, noise none."""
 _UNLIKE = 20
-"""Difference at some place, in 0 to 255, from which two frames look unlike."""
+"""Maximum difference at any pixel, in 0 to 255, from which two frames count as different."""
 _SPARE = 1.5
-"""Size of a picture that is scaled down while it is decoded, over that at which it goes on: the rest is averaged."""
+"""Ratio of the decoding size of a large picture to its final size; the rest is resampled."""
 _UP = 2
-"""PNG's mark of a line that is told by how it differs from the one above."""
+"""PNG filter type of lines encoded as differences from the line above."""
 _SRGB = ImageCms.createProfile("sRGB")
 
 
 def representative(opened: Image.Image, structure: Structure, limits: Limits) -> tuple[list[int], int]:
-    """Which frames go on, in order, and how many others look unlike all of them. Whatever Pillow raises comes through.
+    """Selects representative frames, in order, and counts others that differ from all of them. Raises as Pillow.
 
-    The first, and then the one that differs most from all that were chosen, until none looks unlike them. Frames at
-    fixed places would be seen by whoever makes the file, who could put what matters between them.
+    Starts with the first frame, and then adds the one that differs most from all chosen ones, until none differs. With
+    fixed positions, an attacker could hide content between them.
     """
-    # Nearly every meme: nothing is compared, and the frame is decoded once.
+    # The usual case: nothing to compare, and the frame is decoded once.
     if structure.frames == 1:
         return [0], 0
     small = []
     for index in range(structure.frames):
         opened.seek(index)
-        # One small picture a frame: all frames at once would not fit into the worker's memory.
+        # One thumbnail per frame, as all frames at once would not fit into the worker's memory.
         small.append(_glance(opened))
     chosen, away = [0], [_change(small[0], other) for other in small]
     while len(chosen) < limits.representative_frames and max(away) >= _UNLIKE:
@@ -73,13 +73,13 @@ def representative(opened: Image.Image, structure: Structure, limits: Limits) ->
 
 def _glance(frame: Image.Image) -> Image.Image:
     if frame.mode == "RGB" and not frame.has_transparency_data:
-        # To the bit the same as the other way, without a copy of the whole: most frames of animations are of this kind.
+        # Bit-identical to the other way, without a full copy; applies to most frames of animations.
         return frame.resize(_GLANCE, Image.Resampling.BOX).convert("RGBA")
     return frame.convert("RGBA").resize(_GLANCE, Image.Resampling.BOX)
 
 
 def _change(one: Image.Image, other: Image.Image) -> int:
-    """Greatest difference of any colour, or of how much can be seen through, at any place: 0 to 255."""
+    """Maximum difference of any colour or alpha channel at any pixel: 0 to 255."""
     extrema = ImageChops.difference(one, other).getextrema()
     return max(int(band[1]) for band in extrema if isinstance(band, tuple))
 
@@ -89,10 +89,10 @@ class Still:
     """A representative frame.
 
     Attributes:
-        index: Which frame of the file.
-        image: Normalised.
+        index: Index of the frame in the file.
+        image: Normalised image.
         digest: SHA-256 of size and pixels.
-        legible: The same larger, where the picture is long and was scaled down; else None.
+        legible: Larger copy, if the picture is long and was scaled down; otherwise None.
     """
 
     index: int
@@ -102,7 +102,7 @@ class Still:
 
 
 def stills(opened: Image.Image, structure: Structure, limits: Limits, indices: Sequence[int]) -> Iterator[Still]:
-    """The frames with these indices, repeated ones left out. Whatever Pillow raises comes through."""
+    """Yields the frames with these indices, without duplicates. Raises as Pillow."""
     seen: set[bytes] = set()
     turn = _turn(opened)
     legible_side = _legible_side(opened.size, limits)
@@ -113,10 +113,10 @@ def stills(opened: Image.Image, structure: Structure, limits: Limits, indices: S
         upright = _resizable(opened, structure)
         if turn is not None:
             upright = upright.transpose(turn)
-        # Each from the upright frame: scaled down twice, letters would lose their edges.
+        # Both scaled from the upright frame, as scaling twice would blur letters.
         still = _normal(upright, profile, limits.outgoing_side)
         digest = digest_of(still)
-        # After normalising: frames that differ in nothing a model would see are shown once.
+        # Compared after normalising: frames that look equal to a model are used once.
         if digest not in seen:
             seen.add(digest)
             legible = _normal(upright, profile, legible_side) if legible_side else None
@@ -124,14 +124,14 @@ def stills(opened: Image.Image, structure: Structure, limits: Limits, indices: S
 
 
 def decoding_size(size: tuple[int, int], limits: Limits) -> tuple[int, int]:
-    """Width and height at which a picture of this size is decoded at least, where it is scaled down on the way."""
+    """Returns the minimum width and height at which a large picture is decoded."""
     wanted = _SPARE * (_legible_side(size, limits) or limits.outgoing_side)
     width, height = (max(1, math.ceil(side * min(1.0, wanted / max(size)))) for side in size)
     return width, height
 
 
 def _legible_side(size: tuple[int, int], limits: Limits) -> int | None:
-    """Longest side at which the text of a long picture is read; None for other pictures."""
+    """Returns the longest side at which the text of a long picture is read; None for other pictures."""
     longer, shorter = max(size), min(size)
     if longer <= limits.outgoing_side or longer < limits.long_ratio * shorter:
         return None
@@ -141,32 +141,32 @@ def _legible_side(size: tuple[int, int], limits: Limits) -> int | None:
 
 def digest_of(still: Image.Image) -> bytes:
     """SHA-256 of size and pixels."""
-    # With the size: the same bytes in another shape are another picture.
+    # Includes the size, as the same bytes in another shape are another picture.
     return hashlib.sha256(struct.pack(">II", *still.size) + still.tobytes()).digest()
 
 
 def is_flat(image: Image.Image) -> bool:
-    """True if all pixels have the same colour, so that there is nothing to see."""
+    """True if all pixels have the same colour."""
     return image.getcolors(maxcolors=1) is not None
 
 
 def as_png(still: Image.Image) -> bytes:
     """Encodes RGB pixels as a PNG without metadata; equal pixels give equal bytes.
 
-    Every line is told by how it differs from the one above. Pillow tries five ways for each, and takes two to three
-    times as long to save a thirtieth in photographs and a sixth in drawings.
+    All lines use the "up" filter. Pillow tries five filters for each, and takes two to three times as long to save a
+    thirtieth for photographs and a sixth for drawings.
     """
     width, height = still.size
-    # As bytes in a row, three a pixel: so nothing is taken apart into pixels and put together again on the way.
+    # As rows of bytes, three per pixel, which avoids converting between pixels and channels.
     row = (3 * width, height)
     bare = Image.frombuffer("L", row, still.tobytes())
-    # Above the first line PNG takes zeros, as this picture has them.
+    # For the first line PNG assumes zeros above, as in this image.
     above = Image.new("L", row)
     above.paste(bare, (0, 1))
     lines = Image.new("L", (3 * width + 1, height), _UP)
     lines.paste(ImageChops.subtract_modulo(bare, above), (1, 0))
-    # In half the time of zlib at its first level, and smaller. What it writes depends on its version, as zlib's does,
-    # and not on the processor.
+    # Takes half the time of zlib at level 1 and compresses better. Its output depends on its version, as zlib's does,
+    # but not on the CPU.
     data = zlib_ng.compress(lines.tobytes(), 2)
     eight_bit_rgb = (8, 2, 0, 0, 0)
     header = struct.pack(">II5B", width, height, *eight_bit_rgb)
@@ -178,16 +178,16 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def upright_size(opened: Image.Image, structure: Structure) -> tuple[int, int]:
-    """Width and height of the whole canvas when it has been put upright, in pixels."""
+    """Returns width and height of the upright canvas, in pixels."""
     if _turn(opened) in _SIDEWAYS:
         return structure.height, structure.width
     return structure.width, structure.height
 
 
 def _normal(upright: Image.Image, profile: bytes | None, side: int) -> Image.Image:
-    # Colours are converted after scaling down: the same to the eye, and a tenth of the time where it matters.
+    # Colours are converted after scaling, which looks the same and takes a tenth of the time for large pictures.
     still = _fit(upright, side)
-    # Taken off before colours are converted: profiles know nothing of it.
+    # Removed before the conversion of colours, as profiles do not cover alpha.
     alpha = still.getchannel("A") if still.mode in ("LA", "RGBA") else None
     if still.mode in ("LA", "RGBA"):
         still = still.convert(still.mode.removesuffix("A"))
@@ -200,13 +200,13 @@ def _normal(upright: Image.Image, profile: bytes | None, side: int) -> Image.Ima
 
 
 def _ground(still: Image.Image, alpha: Image.Image) -> int:
-    """The grey that a picture is laid on where it can be seen through, so that what it shows stands out.
+    """Chooses the grey background of a transparent picture, so that its content stands out.
 
-    White, as almost everything shows it; where parts of the picture are nearly white themselves, such as the letters of
-    a sticker, dark, and where others are dark too, in between. Letters would be lost, and two stickers with different
-    words would be one picture.
+    White, as in most viewers; dark if parts of the picture are nearly white, such as the letters of a sticker; in
+    between if others are dark too. Otherwise letters would be invisible, and stickers with different words would be
+    equal.
     """
-    # Thin letters cover little of a picture: what counts is their share of what can be seen at all.
+    # Relative to the visible pixels, as thin letters cover only a small part of a picture.
     opaque = alpha.point([255 if level >= 128 else 0 for level in range(256)])
     levels = still.convert("L").histogram(mask=opaque)
     total = sum(levels)
@@ -221,19 +221,19 @@ def _ground(still: Image.Image, alpha: Image.Image) -> int:
 def _turn(opened: Image.Image) -> Image.Transpose | None:
     """Reads the orientation from the EXIF block alone, as browsers do.
 
-    Orientation in other metadata turns no picture for people either.
+    Browsers ignore orientation in other metadata.
     """
     exif = opened.info.get("exif")
     return _TURNS.get(_orientation(exif)) if isinstance(exif, bytes) else None
 
 
 def _orientation(exif: bytes) -> int:
-    """The orientation in an EXIF block, 1 to 8; 1 where it says none or is broken.
+    """Returns the orientation in an EXIF block, 1 to 8; 1 if it is missing or invalid.
 
-    By hand, for Pillow would unpack every other tag as well.
+    Parsed by hand, as Pillow would unpack all other tags too.
     """
     tiff = exif.removeprefix(b"Exif\0\0")
-    # Bytes of a stranger: whatever is no valid tag at a valid place counts as none, and the picture stays as it is.
+    # Untrusted bytes: anything but a valid tag at a valid offset is ignored.
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
         return 1
@@ -242,7 +242,7 @@ def _orientation(exif: bytes) -> int:
         (entries,) = struct.unpack_from(order + "H", tiff, start)
         for entry in range(start + 2, start + 2 + 12 * entries, 12):
             tag, kind, count, value = struct.unpack_from(order + "HHIH", tiff, entry)
-            # The orientation; type 3 is a number of 16 bits, which stands in the entry itself.
+            # Orientation tag; type 3 is a 16-bit number stored in the entry itself.
             if tag == 0x0112:
                 return value if kind == 3 and count == 1 and 1 <= value <= 8 else 1
     except struct.error:
@@ -251,7 +251,7 @@ def _orientation(exif: bytes) -> int:
 
 
 def _resizable(opened: Image.Image, structure: Structure) -> Image.Image:
-    """In a mode in which neighbouring pixels can be averaged: L, LA, RGB, RGBA or CMYK."""
+    """Converts to a mode that supports averaging of pixels: L, LA, RGB, RGBA or CMYK."""
     if structure.format is PictureFormat.PNG:
         _scale_transparency(opened, structure.bits)
     if opened.mode.startswith("I;16"):
@@ -263,12 +263,12 @@ def _resizable(opened: Image.Image, structure: Structure) -> Image.Image:
         mode = "CMYK"
     else:
         mode = "RGBA" if see_through else "RGB"
-    # Pillow would copy it, and there may be no memory for a copy.
+    # Avoids a copy by Pillow, for which there may be no memory.
     return opened if opened.mode == mode else opened.convert(mode)
 
 
 def _scale_transparency(opened: Image.Image, bits: int) -> None:
-    """Brings the transparent colour of a PNG to the 8 bits of its pixels; Pillow leaves it as it stands in the file."""
+    """Scales the transparent colour of a PNG to the 8 bits of its pixels, which Pillow does not do."""
     colour = opened.info.get("transparency")
     if opened.mode == "L" and isinstance(colour, int) and bits < 8:
         opened.info["transparency"] = colour * 255 // ((1 << bits) - 1)
@@ -277,7 +277,7 @@ def _scale_transparency(opened: Image.Image, bits: int) -> None:
 
 
 def _eight_bits(opened: Image.Image) -> Image.Image:
-    """The upper byte of each 16-bit grey value, as Pillow itself does for colours; its own conversion clips."""
+    """Takes the upper byte of 16-bit grey values, as Pillow does for colours; its own conversion clips them."""
     values = opened.tobytes()
     upper = Image.frombytes("L", opened.size, values[1::2])
     colour = opened.info.get("transparency")
@@ -296,44 +296,43 @@ def _fit(still: Image.Image, side: int) -> Image.Image:
     longest = max(still.size)
     if longest <= side:
         return still
-    # However thin a picture gets, a line of it stays.
+    # At least one pixel remains of thin pictures.
     width, height = (max(1, round(length * side / longest)) for length in still.size)
     return still.resize((width, height), Image.Resampling.LANCZOS)
 
 
 def _in_srgb(still: Image.Image, profile: bytes | None) -> Image.Image:
-    """Converts to sRGB by the picture's colour profile where that is valid and of its kind.
+    """Converts to sRGB by the picture's colour profile, if that is valid and matches its mode.
 
-    Else leaves colours as they are.
+    Otherwise leaves colours as they are.
     """
-    # A bound for LittleCMS, which parses it in C: a profile is a stranger's as well.
+    # Limits the input of LittleCMS, which parses the untrusted profile in C.
     if profile and len(profile) <= _PROFILE_MOST:
         try:
             source = ImageCms.ImageCmsProfile(BytesIO(profile))
-            # A profile of another kind of colours would be applied to the wrong channels.
+            # A profile for another colour space would be applied to the wrong channels.
             if source.profile.xcolor_space == _PROFILE_SPACES.get(still.mode):
                 converted = ImageCms.profileToProfile(still, source, _SRGB, outputMode="RGB")
                 if converted is not None:
                     return converted
         except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
-            pass  # a broken profile is no reason to refuse a picture that is shown without it everywhere else
+            pass  # viewers ignore broken profiles, so the picture is not rejected
     return still.convert("RGB")
 
 
 def pixels_sha256(frames: Sequence[bytes]) -> str:
-    """The digest of the pixels of all frames, in hex, as :class:`court.meme.Picture` has it.
+    """Returns the digest of the pixels of all frames, in hex, as in :class:`court.meme.Picture`.
 
     Args:
         frames: PNG files, in order.
 
     Raises:
-        ValueError: These are no frames of a picture.
+        ValueError: The files are not frames of a picture.
     """
     pixels = hashlib.sha256(PIXELS_VERSION)
     for frame in frames:
         try:
-            # Checked before it is opened, though it is a file of ours: the place where pictures lie may have been
-            # written to.
+            # Validated although it is our own file, as the storage of pictures may have been tampered with.
             if parse_structure(frame, LIMITS).format is not PictureFormat.PNG or not _bare(frame):
                 raise ValueError("a frame is no PNG file of ours")
             with Image.open(BytesIO(frame), formats=["PNG"]) as still:
@@ -342,13 +341,13 @@ def pixels_sha256(frames: Sequence[bytes]) -> str:
                 pixels.update(digest_of(still))
         except Refused as refused:
             raise ValueError("a frame is no picture") from refused
-        except Exception as error:  # decoders throw whatever they stumble over
+        except Exception as error:  # decoders raise many kinds of exception
             raise ValueError("a frame can't be read") from error
     return pixels.hexdigest()
 
 
 def _bare(png: bytes) -> bool:
-    """True if a PNG file holds pixels and nothing else, as ours do."""
+    """True if a PNG file contains only pixels, as ours do."""
     place, kinds = len(b"\x89PNG\r\n\x1a\n"), []
     while place + 12 <= len(png):
         length = int.from_bytes(png[place : place + 4], "big")

@@ -1,7 +1,7 @@
-"""Turns bytes into a :class:`~court.meme.Picture` without ever decoding in this process.
+"""Turns bytes into a :class:`~court.meme.Picture` without decoding anything in this process.
 
-A stranger's file is looked at, decoded and normalised by :mod:`court.backends.pictures.worker`, in a process bound to
-256 MiB and 2 CPU seconds. What comes back is a PNG that we wrote, and is checked as if a stranger had.
+An untrusted file is parsed, decoded and normalised by :mod:`court.backends.pictures.worker`, in a process limited to
+256 MiB and 2 CPU seconds. The result is a PNG of our own, which is validated like untrusted data.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from court.meme import LIMITS, Frame, Limits, Picture, PictureFormat
 logger = logging.getLogger(__name__)
 
 MEMORY_BYTES = 256 * 1024 * 1024
-"""Address space of a worker, hence more than it can ever hold in memory."""
+"""Address space of a worker, which bounds its memory."""
 CPU_S = 1.9
-"""For one picture. The promise is 2 s; the kernel's timer is late by a tick or two."""
+"""CPU seconds for one picture. The promised limit is 2 s; the kernel's timer fires a tick or two late."""
 
 _ALLOCATION = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
@@ -35,9 +35,9 @@ _ALLOCATION = {
     "MALLOC_ARENA_MAX": "1",
     "VIPS_CONCURRENCY": "1",
 }
-"""For the C library (glibc; others don't know it): what one frame takes is kept for the next, and for the next picture.
-Given back to the kernel each time, it has to be cleared and mapped again: a third of what a usual picture costs. The
-first is the most that it takes; a lower one makes animations with large frames cost half as much again."""
+"""Settings for glibc (others ignore them): memory of a frame is kept for the next frame and picture. Returning it to
+the kernel each time costs a third of a usual picture's time, as it has to be mapped and cleared again. The first value
+is the maximum; a lower one makes animations with large frames 1.5 times as slow."""
 _PNG_BEGINS = struct.Struct(">8sI4sIIBBBBB")
 
 
@@ -85,10 +85,10 @@ class GuardedPictureReader:
 
         Args:
             limits: Limits of a picture.
-            workers: Processes at most; each may hold 256 MiB.
-            wall_s: Time for one picture on the clock, in seconds. Far above its CPU time, so that it ends only what a
-                busy machine or a stopped process holds up: that is nobody's fault, and may be tried again.
-            watch: Is shown what each picture cost.
+            workers: Maximum number of processes; each may use 256 MiB.
+            wall_s: Wall-clock time for one picture, in seconds. Far above its CPU time, so that it only triggers on a
+                busy machine or a stopped process, when a retry may succeed.
+            watch: Callback for the cost of each picture.
         """
         self._limits = limits
         guard = Guard(
@@ -96,8 +96,8 @@ class GuardedPictureReader:
             wall_s=wall_s,
             memory_bytes=MEMORY_BYTES,
             environment=_ALLOCATION,
-            # Each frame and its larger copy, neither with more pixels than a square of outgoing_side. Four bytes a
-            # pixel are more than PNG takes for three channels that do not compress.
+            # Each frame and its larger copy, neither with more pixels than a square of outgoing_side. Four bytes per
+            # pixel exceed the size of a PNG with three incompressible channels.
             max_reply_bytes=2 * limits.representative_frames * (4 * limits.outgoing_side**2 + 65536),
         )
         self._workers = GuardedWorkers(
@@ -105,26 +105,26 @@ class GuardedPictureReader:
         )
 
     async def read(self, data: bytes) -> Picture:
-        """The picture in ``data``.
+        """Decodes the picture in ``data``.
 
         Raises:
             BadPicture: The picture can't be read or exceeds the limits.
-            Overrun: There was no time; the same bytes may do later.
-            Unavailable: There was no process, or it was killed from outside; the same bytes may do later.
+            Overrun: Decoding timed out; a retry may succeed.
+            Unavailable: There was no process, or it was killed from outside; a retry may succeed.
         """
         if not data:
             raise bad_picture("PICTURE_EMPTY", {})
-        # Refused here, so that no process is kept busy by it.
+        # Rejected here, to save a process the work.
         if len(data) > self._limits.max_bytes:
             raise bad_picture("PICTURE_TOO_LARGE_BYTES", {"bytes": len(data), "limit": self._limits.max_bytes})
-        # Digested here: what a trial says it judged must not hang on the word of the process that decoded it.
+        # Digested here, as the recorded digest must not depend on the untrusted process.
         digest = (await digest_of_file(data)).hex()
         try:
             reply = await self._workers.run({"limits": dataclasses.asdict(self._limits)}, [data])
         except WorkerDied as died:
             if died.death is Death.CPU_SPENT:
                 raise bad_picture("PICTURE_TOO_COSTLY", {}) from died
-            # As where memory is short: the picture need not be to blame, and BadPicture would say that it is.
+            # As when memory is short: the picture is not necessarily the cause, which BadPicture would claim.
             if died.death is Death.KILLED:
                 raise Unavailable(
                     "The process that decoded the picture was killed from outside before it was done. Ask again.",
@@ -138,15 +138,15 @@ class GuardedPictureReader:
         return self._checked(reply, digest)
 
     async def aclose(self) -> None:
-        """Ends the processes."""
+        """Stops the processes."""
         await self._workers.aclose()
 
     def _checked(self, reply: Reply, digest: str) -> Picture:
-        """The picture in a reply.
+        """Validates a reply and returns its picture.
 
         Raises:
-            BadPicture: The reply refuses the picture, or is no honest reply, which only a file that has taken the
-                worker over can cause.
+            BadPicture: The reply rejects the picture, or is invalid, which only a file that compromised the worker can
+                cause.
         """
         try:
             if "refused" in reply.body:
@@ -159,7 +159,7 @@ class GuardedPictureReader:
             payloads = iter(reply.payloads)
             frames = [self._frame(sent, payloads) for sent in read.frames]
         except (ValidationError, ValueError, KeyError, struct.error) as error:
-            # KeyError stands for a reason that we do not have, or one without its figures.
+            # KeyError means an unknown reason, or missing figures.
             logger.warning("the picture reader sent a reply that is none: %s", type(error).__name__)
             raise bad_picture("PICTURE_KILLS_READER", {}) from None
         return Picture(
@@ -176,13 +176,13 @@ class GuardedPictureReader:
 
     def _frame(self, sent: _Sent, pngs: Iterator[bytes]) -> Frame:
         png = next(pngs)
-        # The file's own header against the claim: a worker that was taken over may say one size and send another.
+        # Compares the PNG header with the claim, as a compromised worker may state one size and send another.
         if _size(png) != (sent.width, sent.height) or max(sent.width, sent.height) > self._limits.outgoing_side:
             raise ValueError("frame")
         legible = next(pngs) if sent.legible else None
         if legible is not None:
             size = _size(legible)
-            # The shorter side is rounded, up in half of the cases.
+            # The shorter side may have been rounded up.
             if math.prod(size) > self._limits.outgoing_side**2 + max(size):
                 raise ValueError("frame")
         return Frame(png=png, width=sent.width, height=sent.height, index=sent.index, legible_png=legible)

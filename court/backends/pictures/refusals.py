@@ -1,7 +1,7 @@
-"""Why a picture is refused: the reasons and their words.
+"""Reasons for rejecting a picture, and their messages.
 
-The words stand here and not where the decoder runs: a worker sends a reason and whole numbers, so that nothing which a
-decoder says (heap addresses, paths) or a stranger writes can reach a message.
+Messages are built here and not in the worker, which only sends a reason and integers, so that nothing from a decoder
+(heap addresses, paths) or from an untrusted file can get into a message.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _WORDS = {
 }
 
 REASONS = frozenset(_WORDS)
-"""All reasons for which a picture is refused; stable over versions."""
+"""All reasons for rejecting a picture; stable across versions."""
 
 
 class Refused(Exception):
-    """A picture is refused; what a worker raises.
+    """Raised in a worker to reject a picture.
 
     Attributes:
         reason: One of ``REASONS``.
@@ -74,7 +74,7 @@ class Refused(Exception):
 
 
 def bad_picture(reason: str, figures: Mapping[str, int]) -> BadPicture:
-    """The refusal as an error that may be shown to whoever asked.
+    """Builds the error for callers from a rejection.
 
     Raises:
         KeyError: There is no such reason, or a figure is missing.

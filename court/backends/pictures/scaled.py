@@ -1,9 +1,9 @@
-"""Decoding pictures that are too large to be decoded whole: they are scaled down on the way.
+"""Decoding of pictures that are too large to be decoded at full size, with scaling during decoding.
 
-JPEG leaves that to Pillow. Its decoders of PNG and WebP decode whole pictures: libvips reads a PNG line by line and has
-WebP's own decoder scale. Smaller pictures are decoded by Pillow, as they always were: their pixels stay the same.
+Pillow supports that for JPEG. For PNG and WebP it decodes whole pictures, so libvips is used, which reads a PNG line by
+line and lets WebP's decoder scale. Smaller pictures are still decoded by Pillow, so their pixels stay the same.
 
-Runs in a guarded worker only.
+Runs only in a sandboxed worker.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 """Mode of a picture by the number of its channels."""
 _INFO = {"icc_profile": "icc-profile-data", "exif": "exif-data"}
-"""Metadata that the picture goes on with, by Pillow's name: libvips' name."""
+"""Metadata to pass on: Pillow's names mapped to libvips' names."""
 
 
 def open_picture(structure: Structure, limits: Limits, *, incomplete: bool) -> Image.Image:
-    """Opens a file with the one decoder that fits its first bytes.
+    """Opens a file with the decoder of its detected format.
 
     Args:
-        structure: The file.
-        limits: Limits that its size is held against once more, as the decoder has it.
-        incomplete: True to take what there is of a file that was cut short.
+        structure: Parsed file.
+        limits: Limits to check against the size reported by the decoder.
+        incomplete: True to accept the available part of a truncated file.
 
     Raises:
-        Refused: The picture is larger than its head said.
-        MemoryError: Decoding takes more memory than there is.
+        Refused: The picture is larger than its header claims.
+        MemoryError: Decoding needs more memory than available.
         Exception: Any other error of a decoder.
     """
     kind, size = structure.format, (structure.width, structure.height)
     large = size[0] * size[1] > decoded_whole(kind, structure.frames, limits)
     if large and kind is not PictureFormat.JPEG:
         return _by_libvips(structure, limits, incomplete=incomplete)
-    # The file shown to Pillow is the only copy of it from here on.
+    # This is the only copy of the file from here on.
     opened = Image.open(BytesIO(structure.data), formats=[kind.value])
     try:
         check(kind, opened.size, structure.frames, limits, streams=structure.streams)
@@ -57,27 +57,26 @@ def open_picture(structure: Structure, limits: Limits, *, incomplete: bool) -> I
 
 
 def _by_libvips(structure: Structure, limits: Limits, *, incomplete: bool) -> Image.Image:
-    # Only now: few pictures need it.
+    # Imported lazily, as few pictures need it.
     import pyvips
 
-    # The cache would take one picture's memory into the job of the next.
+    # The cache would keep a picture's memory into the next job.
     pyvips.cache_set_max(0)
     claimed = structure.width, structure.height
     width, height = decoding_size(claimed, limits)
-    # A PNG is read from top to bottom then, and never in memory as a whole.
+    # Sequential access reads a PNG from top to bottom, without the whole picture in memory.
     how = {"access": "sequential", "fail_on": "none" if incomplete else "error"}
     try:
         if structure.format is PictureFormat.PNG:
             whole = pyvips.Image.pngload_buffer(structure.data, **how)
             check(PictureFormat.PNG, (whole.width, whole.height), 1, limits, streams=structure.streams)
-            # Not rotated here: pictures of all decoders are put upright in one place, by the EXIF block that goes on
-            # with them.
+            # Not rotated here: pictures of all decoders are rotated in one place, by their EXIF block.
             return _to_pillow(whole.thumbnail_image(width, height=height, size="down", no_rotate=True))
-        # Opened once, scaled: the whole would take memory as soon as its head is read.
+        # Opened at the reduced scale directly, as opening at full size would allocate memory for all of it.
         scale = max(width / claimed[0], height / claimed[1])
         small = pyvips.Image.webpload_buffer(structure.data, scale=scale, **how)
         if max(abs(small.width - width), abs(small.height - height)) > 2:
-            raise Refused("PICTURE_DAMAGED")  # its picture is not as large as its head says
+            raise Refused("PICTURE_DAMAGED")  # its size differs from the header
         return _to_pillow(small)
     except pyvips.Error as error:
         if "out of memory" in str(error):

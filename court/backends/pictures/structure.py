@@ -1,7 +1,7 @@
-"""A look at the structure of a picture file before any decoder sees it: pure, in linear time, and bounded.
+"""Parses the structure of a picture file before any decoder sees it, in bounded linear time.
 
-It answers what the file claims to be, how much work a decoder would have, and refuses what is too much or cut short. It
-does not prove a file valid; that is left to the decoder, which now knows less surprises.
+It determines the claimed format and the work for a decoder, and rejects files that are too large or truncated. It does
+not prove a file valid; that is left to the decoder.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from court.backends.pictures.refusals import Refused
 from court.meme import Limits, PictureFormat
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-# What a PNG decoder is shown. Text is not: it can't change a pixel, but it can be a bomb.
+# Chunks passed to the PNG decoder. Text chunks are not: they don't affect pixels, but can be decompression bombs.
 _PNG_COPIED = frozenset({b"IHDR", b"PLTE", b"tRNS", b"iCCP", b"eXIf", b"acTL", b"fcTL", b"fdAT", b"IDAT", b"IEND"})
 _PROFILE_MOST = 1 << 20
 
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
-# Within the data of a scan, stuffed zeros and restart markers (D0 to D7) are no end of it.
+# Within scan data, stuffed zeros and restart markers (D0 to D7) do not end the scan.
 _JPEG_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _JPEG_COPIED = ((0xE1, b"Exif\0\0"), (0xE2, b"ICC_PROFILE\0"))
-# Everything that claims a size. C4, C8 and CC stand among the frame headers and are none; DE is laid out like one.
+# All markers with a size. C4, C8 and CC are not frame headers despite their range; DE has the same layout.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {0xDE}
 _GIF_BLOCK = re.compile(rb"[!,;]")
 
 _JUNK_MOST = 4096
-"""Bytes of junk between two parts that are skipped, as decoders do; more is no accident, and Pillow is slow at it."""
+"""Maximum junk bytes skipped between two parts, as decoders do; more is suspicious, and slow in Pillow."""
 _GIF_BLOCKS_MOST = 1 << 18
-"""A file of 32 MiB has half of that when its blocks are full."""
+"""Maximum number of GIF blocks; a file of 32 MiB with full blocks has half of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class Structure:
     """Claims of a file about its content, read without decoding.
 
     Attributes:
-        format: Format, told from the first bytes.
+        format: Format, detected by the first bytes.
         width: Width of the canvas, in pixels.
         height: Height of the canvas, in pixels.
         frames: At least 1.
         data: Bytes for the decoder.
-        bits: Per channel, where the format is PNG.
-        cut: True if the file of a still ends before its picture does, as an upload that broke off.
-        streams: True if it can be scaled down while it is decoded: it is one picture, stored from top to bottom. Not so
-            a progressive JPEG, an interlaced PNG, a WebP that is lossless or can be seen through, and a GIF.
+        bits: Bits per channel, for PNG.
+        cut: True if the file of a still is truncated, as by an interrupted upload.
+        streams: True if it can be scaled while decoding: a single picture, stored from top to bottom. Excludes
+            progressive JPEG, interlaced PNG, lossless or transparent WebP, and GIF.
     """
 
     format: PictureFormat
@@ -60,9 +60,9 @@ class Structure:
 
 
 def parse_structure(data: bytes, limits: Limits) -> Structure:
-    """The structure of a file. Raises Refused."""
+    """Parses the structure of a file. Raises Refused."""
     try:
-        # By the first bytes alone: a name or a media type is only the sender's word.
+        # Detected by the first bytes alone, as name and media type are untrusted.
         if data.startswith(_PNG_MAGIC):
             structure = _png(data, limits)
         elif data.startswith(b"\xff\xd8\xff"):
@@ -80,21 +80,20 @@ def parse_structure(data: bytes, limits: Limits) -> Structure:
 
 
 def decoded_whole(kind: PictureFormat, frames: int, limits: Limits) -> int:
-    """Pixels of a frame up to which a file of this kind is decoded whole, if it is decoded at all."""
-    # Decoders of animations, and WebP's is always one, keep up to five canvases at once. With half the pixels these
-    # still fit in the memory of one picture.
+    """Returns the maximum pixels of a frame that is decoded at full size."""
+    # Decoders of animations, including WebP's, keep up to five canvases, which fit into memory with half the pixels.
     return limits.max_pixels // 2 if frames > 1 or kind is PictureFormat.WEBP else limits.max_pixels
 
 
 def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limits, *, streams: bool) -> None:
-    """Raises Refused if a canvas or an animation is beyond the limits.
+    """Raises Refused if a canvas or an animation exceeds the limits.
 
     Args:
         kind: Format of the file.
         size: Width and height, in pixels.
         frames: Frames of the file.
         limits: The limits.
-        streams: True if it can be scaled down while it is decoded, as far as is known.
+        streams: True if it can be scaled while decoding, as far as known.
     """
     width, height = size
     pixels = width * height
@@ -106,7 +105,7 @@ def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limit
     streamed = limits.max_jpeg_pixels if kind is PictureFormat.JPEG else limits.max_scaled_pixels
     most = streamed if streams else whole
     if pixels > most:
-        # Decides between two remedies: stored in another way this picture would be taken, or it has to be smaller.
+        # Decides which remedy is suggested: storing the picture in another way, or making it smaller.
         might_stream = frames == 1 and kind is not PictureFormat.GIF and pixels <= streamed
         reason = "PICTURE_PROGRESSIVE_TOO_LARGE" if might_stream else "PICTURE_TOO_MANY_PIXELS"
         raise Refused(reason, width=width, height=height, pixels=pixels, limit=most)
@@ -124,7 +123,7 @@ def _png(data: bytes, limits: Limits) -> Structure:
     size: tuple[int, int] | None = None
     bits, interlaced, kind, default_still, ended = 8, 0, b"", False, False
     while not ended:
-        # Cut between two chunks. A still shows what there is of it; an animation that breaks off is refused below.
+        # Truncated between two chunks. A still is shown as far as available; a truncated animation is rejected below.
         if not declared and default_still and at + 8 > len(data):
             return _cut_png(parts, b"", size, bits, streams=not interlaced)
         length, kind = struct.unpack_from(">I4s", data, at)
@@ -135,10 +134,10 @@ def _png(data: bytes, limits: Limits) -> Structure:
         if not declared and end > len(data) and (kind == b"IDAT" or default_still):
             tail = data[body:] if kind == b"IDAT" else b""
             return _cut_png(parts, tail, size, bits, streams=not interlaced)
-        # The header comes first and once: a second one could change the size after it was checked.
+        # Exactly one header, at the beginning: a second one could change the size after the check.
         if end > len(data) or (size is None) != (kind == b"IHDR"):
             raise Refused("PICTURE_DAMAGED")
-        # A view, because a chunk can be nearly as large as the file.
+        # A view instead of a copy, as a chunk can be nearly as large as the file.
         whole = memoryview(data)[at:end]
         if kind == b"IHDR":
             width, height, bits, interlaced = struct.unpack_from(">IIB3xB", data, body)
@@ -149,9 +148,9 @@ def _png(data: bytes, limits: Limits) -> Structure:
             drawn += 1
         elif kind == b"IDAT" and drawn == 0:
             default_still = True
-        # As the PNG standard has it: a wrong check sum spoils a chunk, and the file only where the chunk is needed.
+        # As in the PNG standard, a wrong checksum invalidates a chunk, and the file only if the chunk is critical.
         sound = zlib.crc32(whole[4:-4]) == struct.unpack_from(">I", data, end - 4)[0]
-        # This bit, a small first letter, marks chunks that a decoder may do without.
+        # This bit, a lower-case first letter, marks ancillary chunks.
         if not sound and not kind[0] & 0x20:
             raise Refused("PICTURE_DAMAGED")
         if kind in _PNG_COPIED and sound and (kind != b"iCCP" or _is_profile(whole[8:-4])):
@@ -159,8 +158,8 @@ def _png(data: bytes, limits: Limits) -> Structure:
         ended = kind == b"IEND"
         at = end
     assert size is not None
-    # The claim or the count, whichever is larger, for decoders may follow either. Pixels before the first frame's
-    # header are a picture of their own.
+    # The larger of claim and count, as decoders may follow either. Pixels before the first frame's header are a
+    # separate picture.
     frames = max(declared, drawn) + (1 if declared and default_still else 0) if declared else 1
     width, height = size
     return Structure(
@@ -175,7 +174,7 @@ def _png(data: bytes, limits: Limits) -> Structure:
 
 
 def _cut_png(parts: list[bytes], tail: bytes, size: tuple[int, int] | None, bits: int, *, streams: bool) -> Structure:
-    """A PNG that breaks off, as a decoder takes it: what there is of its last chunk is one, and the end is marked."""
+    """Completes a truncated PNG for the decoder: closes its last chunk and appends the end marker."""
     if size is None:
         raise Refused("PICTURE_DAMAGED")
     chunks = b"".join(
@@ -197,11 +196,11 @@ def _cut_png(parts: list[bytes], tail: bytes, size: tuple[int, int] | None, bits
 
 
 def _is_profile(body: memoryview) -> bool:
-    """True if a colour profile unpacks to a reasonable size."""
+    """True if a colour profile decompresses to a reasonable size."""
     name, _, packed = bytes(body).partition(b"\0")
     unpacker = zlib.decompressobj()
     try:
-        # Bounded, because a few bytes may unpack to gigabytes; a profile that is not at its end by then is left out.
+        # Bounded, as a few bytes may decompress to gigabytes; larger profiles are dropped.
         unpacker.decompress(packed[1:], _PROFILE_MOST)
     except zlib.error:
         return False
@@ -218,11 +217,11 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
         if found.end() - at > _JUNK_MOST:
             raise Refused("PICTURE_DAMAGED")
         marker, at = data[found.end() - 1], found.end()
-        if marker == 0xD9:  # the end of the first picture; of an MPO, others follow
+        if marker == 0xD9:  # end of the first picture; in an MPO, others follow
             end, cut = at, False
             break
         segments += 1
-        # One bound for the parts of every format, whatever its name says.
+        # Despite its name, this limit applies to the parts of every format.
         if segments > limits.max_png_chunks:
             raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=segments, limit=limits.max_png_chunks)
         if marker == 0x01 or 0xD0 <= marker <= 0xD8:  # these stand alone
@@ -232,7 +231,7 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
             raise Refused("PICTURE_DAMAGED")
         if marker in _JPEG_FRAMES:
             height, width = struct.unpack_from(">HH", data, at + 3)
-            # A second frame header is a fault, and Pillow goes by the last: all must hold.
+            # Multiple frame headers are invalid, but Pillow uses the last, so all are checked.
             size = width, height
             check(PictureFormat.JPEG, size, 1, limits, streams=True)
         if marker == 0xDA:
@@ -256,8 +255,8 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
 
 
 def _is_needed(marker: int, begins: bytes) -> bool:
-    """True if a segment is needed to decode the picture, turn it upright or show its colours; an MPO's index isn't."""
-    # 0xEE is Adobe's segment, which says how colours are stored: without it some files show others.
+    """True if a segment is needed for decoding, orientation or colours; an MPO's index isn't."""
+    # 0xEE is Adobe's segment with the colour transform, without which some files have wrong colours.
     if marker == 0xFE or (0xE3 <= marker <= 0xEF and marker != 0xEE):
         return False
     return marker not in (0xE1, 0xE2) or any(marker == kind and begins.startswith(name) for kind, name in _JPEG_COPIED)
@@ -278,10 +277,10 @@ def _gif(data: bytes) -> Structure:
         else:
             frames += 1
             left, top, wide, high, flags = struct.unpack_from("<HHHHB", data, at)
-            # A frame may be larger than the canvas; the decoder then enlarges it.
+            # A frame may exceed the canvas, which the decoder then enlarges.
             width, height = max(width, left + wide), max(height, top + high)
             at += 9 + _palette(flags) + 1
-        # Beyond the end this raises IndexError, which parse_structure turns into a refusal.
+        # Raises IndexError beyond the end, which parse_structure turns into a rejection.
         while (length := data[at]) > 0:
             at += 1 + length
             blocks += 1
@@ -295,7 +294,7 @@ def _gif(data: bytes) -> Structure:
 
 def _palette(flags: int) -> int:
     """Size of the palette that follows, in bytes."""
-    # Three bytes a colour, and the lowest bits say how many there are, as a power of two.
+    # Three bytes per colour; the lowest bits give the number of colours as a power of two.
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
@@ -315,12 +314,12 @@ def _webp(data: bytes, limits: Limits) -> Structure:
         streams = streams and kind not in (b"VP8L", b"ALPH", b"ANMF")  # these are decoded whole
         if kind == b"ANMF":
             frames += 1
-        # Where there is one it comes first, and its canvas is what counts.
+        # If present it comes first, and its canvas counts.
         elif kind == b"VP8X" and size is None:
             wide, high = data[body + 4 : body + 7], data[body + 7 : body + 10]
             size = 1 + int.from_bytes(wide, "little"), 1 + int.from_bytes(high, "little")
         elif kind == b"VP8 " and size is None:
-            # Of each the upper two bits ask for scaling, and are no part of the size.
+            # The upper two bits of each are scaling hints and not part of the size.
             width, height = struct.unpack_from("<HH", data, body + 6)
             size = width & 0x3FFF, height & 0x3FFF
         elif kind == b"VP8L" and size is None:

@@ -25,10 +25,9 @@ from court.meme import LIMITS, Limits
 
 
 def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """The picture in the one payload, or why it is refused: a reason and its figures."""
+    """Decodes the picture in the only payload; returns it, or the reason for its rejection with its figures."""
     try:
-        # Taken out of the list, so that the file can be freed as soon as its structure is known: memory is 256 MiB in
-        # all.
+        # Removed from the list, so that the file can be freed once its structure is parsed: total memory is 256 MiB.
         return _read(payloads.pop(), Limits(**job["limits"]))
     except Refused as refused:
         return {"refused": refused.reason, "figures": refused.figures}, []
@@ -38,17 +37,17 @@ def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
     structure = parse_structure(data, limits)
     del data
     try:
-        # Strictly first: a file that lacks nothing but the mark of its end is whole.
+        # Strict decoding first: a file that only lacks its end marker is complete.
         return _decode(structure, limits, incomplete=False)
     except Refused as refused:
         if not structure.cut or refused.reason != "PICTURE_DAMAGED":
             raise
-    # People see what there is of a file that was cut short: so does the court, which says so.
+    # Viewers show the available part of a truncated file, so the court judges it too, and reports that.
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
         return _decode(structure, limits, incomplete=True)
     finally:
-        # The switch is Pillow's for the whole process: the next damaged picture has to be refused again.
+        # A process-wide switch of Pillow, reset so that the next damaged picture is rejected.
         ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
@@ -61,7 +60,7 @@ def _decode(structure: Structure, limits: Limits, *, incomplete: bool) -> tuple[
             chosen, unlike = representative(opened, structure, limits)
             for still in stills(opened, structure, limits, chosen):
                 if incomplete and is_flat(still.image):
-                    raise Refused("PICTURE_DAMAGED")  # nothing came before the end
+                    raise Refused("PICTURE_DAMAGED")  # truncated before any visible content
                 pixels.update(still.digest)
                 width_height = {"width": still.image.width, "height": still.image.height}
                 frames.append({"index": still.index, **width_height, "legible": still.legible is not None})
@@ -71,8 +70,8 @@ def _decode(structure: Structure, limits: Limits, *, incomplete: bool) -> tuple[
     except MemoryError:
         raise Refused("PICTURE_TOO_COSTLY") from None
     except Exception:
-        # Decoders throw whatever they stumble over: OSError, ValueError, IndexError, SyntaxError, zlib.error,
-        # NotImplementedError, TypeError ... None of their words go further.
+        # Decoders raise many kinds of exception: OSError, ValueError, IndexError, SyntaxError, zlib.error,
+        # NotImplementedError, TypeError ... Their messages may quote the file, so none is passed on.
         raise Refused("PICTURE_DAMAGED") from None
     return {
         "format": structure.format.value,
@@ -87,14 +86,14 @@ def _decode(structure: Structure, limits: Limits, *, incomplete: bool) -> tuple[
 
 
 def main() -> None:
-    """Serves until the parent is gone."""
+    """Serves jobs until the parent process exits."""
     warnings.simplefilter("ignore")
-    # Behind our own limits: what Pillow still finds too large becomes a refusal.
+    # In addition to our own limits: pictures that Pillow considers too large are rejected.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
-    # Imported now, so that a first picture does not pay for it.
+    # Imported now, so that the first picture is not slower.
     Image.preinit()
     Image.init()
-    # Beyond its own bound, which lies below ours, Pillow would warn: the structure was checked before it sees a file.
+    # Pillow would warn above its own limit, which is below ours; the structure is checked before Pillow sees a file.
     Image.MAX_IMAGE_PIXELS = LIMITS.max_jpeg_pixels
     worker_child.serve(answer)
 

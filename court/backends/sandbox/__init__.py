@@ -1,1 +1,1 @@
-"""Child processes that may be killed."""
+"""Sandboxed child processes that can be killed."""

@@ -1,7 +1,7 @@
-"""The child's side of a guarded worker: bind yourself, then answer one job after the other until the parent is gone.
+"""Child side of a sandboxed worker: sets its own limits, then serves jobs until the parent process exits.
 
-The limits are set by the child itself, before it has seen a byte of a stranger. It must not import more than it needs:
-every module in it is memory, start-up time and surface.
+The child sets the limits itself before it sees any untrusted byte. It must import only what it needs: every module adds
+memory, start-up time and attack surface.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import Any
 from court.backends.sandbox import framing
 
 _NICE = 5
-"""What strangers sent is worked on with what others leave of the processors: answers that need none of it go first."""
+"""Niceness of workers, so that requests that need no worker are served first."""
 
 Handler = Callable[[Mapping[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
-"""One job: what is asked and its payloads; the answer and its payloads."""
+"""Handles one job: takes request body and payloads, returns reply body and payloads."""
 
 
 def serve(handle: Handler) -> None:
-    """Answers jobs from standard input on standard output, as bound by the JSON in the first argument."""
+    """Serves jobs from standard input to standard output, with the limits from the JSON in the first argument."""
     bounds: dict[str, Any] = json.loads(sys.argv[1])
-    # The protocol moves to descriptors of its own: a library that prints must not write into it, nor read from it.
+    # The protocol moves to its own file descriptors, so that libraries that print or read can't interfere.
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null_device = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_device, 0)
+    os.close(null_device)
     os.dup2(2, 1)
     _bind(bounds["memory_bytes"], bounds["open_files"])
-    # After the limits are set: before this message the parent sends nothing of a stranger's.
+    # Sent after the limits are set; the parent sends no untrusted data before it.
     replies.writelines(framing.pack({"job": "ready", "cpu_s": _cpu_s(), "peak_bytes": _peak_bytes(), "body": {}}, []))
     replies.flush()
     while (request := framing.read(requests)) is not None:
@@ -45,37 +45,37 @@ def serve(handle: Handler) -> None:
         _allow_cpu(bounds["cpu_s"])
         failed: str | None = None
         body: dict[str, Any] = {}
-        answer: list[bytes] = []
+        payloads_out: list[bytes] = []
         try:
-            body, answer = handle(header["body"], payloads)
-        except Exception as error:  # its name only: messages of decoders carry addresses and content
+            body, payloads_out = handle(header["body"], payloads)
+        except Exception as error:  # only its name: messages of decoders contain addresses and content
             failed = type(error).__name__
-        # The limit is of the job alone: waiting for the next one must not end the process.
+        # The limit applies to the job only: waiting for the next one must not kill the process.
         signal.setitimer(signal.ITIMER_PROF, 0)
         reply = {"job": header["job"], "failed": failed, "body": body}
         cost = {"cpu_s": _cpu_s() - started, "peak_bytes": _peak_bytes()}
         try:
-            replies.writelines(framing.pack({**reply, **cost}, answer))
+            replies.writelines(framing.pack({**reply, **cost}, payloads_out))
             replies.flush()
         except BrokenPipeError:
-            os._exit(0)  # the parent is gone, and with it everyone who could want the answer
-        # Between jobs nothing of a stranger's picture is kept, so that the peak of one is not the ground of the next.
-        del request, payloads, answer
+            os._exit(0)  # the parent process has exited
+        # Frees the data between jobs, so that it does not count towards the next job's peak memory.
+        del request, payloads, payloads_out
 
 
 def _bind(memory_bytes: int | None, open_files: int) -> None:
-    """Limits that hold for the whole life of the process. What the platform does not know or allow is left out."""
-    # A core file would hold a stranger's picture; with a file size of 0 no other file can be written either.
+    """Sets limits for the lifetime of the process. Limits that the platform does not support are skipped."""
+    # A core file would contain an untrusted picture; with a file size limit of 0 no other file can be written either.
     limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, open_files)]
     if memory_bytes is not None:
         limits.append((resource.RLIMIT_AS, memory_bytes))
     for limit, value in limits:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(limit, (value, value))
-    # An ignored signal stays ignored over exec: the CPU timer would then end nothing.
+    # Ignored signals stay ignored across exec, and the CPU timer would then have no effect.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    # SIGTERM to a whole group, as systemd sends it, is the parent's to answer: it finishes what runs, and needs us for
-    # that. It ends us by SIGKILL; where it is gone itself, the end of our input does.
+    # SIGTERM to the whole group, as from systemd, is handled by the parent, which needs workers to finish running jobs.
+    # It kills them by SIGKILL; if it dies itself, they exit at the end of their input.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
@@ -83,15 +83,15 @@ def _bind(memory_bytes: int | None, open_files: int) -> None:
 
 
 def _allow_cpu(seconds: float) -> None:
-    """Lets the process live for that much more CPU time; then the kernel ends it.
+    """Allows the process that much more CPU time, after which the kernel kills it.
 
-    The profiling timer counts in fractions of a second, but decoder code that was subverted could stop it; the
-    resource limit counts in whole seconds, and is there for that case.
+    The profiling timer has sub-second resolution, but compromised decoder code could stop it; the resource limit has a
+    resolution of whole seconds and covers that case.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    # Only the soft limit is set: a hard one can't be raised again for the next job.
+    # Only the soft limit is set, as a hard limit can't be raised again for the next job.
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    # Rounded up and a second more, so that the finer timer comes first wherever it still runs.
+    # Rounded up plus a second, so that the finer timer fires first if it still runs.
     soft = math.ceil(_cpu_s() + seconds) + 1
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
@@ -103,9 +103,9 @@ def _cpu_s() -> float:
 
 
 def _peak_bytes() -> int:
-    """Most memory that was ever resident.
+    """Peak resident memory.
 
-    ``ru_maxrss`` counts what the parent had at the fork, so that it is used only where there is nothing better.
+    ``ru_maxrss`` includes the parent's memory at the fork, so it is only a fallback.
     """
     with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:  # noqa: PTH123 - no pathlib in here
         for line in status:

@@ -1,7 +1,7 @@
-"""The parent's side of guarded workers: a small pool of child processes that may be killed.
+"""Parent side of sandboxed workers: a small pool of child processes that can be killed.
 
-Whatever chews on a stranger's bytes does so in a child that holds no secret, has no environment, and is bound in
-memory, CPU time, file size and time on the clock. Its replies are read as strictly as a stranger's.
+Untrusted bytes are only processed in a child without secrets or environment, with limits on memory, CPU time, file size
+and wall-clock time. Its replies are treated as untrusted, too.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from court.errors import Overrun, Unavailable
 logger = logging.getLogger(__name__)
 
 worker_deaths: Counter[str] = Counter()
-"""Worker processes of this process that ended in the middle of a job, or were ended because it took too long, by the
-name of their pool. Metrics tell it."""
+"""Number of this process's workers that died during a job or were killed on a timeout, by pool name; for metrics."""
 
 
 class JobFailed(Exception):
-    """A worker said that it could not do a job; it lives on.
+    """A worker reported that a job failed; the worker is still alive.
 
     Attributes:
-        kind: The name of its exception.
+        kind: Name of the exception's type.
     """
 
     def __init__(self, kind: str) -> None:
@@ -35,7 +34,7 @@ class JobFailed(Exception):
 
 
 class GuardedWorkers:
-    """A pool of at most ``workers`` processes that run a module under guard, started when first needed."""
+    """A pool of at most ``workers`` sandboxed processes that run a module, started on demand."""
 
     def __init__(
         self,
@@ -49,11 +48,11 @@ class GuardedWorkers:
         """Starts nothing yet.
 
         Args:
-            module: Run as ``__main__``; calls :func:`court.backends.sandbox.child.serve`.
+            module: Module to run as ``__main__``, which calls :func:`court.backends.sandbox.child.serve`.
             guard: Resource limits of each process.
             name: Name of the pool in messages, such as "picture reader".
-            workers: Processes at most; further jobs wait.
-            watch: Is shown every reply, for what it cost.
+            workers: Maximum number of processes; further jobs wait.
+            watch: Callback for every reply, to observe its cost.
         """
         self._module = module
         self._guard = guard
@@ -63,21 +62,21 @@ class GuardedWorkers:
         self._alive: set[WorkerProcess] = set()
         self._reaping: set[asyncio.Task[None]] = set()
         self._starting = 0
-        # Last in, first out: the process that has just worked is warm, and those that are not needed are never started.
+        # LIFO: the process used last is warm, and processes that are not needed are never started.
         self._idle: asyncio.LifoQueue[WorkerProcess | None] = asyncio.LifoQueue()
         for _ in range(workers):
             self._idle.put_nowait(None)
 
     async def run(self, body: Mapping[str, Any], payloads: Sequence[bytes] = ()) -> Reply:
-        """One job.
+        """Runs one job.
 
         Raises:
-            WorkerDied: In the middle of it.
-            JobFailed: The worker says so.
+            WorkerDied: The worker died during the job.
+            JobFailed: The worker reported a failure.
             Overrun: The job took longer than ``wall_s``.
             Unavailable: The pool is closed, or no process could be started.
         """
-        # A slot is taken here and always given back below, so that no failure makes the pool smaller.
+        # The slot taken here is always returned below, so that failures do not shrink the pool.
         worker = await self._idle.get()
         usable: WorkerProcess | None = None
         try:
@@ -85,16 +84,15 @@ class GuardedWorkers:
             try:
                 reply, failed = await process.exchange(body, payloads)
             except BaseException:
-                # Cancellation too: what this process still says must never meet the next job.
+                # Including cancellation: a late reply of this process must never be taken for that of the next job.
                 self._end(process)
                 raise
-            # Only a process whose reply was read to its end goes back. After anything else the slot is empty, and the
-            # next job starts a new one.
+            # Only a process whose reply was read completely is returned. Otherwise the slot is empty, and the next job
+            # starts a new process.
             usable = process
         except WorkerDied as death:
             if self._closed:
-                # aclose() kills workers in the middle of their jobs: that is neither a death to count nor the picture's
-                # fault.
+                # aclose() kills workers during their jobs, which is neither a crash to count nor the picture's fault.
                 raise self._unavailable("is being closed") from death
             worker_deaths[self._name] += 1
             logger.warning("a worker of the %s died: %s", self._name, death)
@@ -104,7 +102,7 @@ class GuardedWorkers:
             raise
         finally:
             self._idle.put_nowait(usable)
-        # After the process has gone back: the next job need not wait for what is only counted.
+        # After the process was returned, so that the next job does not wait for the callback.
         if self._watch is not None:
             self._watch(reply)
         if failed is not None:
@@ -112,7 +110,7 @@ class GuardedWorkers:
         return reply
 
     async def warm(self) -> None:
-        """Starts a process, if there is none. Raises Overrun or Unavailable if it does not become ready."""
+        """Starts a process if there is none. Raises Overrun or Unavailable if it does not become ready."""
         worker = await self._idle.get()
         try:
             worker = await self._ready(worker)
@@ -120,12 +118,12 @@ class GuardedWorkers:
             self._idle.put_nowait(worker)
 
     async def aclose(self) -> None:
-        """Ends all processes; running and waiting jobs get Unavailable."""
-        # First, so that no waiting job starts another process while these end.
+        """Kills all processes; running and waiting jobs raise Unavailable."""
+        # Set first, so that no waiting job starts another process meanwhile.
         self._closed = True
         for process in list(self._alive):
             self._end(process)
-        # A process that is just being started is ended by its job, as soon as it is there.
+        # A process that is just being started is killed by its job once it is there.
         while self._reaping or self._starting:
             if self._reaping:
                 await asyncio.wait(self._reaping)
@@ -133,7 +131,7 @@ class GuardedWorkers:
                 await asyncio.sleep(0.01)
 
     async def _ready(self, worker: WorkerProcess | None) -> WorkerProcess:
-        # It may have died while nobody used it, or have done as many jobs as one process may.
+        # It may have died while idle, or reached its maximum number of jobs.
         if worker is not None and (self._closed or not worker.fit):
             self._end(worker)
             worker = None
@@ -149,7 +147,7 @@ class GuardedWorkers:
         finally:
             self._starting -= 1
         self._alive.add(process)
-        # The pool was closed meanwhile: what it ended did not hold this process yet.
+        # The pool was closed meanwhile, before this process was registered.
         if self._closed:
             self._end(process)
             raise self._unavailable("is being closed")
@@ -163,13 +161,13 @@ class GuardedWorkers:
         return process
 
     def _end(self, process: WorkerProcess) -> None:
-        """Kills at once, without waiting: it is called where a task may be cancelled."""
+        """Kills a process without waiting, as the calling task may be cancelled."""
         process.kill()
-        # A job and aclose() may both end the same process; it is reaped once.
+        # A job and aclose() may both kill the same process; it is reaped once.
         if process in self._alive:
             self._alive.discard(process)
             task = asyncio.get_running_loop().create_task(process.reap())
-            # The event loop refers to tasks weakly: without this set a task could be collected before it has ended.
+            # The event loop only holds weak references to tasks, so an unreferenced task could be garbage-collected.
             self._reaping.add(task)
             task.add_done_callback(self._reaping.discard)
 

@@ -1,6 +1,6 @@
-"""One guarded child process, seen from its parent: started bare, asked one job at a time, and never believed.
+"""One sandboxed child process, from the parent's side: minimal environment, one job at a time, untrusted replies.
 
-What it may use stands in :class:`Guard`; how it ends in the middle of a job, in :class:`Death`.
+:class:`Guard` has its resource limits, and :class:`Death` the ways in which it can die during a job.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from court.backends.sandbox import framing
 from court.errors import Overrun
 
-# A decoder that crashes raises none of these: somebody else sent them.
-_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
-# Long enough for a machine, or an event loop, that stands still for seconds: a process that memory was short for must
-# not pass for one that ran on, or its picture would be blamed.
+# A crashing decoder causes none of these signals, so they were sent from outside.
+_EXTERNAL_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+# Long enough for a machine or event loop that stalls for seconds: a process killed for lack of memory must not be
+# mistaken for one that kept running, or its picture would be blamed.
 _ENDS_S = 5.0
-"""Time that a process which has closed its pipe has to end, in seconds."""
+"""Seconds that a process may take to exit after closing its pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Guard:
 
     Attributes:
         cpu_s: CPU time of one job, in seconds.
-        wall_s: Time of one job on the clock, in seconds, its wait for a worker not counted.
+        wall_s: Wall-clock time of one job, in seconds, without the wait for a worker.
         memory_bytes: Address space of the process; None for no limit.
-        open_files: Open files of the process.
-        max_reply_bytes: Payloads of one reply together.
-        start_s: Time on the clock until a new process is ready, in seconds.
-        jobs_per_process: After so many jobs the process is replaced, so that nothing piles up in it.
-        environment: Variables of the process; it has no others.
-        settings: Further settings of the module; no secret, for they are passed on the command line.
+        open_files: Maximum number of open files.
+        max_reply_bytes: Total size of the payloads of one reply, in bytes.
+        start_s: Wall-clock time until a new process is ready, in seconds.
+        jobs_per_process: Number of jobs after which a process is replaced, to limit leaks.
+        environment: Complete environment of the process.
+        settings: Further settings of the module; not secret, as they are passed on the command line.
     """
 
     cpu_s: float
@@ -63,13 +63,13 @@ class Death(StrEnum):
     CPU_SPENT = "CPU_SPENT"
     CRASHED = "CRASHED"
     KILLED = "KILLED"
-    """By a signal that others send, as the kernel does where memory is short: the job need not be to blame."""
+    """By an external signal, as from the kernel when memory is short; not necessarily caused by the job."""
     BABBLED = "BABBLED"
-    """It said what is no reply, and was killed."""
+    """It sent an invalid reply and was killed."""
 
 
 class WorkerDied(Exception):
-    """A worker ended in the middle of a job. The next job gets a new one.
+    """A worker died during a job. The next job gets a new one.
 
     Attributes:
         death: Cause of death.
@@ -85,10 +85,10 @@ class Reply:
     """Reply of a worker to one job.
 
     Attributes:
-        body: Unchecked but for being JSON.
-        payloads: Unchecked but for their size.
+        body: JSON object, otherwise unchecked.
+        payloads: Payloads, unchecked except for their size.
         cpu_s: CPU time of the job, in seconds.
-        peak_bytes: The most memory that was resident since the process began.
+        peak_bytes: Peak resident memory since the process started, in bytes.
     """
 
     body: dict[str, Any]
@@ -104,13 +104,13 @@ class _Header(BaseModel):
     sizes: list[int] = Field(max_length=64)
     cpu_s: float = Field(ge=0, allow_inf_nan=False)
     peak_bytes: int = Field(ge=0)
-    # A name alone: the words of an exception can hold content of a meme, and this is logged.
+    # Only a type name: messages of exceptions can contain meme content, and this is logged.
     failed: str | None = Field(default=None, pattern=r"^\w{1,64}$")
     body: dict[str, Any]
 
 
 Answer: TypeAlias = tuple[Reply, str | None]
-"""A reply, and the name of the exception where the job failed."""
+"""A reply, and the name of the exception if the job failed."""
 
 
 class WorkerProcess:
@@ -128,21 +128,21 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, module: str, guard: Guard, name: str) -> WorkerProcess:
-        """Raises OSError."""
+        """Starts a process. Raises OSError."""
         bounds = {"memory_bytes": guard.memory_bytes, "cpu_s": guard.cpu_s, "open_files": guard.open_files}
         setup = json.dumps({**bounds, **guard.settings})
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            # Isolated: neither the environment nor the working folder decides what is imported. Nothing is written.
+            # Isolated mode: neither environment nor working directory affects imports. No bytecode is written.
             *("-I", "-B", "-m", module, setup),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # What decoders complain about holds content of memes, and an unread pipe would fill and stop them.
+            # Messages of decoders contain meme content, and an unread pipe would fill up and block them.
             stderr=asyncio.subprocess.DEVNULL,
-            # In place of the parent's environment, which may hold keys.
+            # Replaces the parent's environment, which may contain keys.
             env=guard.environment,
             cwd="/",
-            # Ctrl-C in a terminal is for the parent, who ends its children in good order.
+            # A new session, so that Ctrl-C only reaches the parent, which stops its children in an orderly way.
             start_new_session=True,
         )
         return cls(process, guard, name)
@@ -153,29 +153,29 @@ class WorkerProcess:
         return self._process.returncode is None and self._jobs < self._guard.jobs_per_process
 
     async def greet(self) -> None:
-        """Waits until it is ready. Raises WorkerDied or Overrun."""
+        """Waits until the process is ready. Raises WorkerDied or Overrun."""
         await self._within(self._guard.start_s, self._receive("ready"))
 
     async def exchange(self, body: Mapping[str, Any], payloads: Sequence[bytes]) -> Answer:
-        """One job. Raises WorkerDied or Overrun."""
+        """Runs one job. Raises WorkerDied or Overrun."""
         self._jobs += 1
-        # Unguessable: a subverted worker can't lay out a reply for the job after this one.
+        # Unguessable, so that a compromised worker can't prepare a reply for the next job.
         job = secrets.token_hex(16)
         return await self._within(self._guard.wall_s, self._ask(job, body, payloads))
 
     def kill(self) -> None:
-        """At once, with what it has started: a new session makes it the leader of a group of its own."""
-        # Once its end was seen, another may have its number.
+        """Kills the process and its children, as a new session makes it the leader of its own process group."""
+        # Once it was reaped, its PID may have been reused.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def reap(self) -> None:
-        """Waits for its end, after :meth:`kill`."""
+        """Waits for the process to end, after :meth:`kill`."""
         self._stdin.close()
-        # What it said beyond what was read is still in the pipe. asyncio stops reading a pipe that nobody empties, then
-        # never sees its end, and a process counts as ended only when its pipes do.
-        # Whoever waits for an answer meanwhile sees the pipe's end first: two may not read at once.
+        # Unread output is still in the pipe. asyncio pauses reading a full pipe, then never sees its end, and a process
+        # only counts as ended once its pipes do. The lock lets a job that waits for a reply see the end of the pipe
+        # first, as two readers are not allowed.
         async with self._reading:
             while await self._stdout.read(65536):
                 pass
@@ -201,7 +201,7 @@ class WorkerProcess:
 
     async def _read(self, job: str) -> Answer:
         (size,) = framing.PREFIX.unpack(await self._stdout.readexactly(framing.PREFIX.size))
-        # Sizes are the child's word: they are checked before anything is read or reserved by them.
+        # Sizes are untrusted: they are checked before anything is read or allocated.
         if size > framing.MAX_HEADER:
             raise WorkerDied(Death.BABBLED, f"a header of {size} bytes")
         try:
@@ -216,25 +216,25 @@ class WorkerProcess:
         return Reply(header.body, payloads, header.cpu_s, header.peak_bytes), header.failed
 
     async def _died(self) -> WorkerDied:
-        """Names the end of a process whose pipe has closed."""
+        """Returns the cause of death of a process whose pipe has closed."""
         try:
             async with asyncio.timeout(_ENDS_S):
-                # A process that ends closes its pipes first; its exit code follows a moment later.
+                # An exiting process closes its pipes first; its exit code follows a moment later.
                 code = await self._process.wait()
         except TimeoutError:
             return WorkerDied(Death.BABBLED, "it closed its pipe and ran on")
-        # Both limits of child._allow_cpu: the timer, and the resource limit where code in the child has stopped the
+        # Both limits of child._allow_cpu: the timer, and the resource limit in case code in the child stopped the
         # timer.
         if code in (-signal.SIGPROF, -signal.SIGXCPU):
             return WorkerDied(Death.CPU_SPENT, f"more than {self._guard.cpu_s:g} s of CPU time")
-        return WorkerDied(Death.KILLED if code in _FROM_OUTSIDE else Death.CRASHED, ending(code))
+        return WorkerDied(Death.KILLED if code in _EXTERNAL_SIGNALS else Death.CRASHED, ending(code))
 
 
 def ending(code: int) -> str:
-    """Describes the return code of a process: its exit status, or the signal, which need not have a name."""
+    """Describes the return code of a process: exit status or signal, which may have no name."""
     if code >= 0:
         return f"exit status {code}"
     try:
         return f"signal {signal.Signals(-code).name}"
-    except ValueError:  # those for real time are numbered
+    except ValueError:  # real-time signals have no names
         return f"signal {-code}"

@@ -1,4 +1,4 @@
-"""Database address that can be passed around and printed without its password."""
+"""Database address that can be passed around and displayed without its password."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from court.errors import BadRequest
 
 _SCHEMES = ("postgresql", "postgres")
 _SHOWN = ("host", "port", "dbname", "user")
-"""Of the parameters behind the question mark, those that are printed: any other may be a secret or tell of one."""
+"""Query parameters that are displayed; any other may be, or reveal, a secret."""
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:@\[\]]*)(:[0-9]+)?")
 _CONNECT_S = "5"
 
 
 class Address:
-    """``postgresql://USER[:PASSWORD]@HOST[:PORT]/DATABASE[?…]``, as libpq has it."""
+    """``postgresql://USER[:PASSWORD]@HOST[:PORT]/DATABASE[?…]``, as in libpq."""
 
     def __init__(self, url: str) -> None:
-        """Raises BadRequest if it is no such address; what it is instead is not repeated."""
+        """Parses an address. Raises BadRequest without quoting it if it is invalid."""
         try:
             parts = urlsplit(url)
             hosts = parts.netloc.rpartition("@")[2].split(",")
-            # What follows a sign that is not written in percents, would be shown as another part.
+            # Text after a special character that is not percent-encoded would be displayed as another part.
             whole = (
                 parts.scheme in _SCHEMES
                 and len(parts.path) > 1
@@ -36,7 +36,7 @@ class Address:
         except ValueError:
             whole = False
         if not whole:
-            # Without the address: half a password is one too.
+            # Without quoting the address, which may contain a part of the password.
             raise BadRequest(
                 "The address of a database is postgresql://USER@HOST:PORT/DATABASE. A password that holds one of "
                 "the signs :/?#[]@ is written in percents (@ as %40), or left to PGPASSWORD or a password file.",
@@ -47,18 +47,18 @@ class Address:
 
     @staticmethod
     def named_by(value: object) -> bool:
-        """True if the value is a database address and no directory."""
+        """True if the value is a database address and not a directory."""
         return isinstance(value, str) and value.partition("://")[0] in _SCHEMES and "://" in value
 
     def parameters(self) -> dict[str, Any]:
-        """Returns connection parameters, the password among them. Raises BadRequest."""
+        """Returns connection parameters, including the password. Raises BadRequest."""
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict
 
         try:
             return {"connect_timeout": _CONNECT_S, **conninfo_to_dict(self._url)}
         except ProgrammingError:
-            # libpq's sentence may quote the address.
+            # libpq's message may quote the address.
             raise BadRequest(
                 "The address of the database has a part that PostgreSQL does not know.",
                 reason="ADDRESS_UNUSABLE",
@@ -79,11 +79,11 @@ class Address:
 
 
 def place_of(value: str) -> Path | Address:
-    """Reads the place of a library or a docket: a path, or the address of a database.
+    """Parses the location of a library or docket: a path, or a database address.
 
     Raises:
-        BadRequest: An address of another kind, which as a path would make a folder named ``mysql:``; or a database's
-            address that can't be used.
+        BadRequest: The address has another scheme, which as a path would create a folder such as ``mysql:``, or is
+            invalid.
     """
     if Address.named_by(value):
         return Address(value)

@@ -1,4 +1,4 @@
-"""Connections to the database: kept, opened anew after the server was away, and their errors in the court's words."""
+"""Connection pool for the database, with reconnection and errors translated to the court's."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_IDLE = 4
-"""Connections that are kept open while nobody uses them."""
+"""Maximum number of idle connections."""
 _SEARCH_S = 30
-"""Seconds after which the server gives a search up."""
+"""Statement timeout of a search, in seconds."""
 _SILENT_MS = 15_000
-"""Milliseconds after which a server that does not acknowledge what it is sent counts as gone."""
+"""TCP user timeout in milliseconds, after which an unresponsive server counts as gone."""
 
 
 class Connections:
-    """Runs work on the database, each time in a transaction of its own. Safe to use from several threads."""
+    """Runs work on the database, each time in its own transaction. Thread-safe."""
 
     def __init__(self, address: Address) -> None:
-        """Connects only when there is work. Raises NotLoaded if the driver is not installed."""
+        """Connects lazily. Raises NotLoaded if the driver is not installed."""
         _require_driver()
         self._address = address
         self._lock = threading.Lock()
@@ -36,13 +36,13 @@ class Connections:
         self._closed = False
 
     def reading(self, work: Callable[[Connection], T]) -> T:
-        """Runs work that sees the database as it was at one moment and changes nothing.
+        """Runs read-only work on a consistent snapshot.
 
-        A connection that proves to be broken is replaced and the work is done again, once.
+        A broken connection is replaced and the work retried, once.
 
         Raises:
-            BadLibrary: The database holds no library, or no pgvector.
-            Unavailable: The server is away or does not answer in time.
+            BadLibrary: The database has no library or no pgvector.
+            Unavailable: The server can't be reached or times out.
         """
         import psycopg
         from psycopg import IsolationLevel
@@ -57,13 +57,13 @@ class Connections:
             except psycopg.Error as error:
                 lost = connection.closed
                 self._give(connection)
-                # A kept connection may have been broken for long. And a table may have gone since the library was read
-                # that named it, where libraries are replaced in quick succession.
+                # A pooled connection may have been broken for long. And if libraries are replaced in quick succession,
+                # a table may have been dropped since the state was read.
                 again = (lost and pooled) or isinstance(error, psycopg.errors.UndefinedTable)
                 if last or not again:
                     raise translated(error) from error
-                # Where one is broken the others mostly are as well (the server was restarted), and each would cost a
-                # search its second try.
+                # If one is broken the others usually are too (after a server restart), and each would use up a search's
+                # only retry.
                 if lost:
                     self._forget()
             except BaseException:
@@ -75,29 +75,30 @@ class Connections:
         raise AssertionError("unreachable")
 
     def writing(self, work: Callable[[Connection], T], *, wait_s: float) -> T:
-        """Runs work that changes the library, alone: who else wants to waits, and all of it holds or nothing.
+        """Runs work that changes the library, exclusively and atomically; other writers wait.
 
         Args:
-            work: Is done once; never again, since nobody knows what became of it when a connection breaks.
+            work: Work to run once; never retried, as its outcome is unknown if the connection breaks.
             wait_s: Seconds to wait for another writer.
 
         Raises:
-            BadLibrary: The database holds no library, or no pgvector.
-            Unavailable: The server is away, or somebody else is writing for too long.
+            BadLibrary: The database has no library or no pgvector.
+            Unavailable: The server can't be reached, or another writer holds the lock for too long.
         """
         import psycopg
         from psycopg import IsolationLevel
 
-        # Never a kept one, of which it is not known whether it still stands.
+        # Never a pooled connection, which may be broken.
         connection = self._open(limit_s=0)
         try:
-            # Not one snapshot for all: taken before the lock is granted, it would miss what the writer before commits.
+            # No transaction-wide snapshot: taken before the lock is granted, it would miss the previous writer's
+            # commit.
             connection.isolation_level = IsolationLevel.READ_COMMITTED
             with connection.transaction():
                 connection.execute(f"SET LOCAL lock_timeout = '{int(wait_s * 1000)}ms'")
-                # What another has written before us is seen by all statements after this one.
+                # All statements after this one see earlier writers' changes.
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext('memecourt.precedents'))")
-                # Only the wait for other writers is bounded by it.
+                # The timeout only applies to the wait for other writers.
                 connection.execute("SET LOCAL lock_timeout = 0")
                 return work(connection)
         except psycopg.Error as error:
@@ -106,17 +107,17 @@ class Connections:
             connection.close()
 
     def close(self) -> None:
-        """Lets go of all connections; those in use are closed when they are given back."""
+        """Closes all connections; those in use are closed when they are returned."""
         with self._lock:
             self._closed = True
         self._forget()
 
     def _take(self) -> tuple[Connection, bool]:
-        """A connection, and whether it was kept from before."""
+        """Returns a connection, and True if it came from the pool."""
         with self._lock:
             if self._closed:
                 raise Unavailable("The precedent library was closed.", reason="LIBRARY_CLOSED")
-            # The one that was used last: of all it is the least likely to have been closed for its silence.
+            # The most recently used one, which is least likely to have been closed for inactivity.
             if self._idle:
                 return self._idle.pop(), True
         return self._open(limit_s=_SEARCH_S), False
@@ -135,28 +136,28 @@ class Connections:
             connection.close()
 
     def _open(self, *, limit_s: int) -> Connection:
-        """A new one; ``limit_s`` seconds are what a statement may take, 0 for no limit."""
+        """Opens a connection with a statement timeout of ``limit_s`` seconds, 0 for none."""
         import psycopg
         from pgvector.psycopg import register_vector
 
-        # A server whose machine is gone is noticed within half a minute, also where we only wait for its answer.
+        # Keep-alives detect a dead server within half a minute, even while waiting for its answer.
         options = {
             "application_name": "memecourt",
             "keepalives_idle": "10",
             "keepalives_interval": "5",
             "keepalives_count": "3",
             "tcp_user_timeout": str(_SILENT_MS),
-            # Last: what the operator writes into the address overrides what stands above.
+            # Last, so that parameters in the operator's address take precedence.
             **self._address.parameters(),
         }
         try:
-            # No prepared statements: between us and the server there may be a pooler that shares its connections out.
+            # No prepared statements, as there may be a connection pooler in between.
             connection = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
         except psycopg.Error as error:
-            # Without its cause: libpq's sentence names host and user.
+            # Without its cause, as libpq's message names host and user.
             raise translated(error) from None
         try:
-            # A cast to the type would raise where it is missing; this gives NULL.
+            # Gives NULL if the type is missing, where a cast would raise.
             there = connection.execute("SELECT 1 FROM pg_type WHERE oid = to_regtype('vector')").fetchone()
             if there is None:
                 raise BadLibrary(
@@ -176,7 +177,7 @@ class Connections:
 
 
 def translated(error: psycopg.Error) -> CourtError:
-    """Converts a database error to the court's, without addresses, names of users or SQL."""
+    """Translates a database error to the court's, without addresses, user names or SQL."""
     from psycopg import errors
 
     if isinstance(error, errors.LockNotAvailable):
@@ -206,7 +207,7 @@ def translated(error: psycopg.Error) -> CourtError:
         return Unavailable(
             "The database of precedents does not accept the user or the password.", reason="LIBRARY_LOGIN"
         )
-    # Of a login that is refused while connecting libpq tells no code, only that it did not come about.
+    # For a login refused while connecting, libpq gives no error code.
     return Unavailable(
         "The database of precedents can't be reached, or broke off. See whether it runs and lets this user in; then "
         "try again.",

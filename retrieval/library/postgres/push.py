@@ -1,4 +1,4 @@
-"""A library on disk, put into a database: all of it or nothing."""
+"""Pushes a library on disk into a database, atomically."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _WAIT_S = 10.0
 _PROGRESS_EVERY = 1000
-"""Memes between two reports of progress."""
+"""Memes between two progress reports."""
 
 Progress = Callable[[str, int, int], None]
-"""Told the step (``push``), how many memes are done, and of how many."""
+"""Progress callback: step (``push``), memes done and total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Pushed:
     """Result of a push.
 
     Attributes:
-        identity: The library in the database, by the same name and digest as the one on disk.
-        was_there: True if it was there already, and nothing was done.
-        replaced: Library that was searched until now, if that is another one.
-        changes_lost: Number of changes that were recorded in that library and not in this.
+        identity: Identity of the library in the database, with the name and digest of the one on disk.
+        was_there: True if it was already there, and nothing was done.
+        replaced: Previous library, if it was another one; otherwise None.
+        changes_lost: Number of changes recorded in the previous library but not in this one.
     """
 
     identity: LibraryIdentity
@@ -49,24 +49,24 @@ class Pushed:
 def push_library(
     library: Library, address: Address, *, replace: bool = False, progress: Progress | None = None
 ) -> Pushed:
-    """Copies a library with its pictures and its history into a database, in one transaction.
+    """Copies a library with its pictures and history into a database, in one transaction.
 
-    Searches go on in what was there, and from the end of it on search this. If it breaks off, nothing has happened.
+    Searches continue in the previous library until the commit. If the push fails, nothing has changed.
 
     Args:
-        library: Library to copy; it has been checked.
+        library: Library to copy; already verified.
         address: Address of the database, which must have pgvector.
-        replace: True to replace an existing library, with all changes made to it there.
-        progress: Told how far it is.
+        replace: True to replace an existing library, including all changes made to it there.
+        progress: Progress callback.
 
     Raises:
-        BadLibrary: The database has no pgvector; or a picture of the library is not what it was when written.
-        BadRequest: There is a library already; or this one is not for a database.
+        BadLibrary: The database has no pgvector, or a picture of the library was altered.
+        BadRequest: There is a library already, or this one can't be stored in a database.
         NotLoaded: The driver is not installed.
         OSError: The library can't be read.
-        Unavailable: The server is away, or somebody else is writing for too long.
+        Unavailable: The server can't be reached, or another writer holds the lock for too long.
     """
-    # Before anything is copied: the server would refuse the table, in words of its own.
+    # Checked before copying, as the server would reject the table with its own message.
     if library.manifest.encoder.dim > schema.MAX_DIM:
         raise BadRequest(
             f"A vector in the database has at most {schema.MAX_DIM:,} numbers, and those of this library have "
@@ -76,7 +76,7 @@ def push_library(
     pushed, stale = connections.writing(
         lambda connection: _pushed(connection, library, replace, progress), wait_s=_WAIT_S
     )
-    # In a transaction of its own: to drop a table is to wait for searches in it, and the push must hold regardless.
+    # In a separate transaction: dropping tables waits for searches in them, and must not affect the push.
     _drop(connections, stale)
     return pushed
 
@@ -88,11 +88,11 @@ def _pushed(
     try:
         before = schema.state_or_none(connection)
     except CourtError:
-        # Of another format: whoever asks for it to be replaced, does not need to be told what it is.
+        # Another format: irrelevant if it is to be replaced.
         if not replace:
             raise
         before = None
-    # A push that is repeated because its answer was lost does nothing.
+    # Idempotent: a push repeated because its answer was lost does nothing.
     if before is not None and before.identity == library.identity:
         return Pushed(before.identity, was_there=True), []
     if before is not None and not replace:
@@ -103,7 +103,7 @@ def _pushed(
         )
     there = schema.shelves(connection)
     state = State(
-        # Never a number in use: searches still read the shelves that are there.
+        # Never an existing number, as searches still read existing shelves.
         shelf=max(there, default=0) + 1,
         head=library.digest.removeprefix("sha256:"),
         about=About(
@@ -123,20 +123,20 @@ def _pushed(
     _copy_memes(connection, library, state, progress)
     _copy_history(connection, library, state)
     schema.finish_shelf(connection, state)
-    # Last: this is the row by which replicas find the shelf.
+    # Last, as replicas find the shelf by this row.
     schema.write_state(connection, state)
-    # The shelf that held until now stays for searches that began in it; the ones before it serve nobody.
+    # The previous shelf stays for searches in progress; older ones are no longer used.
     stale = [shelf for shelf in there if before is None or shelf != before.shelf]
     if before is None:
         return Pushed(state.identity), stale
     same = before.about.lineage == state.about.lineage
-    # Within one lineage this library carries the changes up to its own number; of another it carries none.
+    # Within one lineage this library includes all changes up to its own number; from another lineage it includes none.
     lost = max(0, before.changes - state.changes) if same else before.changes
     return Pushed(state.identity, replaced=before.identity, changes_lost=lost), stale
 
 
 def _copy_memes(connection: Connection, library: Library, state: State, progress: Progress | None) -> None:
-    # One table after another, since a connection carries one copy at a time.
+    # One table after another, as a connection supports one COPY at a time.
     rows = range(library.counts.memes) if library.live is None else library.live.tolist()
     total, steps = len(rows), 3
     done = 0
@@ -149,7 +149,7 @@ def _copy_memes(connection: Connection, library: Library, state: State, progress
 
     columns = ("row", "id", "meme", "harmful", "verified", "added", *NAMED)
     types = ("int8", "text", "text", "bool", "bool", "timestamptz", *("text" for _ in NAMED))
-    # In binary: vectors come through to the bit, and texts and JPEGs need no quoting.
+    # Binary, so that vectors are bit-exact, and texts and JPEGs need no quoting.
     with connection.cursor().copy(f"COPY {state.precedents} ({', '.join(columns)}) FROM STDIN (FORMAT BINARY)") as copy:
         copy.set_types(types)
         for row, meme in zip(rows, library.memes, strict=True):
@@ -169,10 +169,10 @@ def _copy_memes(connection: Connection, library: Library, state: State, progress
 
 
 def values_of(row: int, meme: LabelledMeme) -> tuple[Any, ...]:
-    """A row of the table of precedents.
+    """Returns the values of a row in the table of precedents.
 
     Raises:
-        BadRequest: A name in it can't be held by a database.
+        BadRequest: The meme has a name that the database can't store.
     """
     names = [getattr(meme, name) for name in NAMED]
     if len(storable([meme.id, *names])) != 1 + len(names):
@@ -180,7 +180,7 @@ def values_of(row: int, meme: LabelledMeme) -> tuple[Any, ...]:
             "An id, source, split, namespace, language or policy holds a sign that a database can't keep (NUL, or half "
             "of a surrogate pair). Build the library again without it."
         )
-    # A place in a file on disk means nothing here.
+    # A file offset is meaningless here.
     placed = None if meme.kept is None else meme.kept.model_copy(update={"offset": 0})
     stored = meme.model_copy(update={"kept": placed}).model_dump_json(exclude_defaults=True)
     return (row, meme.id, stored, meme.harmful, meme.verified, meme.added, *names)
@@ -201,12 +201,12 @@ def _copy_history(connection: Connection, library: Library, state: State) -> Non
 
 
 def _history(library: Library) -> Iterator[tuple[int, str, str, bytes | None, bytes | None]]:
-    """All that was changed, with what is needed to bring back what was taken out."""
+    """Yields all changes, with the data needed to restore removed memes."""
     for recorded in library.history():
         change = recorded.change
         found = library.base.table.change(change.number)
         vector, jpeg = (None, None) if found is None else found[1:]
-        # What was removed since the generation was written still lies in its row; the table has what went before.
+        # Memes removed after the generation was written are still in their rows; the table has earlier ones.
         taken_out = change.number > library.manifest.changes and change.effect is Effect.HIDE
         if taken_out and recorded.revoked_by is None and change.before is not None:
             (meme,) = library.read([change.row])
@@ -215,10 +215,10 @@ def _history(library: Library) -> Iterator[tuple[int, str, str, bytes | None, by
 
 
 def _drop(connections: Connections, stale: list[int]) -> None:
-    """Drops what is no longer named; what can't be dropped now, the next push drops."""
+    """Drops unused shelves; those that can't be dropped now are left to the next push."""
 
     def dropped(connection: Connection) -> None:
-        # A search that began long ago is not waited for long.
+        # Does not wait long for old searches.
         connection.execute("SET LOCAL lock_timeout = '2s'")
         for shelf in stale:
             schema.drop_shelf(connection, shelf)
@@ -227,6 +227,6 @@ def _drop(connections: Connections, stale: list[int]) -> None:
         try:
             connections.writing(dropped, wait_s=_WAIT_S)
         except CourtError as error:
-            # Somebody still reads or writes there: the tables cost space until the next push, and nothing else.
+            # Still in use: the tables only cost space until the next push.
             if error.reason != "LIBRARY_LOCKED":
                 raise

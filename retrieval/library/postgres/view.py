@@ -1,11 +1,11 @@
-"""One library in the database, as it is seen in one transaction: exact search by SQL, scored anew by us.
+"""View of a library in a database within one transaction: exact search by SQL, re-scored by us.
 
-The scan is one inner product a row in the database, ``[alpha * q_t ; (1 - alpha) * q_g]`` by ``[t|g]``, which is the
-weighted sum of both cosines: halves have length 1, or 0 where there is none, and then count 0. pgvector sums in float32
-and in an order of its own. So some more rows are fetched than are asked for, with their vectors, and
-:class:`retrieval.index.exact.FusedIndex` scores these as it scores those of a library on disk; if a row that was not
-fetched may by rounding belong before the last one, all such rows are fetched. What is found, its scores and its order
-are those of a library on disk, bit for bit.
+The database computes one inner product per row, ``[alpha * q_t ; (1 - alpha) * q_g]`` by ``[t|g]``, which is the
+weighted sum of both cosines: halves have length 1, or 0 if missing, which then count 0. pgvector sums in float32 and in
+its own order. So a few more rows than requested are fetched, with their vectors, and
+:class:`retrieval.index.exact.FusedIndex` scores them like those of a library on disk; if rounding could place an
+unfetched row before the last hit, all such rows are fetched. Hits, scores and order are bit-identical to those of a
+library on disk.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from retrieval.library.postgres.connections import Connection
 
 _SPARE = 16
-"""Rows fetched beyond those asked for, so that ties at the edge are mostly seen in the first pass."""
+"""Rows fetched in addition to those requested, so that the first pass usually covers ties at the edge."""
 _BLOCK = 1024
-"""Rows scored at once, where there are many that may tie."""
+"""Rows scored per block, if many may tie."""
 
 Found: TypeAlias = "tuple[int, Vector, float]"
-"""A row, its vector, and its score as the database sums it."""
+"""A row, its vector, and its score by the database."""
 
 
 class PostgresView:
-    """A :class:`~retrieval.library.ports.LibraryView` for as long as its transaction lasts.
+    """A :class:`~retrieval.library.ports.LibraryView` for the duration of a transaction.
 
     Raises psycopg's errors.
     """
 
     def __init__(self, connection: Connection, state: State) -> None:
-        """``connection`` is in a transaction that sees one state of the database, this one."""
+        """``connection`` must be in a transaction with a snapshot of this state."""
         self._connection = connection
         self._state = state
 
@@ -79,9 +79,9 @@ class PostgresView:
         return int(row[0])
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
-        """The memes in these rows, in this order. Raises BadLibrary if one can't be understood."""
+        """Returns the memes in these rows, in this order. Raises BadLibrary if one can't be parsed."""
         query = f"SELECT row, meme FROM {self._state.precedents} WHERE row = ANY(%s)"
-        # The database gives rows in any order, and the caller's is the order of their similarity.
+        # The database returns rows in any order; the caller's order is by similarity.
         found = {row: parsed(meme) for row, meme in self._connection.execute(query, (list(rows),))}
         if found.keys() != set(rows):
             raise damaged("a meme is missing whose vectors are there")
@@ -98,7 +98,7 @@ class PostgresView:
         return vectors[:, :text_dim], vectors[:, text_dim:]
 
     def picture(self, id_: str) -> bytes | None:
-        """The JPEG that is kept of the meme with this id; None where there is none.
+        """Returns the stored JPEG of a meme by its id; None if there is none.
 
         Raises:
             BadLibrary: The picture was altered.
@@ -107,7 +107,7 @@ class PostgresView:
             f"SELECT meme, jpeg FROM {self._state.precedents} LEFT JOIN {self._state.pictures} USING (row) "
             "WHERE id = ANY(%s)"
         )
-        # Joined from the left: a meme whose picture is gone is damaged, and not one that never had any.
+        # A left join distinguishes a lost picture, which is damage, from a meme without one.
         found = self._connection.cursor(binary=True).execute(query, (storable([id_]),)).fetchone()
         if found is None:
             return None
@@ -131,10 +131,10 @@ class PostgresView:
     ) -> Hits:
         """Searches as :meth:`~retrieval.index.exact.FusedIndex.search`, within ``where`` or one label."""
         encoder = self._state.about.encoder
-        # An index of no rows checks what is asked for as any other, and finds nothing.
+        # An empty index validates the request and gives empty hits.
         nothing = FusedIndex(np.zeros((0, encoder.dim), np.float32), encoder.text_dim)
         best = nothing.search(text, picture, alpha=alpha, k=k)
-        # Weighted in float64 and rounded once, as FusedIndex does: rounding_slack counts on it.
+        # Weighted in float64 and rounded once, as in FusedIndex, which rounding_slack assumes.
         query = np.zeros(encoder.dim)
         if text is not None:
             query[: encoder.text_dim] = alpha * text.astype(np.float64)
@@ -150,7 +150,7 @@ class PostgresView:
             conditions.append(f"row IN (SELECT row FROM {self._state.precedents} WHERE {condition})")
             values |= chosen
         chosen_rows = " AND ".join(conditions)
-        # pgvector's <#> is the negative inner product, so that rising order puts the best first.
+        # pgvector's <#> is the negative inner product, so ascending order puts the best first.
         source = f"SELECT row, vector, -(vector <#> %(query)s) FROM {self._state.vectors} WHERE {chosen_rows}"
 
         def scored(found: Sequence[Found]) -> Hits:
@@ -162,13 +162,13 @@ class PostgresView:
             return best
         best = scored(found)
         slack = rounding_slack(values["query"])
-        # Where fewer came than were wanted, these are all there are, and all are scored.
+        # Fewer rows than requested are all there are, and all are scored.
         if len(found) == k + _SPARE and found[-1][2] >= best.scores[k - 1] - slack:
-            # A row that was not fetched may tie with, or by float32's rounding beat, one that was: look at all such.
-            # They may be very many, and come a part at a time.
+            # An unfetched row may tie with a fetched one, or beat it after float32 rounding, so all such rows are
+            # scored. As there may be very many, they are streamed in blocks.
             values["least"] = float(best.scores[k - 1] - slack)
             parts = _blocks(cursor.stream(f"{source} AND -(vector <#> %(query)s) >= %(least)s", values))
-            # Begun anew: what the first pass found comes again in the parts, and must not count twice.
+            # Starts afresh, as the hits of the first pass are among the blocks again.
             best = merged([(0, best)], 0)
             for part in parts:
                 best = merged([(0, best), (0, scored(part))], k)
@@ -182,8 +182,8 @@ class PostgresView:
         alpha: float,
         k: int,
     ) -> Hits:
-        """The best of these rows, scored as those of a library on disk are."""
-        # By row: to the index, a row's place among them is what decides ties.
+        """Returns the best of these rows, scored like those of a library on disk."""
+        # Sorted by row, as the index breaks ties by position.
         ordered = sorted(found, key=lambda each: each[0])
         rows = np.array([row for row, _, _ in ordered], dtype=np.int64)
         vectors = np.stack([vector.to_numpy() for _, vector, _ in ordered])
@@ -193,7 +193,7 @@ class PostgresView:
 
 
 def parsed(meme: str) -> LabelledMeme:
-    """A meme as it is stored. Raises BadLibrary."""
+    """Parses a stored meme. Raises BadLibrary."""
     try:
         return LabelledMeme.model_validate_json(meme)
     except ValidationError as error:
@@ -213,12 +213,12 @@ def _condition(where: Filter | None, harmful: bool | None) -> tuple[str, dict[st
         conditions.append("harmful = %(harmful)s")
         values["harmful"] = harmful
     if where is not None:
-        # Into the SQL go our own names of columns alone; what was asked for is bound.
+        # Only our own column names are put into the SQL; requested values are bound parameters.
         for column, names in zip(NAMED, where.names, strict=True):
             if names:
                 conditions.append(f"{column} = ANY(%({column})s)")
                 values[column] = storable(names)
-        # A meme of which it is not known when it came in has no time here, and nothing compares with that.
+        # Memes with an unknown time have NULL here, which matches no comparison.
         for column, sign, bound in (("since", ">=", where.since), ("until", "<", where.until)):
             if bound is not None:
                 conditions.append(f"added {sign} %({column})s")

@@ -1,7 +1,7 @@
-"""Changing a library in the database one meme at a time, while replicas search it.
+"""Changes a library in the database one meme at a time, while replicas search it.
 
-Each change is one transaction: the memes, the record of the change, the counts and the head of the library hold
-together or not at all. Writers wait for each other; searches wait for nobody.
+Each change is one transaction over memes, history, counts and head of the library. Writers wait for each other;
+searches never wait.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from retrieval.library.postgres.connections import Connection
 
 _WAIT_S = 10.0
-"""Seconds to wait for another writer, who mostly is done within hundredths of one; a push takes longer."""
+"""Seconds to wait for another writer, which usually takes hundredths of a second; a push takes longer."""
 
 
 class PostgresWriter:
     """Changes a library in a database, with the methods of :class:`retrieval.library.writer.LibraryWriter`.
 
-    Safe to use from several threads, each of which waits until its change is held by the database. Where the server is
-    lost at the very end of a change, nobody can say whether it holds; the history tells.
+    Thread-safe; each caller waits until its change is committed. If the connection is lost during the commit, the
+    outcome is unknown until the history is read.
     """
 
     def __init__(self, address: Address) -> None:
-        """Connects for each change. Raises NotLoaded if the driver is not installed."""
+        """Opens a connection for each change. Raises NotLoaded if the driver is not installed."""
         self._connections = Connections(address)
 
     @property
@@ -52,7 +52,7 @@ class PostgresWriter:
 
     @property
     def encoder(self) -> EncoderIdentity:
-        """Identity of the encoder that made the library. Raises BadLibrary or Unavailable."""
+        """Identity of the library's encoder. Raises BadLibrary or Unavailable."""
         return self._connections.reading(read_state).about.encoder
 
     def __enter__(self) -> Self:
@@ -62,19 +62,18 @@ class PostgresWriter:
         self.close()
 
     def close(self) -> None:
-        """Lets go of its connections."""
+        """Closes its connections."""
         self._connections.close()
 
     def add(
         self, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
     ) -> Change:
-        """Puts a meme in, behind the others; as :func:`retrieval.library.change_rules.plan_add`.
+        """Appends a meme; as :func:`retrieval.library.change_rules.plan_add`.
 
         Raises:
-            BadLibrary: There is none, or it is damaged.
-            Unavailable: The server is away, or somebody else is writing for too long.
-            ValueError: The picture is larger than any that is kept.
-            And as the rules.
+            BadLibrary: The library is missing or damaged.
+            Unavailable: The server can't be reached, or another writer holds the lock for too long.
+            ValueError: The picture is too large. And as the rules.
         """
         vector = np.ascontiguousarray(vector, dtype=np.float32)
         if picture and len(picture) > MAX_KEPT_BYTES:
@@ -82,7 +81,7 @@ class PostgresWriter:
         return self._made(lambda now: plan_add(now, meme, vector, picture, who=who, why=why))
 
     def remove(self, id_: str, *, who: str, why: str) -> Change:
-        """Takes a meme out; as :func:`retrieval.library.change_rules.plan_remove`. Raises as it and :meth:`add`."""
+        """Removes a meme; as :func:`retrieval.library.change_rules.plan_remove`. Raises as it and :meth:`add`."""
         return self._made(lambda now: plan_remove(now, id_, who=who, why=why))
 
     def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
@@ -90,21 +89,21 @@ class PostgresWriter:
         return self._made(lambda now: plan_relabel(now, id_, label, who=who, why=why))
 
     def revoke(self, number: int, *, who: str, why: str) -> Change:
-        """Undoes a change; as :func:`retrieval.library.change_rules.plan_revoke`. Raises as it and :meth:`add`."""
+        """Revokes a change; as :func:`retrieval.library.change_rules.plan_revoke`. Raises as it and :meth:`add`."""
         return self._made(lambda now: plan_revoke(now, number, who=who, why=why))
 
     def forget(self) -> None:
-        """Deletes removed memes for good, on the previous shelf too; the history still says who removed which.
+        """Permanently deletes removed memes, on the previous shelf too; the history still says who removed which.
 
         Raises:
-            BadLibrary: There is none, or it is damaged.
-            Unavailable: The server is away, or somebody else is writing for too long.
+            BadLibrary: The library is missing or damaged.
+            Unavailable: The server can't be reached, or another writer holds the lock for too long.
         """
 
         def forgotten(connection: Connection) -> None:
             state = read_state(connection)
             all_shelves = [replace(state, shelf=shelf) for shelf in shelves(connection)]
-            gone: set[str] = set()  # of a meme that is still here, nothing has to be forgotten
+            gone: set[str] = set()  # memes that still exist are not forgotten
             for each in all_shelves:
                 query = (
                     f"SELECT DISTINCT meme FROM {each.history} WHERE meme NOT IN (SELECT id FROM {state.precedents})"
@@ -119,14 +118,14 @@ class PostgresWriter:
                         (bare.model_dump_json(exclude_defaults=True), number),
                     )
                 rows = f"SELECT row FROM {each.precedents} WHERE id = ANY(%s)"
-                # The precedents last: by them the rows of the others are found.
+                # The precedents last, as they give the rows in the other tables.
                 for table in (each.vectors, each.pictures, each.precedents):
                     connection.execute(f"DELETE FROM {table} WHERE row IN ({rows})", ([*gone],))
 
         self._connections.writing(forgotten, wait_s=_WAIT_S)
 
     def meme(self, id_: str) -> LabelledMeme | None:
-        """The meme of this id as it is now; None where there is none. Raises BadLibrary or Unavailable."""
+        """Returns the current meme with this id; None if there is none. Raises BadLibrary or Unavailable."""
 
         def read(connection: Connection) -> LabelledMeme | None:
             found = _live(connection, read_state(connection), id_)
@@ -135,7 +134,7 @@ class PostgresWriter:
         return self._connections.reading(read)
 
     def history(self, meme: str | None = None) -> list[Recorded]:
-        """Every change that is recorded, of one meme or of all, in order. Raises BadLibrary or Unavailable."""
+        """Returns all recorded changes, of one meme or of all, in order. Raises BadLibrary or Unavailable."""
 
         def read(connection: Connection) -> list[Recorded]:
             return with_revocations(_changes(connection, read_state(connection), meme))
@@ -144,7 +143,7 @@ class PostgresWriter:
 
     def _made(self, plan: Callable[[_Draft], PlannedChange]) -> Change:
         def make(connection: Connection) -> Change:
-            # Read under the lock, so that the change is planned on what the writer before has left.
+            # Read under the lock, so that the change is planned on the previous writer's state.
             draft = _Draft(connection, read_state(connection))
             return draft.store(plan(draft))
 
@@ -152,7 +151,7 @@ class PostgresWriter:
 
 
 class _Draft:
-    """The library in the transaction of one change (:class:`~retrieval.library.change_rules.CurrentLibrary`)."""
+    """Library within the transaction of one change (:class:`~retrieval.library.change_rules.CurrentLibrary`)."""
 
     def __init__(self, connection: Connection, state: State) -> None:
         self._connection = connection
@@ -191,7 +190,7 @@ class _Draft:
         return None if found is None else (_change(found[0]), found[1], found[2])
 
     def store(self, planned: PlannedChange) -> Change:
-        """Does what was planned to the tables, and writes it down."""
+        """Applies a planned change to the tables and records it."""
         change, vector, picture = planned.change, planned.vector, planned.picture
         match change.effect:
             case Effect.APPEND | Effect.SHOW:
@@ -213,13 +212,13 @@ class _Draft:
         connection.execute(f"INSERT INTO {self.state.vectors} (row, vector) VALUES (%s, %s)", (row, vector))
         if picture:
             connection.execute(f"INSERT INTO {self.state.pictures} (row, jpeg) VALUES (%s, %s)", (row, picture))
-        # A meme that comes back takes its old row: the number of rows never falls.
+        # A restored meme takes its old row; the number of rows never decreases.
         self.state = replace(self.state, rows=max(self.state.rows, row + 1))
         self._count(None, stored)
 
     def take_out(self, row: int, meme: LabelledMeme) -> tuple[bytes, bytes | None]:
-        """The vector and the picture of what was taken out."""
-        # Before its row goes, and checked by its digest: the history would else keep damage to bring back.
+        """Removes a meme and returns its vector and picture."""
+        # Read before deletion and verified by digest, so that the history does not store damaged data.
         picture = PostgresView(self._connection, self.state).picture(meme.id)
         self._connection.execute(f"DELETE FROM {self.state.precedents} WHERE row = %s", (row,))
         self._connection.execute(f"DELETE FROM {self.state.pictures} WHERE row = %s", (row,))
@@ -243,7 +242,7 @@ class _Draft:
         *,
         keeps: tuple[bytes, bytes | None] = (b"", None),
     ) -> Change:
-        """Writes the change down; ``keeps`` are vector and picture of what it took out."""
+        """Records a change; ``keeps`` are vector and picture of the removed meme."""
         self._connection.execute(
             f"INSERT INTO {self.state.history} (number, meme, entry, vector, jpeg) VALUES (%s, %s, %s, %s, %s)",
             (
@@ -254,7 +253,7 @@ class _Draft:
                 keeps[1],
             ),
         )
-        # Chained as in a journal on disk: the head, which records name, covers every change since the push.
+        # Chained as in a journal on disk: the head, which records refer to, covers every change since the push.
         head = next_head(self.state.head, frame_of(change, vector, picture))
         self.state = replace(self.state, head=head, counts=self._counts, changes=change.number)
         self._connection.execute(
@@ -271,7 +270,7 @@ class _Draft:
         )
 
     def _count(self, before: LabelledMeme | None, after: LabelledMeme | None) -> None:
-        # By the difference: to count all rows anew would take longer than the change itself.
+        # Incrementally, as recounting all rows would take longer than the change itself.
         counted = self._counts.model_dump()
         for meme, sign in ((before, -1), (after, 1)):
             if meme is not None:
@@ -286,7 +285,7 @@ class _Draft:
 
 def _live(connection: Connection, state: State, id_: str) -> tuple[int, LabelledMeme] | None:
     """Returns the row of a visible meme and the meme; None if there is none."""
-    # An id that the database can't store leaves an empty list, and finds nothing instead of failing.
+    # An id that the database can't store gives an empty list, and no result instead of an error.
     query = f"SELECT row, meme FROM {state.precedents} WHERE id = ANY(%s)"
     found = connection.execute(query, (storable([id_]),)).fetchone()
     return None if found is None else (found[0], parsed(found[1]))
