@@ -27,9 +27,12 @@ def pytest_configure():
     # In the background of a shell SIGINT is ignored, under nohup SIGHUP; child processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # No deadline for an example: speed belongs to benchmarks, and on a busy machine any example may be slow.
+    settings.register_profile("suite", deadline=None)
+    settings.load_profile("suite")
     if not os.access(ROOT, os.W_OK):
         # Hypothesis stores failed examples in the repository, which is not writable here.
-        settings.register_profile("read-only", database=None)
+        settings.register_profile("read-only", settings.get_profile("suite"), database=None)
         settings.load_profile("read-only")
 
 

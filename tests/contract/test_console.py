@@ -505,7 +505,6 @@ def test_pages_contain_no_inline_script_or_style_and_no_external_address(scene):
         page = visit.get(path).text
         assert not re.search(r"<script(?![^>]* src=\"/static/)", page) and "<style" not in page, path
         assert not re.search(r"\s(style|on\w+)=", page), path
-        assert not re.search(r"(src|href|action|hx-\w+)=\"(?!/|#|\?|\{)", page.replace("hx-", "hx-")) or True
         assert not re.search(r"(?:src|href|action|hx-get|hx-post)=\"(?![/#?])", page), path
 
 
