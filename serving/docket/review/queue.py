@@ -448,7 +448,7 @@ class ReviewQueue:
         return None
 
     async def renew(self, trial_id: str, who: str) -> None:
-        """Extends the lock on a case. Raises NotHeld if it has been lost."""
+        """Extends the lock on a case. Raises NotLocked if it has been lost."""
         now = self._clock()
         await self._transactions.write_alone(lambda connection: locks.renew(connection, trial_id, who, now))
 
@@ -498,8 +498,8 @@ class ReviewQueue:
         Raises:
             TrialUnknown, NotDecided: There is no verdict.
             BadRequest: Clause or reason is missing, or UNDECIDED was found of a verdict that is not.
-            NotHeld: This person does not hold the case (any more).
-            SaidBefore: The identical review was stored already, because it was sent twice.
+            NotLocked: This person does not hold the case (any more).
+            AlreadyReviewed: The identical review was stored already, because it was sent twice.
             Unavailable: The review can't be stored now.
         """
         clause, reason = clause.strip(), reason.strip()
@@ -541,7 +541,7 @@ class ReviewQueue:
         Raises:
             TrialUnknown, NotDecided: There is no verdict.
             BadRequest: There is no reason.
-            NotHeld, SaidBefore, Unavailable: As :meth:`review`.
+            NotLocked, AlreadyReviewed, Unavailable: As :meth:`review`.
         """
         reason = reason.strip()
         if not 0 < len(reason) <= 2000:
