@@ -1,4 +1,4 @@
-"""The gRPC server: listens, says whether it is well, and goes down without dropping what it holds."""
+"""The gRPC server: startup, health reporting and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import send_webhooks
 from serving.wiring import corrections_for, forget_by, open_court, open_shadow, readiness_checks, rules_of
 
-_ANSWERED_S = 5.0
-"""Seconds in which the callers of trials that were ended are told so: each end is kept first, and there may be many."""
-_LAST_S = 2.0
-"""Seconds at the very end for answers that are on their way, and for calls that are no trials."""
+_NOTIFY_S = 5.0
+"""Seconds to notify callers whose trials were cancelled: each cancellation is stored first, and there may be many."""
+_DRAIN_S = 2.0
+"""Seconds at the very end for answers already being sent, and for calls other than trials."""
 
-_MOST_FILES = 65_536
-_ALLOCATION = {-3: 128 * 1024, -1: 128 * 1024}
-"""For glibc, by the option's number: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, with the values that it begins with."""
+_MAX_OPEN_FILES = 65_536
+_MALLOC_OPTIONS = {-3: 128 * 1024, -1: 128 * 1024}
+"""Initial values of glibc's M_MMAP_THRESHOLD (-3) and M_TRIM_THRESHOLD (-1), in bytes."""
 
 
 _log = logging.getLogger("memecourt.server")
@@ -74,39 +74,39 @@ async def serve(
     ready: Callable[[], None] = lambda: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then lets running trials finish within the grace.
+    """Serves until SIGTERM or SIGINT, then gives running trials the grace period to finish.
 
     Args:
         settings: Settings of the server.
         address: ``host:port``; port 0 for a free one.
-        resume: True to resume interrupted trials, beside the new ones.
-        ended: Returns when a model server that was started for this court has ended by itself; the court then ends too.
-        bound: Is told the address with its port as soon as the server listens.
-        ready: Is called when asks are heard.
-        tell: Is told what takes long, in a sentence.
+        resume: True to resume interrupted trials while serving new ones.
+        ended: Returns when a model server started for this court has exited on its own; the court then stops too.
+        bound: Called with the address and actual port as soon as the server listens.
+        ready: Called once trial requests are accepted.
+        tell: Called with a sentence about each slow startup step.
 
     Raises:
         BadRequest: An address can't be listened on, or certificates or tokens can't be used.
-        CourtError: The courthouse can't be opened.
-        Unavailable: The model server ended.
+        CourtError: The court can't be opened.
+        Unavailable: The model server exited.
     """
     give_memory_back()
     allow_open_files()
     async with AsyncExitStack() as stack:
         host, colon, port_text = address.rpartition(":")
         if not address.startswith("unix") and not (colon and is_port(port_text)):
-            # gRPC would take ports modulo 65,536, and listen where nobody looks.
+            # gRPC takes ports modulo 65,536 and would listen on an unexpected port.
             raise _unusable(address, "its port is no number from 0 to 65535")
-        # BO-4: before anything listens.
+        # BO-4: checked before anything listens.
         require_guarded("The server", host, settings, field="address")
         # Certificates and tokens are read before anything listens: a server that can't enforce them never serves.
         certificates = Certificates.of(settings)
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
         libraries = [settings.library, *(each.library for each in settings.namespaces.values())]
-        # Before anything that takes long: a library that is missing is told at once.
+        # Before any slow step, so that a missing library is reported at once.
         for library in (*libraries, settings.shadow.library if settings.shadow else None):
             await asyncio.to_thread(require_library, library)
-        # These fail here too where their settings are wrong, and not hours later with the first checkpoint or message.
+        # Opened now so that wrong settings fail at startup, not hours later with the first checkpoint or message.
         anchor = open_witness(settings.anchor) if settings.anchor else None
         receivers = [Receiver(hook) for hook in settings.webhooks]
         telemetry = await stack.enter_async_context(open_telemetry(settings))
@@ -123,10 +123,10 @@ async def serve(
             telemetry.observe_certificate(lambda: certificates.expires)
         port = _listen(server, address, certificates)
         stopping = stop_signals()
-        # Before the court is opened, which may take long: meanwhile health answers, and a port that is taken is
+        # Before the court is opened, which may take long: health checks are answered meanwhile, and an occupied port is
         # reported at once.
         await server.start()
-        # For when something fails: in the usual course the server has stopped by then.
+        # Only has an effect after a failure: a normal shutdown has stopped the server by then.
         stack.push_async_callback(server.stop, 0)
         bound(f"{host}:{port}")
         if settings.http:
@@ -136,16 +136,18 @@ async def serve(
             lifted = ", ".join(settings.insecure)
             _log.warning("others than this machine can connect, and this was not asked for: %s", lifted)
         if certificates is not None:
-            _beside(stack, follow_files(certificates.paths, certificates.use, CERTIFICATES, certificates.contents))
+            _in_background(
+                stack, follow_files(certificates.paths, certificates.use, CERTIFICATES, certificates.contents)
+            )
         if tokens is not None:
-            _beside(stack, follow_files([tokens.path], tokens.use, TOKENS, tokens.contents))
-        # Before the court is opened, which waits for its models: a server that has died would be waited for in vain.
-        widowed = _beside(stack, _stop_when(ended, stopping))
+            _in_background(stack, follow_files([tokens.path], tokens.use, TOKENS, tokens.contents))
+        # Before the court is opened, which waits for its models: it must not wait for a model server that has died.
+        model_server_watch = _in_background(stack, _stop_when(ended, stopping))
         opening = stack.enter_async_context(
             open_court(settings, tell=tell, follow_library=True, encoder_apart=True, patient=True)
         )
-        house = await _unless(stopping, opening)
-        if house is not None:
+        executor = await _unless_stopping(stopping, opening)
+        if executor is not None:
             if isinstance(place := settings.docket_place, Path) and not stack.enter_context(lock_docket(place)):
                 tell(
                     f"Another server of this machine serves the docket {place} too: its trials are listed here, and "
@@ -153,22 +155,24 @@ async def serve(
                 )
             if anchor is not None:
                 telemetry.anchored(0)
-                _beside(stack, keep_anchored(house.docket.log, anchor, on_anchored=telemetry.anchored))
+                _in_background(stack, keep_anchored(executor.docket.log, anchor, on_anchored=telemetry.anchored))
             if settings.metrics:
-                # Only where somebody reads it: measuring asks the docket again and again.
-                house.docket.transactions.written = telemetry.docket_written
-                _beside(stack, measure_docket(telemetry, house.docket.reviews, house.docket.log))
-                queue, wanted = house.docket.review_queue(rules_of(settings)), settings.trial.review_risk
-                _beside(stack, measure_sample(telemetry, queue, house.docket.trials, wanted=wanted))
+                # Only when metrics are served: measuring queries the docket repeatedly.
+                executor.docket.transactions.written = telemetry.docket_written
+                _in_background(stack, measure_docket(telemetry, executor.docket.reviews, executor.docket.log))
+                queue, wanted = executor.docket.review_queue(rules_of(settings)), settings.trial.review_risk
+                _in_background(stack, measure_sample(telemetry, queue, executor.docket.trials, wanted=wanted))
             if retention_periods(settings):
-                forget = forget_by(house)
-                _beside(stack, keep_retention(house.docket, settings, forget=forget, report=telemetry.expired))
+                forget = forget_by(executor)
+                _in_background(
+                    stack, keep_retention(executor.docket, settings, forget=forget, report=telemetry.expired)
+                )
             if receivers:
-                _start_webhooks(stack, house, receivers, telemetry)
+                _start_webhooks(stack, executor, receivers, telemetry)
             if settings.console:
-                tell(f"console on {await stack.enter_async_context(_console(house, settings, tokens, services[1]))}")
-            await _hold_court(
-                house,
+                tell(f"console on {await stack.enter_async_context(_console(executor, settings, tokens, services[1]))}")
+            await _serve_court(
+                executor,
                 settings,
                 services=services,
                 health=health,
@@ -178,32 +182,33 @@ async def serve(
                 ready=ready,
             )
         health.end()
-        await server.stop(_LAST_S)
-        if widowed.done():
-            # After an orderly end, so that what supervises this process sees a failure and starts both again.
+        await server.stop(_DRAIN_S)
+        if model_server_watch.done():
+            # Raised after an orderly shutdown, so that the supervisor sees a failure and restarts both processes.
             raise Unavailable("The model server ended by itself, and the court with it.", reason="MODEL_SERVER_ENDED")
 
 
 def _start_webhooks(
-    stack: AsyncExitStack, house: TrialExecutor, receivers: Sequence[Receiver], telemetry: Telemetry
+    stack: AsyncExitStack, executor: TrialExecutor, receivers: Sequence[Receiver], telemetry: Telemetry
 ) -> None:
-    """Sends webhooks beside the trials, and has changes of precedents put on record where somebody is told of them."""
-    _beside(stack, send_webhooks(house.docket, receivers, telemetry=telemetry))
-    finder = house.court.finder
+    """Starts sending webhooks, and recording precedent changes if a receiver subscribes to them."""
+    _in_background(stack, send_webhooks(executor.docket, receivers, telemetry=telemetry))
+    finder = executor.court.finder
     wanted = any(PRECEDENT_CHANGED in receiver.settings.events for receiver in receivers)
     if wanted and isinstance(finder, LibraryFinder | PgvectorFinder):
-        _beside(stack, note_precedent_changes(house.docket.reviews, finder))
+        _in_background(stack, note_precedent_changes(executor.docket.reviews, finder))
 
 
 @contextmanager
 def lock_docket(docket: Path) -> Iterator[bool]:
-    """True if no other server of this machine holds this file of a docket; until the block is left, this one does.
+    """Yields True if no other server on this machine serves the docket file, and holds the lock inside the block.
 
-    Several may serve one docket. That is told, for it is seldom meant where each was started by hand.
+    Several servers may share a docket. The operator is told, since sharing is rarely intended when servers are started
+    by hand.
     """
     with docket.with_name(f"{docket.name}-serving").open("ab") as lock:
         try:
-            # The system gives such a lock back also when the process is killed.
+            # The kernel releases this lock even when the process is killed.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
@@ -214,7 +219,7 @@ def lock_docket(docket: Path) -> Iterator[bool]:
 def _http(
     methods: Methods, health: Health, settings: Settings, webhook_keys: Sequence[str]
 ) -> AbstractAsyncContextManager[str]:
-    """The HTTP API beside gRPC, over the same methods."""
+    """Opens the HTTP API, which calls the same methods as gRPC."""
     assert settings.http is not None
     try:
         from serving.rest.serve import open_api
@@ -226,9 +231,9 @@ def _http(
 
 
 def _console(
-    house: TrialExecutor, settings: Settings, tokens: Tokens | None, docket: DocketService
+    executor: TrialExecutor, settings: Settings, tokens: Tokens | None, docket: DocketService
 ) -> AbstractAsyncContextManager[str]:
-    """The console beside gRPC, on the same docket and for the same tokens."""
+    """Opens the web console on the same docket and with the same tokens."""
     try:
         from serving.console.serve import open_console
         from serving.wiring import parts_beside
@@ -237,26 +242,26 @@ def _console(
             f"The console is not installed ({error.name} is missing): pip install 'memecourt[console]'."
         ) from None
     assert settings.console is not None
-    parts = parts_beside(house, settings, docket.reviewed)
+    parts = parts_beside(executor, settings, docket.reviewed)
     return open_console(
-        house.docket, settings, settings.console, tokens=tokens, pictures=house.court.finder, parts=parts
+        executor.docket, settings, settings.console, tokens=tokens, pictures=executor.court.finder, parts=parts
     )
 
 
-async def _run_shadow(house: TrialExecutor, settings: Settings, admission: Admission, telemetry: Telemetry) -> None:
-    """Opens the shadow and lets it try, until this is cancelled; the court neither waits for it nor ends with it."""
+async def _run_shadow(executor: TrialExecutor, settings: Settings, admission: Admission, telemetry: Telemetry) -> None:
+    """Opens the shadow court and runs it until cancelled; the main court neither waits for it nor stops with it."""
     try:
-        async with open_shadow(house, settings, _log.info) as candidate:
-            shadow = Shadow(house, admission, candidate, telemetry.shadow_tried)
-            house.feed.subscribe(shadow.note)
+        async with open_shadow(executor, settings, _log.info) as candidate:
+            shadow = Shadow(executor, admission, candidate, telemetry.shadow_tried)
+            executor.feed.subscribe(shadow.note)
             await gather_or_cancel(shadow.run(), shadow.follow_erasures())
-    # A candidate that can't be opened is a fault of its settings, and no reason to stop the court.
+    # A candidate that can't be opened has wrong settings; that is no reason to stop the court.
     except CourtError as error:
         _log.error("the shadow does not judge: %s reason=%s", error.message, error.reason)
 
 
-async def _hold_court(
-    house: TrialExecutor,
+async def _serve_court(
+    executor: TrialExecutor,
     settings: Settings,
     *,
     services: tuple[CourtService, DocketService, PrecedentsService],
@@ -266,74 +271,74 @@ async def _hold_court(
     resume: bool,
     ready: Callable[[], None],
 ) -> None:
-    """From when asks are heard until the last of them has its answer."""
+    """Accepts trial requests until the server is told to stop, then waits until the last one is answered."""
     court, docket, precedents = services
-    telemetry.observe(library=lambda: house.court.finder.library.size)
-    if house.court.chairs is not None:
-        telemetry.prefix_cache(house.court.chairs.models, house.court.chairs.prefix_cache)
-    async with AsyncExitStack() as last, AsyncExitStack() as stack:
-        reception = await stack.enter_async_context(TrialRunner(house, settings, telemetry, memory=court.memory))
-        court.open(house, reception)
-        docket.open(house, reception.forget, corrections_for(house, settings))
-        precedents.open(house, reception.decoders)
+    telemetry.observe(library=lambda: executor.court.finder.library.size)
+    if executor.court.chairs is not None:
+        telemetry.prefix_cache(executor.court.chairs.models, executor.court.chairs.prefix_cache)
+    async with AsyncExitStack() as resumption_stack, AsyncExitStack() as stack:
+        runner = await stack.enter_async_context(TrialRunner(executor, settings, telemetry, memory=court.memory))
+        court.open(executor, runner)
+        docket.open(executor, runner.forget, corrections_for(executor, settings))
+        precedents.open(executor, runner.decoders)
         if settings.shadow is not None:
-            _beside(stack, _run_shadow(house, settings, reception.admission, telemetry))
-        _beside(stack, run_health_checks(health, readiness_checks(house, settings)))
-        # Ends with the reception: cancelled before, what it holds would be ended as if its caller had left.
-        resuming = {_beside(last, reception.resume_cut_off())} if resume else set()
-        if await _unless(stopping, health.until_serving(COURT)):
-            _settle_down()
-            stack.callback(gc.unfreeze)  # libraries in C complain of what is still there when the process ends
+            _in_background(stack, _run_shadow(executor, settings, runner.admission, telemetry))
+        _in_background(stack, run_health_checks(health, readiness_checks(executor, settings)))
+        # Stopped after the runner: if it were cancelled first, its trials would end as if their callers had left.
+        resuming = {_in_background(resumption_stack, runner.resume_cut_off())} if resume else set()
+        if await _unless_stopping(stopping, health.until_serving(COURT)):
+            _freeze_heap()
+            stack.callback(gc.unfreeze)  # C libraries complain about objects that are still alive at exit
             ready()
         await stopping.wait()
         _log.info("stopping: running trials have %.0f s to finish", settings.grace)
-        # First of all, so that whoever sends requests here sends them elsewhere while these are still answered.
+        # First, so that load balancers send new requests elsewhere while running ones are still answered.
         health.end()
         court.close()
-        reception.close()
-        await asyncio.gather(court.empty(settings.grace), _over(resuming, settings.grace))
-    # The reception has ended what was left, and its callers are being told.
-    await court.empty(_ANSWERED_S)
+        runner.close()
+        await asyncio.gather(court.empty(settings.grace), _wait_at_most(resuming, settings.grace))
+    # The runner has cancelled the remaining trials, and their callers are being notified.
+    await court.empty(_NOTIFY_S)
     court.memory.close()
     docket.close()
     precedents.close()
-    await precedents.empty(_LAST_S)
+    await precedents.empty(_DRAIN_S)
 
 
 def give_memory_back() -> None:
-    """From now on what large things took in this process is the system's again when they are gone.
+    """Makes glibc return the memory of large freed objects to the system.
 
-    glibc raises its thresholds by itself with what is freed: pictures would come to lie in the arenas of some forty
-    threads, which keep what each of them needed at most. Other C libraries do as they do.
+    By default glibc raises its thresholds as large blocks are freed: pictures would end up in the arenas of about forty
+    threads, each of which keeps its peak usage. Other C libraries are left as they are.
     """
     if setting := getattr(ctypes.CDLL(None), "mallopt", None):
-        for option, size in _ALLOCATION.items():
+        for option, size in _MALLOC_OPTIONS.items():
             setting(option, size)
 
 
 def allow_open_files() -> None:
-    """Lets this process have as many files and connections open as its hard limit says, up to 65,536.
+    """Raises this process's limit of open files and connections to its hard limit, at most 65,536.
 
-    The soft limit is 1,024 almost everywhere, for programs that use ``select``: as many silent connections would shut
-    everybody out until they are closed.
+    The soft limit is 1,024 almost everywhere, for programs that use ``select``: that many silent connections would lock
+    out all other callers until they are closed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):
-            # A system that refuses is no reason not to serve: with fewer files the server only takes fewer connections.
+            # If the system refuses, serve anyway: with fewer files the server only takes fewer connections.
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _settle_down() -> None:
-    """Freezes present objects, so that the garbage collector does not scan them again while callers wait."""
-    # First, so that nothing that could go is frozen with the rest.
+def _freeze_heap() -> None:
+    """Freezes existing objects, so that the garbage collector does not rescan them while callers wait."""
+    # Collect first, so that no garbage is frozen.
     gc.collect()
     gc.freeze()
 
 
-def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Has something done until the stack is left. Where it fails, that is logged: it would be missed."""
+def _in_background(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Runs a coroutine in the background until the stack is closed; logs its failure, which nobody awaits."""
     task = asyncio.create_task(work)
 
     def log(done: asyncio.Task[None]) -> None:
@@ -349,13 +354,13 @@ def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> asyncio.T
     return task
 
 
-async def _over(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
-    """Waits for them, at most so long."""
+async def _wait_at_most(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
+    """Waits for tasks, at most the given number of seconds."""
     if tasks:
         await asyncio.wait(tasks, timeout=seconds)
 
 
-async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+async def _unless_stopping(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """Runs a coroutine and returns its result, or cancels it and returns None once the server is told to stop."""
     doing, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
     await asyncio.wait((doing, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -363,7 +368,7 @@ async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | 
     if doing.done():
         return doing.result()
     doing.cancel()
-    # Until it has really ended: what it has opened is closed by then.
+    # Wait until it has really ended, so that everything it opened is closed.
     await asyncio.wait((doing,))
     return None
 
@@ -380,7 +385,7 @@ def _listen(server: grpc.aio.Server, address: str, certificates: Certificates | 
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, certificates.credentials())
-    # gRPC says it by an error, or by 0 in place of a port.
+    # gRPC reports failure either by an error or by returning port 0.
     except RuntimeError:
         port = 0
     if not port:
@@ -397,7 +402,7 @@ def _unusable(address: str, why: str) -> BadRequest:
 
 
 def stop_signals() -> asyncio.Event:
-    """Is set by SIGTERM or SIGINT from now on."""
+    """Returns an event that SIGTERM or SIGINT sets."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""Opens the source of evidence that the settings name for the expert witness."""
+"""Opens the configured source of evidence for the expert witness."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from serving.settings import EvidenceSettings, Settings
 async def open_evidence(
     settings: Settings, stack: AsyncExitStack, encoder: Encoder | None = None
 ) -> EvidenceSource | None:
-    """The source of evidence that the settings name; None where they name none.
+    """Opens the source of evidence in the settings; None if there is none.
 
     Args:
         settings: Settings of the court.
-        stack: Closes it at the end.
+        stack: Stack that closes the source.
         encoder: The court's encoder, which a corpus may have been built with.
 
     Raises:

@@ -1,8 +1,8 @@
-"""A call of a service's method, whichever transport it came by.
+"""The interface of a call, independent of its transport.
 
-The names are those of gRPC, so that its own context of a call is one as it is, with nothing of ours in between. HTTP's
-(:mod:`serving.rest.http_call`) has the same, so that its calls pass through the same methods, and through what stands
-in front of them: scopes, memory, metrics, traces.
+The names are those of gRPC, whose own context satisfies the interface without a wrapper. HTTP calls
+(:mod:`serving.rest.http_call`) implement it too, and so use the same methods and interceptors: scopes, memory, metrics,
+traces.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ if TYPE_CHECKING:
 
 
 class ServiceCall(Protocol):
-    """Parts of a call that methods, and what stands in front of them, use.
+    """The parts of a call that methods and interceptors use.
 
-    A transport that knows beforehand how long a request is says so in ``announced_bytes``: as much is then reserved.
+    A transport that knows a request's length in advance gives it in ``announced_bytes``, to reserve just that.
     """
 
     def peer(self) -> str:
-        """The connection that it came over."""
+        """Returns the connection of the call."""
         ...
 
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None:
-        """Names, in lower case, and values that came besides the request; a name may come twice."""
+        """Returns metadata of the request as lower-case names and values; a name may occur twice."""
         ...
 
     def time_remaining(self) -> float | None:
-        """Seconds until the caller's deadline; None where the caller gave none."""
+        """Seconds until the caller's deadline; None if there is none."""
         ...
 
     async def read(self) -> object:
-        """The next request, as bytes; ``grpc.aio.EOF`` where there is none to come."""
+        """Reads the next request as bytes; ``grpc.aio.EOF`` at the end."""
         ...
 
     async def send_initial_metadata(self, initial_metadata: tuple[tuple[str, str], ...]) -> None:
-        """Sends what stands before the responses."""
+        """Sends the initial metadata."""
         ...
 
     async def write(self, message: Message | bytes) -> None:
-        """Sends a response of many, once flow control lets it go."""
+        """Sends a response of a stream, once flow control allows it."""
         ...
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Sequence[tuple[str, str | bytes]] = ()
     ) -> Never:
-        """Ends the call with a status, by raising what the transport knows; the status's details in the metadata."""
+        """Ends the call with a status by raising the transport's exception; details are in the metadata."""
         ...
 
     def code(self) -> object:
-        """The status that it was ended with, by name or number; none yet is 0 or None."""
+        """Returns the status that the call ended with, by name or number; 0 or None if it has not ended."""
         ...

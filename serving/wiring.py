@@ -1,4 +1,4 @@
-"""The one place that wires things together: what is served, what judges on the command line and what is measured."""
+"""Composition root: builds the court for the server, the command line and the benchmarks from the settings."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ from serving.runner.shadow import ShadowCourt
 from serving.settings import RoleName, Settings
 from serving.version import SOFTWARE
 
-_LARGE = 10**9
-"""Bytes of a library from which on it is told how far its check is."""
+_LARGE_LIBRARY = 10**9
+"""Size in bytes from which the check of a library reports its progress."""
 _LONG_S = 2.0
-"""Seconds that a step of warming takes before it is told how far it is."""
+"""Seconds after which a warm-up step reports its progress."""
 
 _READINESS = "readiness"
-"""What health checks count as, in the table of servers."""
+"""Name under which health checks write to the table of servers."""
 
 
 @asynccontextmanager
@@ -72,27 +72,26 @@ async def open_court(
     may_be_blind: Collection[RoleName] = (),
     search: bool = True,
 ) -> AsyncIterator[TrialExecutor]:
-    """Opens everything that the settings name, warm: the first ask is as quick as the next.
+    """Opens and warms up everything that the settings name, so that the first request is as fast as later ones.
 
     Args:
         settings: Settings of the court.
-        read_text: True if text will have to be read off pictures; otherwise the reader is started only when it is
-            needed.
-        tell: Is told what takes long, in a sentence.
-        follow_library: True to search changes of the library a second later; otherwise it stays as it was opened.
-        encoder_apart: True to run the encoder in a process of its own, so that nothing waits for the interpreter beside
-            it.
+        read_text: True to start the text reader now because pictures will need it; otherwise it starts on first use.
+        tell: Called with a sentence about each slow startup step.
+        follow_library: True to pick up changes of the library within a second; otherwise it stays as it was opened.
+        encoder_apart: True to run the encoder in its own process, so that it does not block this interpreter.
         duplicates: True to look for near-duplicates among memes tried before.
-        patient: True to wait for model servers that do not answer.
-        may_be_blind: Roles that will be shown no picture, although they are in a trial.
-        search: False to open neither encoder nor library, where no trial is held and nothing is searched for.
+        patient: True to wait for model servers that do not answer yet.
+        may_be_blind: Roles that take part in trials but are shown no picture.
+        search: False to open neither encoder nor library, when no trial is run and nothing is searched.
 
     Raises:
         BadLibrary: The library is missing, damaged or made with another encoder.
-        BadRequest: The policy, the prompts or the encoder can't be used, or a model server is named by half.
+        BadRequest: The policy, the prompts or the encoder can't be used, or the settings of a model server are
+            incomplete.
         DocketError: The docket can't be opened.
-        NotLoaded: The procedure that the settings ask for needs chat models, and none are named; or what runs the
-            encoder or reads text is not installed.
+        NotLoaded: The configured procedure needs chat models and none are named, or a package for the encoder or the
+            text reader is not installed.
         ModelRefused, Unavailable: A model server does not have the model, or does not answer; or the encoder's weights
             can't be fetched.
     """
@@ -102,9 +101,9 @@ async def open_court(
         if isinstance(settings.docket_place, Path) and not settings.docket_place.exists():
             tell(f"Making a docket at {settings.docket_place} …")
         docket = await asyncio.to_thread(open_docket, settings)
-        # Opened first and so closed last: all that is closed before it may still have something to write.
+        # Opened first and so closed last: everything closed before it may still have something to write.
         stack.push_async_callback(docket.close)
-        await docket.log.sign()  # before the first trial: without the right key nothing could be kept of it
+        await docket.log.sign()  # before the first trial, which could not be stored without the right key
         index = _duplicate_index(docket, settings) if duplicates else None
         if index is not None:
             stack.push_async_callback(index.close)
@@ -120,16 +119,16 @@ async def open_court(
         if search:
             load = await asyncio.to_thread(choose_encoder, settings.library, settings.encoder)
             tell("Loading the encoder and the text reader …" if reads else "Loading the encoder …")
-            # Beside each other: either takes seconds, and they share nothing.
+            # Concurrently: each takes seconds, and they share nothing.
             loading = asyncio.to_thread(partial(EncoderProcess, load) if encoder_apart else load)
             warming = asyncio.gather(*(begin() for begin in warm))
             encoder = (await asyncio.gather(loading, warming))[0]
             if isinstance(encoder, EncoderProcess):
                 stack.callback(encoder.close)
-            # The court's own first; those of namespaces, each once.
+            # The court's own library first, then each library of a namespace once.
             for place in (settings.library, *(each.library for each in settings.namespaces.values() if each.library)):
                 if place not in finders:
-                    # With the one encoder of the court: a library that another made is refused when it is opened.
+                    # All use the court's encoder: a library built with another one is refused when opened.
                     own = settings.model_copy(update={"library": place})
                     finders[place] = await _open_followed(
                         own, encoder, pictures, tell=tell, stack=stack, following=follow_library
@@ -139,7 +138,7 @@ async def open_court(
         finder = finders.get(settings.library, NoLibrary())
         chairs = await connect_models(settings, stack, tell, patient=patient, may_be_blind=may_be_blind)
         source, entailment = None, None
-        # Where nothing is searched no trial is held, and no witness is heard.
+        # Without search no trial is run, so no expert witness is needed.
         if encoder is not None and settings.trial.expert != "off":
             source = await open_evidence(settings, stack, encoder)
             if settings.entailment is not None and settings.trial.expert == "always":
@@ -158,7 +157,7 @@ async def open_court(
             entailment=entailment,
             evidence_source=source,
         )
-        # At the start and not with the first request: without models there is no full procedure.
+        # Checked at startup rather than with the first request: the full procedure needs models.
         court.require(settings.procedure)
         courts = {
             name: replace(
@@ -169,7 +168,7 @@ async def open_court(
             for name, each in settings.namespaces.items()
             if each.policy or each.library
         }
-        # Before the first request, which would wait for it otherwise.
+        # Before the first request, which would otherwise wait for it.
         if index is not None:
             await index.catch_up()
         yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=index, courts=courts)
@@ -184,21 +183,21 @@ async def _open_followed(
     stack: AsyncExitStack,
     following: bool,
 ) -> LibraryFinder | PgvectorFinder:
-    """Opens a finder, warm, until the stack is left."""
+    """Opens and warms up a finder, which is closed with the stack."""
     finder = await open_finder(settings, encoder, pictures, tell)
     stack.callback(finder.close)
     if isinstance(finder, LibraryFinder):
         await asyncio.to_thread(finder.warm, _warming(tell))
         if following:
-            stack.push_async_callback(_cancelled, asyncio.create_task(follow(finder, tell)))
+            stack.push_async_callback(_cancel, asyncio.create_task(follow(finder, tell)))
     return finder
 
 
 @asynccontextmanager
 async def open_shadow(
-    house: TrialExecutor, settings: Settings, tell: Callable[[str], None] = lambda _: None
+    executor: TrialExecutor, settings: Settings, tell: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[ShadowCourt]:
-    """Opens the candidate that the settings name, beside a court that is open.
+    """Opens the candidate court that the settings name, next to an open court.
 
     Raises:
         As :func:`open_court`.
@@ -210,7 +209,7 @@ async def open_shadow(
         place = settings.shadow_docket_place
         if isinstance(place, Path) and not place.exists():
             tell(f"Making a docket for the shadow at {place} …")
-        # A key of its own, so that no checkpoint of the shadow passes for one of the court.
+        # A separate key, so that no checkpoint of the shadow passes for one of the court.
         key = None if isinstance(place, Path) else settings.home / "shadow.key"
         docket = await asyncio.to_thread(partial(Docket.open, place, key=key))
         stack.push_async_callback(docket.close)
@@ -218,11 +217,11 @@ async def open_shadow(
         if own.policy:
             changes["policy"] = Policy.load(own.policy)
         if own.library:
-            main = house.court.finder
+            main = executor.court.finder
             assert isinstance(main, LibraryFinder | PgvectorFinder), "opened by open_court"
             changed = settings.model_copy(update={"library": own.library})
             changes["finder"] = await _open_followed(
-                changed, main.encoder, house.pictures, tell=tell, stack=stack, following=True
+                changed, main.encoder, executor.pictures, tell=tell, stack=stack, following=True
             )
         trial = settings.trial.model_copy(update={"prompts": own.prompts} if own.prompts else {})
         if own.prompts:
@@ -230,26 +229,26 @@ async def open_shadow(
         if own.llm:
             models = settings.model_copy(update={"llm": own.llm, "trial": trial})
             changes["chairs"] = await connect_models(models, stack, tell, patient=True)
-        court = replace(house.court, **changes)
+        court = replace(executor.court, **changes)
         court.require(own.procedure or settings.procedure)
         yield ShadowCourt(
             docket=docket,
-            # On top of what the namespace has: only what the candidate names is another.
-            court_of=lambda namespace: replace(house.court_of(namespace), **changes),
+            # Applied on top of the namespace's own court: only the parts that the candidate names differ.
+            court_of=lambda namespace: replace(executor.court_of(namespace), **changes),
             share=own.share,
             waiting=own.waiting,
             procedure=own.procedure,
         )
 
 
-def _checking(tell: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Tells how much of a large library is read: that takes seconds a gigabyte, and warms it for the first search."""
+def _check_progress(tell: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Reports the progress of checking a large library, which takes seconds per gigabyte and warms the page cache."""
     announced = 0
 
     def progress(done: int, total: int) -> None:
         nonlocal announced
         tenths = 10 * done // total
-        if total >= _LARGE and tenths > announced:
+        if total >= _LARGE_LIBRARY and tenths > announced:
             announced = tenths
             tell(f"Checking the precedent library: {10 * tenths} % of {total / 1e9:.1f} GB …")
 
@@ -257,7 +256,7 @@ def _checking(tell: Callable[[str], None]) -> Callable[[int, int], None]:
 
 
 def _warming(tell: Callable[[str], None]) -> Callable[[str, int, int], None]:
-    """Tells how far each step is, where it takes long: a step that is done within seconds tells nothing."""
+    """Reports the progress of slow steps only: a step that finishes within seconds is not mentioned."""
     began: dict[str, float] = {}
     announced: dict[str, int] = {}
 
@@ -271,7 +270,7 @@ def _warming(tell: Callable[[str], None]) -> Callable[[str, int, int], None]:
     return progress
 
 
-async def _cancelled(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
 
@@ -279,11 +278,11 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 async def open_finder(
     settings: Settings, encoder: Encoder, pictures: PictureReader, tell: Callable[[str], None] = lambda _: None
 ) -> LibraryFinder | PgvectorFinder:
-    """Opens the finder of precedents for the library in the settings, on disk or in a database; the caller closes it.
+    """Opens the finder for the precedent library in the settings, on disk or in a database; the caller closes it.
 
     Raises:
-        NotLoaded: The library lies in a database, and the driver is not installed.
-        BadLibrary, Unavailable: As :func:`open_library`; or the database is away.
+        NotLoaded: The library is in a database, and the driver is not installed.
+        BadLibrary, Unavailable: As :func:`open_library`; or the database can't be reached.
     """
     if isinstance(settings.library, Address):
         return await PgvectorFinder.open(settings.library, encoder)
@@ -293,23 +292,23 @@ async def open_finder(
 async def open_library(
     settings: Settings, encoder: Encoder, pictures: PictureReader, tell: Callable[[str], None] = lambda _: None
 ) -> Library:
-    """The library that the settings name; without one, the starter library, which is made where it is not there yet.
+    """Opens the library that the settings name, or else the starter library, which is built if missing.
 
     Raises:
-        BadRequest: The library lies in a database.
+        BadRequest: The library is in a database.
         BadLibrary: The library is missing, damaged or made with another encoder.
-        Unavailable: Another process has been making the starter library for a minute and is not done.
+        Unavailable: Another process has been building the starter library for a minute and has not finished.
     """
     if isinstance(settings.library, Address):
         raise BadRequest("This needs a precedent library on disk: name its folder.", field="library")
     if settings.library is not None:
-        progress = _checking(tell)
+        progress = _check_progress(tell)
         return await asyncio.to_thread(Library.open, settings.library, encoder.identity, progress=progress)
-    # Named by what it is made of: an upgrade of ours makes a new one beside the old.
+    # Named by a digest of its inputs, so that an upgrade of MemeCourt builds a new one next to the old.
     built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json"), "for_texts_alone": True}
     made_of = digest({"memes": STARTER_MEMES.read_text("utf-8"), "encoder": encoder.identity.digest, **built})
     path = settings.home / "libraries" / f"starter-{made_of.removeprefix('sha256:')[:12]}"
-    # A minute, half a second at a time: several processes that start together make one library.
+    # Retries for a minute, every half second: several processes that start together build one library.
     for _ in range(120):
         if (path / CURRENT).exists():
             return await asyncio.to_thread(Library.open, path, encoder.identity)
@@ -324,39 +323,39 @@ async def open_library(
 
 
 def _duplicate_index(docket: Docket, settings: Settings) -> NearDuplicateIndex:
-    """Searches the fingerprints of a docket."""
+    """Builds the index that searches a docket's fingerprints."""
     return NearDuplicateIndex(
         fingerprints=docket.fingerprints, trials=docket.trials, index=docket.index, settings=settings
     )
 
 
 def rules_of(settings: Settings) -> Rules:
-    """Returns the rules that bring a verdict to review without its asking."""
+    """Returns the rules that send a verdict to review without anybody asking for it."""
     shares = {name: each.review_share for name, each in settings.namespaces.items() if each.review_share is not None}
     return Rules(sure=settings.review_below, sampled=settings.review_share, sampled_in=shares)
 
 
 def parts_beside(
-    house: TrialExecutor, settings: Settings, reviewed: Callable[[VerdictReviewed], None]
+    executor: TrialExecutor, settings: Settings, reviewed: Callable[[VerdictReviewed], None]
 ) -> Mapping[str, object]:
-    """The parts of a console that is served beside gRPC, by the court itself.
+    """Returns the parts of a console that is served by the court's own process.
 
     Args:
-        house: Executor of the court.
+        executor: Executor of the court.
         settings: Settings of the court.
-        reviewed: Is told of each review.
+        reviewed: Called with each review.
     """
-    # Here: what serves pages is in an extra, and a server without a console does without it.
+    # Imported lazily: the console's packages are an optional extra, and a server without a console works without them.
     from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
 
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,
-        REVIEW_QUEUE: house.docket.review_queue(rules_of(settings)),
+        REVIEW_QUEUE: executor.docket.review_queue(rules_of(settings)),
         REVIEWED: reviewed,
     }
-    if house.near is not None:
-        parts[NEAR] = house.near
-    if (rulings := corrections_for(house, settings)) is not None:
+    if executor.near is not None:
+        parts[NEAR] = executor.near
+    if (rulings := corrections_for(executor, settings)) is not None:
         parts[RULINGS] = rulings
     return parts
 
@@ -365,13 +364,13 @@ def parts_beside(
 async def parts_alone(
     docket: Docket, settings: Settings, reviewed: Callable[[ReviewOutcome], None] = lambda _: None
 ) -> AsyncIterator[Mapping[str, object]]:
-    """The parts of a console in a process of its own; the encoder is loaded when the first precedent is made.
+    """Yields the parts of a console in its own process; the encoder is loaded when the first precedent is made.
 
-    Whose memes are found to be alike is the visitor's business: each sees their own namespaces alone.
+    Near-duplicates are searched in all namespaces here; what a visitor is shown is limited to their own.
     """
     from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
 
-    open_set(settings.trial.prompts)  # messages of trials in its words are made again with it
+    open_set(settings.trial.prompts)  # needed to rebuild the messages of trials that used this prompt set
 
     def count_review(event: VerdictReviewed) -> None:
         reviewed(event.outcome)
@@ -400,44 +399,44 @@ async def parts_alone(
 
 
 def _starter(settings: Settings) -> Path | Address | None:
-    """The starter library that was used here last; None where none has been made yet."""
+    """Returns the starter library that was used last; None if none has been built yet."""
     made = [path.parent for path in (settings.home / "libraries").glob(f"starter-*/{CURRENT}")]
-    # An upgrade makes a new one beside the old; the one that was written to last is in use.
+    # An upgrade builds a new one next to the old; the one written to last is in use.
     return max(made, key=lambda path: (path / CURRENT).stat().st_mtime, default=None)
 
 
-def corrections_for(house: TrialExecutor, settings: Settings) -> Corrections | None:
+def corrections_for(executor: TrialExecutor, settings: Settings) -> Corrections | None:
     """Returns the maker of precedents from overrulings; None if the court's library can't be changed."""
-    finder = house.court.finder
+    finder = executor.court.finder
     if not isinstance(finder, LibraryFinder | PgvectorFinder):
         return None
     overrulings = Overrulings(settings.overrulings)
     own = {
         name: partial(open_writer_of, court.finder)
-        for name, court in house.courts.items()
+        for name, court in executor.courts.items()
         if court.finder is not finder and isinstance(court.finder, LibraryFinder | PgvectorFinder)
     }
     return Corrections(
-        lambda: open_writer_of(finder), lambda: finder.encoder, house.docket.trials, overrulings, own=own
+        lambda: open_writer_of(finder), lambda: finder.encoder, executor.docket.trials, overrulings, own=own
     )
 
 
 async def forget_in_library(settings: Settings, precedent_id: str, *, who: str, why: str) -> bool:
-    """Takes a precedent out of all libraries that the settings name, for good; True if there was anything of it."""
-    # In all of them: a namespace may have had another library when the trial was overruled.
+    """Deletes a precedent from all libraries that the settings name; True if any of them contained it."""
+    # From all of them: a namespace may have had another library when the trial was overruled.
     places = {settings.library or _starter(settings), *(each.library for each in settings.namespaces.values())} - {None}
     found = False
-    # As text, for paths and addresses have no order in common.
+    # As text, since paths and addresses can't be compared with each other.
     for place in sorted(places, key=str):
         assert place is not None
         found |= await forget_precedent(partial(open_writer, place), precedent_id, who=who, why=why)
     return found
 
 
-def forget_by(house: TrialExecutor) -> Callable[[str], Awaitable[bool]] | None:
-    """Returns what takes precedents of trials erased by age out of the libraries; None if none can be changed."""
-    # By identity: several namespaces may search one library, and each change of it would be made twice.
-    finders = {id(court.finder): court.finder for court in (house.court, *house.courts.values())}
+def forget_by(executor: TrialExecutor) -> Callable[[str], Awaitable[bool]] | None:
+    """Returns a function that deletes the precedents of expired trials; None if no library can be changed."""
+    # By identity: several namespaces may share a library, and each change of it would be made twice.
+    finders = {id(court.finder): court.finder for court in (executor.court, *executor.courts.values())}
     changeable = [each for each in finders.values() if isinstance(each, LibraryFinder | PgvectorFinder)]
     if not changeable:
         return None
@@ -452,30 +451,30 @@ def forget_by(house: TrialExecutor) -> Callable[[str], Awaitable[bool]] | None:
     return forget
 
 
-def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequence[ReadinessCheck]]:
-    """Returns the dependencies of each service."""
+def readiness_checks(executor: TrialExecutor, settings: Settings) -> dict[str, Sequence[ReadinessCheck]]:
+    """Returns the readiness checks of each service's dependencies."""
 
     async def docket() -> None:
         try:
             # Not wait_for(): before Python 3.12 it swallows a cancellation that comes together with the answer.
             async with asyncio.timeout(DOCKET_WITHIN_S):
                 # A real write: a docket on a full disk, or locked by another, can still be read.
-                await house.docket.heartbeats.beat(_READINESS)
+                await executor.docket.heartbeats.beat(_READINESS)
         except TimeoutError:
             raise Unavailable("The docket does not answer.", reason="DOCKET_UNAVAILABLE") from None
 
     async def encoder() -> None:
-        finder = house.court.finder
+        finder = executor.court.finder
         if isinstance(finder, LibraryFinder | PgvectorFinder) and isinstance(finder.encoder, EncoderProcess):
-            # In a thread: where the process could not be started, it is tried again, which takes seconds.
+            # In a thread: if the process could not be started, this tries again, which takes seconds.
             await asyncio.to_thread(finder.encoder.check)
 
     models: list[ReadinessCheck] = []
-    # A court that holds summary trials serves without its models, also while they are away.
-    if house.court.chairs is not None and settings.procedure is not Procedure.SUMMARY:
+    # A court that runs summary trials serves without its models, even while they are down.
+    if executor.court.chairs is not None and settings.procedure is not Procedure.SUMMARY:
         from court.backends.chat.client import ChatCompletions
 
-        chairs = (*house.court.chairs.by_role.values(), *house.court.chairs.judges)
+        chairs = (*executor.court.chairs.by_role.values(), *executor.court.chairs.judges)
         # By identity: a model that several roles share is probed once.
         by_id = {id(chair.model): chair.model for chair in chairs}
         models = [ModelProbe(model) for model in by_id.values() if isinstance(model, ChatCompletions)]

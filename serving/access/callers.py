@@ -1,7 +1,7 @@
 """Identity and permissions of the current caller.
 
-The server finds out who calls before a method runs (:mod:`serving.rpc.auth`); the methods ask :func:`current`.
-Where the server knows no callers, because it was given no file of tokens, whoever can connect is :data:`ANYBODY`.
+The server identifies the caller before a method runs (:mod:`serving.rpc.auth`); methods call :func:`current`. On a
+server without a file of tokens, everybody who can connect is :data:`ANYBODY`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from court.errors import CourtError, Unavailable
 
 
 class Unauthenticated(CourtError):
-    """The server wants to know who calls, and the call does not say it, or says it wrongly."""
+    """The server requires authentication, and the call's credentials are missing or invalid."""
 
     default_reason = "UNAUTHENTICATED"
 
 
 class NotAllowed(CourtError):
-    """The caller is known, and may not do this."""
+    """The caller is authenticated but lacks permission."""
 
     default_reason = "NOT_ALLOWED"
 
@@ -30,23 +30,23 @@ class Scope(StrEnum):
     """Permission of a token. Scopes do not include each other: a token that may do everything lists all of them."""
 
     JUDGE = "judge"
-    """Have memes tried, watch trials, search precedents."""
+    """Request trials, watch them, and search precedents."""
     REVIEW = "review"
     """Read the docket and review verdicts."""
     ADMIN = "admin"
     """Change the library of precedents."""
     VIEW = "view"
-    """Read trials on the pages of the console, where REVIEW lets review as well and ADMIN do all; good for no call."""
+    """Read trials in the console, where REVIEW also allows reviews and ADMIN everything; allows no API call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who may call.
+    """An authorised caller.
 
     Attributes:
-        name: Name in the file of tokens; empty if the server knows no callers.
+        name: Name in the file of tokens; empty if the server does not authenticate callers.
         scopes: Permissions of the caller.
-        namespaces: Namespaces that it may hand in and see; None for all.
+        namespaces: Namespaces that it may submit to and see; None for all.
     """
 
     name: str
@@ -59,44 +59,44 @@ class Caller:
 
 
 ANYBODY = Caller(name="", scopes=frozenset(Scope))
-"""Whoever calls a server that was given no file of tokens."""
+"""Every caller of a server without a file of tokens."""
 
 _calling: ContextVar[Caller] = ContextVar("calling", default=ANYBODY)
 _now: ContextVar[Callable[[], Caller | None] | None] = ContextVar("now", default=None)
 
 
 def current() -> Caller:
-    """Returns the caller of the current call. Tasks that are started for the call know it too."""
+    """Returns the caller of the current call; also works in tasks started by the call."""
     return _calling.get()
 
 
 def set_current(caller: Caller, now: Callable[[], Caller | None] | None = None) -> None:
-    """From now on, in this call, that is who calls. For the interceptor and for tests.
+    """Sets the caller of the current call. For the interceptor and for tests.
 
     Args:
         caller: Caller of the current call.
-        now: Says whose the token is by now, None for nobody's; None for a call without one.
+        now: Looks up the token again, returning None if it is not in force; None for a call without a token.
     """
     _calling.set(caller)
     _now.set(now)
 
 
 def check_in_force() -> None:
-    """Ends a call that lasts where its token is not what it was when the call began.
+    """Ends a long-lived call whose token has changed since the call began.
 
     Raises:
-        Unauthenticated: The token was taken out of force.
-        Unavailable: The token has other permissions by now. A new call goes by these.
+        Unauthenticated: The token was revoked.
+        Unavailable: The token's permissions have changed; a new call uses the current ones.
     """
     now = _now.get()
     # A call without a token can't lose one.
     if now is None:
         return
     caller = now()
-    # A token that is taken out ends the streams that it has opened, too (GR-1).
+    # Revoking a token also ends the streams that it has opened (GR-1).
     if caller is None:
         raise unknown_token()
-    # Compared as a whole: another scope or namespace ends the call as much as another name does.
+    # Compared as a whole: a change of scopes or namespaces ends the call just like another name.
     if caller != current():
         raise Unavailable(
             "What this token is for has changed since the call began. Call again.", reason="TOKEN_CHANGED"
@@ -104,8 +104,8 @@ def check_in_force() -> None:
 
 
 def in_force() -> Callable[[], bool]:
-    """Says from anywhere, at any time, whether :func:`check_in_force` would let this call go on."""
-    # Taken now: wherever the function is called from, other context variables may be in force.
+    """Returns a function, callable from any context, that is True while this call may continue."""
+    # Captured now: the function may be called in another context, with other context variables.
     was, now = current(), _now.get()
     return lambda: now is None or now() == was
 
@@ -118,16 +118,16 @@ def unknown_token() -> Unauthenticated:
 
 
 def check_namespace(namespace: str, field: str = "content.namespace") -> None:
-    """Refuses content of a namespace that is not the caller's business.
+    """Refuses a namespace that the caller has no access to.
 
-    The empty namespace is one like any other: a caller that is kept to some must name one of them.
+    The empty namespace is like any other: a caller limited to some namespaces must name one of them.
 
     Args:
-        namespace: The one.
-        field: The part of the request that it stands in.
+        namespace: Namespace to check.
+        field: Field of the request that contains it.
 
     Raises:
-        NotAllowed: The namespace is not the caller's.
+        NotAllowed: The caller has no access to the namespace.
     """
     if not current().sees(namespace):
         raise NotAllowed(

@@ -1,4 +1,4 @@
-"""Listeners that others than this machine can reach: they need to know who calls, and to encrypt what is said."""
+"""Requires authentication and encryption for listeners that other machines can reach."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from serving.settings import Settings
 
 
 def only_here(host: str) -> bool:
-    """True if an address is of this machine alone."""
+    """True if an address is only reachable from this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        # Any other name counts as reachable without being looked up: what it resolves to may change.
+        # Any other name counts as reachable without a lookup, since its address may change.
         return host == "localhost" or host.startswith("unix")
 
 
 def is_port(text: str) -> bool:
-    """True if a text is the number of a port, 0 included."""
-    # isdecimal() alone lets digits of all scripts pass.
+    """True if a text is a port number, including 0."""
+    # isdecimal() alone accepts digits of all scripts.
     return text.isascii() and text.isdecimal() and len(text) < 6 and int(text) <= 65535
 
 
 def require_guarded(listener: str, host: str, settings: Settings, *, field: str) -> None:
-    """Refuses a listener that strangers could use or listen in on.
+    """Refuses a listener that strangers could use or eavesdrop on.
 
-    Callers are known by tokens, or by certificates of an authority that was named (mTLS). ``settings.insecure`` lifts
-    either demand by name: ``tls`` where a proxy or a mesh in front encrypts, ``auth`` where one knows the callers.
+    Callers authenticate by tokens, or by certificates of a configured authority (mTLS). ``settings.insecure`` lifts
+    either requirement: ``tls`` if a proxy or mesh in front encrypts, ``auth`` if one authenticates callers.
 
     Args:
-        listener: Name of the listener, to begin a sentence with.
+        listener: Name of the listener, used at the start of the error message.
         host: Host that it listens on.
-        settings: Certificates, tokens and what was lifted.
-        field: Setting or argument that is at fault.
+        settings: Certificates, tokens and lifted requirements.
+        field: Setting or argument to name in the error.
 
     Raises:
-        BadRequest: The server is reachable from outside this machine, and lacks tokens or TLS.
+        BadRequest: The listener is reachable from outside this machine and lacks tokens or TLS.
     """
     if only_here(host):
         return
-    # Each demand stands for itself, and both are reported at once (BO-4).
+    # The requirements are independent, and both are reported together (BO-4).
     lacks = []
     if settings.tokens is None and settings.tls_client_ca is None and "auth" not in settings.insecure:
         lacks.append(

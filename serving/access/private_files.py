@@ -1,7 +1,7 @@
-"""Files that their owner alone may read: docket, pictures, keys, tokens, libraries, run folders.
+"""Private files, readable only by their owner: docket, pictures, keys, tokens, libraries, run folders.
 
-A command makes all its files so, by the umask; what is made to be handed on (exports, reports, bundles) gets the mode
-that the caller's umask would have given it.
+Commands create all files so, by the umask; files meant to be shared (exports, reports, bundles) get the mode that the
+caller's umask would have given them.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ _callers_umask: int | None = None
 
 
 def make_files_private() -> None:
-    """Makes files and folders from now on for this user alone, in this process and those it starts."""
+    """Makes all new files and folders private, in this process and its children."""
     global _callers_umask
     before = os.umask(_OTHERS)
-    # Only the first call sees the caller's umask; any later one would find our own.
+    # Only the first call sees the caller's umask; later ones would find our own.
     if _callers_umask is None:
         _callers_umask = before
 
 
 def hand_on(path: Path) -> None:
-    """Gives a file the mode that it would have had by the caller's umask."""
-    # Of a device or a pipe, such as /dev/null, nobody asked for another mode, and all programs share it.
+    """Sets the mode that a file would have had by the caller's umask."""
+    # Devices and pipes, such as /dev/null, are shared by all programs and keep their mode.
     if _callers_umask is not None and path.is_file():
         path.chmod(0o666 & ~_callers_umask)
 
 
 def tighten(paths: Iterable[Path]) -> None:
-    """Takes from others what they may do with these files and folders, and says so once; what is not there is skipped.
+    """Removes other users' permissions on files and folders and logs that once; missing ones are skipped.
 
-    What belongs to another user stays as it is: it is for that user to decide.
+    Files of another user are left alone, since that user decides.
     """
     changed = 0
     for path in paths:
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & _OTHERS:
-                # Rights are only taken away: a file with a stricter mode keeps it.
+                # Permissions are only removed: a file with a stricter mode keeps it.
                 path.chmod(mode & ~_OTHERS)
                 changed += 1
         except OSError:

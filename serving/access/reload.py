@@ -1,4 +1,4 @@
-"""Files that may change while the server runs: certificates, tokens."""
+"""Reloads files that change while the server runs: certificates and tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from court.errors import BadRequest
 
 EVERY_S = 0.5
-"""Between two looks, in seconds. What has changed is in use after three at most."""
+"""Seconds between two checks. A change is in use after at most three."""
 
 _log = logging.getLogger("memecourt.server")
 
@@ -22,14 +22,13 @@ def read_all(paths: Sequence[Path], what: str) -> Contents:
 
     Args:
         paths: The files.
-        what: They are, for the error.
+        what: Description of the files for the error.
 
     Raises:
         BadRequest: One of them can't be read.
     """
     try:
-        # A pipe, such as the shell's <(command), would hold everything up, or be empty the second time: then no token
-        # would be valid any more.
+        # A pipe, such as the shell's <(command), would block, or be empty the second time and so invalidate all tokens.
         if any(path.exists() and not path.is_file() and not path.is_dir() for path in paths):
             raise BadRequest(
                 f"{what} can't be read: a pipe or a device is no file. Give a file: it is read again while the server "
@@ -44,18 +43,18 @@ def read_all(paths: Sequence[Path], what: str) -> Contents:
 async def follow_files(
     paths: Sequence[Path], use: Callable[[Contents], None], what: str, in_use: Contents, every_s: float = EVERY_S
 ) -> None:
-    """Hands on what files hold each time that it has changed; for ever.
+    """Watches files for ever, and passes on their contents after each change.
 
-    Content is compared, not times: links that are switched, as Kubernetes does it, are seen like that too. It is handed
-    on once two looks in a row have found the same, so that a file is not read while it is being written, nor a key
-    without its certificate.
+    Contents are compared rather than times, so that switched links, as in Kubernetes, are noticed too. A change is
+    passed on once two consecutive checks agree, so that neither a half-written file nor a key without its certificate
+    is used.
 
     Args:
         paths: The files.
-        use: Is given what they hold; raises BadRequest if that can't be used: then what was in use before stays in use.
-        what: They are, for the log: "The file of tokens".
-        in_use: Contents of the files when they were read first.
-        every_s: Seconds between two looks.
+        use: Called with the new contents; raises BadRequest if they are invalid, and the old ones stay in use.
+        what: Description of the files for the log: "The file of tokens".
+        in_use: Contents of the files as first read.
+        every_s: Seconds between two checks.
     """
     handed_on: Contents | str = in_use
     contents: Contents | str = in_use
@@ -64,10 +63,10 @@ async def follow_files(
         try:
             found: Contents | str = await asyncio.to_thread(read_all, paths, what)
         except BadRequest as error:
-            # What can't be read is treated like another content, so that this is logged once as well.
+            # An unreadable file is treated like new contents, so that it is logged only once.
             found = error.message
         if found == contents and found != handed_on:
-            # Also where it can't be used: that is logged once, and not at every look.
+            # Also if it is invalid, so that this is logged once rather than at every check.
             handed_on = found
             try:
                 if isinstance(found, str):

@@ -1,4 +1,4 @@
-"""TLS: callers see who the server is, and with a CA for callers the server sees who they are. Files may be renewed."""
+"""TLS and mTLS for the gRPC server, with certificates that can be renewed while it runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from court.errors import BadRequest
 from serving.access.reload import Contents, read_all
 from serving.settings import Settings
 
-_TO_BEGIN_S = 0.1
-"""What a handshake has to begin with the certificate that it has found in use, in seconds: a thousand times enough."""
+_HANDSHAKE_START_S = 0.1
+"""Seconds for a handshake to start with the certificate that it was given: a thousand times more than needed."""
 
 _credentials: list[grpc.ServerCredentials] = []
-"""To ports. The library keeps a bare pointer to them, and asks by it also where a server has gone and a handshake has
-not."""
+"""Credentials of all ports, kept alive: the library holds a bare pointer to them, and may use it for a handshake after
+the server is gone."""
 
 _log = logging.getLogger("memecourt.server")
 
@@ -31,12 +31,12 @@ WHAT = "The files of the server's certificate"
 
 @dataclass(slots=True)
 class Certificates:
-    """The certificate that the server shows, and the authorities whose certificates it wants to see.
+    """The server's certificate, and the authorities of its callers' certificates.
 
-    A new one is used from the next connection on; connections that are there go on.
+    New contents apply to new connections; existing ones continue.
 
     Attributes:
-        paths: The certificate chain, its key and, if there is one, the file of authorities; all PEM.
+        paths: Files of the certificate chain, its key and, if given, the authorities; all PEM.
         contents: Contents in use.
     """
 
@@ -48,7 +48,7 @@ class Certificates:
         """Returns the certificates that the settings name; None if they name none.
 
         Raises:
-            BadRequest: They are named by half, or can't be used.
+            BadRequest: The settings are incomplete, or the files can't be used.
         """
         certificate, key, authorities = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
         if certificate is None and key is None and authorities is None:
@@ -64,7 +64,7 @@ class Certificates:
         _check(contents, paths)
         certificates = cls(paths, contents)
         if certificates.expires < datetime.now(UTC):
-            # No reason not to serve: a new file is in use within seconds.
+            # Serve anyway: a new file is in use within seconds.
             _log.warning("the server's certificate has expired, and callers refuse it: replace its file")
         return certificates
 
@@ -74,7 +74,7 @@ class Certificates:
         return x509.load_pem_x509_certificate(self.contents[0]).not_valid_after_utc
 
     def use(self, contents: Contents) -> None:
-        """From now on, these. Raises BadRequest where they can't be used; then nothing changes."""
+        """Switches to new contents. Raises BadRequest if they are invalid; then nothing changes."""
         _check(contents, self.paths)
         self.contents = contents
 
@@ -83,21 +83,21 @@ class Certificates:
         shown = self.contents
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
-            """Is asked at every handshake, in a thread of the library, one handshake at a time."""
+            """Called by the library at every handshake, in one of its threads, one at a time."""
             nonlocal shown
             contents = self.contents
             if contents is shown:
                 return None
-            # The library frees what it had as soon as it is given another, and does not look whether a handshake is
-            # about to begin with it, for which it would end the process. Those that come wait meanwhile.
-            time.sleep(_TO_BEGIN_S)
+            # The library frees the old configuration as soon as it gets a new one, even if a handshake is about to
+            # start with it, which would crash the process. New handshakes wait meanwhile.
+            time.sleep(_HANDSHAKE_START_S)
             configuration = _configuration(contents)
             shown = contents
             return configuration
 
         credentials = grpc.dynamic_ssl_server_credentials(
             _configuration(shown),
-            renewed,  # type: ignore[arg-type]  # None is for what has not changed, which its stub does not know
+            renewed,  # type: ignore[arg-type]  # None means unchanged, which the stub does not declare
             require_client_authentication=len(self.paths) > 2,
         )
         _credentials.append(credentials)
@@ -110,14 +110,14 @@ def _configuration(contents: Contents) -> grpc.ServerCertificateConfiguration:
 
 
 def _check(contents: Contents, paths: Sequence[Path]) -> None:
-    """The library says nothing of a key that is another certificate's: all handshakes would fail."""
+    """Checks that key and certificate match: the library does not, and all handshakes would fail."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # Only files will do for it; and without a password to try it would ask for one at the terminal.
+        # It only accepts files; and without a password to try it would prompt for one at the terminal.
         context.load_cert_chain(paths[0], paths[1], password="")
     except (ssl.SSLError, OSError) as error:
         raise _unusable("no certificate with its key, both PEM and the key without a password", error) from None
-    # It was checked by path and is used from memory: a renewal between the two must not go unnoticed.
+    # The check reads the files but memory is used: detect a renewal in between.
     if read_all(paths, WHAT) != contents:
         raise BadRequest(f"{WHAT} are being changed.", reason="TLS_UNUSABLE")
     if len(contents) > 2:
@@ -128,5 +128,5 @@ def _check(contents: Contents, paths: Sequence[Path]) -> None:
 
 
 def _unusable(what: str, error: Exception) -> BadRequest:
-    why = getattr(error, "reason", None)  # OpenSSL's word for it; the message holds no more
+    why = getattr(error, "reason", None)  # OpenSSL's reason; the message contains no more
     return BadRequest(f"TLS can't be set up: there is {what}{f' ({why})' if why else ''}.", reason="TLS_UNUSABLE")

@@ -1,6 +1,6 @@
-"""The file of tokens: who may call, and what each caller may do.
+"""The file of tokens: callers and their permissions.
 
-It holds no token, only the hash of each::
+It contains only the hash of each token::
 
     [[token]]
     name = "pipeline"
@@ -8,10 +8,10 @@ It holds no token, only the hash of each::
     scopes = ["judge"]
     namespaces = ["forum"]    # left out: those of everybody
 
-A token is 256 bits from the system's source of randomness. Such a one can't be guessed from its SHA-256, however fast
-that is to compute; the slow, salted hashes that passwords need would buy nothing and cost every call.
+A token is 256 random bits from the system. It can't be recovered from its SHA-256, however fast that is to compute; the
+slow, salted hashes that passwords need would gain nothing and slow down every call.
 
-Several entries may have one name: that is how a token is replaced without a gap. Add the new one, hand it over, remove
+Several entries may share a name, so that a token can be replaced without a gap: add the new one, hand it over, remove
 the old one.
 """
 
@@ -38,10 +38,10 @@ from serving.access.reload import Contents, read_all
 
 WHAT = "The file of tokens"
 _PREFIX = "memecourt_"
-"""Of every token, so that those who look for secrets in the wrong places find it."""
+"""Prefix of every token, so that secret scanners find leaked ones."""
 _HEAD = "# Callers of MemeCourt, by the hash of their tokens. `memecourt tokens` writes this file.\n"
 
-# No control characters: `_toml` writes JSON strings, and TOML takes those only without.
+# No control characters: `_toml` writes JSON strings, which are only valid TOML without them.
 _Name = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x20\x7f]([^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?$")
 ]
@@ -54,24 +54,25 @@ class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: _Name
-    """Of the caller. Stands in records as who reviewed, and who changed the library."""
+    """Name of the caller, recorded as the author of reviews and library changes."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Of the token's text, in hexadecimal."""
+    """SHA-256 of the token's text, in hexadecimal."""
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
-    """What it may do."""
+    """Permissions of the token."""
     namespaces: Annotated[tuple[_Namespace, ...], Field(min_length=1)] | None = None
-    """Whose content it may hand in and see; everybody's if not given. The empty one is that of content without one."""
+    """Namespaces that the token may submit to and see; all if not given. The empty one is that of content without
+    one."""
     expires: AwareDatetime | None = None
-    """When it ends to be in force; never if not given."""
+    """Expiry time; never if not given."""
 
     @property
     def in_force(self) -> bool:
-        """True until it expires."""
+        """True until the token expires."""
         return self.expires is None or datetime.now(UTC) < self.expires
 
     @property
     def caller(self) -> Caller:
-        """Caller that the token identifies."""
+        """Caller identified by the token."""
         return Caller(
             self.name, frozenset(self.scopes), None if self.namespaces is None else frozenset(self.namespaces)
         )
@@ -84,10 +85,10 @@ class _File(BaseModel):
 
 
 def parse(data: bytes) -> Sequence[Entry]:
-    """The entries of a file of tokens.
+    """Parses a file of tokens.
 
     Raises:
-        BadRequest: The file is malformed. Faults are named by line or by entry, without quoting them.
+        BadRequest: The file is malformed. The message names the line or entry without quoting it.
     """
     try:
         entries = _File.model_validate(tomllib.loads(data.decode("utf-8-sig"))).token
@@ -96,7 +97,7 @@ def parse(data: bytes) -> Sequence[Entry]:
     except tomllib.TOMLDecodeError as error:
         raise _bad(str(error)) from None
     except ValidationError as error:
-        # Without the input: somebody may have put a token in the place of its hash.
+        # Without the input, since somebody may have written a token instead of its hash.
         faults = (": ".join((".".join(map(str, e["loc"])), e["msg"])) for e in error.errors(include_input=False))
         raise _bad("; ".join(faults)) from None
     if len({entry.sha256 for entry in entries}) < len(entries):
@@ -109,16 +110,16 @@ def _bad(what: str) -> BadRequest:
 
 
 def read(path: Path) -> Sequence[Entry]:
-    """The entries of the file at a path; none where there is none. Raises BadRequest as :func:`parse`."""
+    """Reads a file of tokens; empty if it does not exist. Raises BadRequest as :func:`parse`."""
     return parse(read_all([path], WHAT)[0]) if path.exists() else ()
 
 
 @dataclass(slots=True)
 class Tokens:
-    """The tokens that are in force.
+    """The tokens in force.
 
     Attributes:
-        path: Their file.
+        path: File of the tokens.
         contents: Contents in use.
         callers: Callers by the hash of their token.
     """
@@ -129,20 +130,20 @@ class Tokens:
 
     @classmethod
     def of(cls, path: Path) -> Tokens:
-        """Reads tokens from a file. Raises BadRequest if it can't be read or used: then no caller is let in."""
+        """Reads tokens from a file. Raises BadRequest if it can't be read or used."""
         contents = read_all([path], WHAT)
         return cls(path, contents, _by_hash(contents))
 
     def use(self, contents: Contents) -> None:
-        """From now on, those of this file. Raises BadRequest where it can't be used; then nothing changes."""
-        # In this order: where the new contents can't be used, neither of the two changes.
+        """Switches to new contents. Raises BadRequest if they are invalid; then nothing changes."""
+        # In this order, so that neither changes if the new contents are invalid.
         self.entries = _by_hash(contents)
         self.contents = contents
 
     def caller(self, token: str) -> Caller | None:
         """Returns the caller of a token; None if it is not in force.
 
-        The hash is looked up, so that the time that takes tells nothing of a token.
+        The hash is looked up, so that the timing reveals nothing about a token.
         """
         return self.caller_of(hash_of(token))
 
@@ -170,26 +171,26 @@ def add(
     expires: datetime | None = None,
     widen: bool = False,
 ) -> str:
-    """Writes a new token's hash into the file, which is made if it is not there; what stands in it stays as it is.
+    """Appends a new token's hash to the file, which is created if missing; existing contents are unchanged.
 
     Args:
         path: The file.
         name: Name of the caller.
-        scopes: Scopes that the token opens.
-        namespaces: Namespaces of the content it is for; None for all.
-        expires: End of the token; None for never.
-        widen: True to let a caller whose other tokens are for some namespaces have one for more.
+        scopes: Permissions of the token.
+        namespaces: Namespaces that the token is limited to; None for all.
+        expires: Expiry time; None for never.
+        widen: True to allow more namespaces than the caller's other tokens are limited to.
 
     Returns:
-        The token. It is kept nowhere.
+        The token, which is not stored anywhere.
 
     Raises:
-        BadRequest: The file or the name can't be used, or the token would be for more than the caller's others are;
+        BadRequest: The file or the name is invalid, or the token would have more namespaces than the caller's others;
             nothing was written.
     """
     token = _PREFIX + secrets.token_urlsafe(32)
     with _locked(path):
-        # Under the lock: what others have added by now must stay in.
+        # Read under the lock, so that concurrent additions are not lost.
         data = read_all([path], WHAT)[0] if path.exists() else _HEAD.encode()
         _refuse_widening([entry for entry in parse(data) if entry.name == name], namespaces, widen=widen)
         before = data.decode()
@@ -198,25 +199,25 @@ def add(
             + "\n\n"
             + _toml(_entry(name, hash_of(token), scopes, namespaces=namespaces, expires=expires))
         )
-        # Before it takes the old file's place: a server must not find one that it can't use.
+        # Validated before it replaces the old file: a server must never find an invalid one.
         parse(after.encode())
         _replace(path, after)
     return token
 
 
 def remove(path: Path, name: str, number: str | None = None) -> Sequence[Entry]:
-    """Takes tokens of a caller out of the file; comments in it are lost.
+    """Removes tokens of a caller from the file; comments in it are lost.
 
     Args:
         path: The file.
         name: Name of the caller.
-        number: First digits of the hash of the one token that is meant; all of the caller's if not given.
+        number: First digits of the hash of a single token; None for all of the caller's.
 
     Returns:
-        What was taken out.
+        The removed entries.
 
     Raises:
-        BadRequest: The file can't be used, or there is no such token in it.
+        BadRequest: The file is invalid, or contains no such token.
     """
     with _locked(path):
         entries = read(path)
@@ -228,9 +229,9 @@ def remove(path: Path, name: str, number: str | None = None) -> Sequence[Entry]:
 
 
 def _refuse_widening(others: Sequence[Entry], namespaces: Sequence[str] | None, *, widen: bool) -> None:
-    """Raises BadRequest where a caller's other tokens are for some namespaces and a new one would be for more."""
+    """Raises BadRequest if a new token would have more namespaces than the caller's other tokens."""
     limits = [set(entry.namespaces) for entry in others if entry.namespaces is not None]
-    # One of the others is for all namespaces already, and nothing is more than that.
+    # One of the others already has access to all namespaces.
     if widen or not limits or len(limits) < len(others):
         return
     known = set.union(*limits)
@@ -257,7 +258,7 @@ def _entry(
 
 
 def _toml(entry: Entry) -> str:
-    # JSON's strings and lists are TOML's as well, where there are no control characters in them.
+    # JSON strings and lists are valid TOML if they contain no control characters.
     values = entry.model_dump(mode="json", exclude_none=True)
     return "[[token]]\n" + "".join(
         f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()
@@ -266,7 +267,7 @@ def _toml(entry: Entry) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keeps others who add or remove from losing what this one writes. The folder is held: the file is replaced."""
+    """Locks the file against concurrent changes, by its folder, since the file itself is replaced."""
     try:
         folder = os.open(path.resolve().parent, os.O_RDONLY)
     except OSError as error:
@@ -280,14 +281,14 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a file as a whole or not at all; a server may be reading it."""
-    # Behind a link it is the file that is replaced, and not the link.
+    """Replaces a file atomically, since a server may be reading it."""
+    # For a link, replace its target rather than the link.
     path = path.resolve()
-    # In the same folder: a file is replaced in one step only within a file system.
+    # In the same folder, since replacement is only atomic within a file system.
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         fresh.write_text(text, "utf-8")
-        # A mode that the operator has chosen, such as one that lets the server's group read, is kept.
+        # Keep a mode that the operator has chosen, such as one that lets the server's group read.
         if path.exists():
             fresh.chmod(path.stat().st_mode & 0o777)
         fresh.replace(path)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The labels keep clear of 1 and 2, which are errors and wrong usage for every command.
+# Exit codes of labels avoid 1 and 2, which mean errors and wrong usage for every command.
 EXIT_NOT_HARMFUL = 0
 EXIT_ERROR = 1
 EXIT_HARMFUL = 10
@@ -33,11 +33,11 @@ EXIT_UNDECIDED = 11
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds. What is no number is within none, which click's own range does not see."""
+    """A number within bounds that also rejects NaN and infinity, unlike click's own range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number; fails where it is not finite."""
-        # Before the range: every comparison with NaN is false, so it would pass as inside.
+        """Parses the number; fails if it is not finite."""
+        # Before the range check, which NaN would pass since all comparisons with it are false.
         number = float(click.FLOAT.convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is no finite number.", param, ctx)
@@ -45,14 +45,14 @@ class FiniteRange(click.FloatRange):
 
 
 def _library_place(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """The address of a database stays as it is: as a path two of its slashes would become one."""
+    """Parses a path, but keeps a database address as is: as a path, its double slash would become one."""
     from retrieval.library.postgres.address import Address
 
     return value if value is None or Address.named_by(value) else changed_place(context, parameter, value)
 
 
 def changed_place(_: click.Context, __: click.Parameter, value: str) -> Path | Address:
-    """A place on disk, or the address of a database: of a library that is to be changed, or of a docket."""
+    """Parses the path or database address of a library to change, or of a docket."""
     from court.errors import BadRequest
     from retrieval.library.postgres.address import place_of
 
@@ -63,12 +63,12 @@ def changed_place(_: click.Context, __: click.Parameter, value: str) -> Path | A
 
 
 def _docket_place(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | Address | None:
-    """An address, and no text, so that whoever shows where the docket is does not show the password."""
+    """Parses a docket's place to an Address object, which hides the password when displayed."""
     return None if value is None else changed_place(context, parameter, value)
 
 
 def place_on_disk(instead: str) -> Callable[[click.Context, click.Parameter, str], Path]:
-    """Builds a parser for a library whose files a command needs.
+    """Builds a parser for libraries that must be on disk.
 
     For one in a database the error says what to do ``instead``.
     """
@@ -179,7 +179,7 @@ def require_text(most: int, *, needed: bool = True) -> Callable[[click.Context, 
 
     def callback(_: click.Context, __: click.Parameter, value: Any) -> Any:
         for text in value if isinstance(value, tuple) else () if value is None else (value,):
-            # What the shell could not decode arrives as surrogates, which no database takes.
+            # Bytes that the shell could not decode arrive as surrogates, which no database accepts.
             if (needed and not text.strip()) or any("\ud800" <= letter <= "\udfff" for letter in text):
                 raise click.BadParameter("it is empty, or no text.")
             if len(text) > most:
@@ -189,7 +189,7 @@ def require_text(most: int, *, needed: bool = True) -> Callable[[click.Context, 
     return callback
 
 
-# As over gRPC (serving/rpc/convert.py), so that what a command writes every other way in would have taken.
+# The same limits as over gRPC (serving/rpc/convert.py).
 MOST_ID, MOST_WHO, MOST_WHY = 200, 200, 2000
 trial_argument = click.argument("trial_id", metavar="ID", callback=require_text(MOST_ID))
 
@@ -264,7 +264,7 @@ def trial_settings(
 
     Settings of a trial are ``named``.
     """
-    # Absent ones are left out and not set to a default: it would overrule the file and the environment.
+    # Absent ones are left out rather than set to a default, which would override the file and the environment.
     trial: dict[str, Any] = dict.fromkeys(without, False)
     trial |= {name: value for name, value in named.items() if value is not None}
     llm_options = {"url": llm_url, "model": model, "max_tokens": max_tokens, "thinking": thinking}
@@ -274,7 +274,7 @@ def trial_settings(
 
 
 def settings_of(**values: Any) -> Settings:
-    """Settings from the file and the environment, overruled by what was given as options."""
+    """Returns the settings from the file and the environment, overridden by options."""
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
@@ -287,14 +287,14 @@ def settings_of(**values: Any) -> Settings:
     except BadRequest as error:
         raise click.ClickException(error.message) from None
     except SettingsError as error:
-        # The library names the setting, and neither the variable nor what is wrong with it.
+        # The library names only the setting, neither the variable nor the problem.
         name = str(error).partition('"')[2].partition('"')[0]
         raise click.ClickException(
             f"Settings can't be used: {name}: the environment variable MEMECOURT_{name.upper()}, or one whose name "
             "goes on after that with __, is no JSON"
         ) from None
     except ValidationError as error:
-        # Names and reasons only: a value from the environment may be a secret.
+        # Names and reasons only, since a value from the environment may be a secret.
         faults = "; ".join(
             ": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, "))))
             for e in error.errors(include_input=False)
@@ -304,9 +304,9 @@ def settings_of(**values: Any) -> Settings:
 
 @functools.cache
 def _warn_of_misspelled() -> None:
-    """Says, once in a process, which variables were probably meant as settings.
+    """Warns once per process about environment variables that look like misspelled settings.
 
-    It is no error, for the variables may be there for something else.
+    Not an error, since the variables may have another purpose.
     """
     from serving.cli.misspelled import misspelled_variables
 
@@ -316,7 +316,7 @@ def _warn_of_misspelled() -> None:
 
 @asynccontextmanager
 async def docket_in(settings: Settings) -> AsyncIterator[Docket]:
-    """The docket that the settings name, which must be there; closed at the end."""
+    """Opens the docket that the settings name, which must exist."""
     import asyncio
 
     from serving.docket.open import open_docket
@@ -329,7 +329,7 @@ async def docket_in(settings: Settings) -> AsyncIterator[Docket]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that tells a command to end.
+    """A signal told the command to end.
 
     Attributes:
         exit_code: Exit code of a command that a signal ended: 130 for SIGINT, 143 for SIGTERM.
@@ -341,7 +341,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a command's work; what goes wrong on purpose becomes a message and exit code 1.
+    """Runs a command's work; expected errors become a message and exit code 1.
 
     Raises:
         Interrupted: A signal ended it; see :func:`run_until_signal`.
@@ -357,8 +357,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
     """Runs a command's work until it is done, or SIGINT or SIGTERM comes.
 
-    A signal cancels the work, which ends what it has begun and records that. Servers take signals over, to finish what
-    runs.
+    A signal cancels the work, which finishes and records what it has started. Servers install their own signal
+    handlers.
 
     Raises:
         Interrupted: A signal came, and the work has ended.
@@ -376,7 +376,7 @@ def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            # Elsewhere than in the main thread, and where there are no such signals, whoever started it ends it.
+            # Not available outside the main thread or without such signals; the caller then has to end it.
             with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
                 loop.add_signal_handler(number, stop, number)
         return await work
@@ -384,34 +384,34 @@ def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(interruptible())
     except asyncio.CancelledError:
-        # Cancelled by something else than a signal: not ours to explain.
+        # Cancelled by something other than a signal.
         if not received:
             raise
         raise Interrupted(received[0]) from None
 
 
 def tell(sentence: str) -> None:
-    """Says on standard error what takes long."""
+    """Prints a message about a slow step to standard error."""
     click.echo(sentence, err=True)
 
 
 def printable(text: str) -> str:
-    """Text of strangers, safe for a terminal: control, bidirectional and other invisible characters become visible.
+    """Escapes untrusted text for a terminal: control, bidirectional and other invisible characters become visible.
 
-    Each is written as its code point; line breaks and tabs stay.
+    Each is shown as its code point; line breaks and tabs are kept.
     """
     return "".join(f"<{piece}>" if hidden else piece for piece, hidden in split_hidden(text))
 
 
 def excerpt(text: str, most: int = 60) -> str:
-    """One printable line of at most ``most`` characters."""
+    """Returns one printable line of at most ``most`` characters."""
     line = " ".join(printable(text).split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def paragraph(text: str, indent: str = "  ") -> str:
-    """Printable text, wrapped to the terminal and indented; its own line breaks kept."""
-    # In a narrow terminal some words must fit on a line; in a wide one lines must not get too long to read.
+    """Returns printable text, wrapped to the terminal and indented; its line breaks are kept."""
+    # Bounded, so that narrow terminals fit some words, and lines in wide ones stay readable.
     width = max(40, min(100, shutil.get_terminal_size().columns))
     return "\n".join(
         textwrap.fill(line, width, initial_indent=indent, subsequent_indent=indent) if line.strip() else ""

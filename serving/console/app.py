@@ -1,4 +1,4 @@
-"""The application: its pages, files and errors."""
+"""The console as an ASGI application: pages, static files and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from serving.export.source import PictureSource
 from serving.http.hosts import own_names
 
 PAGES: Sequence[Page] = (*pages.PAGES, *review.PAGES, *exports.PAGES)
-"""All of them, in the order of the navigation."""
+"""All pages, in the order of the navigation."""
 
 _STATIC = Path(__file__).with_name("static")
 _STATUS: Sequence[tuple[type[CourtError], HTTPStatus]] = (
@@ -53,20 +53,20 @@ def create_app(
     pictures: PictureSource | None = None,
     parts: Mapping[str, object] | None = None,
 ) -> Starlette:
-    """The console as an ASGI application.
+    """Builds the console's ASGI application.
 
     Args:
-        docket: Docket whose trials are shown. The opener closes it.
-        tokens: Tokens of visitors; None for a console that is open to this machine alone.
+        docket: Docket whose trials are shown; the caller closes it.
+        tokens: Tokens of visitors; None for a console that only this machine can reach.
         host: Host that it listens on.
-        origin: Under which people reach it (``https://console.example.org``), where that is another.
+        origin: Public address (``https://console.example.org``), if it differs.
         pictures: Pictures of precedents.
         parts: Further dependencies of pages, by name.
 
     Raises:
         ValueError: The console is reachable from outside this machine, and there are no tokens.
     """
-    # Not only where the listener is opened: whoever embeds this application must not expose it by mistake (BO-4).
+    # Also checked here, so that embedding this application can't expose it by mistake (BO-4).
     if tokens is None and not only_here(host):
         raise ValueError("without tokens the console is for this machine alone")
     routes: list[BaseRoute] = [
@@ -94,12 +94,12 @@ def create_app(
 
 
 class _Files(StaticFiles):
-    """Our own files; they change with the version alone."""
+    """Static files, which only change with the version."""
 
     async def get_response(self, path: str, scope: object) -> Response:
         response = await super().get_response(path, scope)  # type: ignore[arg-type]
-        # Set before the guard says no-store: browsers may cache them, but check each time, so that they match the pages
-        # after an upgrade.
+        # Set before the guard's no-store: browsers may cache these files but must revalidate them, so that they match
+        # the pages after an upgrade.
         response.headers.setdefault("cache-control", "no-cache")
         return response
 

@@ -23,9 +23,9 @@ POLICY = (
     "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
-"""Nothing from elsewhere, nothing inline: text of a meme that became markup after all could do nothing."""
+"""Content security policy without external or inline content: markup injected by a meme's text has no effect."""
 PROOF = "proof"
-"""The field of a form, and in lower case the end of the header, that proves where it came from."""
+"""Name of the form field (and, in lower case, suffix of the header) with the anti-forgery token."""
 HEADER = "x-memecourt-proof"
 _COOKIE = "memecourt_session"
 _MOST_BYTES, _MOST_FIELDS = 64 * 1024, 200
@@ -33,27 +33,26 @@ _HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",  # with "no-referrer" browsers also leave out where a form comes from
+    "referrer-policy": "same-origin",  # with "no-referrer" browsers would also omit a form's origin
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
 
 _HSTS = "max-age=31536000"
-"""For a year: not for the names below, which are not ours to promise."""
+"""One year, without subdomains, which are not ours."""
 _log = logging.getLogger("memecourt.console")
 
 
 class RequestGuard:
-    """Refuses hosts that are not ours, and adds to every answer what keeps a browser from being used against us."""
+    """Refuses unknown host names, and adds security headers to every answer."""
 
     def __init__(self, app: ASGIApp, *, hosts: Collection[str] | None = None) -> None:
-        """Stands before an application.
+        """Wraps an application.
 
         Args:
             app: The application.
-            hosts: Names under which it is reached; None for any. A page of another site that has its own name point
-                here (DNS rebinding) sends that name.
+            hosts: Allowed host names; None for any. With DNS rebinding, a malicious page sends its own name.
         """
         self._app = app
         self._hosts = hosts
@@ -76,35 +75,35 @@ class RequestGuard:
 
         if self._hosts is not None and host_of(scope) not in self._hosts:
             refusal = PlainTextResponse("This console is not reached under that name.\n", status_code=421)
-            # Refusals have the headers of all other answers.
+            # Refusals have the same headers as all other answers.
             await refusal(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
 
 
 def cookie_name(request: Request) -> str:
-    """Name of the session's cookie. With TLS it is bound to this very host, and no other can set it."""
+    """Returns the name of the session cookie; with TLS its prefix binds it to this host."""
     return f"__Host-{_COOKIE}" if _secure(request) else _COOKIE
 
 
 def cookie_of(request: Request) -> str:
-    """The id in the cookie, or empty."""
+    """Returns the session id in the cookie, or an empty string."""
     return request.cookies.get(cookie_name(request), "")
 
 
 def set_cookie(request: Request, response: Response, id_: str) -> None:
-    """Has the browser keep an id until it is closed. No script can read it; no other site's request carries it."""
-    # Strict: a request that another site causes comes without it, so it can neither read nor do anything.
+    """Sets the session cookie, which scripts can't read and cross-site requests don't send."""
+    # Strict: requests caused by another site come without it, so they can neither read nor change anything.
     response.set_cookie(cookie_name(request), id_, path="/", httponly=True, samesite="strict", secure=_secure(request))
 
 
 def _secure(request: Request) -> bool:
-    # Behind a proxy that ends TLS the request itself comes over http.
+    # Behind a proxy that terminates TLS, the request itself comes over http.
     return (console_of(request).origin or str(request.base_url)).startswith("https:")
 
 
 def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
-    """A page's endpoint behind its role and, where it changes something, the proof of its form."""
+    """Wraps a page's endpoint with checks of the role and, for changes, of the form's anti-forgery token."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -112,9 +111,9 @@ def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
         except (CourtError, HTTPException):
             raise
         except Exception as error:
-            # Here, and not at the very outside: this answer is to have the headers of all others.
+            # Here rather than in outer middleware, so that this answer has the headers of all others.
             place = traceback.extract_tb(error.__traceback__)[-1]
-            # No word of the exception: it may contain what strangers wrote (PR-1).
+            # Without the exception's message, which may contain untrusted text (PR-1).
             where = f"{place.name}:{place.lineno}"
             _log.error("%s on %s in %s", type(error).__qualname__, page.path, where)
             raise HTTPException(500) from None
@@ -124,11 +123,11 @@ def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
         found = sessions.find(cookie_of(request))
         request.state.session, request.state.visitor = found or (None, None)
         request.state.form = ImmutableMultiDict()
-        # Before a form is read: nothing is read for somebody who is not signed in.
+        # Before reading a form: nothing is read for somebody who is not signed in.
         if page.role is not None and found is None:
             return _to_sign_in(request)
         if request.method not in ("GET", "HEAD"):
-            # Also on pages for everybody: signing in is a form that another site must not send.
+            # Also on public pages: another site must not submit the sign-in form.
             request.state.form = await _checked_form(request)
         if page.role is not None and found is not None and found[1].role < page.role:
             _refused(found[1], page)
@@ -144,7 +143,7 @@ def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _has_nul(request: Request) -> bool:
-    """True if an address contains a NUL, which no database can store alike."""
+    """True if an address contains NUL, which databases treat differently."""
     values = (*map(str, request.path_params.values()), *(value for _, value in request.query_params.multi_items()))
     return any("\0" in value for value in values)
 
@@ -155,17 +154,17 @@ def _refused(visitor: Visitor, page: Page) -> None:
 
 def _to_sign_in(request: Request) -> Response:
     if request.headers.get("hx-request") == "true":
-        # htmx would put the sign-in page into a piece of this one.
+        # htmx would insert the sign-in page into a part of this one.
         return Response(status_code=401, headers={"hx-refresh": "true"})
     if request.method not in ("GET", "HEAD"):
-        # Not back to where a form was sent: its content is lost, and must not be sent again by itself.
+        # Don't return to a submitted form: its content is lost, and must not be resubmitted automatically.
         return RedirectResponse("/sign-in", status_code=303)
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return RedirectResponse(f"/sign-in?next={quote(path, safe='')}", status_code=303)
 
 
 async def _checked_form(request: Request) -> Form:
-    """Returns the submitted form once it is certain that a page of ours sent it.
+    """Returns the submitted form after verifying that one of our pages sent it.
 
     Raises:
         BadRequest: The form is too long, or malformed.
@@ -173,7 +172,7 @@ async def _checked_form(request: Request) -> Form:
     """
     origin = request.headers.get("origin")
     own = console_of(request).origin or f"{request.url.scheme}://{request.headers.get('host', '')}"
-    # Browsers may leave out either header: where there is one it must fit, and the proof below is needed in any case.
+    # Browsers may omit either header: if present it must match, and the token below is required in any case.
     site = request.headers.get("sec-fetch-site")
     if (origin is not None and origin != own) or site not in (None, "same-origin", "none"):
         raise NotAllowed("This was sent by another site than the console.", reason="OTHER_SITE")
@@ -193,7 +192,7 @@ async def _form(request: Request) -> Form:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        # Counted as it comes: an announced length may be wrong or missing.
+        # Counted while reading, since an announced length may be wrong or missing.
         if len(body) > _MOST_BYTES:
             raise BadRequest("That is too long for a form.", reason="TOO_LONG")
     try:

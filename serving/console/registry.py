@@ -1,4 +1,4 @@
-"""Pages, and who may open each. What is no :class:`Page` is not served; a page says which role it needs."""
+"""Registry of the console's pages. Only a :class:`Page` is served, and each declares the role it requires."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Page:
         path: Path in Starlette's routing syntax: ``/trials/{trial_id}``.
         endpoint: Handler of the page. It is called only for permitted visitors; :func:`visitor_of`, :func:`form_of` and
             :func:`console_of` provide its input.
-        role: Role needed to open it; None for everybody, also without signing in.
-        methods: HTTP methods. Any but GET must come from a form of ours, which sends its proof along.
+        role: Required role; None for everybody, even without signing in.
+        methods: HTTP methods. Any but GET must come from one of our forms, with its anti-forgery token.
         name: Name of the page in templates (``url_for``).
         nav: Title in the navigation; empty to leave it out.
     """
@@ -51,14 +51,14 @@ class Console:
 
     Attributes:
         trials: Records of trials, and their pictures.
-        index: Lists trials.
-        log: Gives receipts of verdicts.
-        reviews: Notes who looks at what.
-        auditor: Proves what stands in the log.
+        index: Index for listing trials.
+        log: Log with the receipts of verdicts.
+        reviews: Store that records accesses.
+        auditor: Auditor that proves log entries.
         sessions: Sessions of the visitors.
-        pages: All there are.
+        pages: All pages.
         pictures: Pictures of precedents; None if the library can't be read here.
-        origin: ``https://console.example.org`` where it is reached under a name of its own; empty otherwise.
+        origin: Public address such as ``https://console.example.org``; empty if there is none.
         parts: Further dependencies of pages, by name.
     """
 
@@ -89,7 +89,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 def session_of(request: Request) -> Session:
-    """The visitor's session; only on pages that need a role."""
+    """Returns the visitor's session; only on pages that need a role."""
     session = request.state.session
     assert isinstance(session, Session)
     return session
@@ -102,15 +102,15 @@ def form_of(request: Request) -> Form:
 
 
 async def trial_of(request: Request, trial_id: str | None = None) -> TrialRecord:
-    """The record of the trial that the address names, if it is the visitor's business.
+    """Returns the record of the trial in the address, if the visitor may see it.
 
     Args:
         request: Request with the ``trial_id`` and the visitor.
-        trial_id: Another that is meant.
+        trial_id: Id of another trial to use instead.
 
     Raises:
-        TrialUnknown: There is none of that id, or it is not the visitor's business: the two can't be told apart.
-        TrialErased: Its record was erased; told only to who may see everybody's content.
+        TrialUnknown: The trial does not exist, or the visitor may not see it: the two can't be told apart.
+        TrialErased: The record was erased; only raised for visitors who may see all namespaces.
     """
     named = request.path_params["trial_id"] if trial_id is None else trial_id
     try:
@@ -118,7 +118,7 @@ async def trial_of(request: Request, trial_id: str | None = None) -> TrialRecord
         if visitor_of(request).sees(record.opened.meme.namespace):
             return record
     except TrialErased:
-        # Its namespace is erased too: nobody can decide whether a visitor of some namespaces may know of it.
+        # Its namespace is erased too, so it is unknown whether a visitor limited to some namespaces may know of it.
         if visitor_of(request).namespaces is None:
             raise
     except TrialUnknown:

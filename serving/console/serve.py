@@ -1,4 +1,4 @@
-"""Serves the console over HTTP: by itself, or beside the gRPC server."""
+"""Serves the console over HTTP, standalone or alongside the gRPC server."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ async def open_console(
     pictures: PictureSource | None = None,
     parts: Mapping[str, object] | None = None,
 ) -> AsyncIterator[str]:
-    """The console, served while the block lasts; gives its URL.
+    """Serves the console inside the block; yields its URL.
 
     Args:
         docket: Docket whose trials are shown.
-        settings: TLS, and the name that it is reached under.
+        settings: TLS settings and public address.
         address: ``host:port``; port 0 for a free one.
-        tokens: Tokens of visitors; None for everybody on this machine, and nobody else.
+        tokens: Tokens of visitors; None to allow everybody on this machine and nobody else.
         pictures: Pictures of precedents.
         parts: See :func:`serving.console.app.create_app`.
 
     Raises:
-        BadRequest: The address can't be listened on; or it is for others than this machine, and tokens or TLS lack.
+        BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
     """
     host, _ = split_address(_LISTENER, address)
     if tokens is None and not only_here(host):
@@ -55,7 +55,7 @@ async def open_console(
             field="console",
         )
     if tokens is None:
-        # Said each time: on a machine of several users "this machine alone" is not one person.
+        # Logged each time: on a shared machine, "this machine" is not a single person.
         _log.warning("the console asks nobody who they are: all users of this machine can read and review")
     app = create_app(
         docket,
@@ -70,14 +70,14 @@ async def open_console(
 
 
 def pictures_of(settings: Settings) -> PictureSource | None:
-    """Pictures of precedents without an encoder; None where the library is in a database.
+    """Opens the pictures of precedents without an encoder; None if the library is in a database.
 
-    Without a library of its own it is the starter library that has been used here.
+    Without a configured library, uses the starter libraries on this machine.
     """
     if isinstance(settings.library, Address):
         return None
     if settings.library is not None:
         return LibraryPictures((settings.library,))
     made = [path.parent for path in (settings.home / "libraries").glob(f"starter-*/{CURRENT}")]
-    # The one that was written last is the one in use, and is looked at first.
+    # The one written last is in use, so it comes first.
     return LibraryPictures(sorted(made, key=lambda path: (path / CURRENT).stat().st_mtime, reverse=True))

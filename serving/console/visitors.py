@@ -1,4 +1,4 @@
-"""Visitors of the console: roles, sessions, and protection against requests forged by other sites."""
+"""Visitors of the console: roles, sessions, and protection against cross-site request forgery."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from serving.access.callers import Caller, Scope
 from serving.access.tokens import Tokens, hash_of
 
 IDLE_S = 8 * 3600
-"""Seconds without a request after which a session is over."""
+"""Idle timeout of a session in seconds."""
 LONGEST_S = 24 * 3600
-"""Seconds after which a session is over in any case."""
+"""Maximum lifetime of a session in seconds."""
 _MOST_SESSIONS = 1000
-"""At once; the one that was idle longest makes room. Each has cost somebody a token that is in force."""
-# A page fetches its picture as soon as it shows it: the two minutes are for slow connections.
+"""Maximum number of sessions; the longest idle one is evicted. Each required a valid token."""
+# A page fetches its picture immediately: two minutes allow for slow connections.
 _GRANT_S = 120
 _MOST_GRANTS = 64
 
@@ -28,24 +28,24 @@ class Role(IntEnum):
     """Role of a visitor; each includes the ones before it."""
 
     VIEWER = 1
-    """Read trials, and look at their pictures."""
+    """Read trials, and view their pictures."""
     REVIEWER = 2
     """Uphold and overrule verdicts."""
     ADMIN = 3
-    """Change what others see: take back precedents, erase."""
+    """Change what others see: withdraw precedents, erase."""
 
 
 _ROLES = {Scope.VIEW: Role.VIEWER, Scope.REVIEW: Role.REVIEWER, Scope.ADMIN: Role.ADMIN}
 
 
 def role_of(caller: Caller) -> Role | None:
-    """The highest role that a caller's scopes give; None where they are for calls alone."""
+    """Returns the highest role that a caller's scopes give; None if they only allow API calls."""
     return max((role for scope, role in _ROLES.items() if scope in caller.scopes), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Somebody who is signed in.
+    """A signed-in user.
 
     Attributes:
         name: Name in the file of tokens, or ``local``.
@@ -63,18 +63,18 @@ class Visitor:
 
 
 LOCAL = Visitor("local", Role.ADMIN)
-"""Whoever looks at a console that was given no file of tokens: it is open to this machine alone."""
+"""Visitor of a console without a file of tokens, which only this machine can reach."""
 
 
 @dataclass(slots=True)
 class Grant:
-    """A sharp picture that was asked for and noted, and may be fetched now: each frame once.
+    """Permission to fetch an unblurred picture after the access was recorded, each frame once.
 
     Attributes:
-        trial_id: On whose page.
-        what: Which picture: ``meme``, or ``precedent:`` and its id.
-        until: End of the grant, in seconds of the monotonic clock.
-        fetched: Frames that were.
+        trial_id: Id of the trial whose page shows it.
+        what: Picture to fetch: ``meme``, or ``precedent:`` and its id.
+        until: Expiry, in seconds of the monotonic clock.
+        fetched: Frames that were already fetched.
     """
 
     trial_id: str
@@ -91,7 +91,7 @@ class Session:
         token_hash: Hash of the token that opened the session; empty for :data:`LOCAL`.
         opened: Start of the session, in seconds of the monotonic clock.
         last_used: Last use, in seconds of the monotonic clock.
-        grants: Sharp pictures that may be fetched, by what stands in their addresses.
+        grants: Grants of unblurred pictures, by the key in their addresses.
     """
 
     token_hash: str
@@ -100,9 +100,9 @@ class Session:
     grants: dict[str, Grant] = field(default_factory=dict)
 
     def grant(self, trial_id: str, what: str, now: float) -> str:
-        """Allows a picture to be fetched sharp, once, within two minutes; returns what to ask for it with."""
+        """Allows an unblurred picture to be fetched once within two minutes; returns the key for it."""
         self.grants = {key: one for key, one in self.grants.items() if one.until > now}
-        # All last equally long, so the first in the dictionary is the oldest.
+        # All have the same lifetime, so the first in the dictionary is the oldest.
         while len(self.grants) >= _MOST_GRANTS:
             del self.grants[next(iter(self.grants))]
         key = secrets.token_urlsafe(16)
@@ -111,20 +111,20 @@ class Session:
 
     def granted(self, key: str, now: float) -> Grant | None:
         """Returns the grant of a key without using it up; None if it grants nothing (any more)."""
-        # Not used up: an animation has several frames, each fetched once by the same key.
+        # An animation has several frames, each fetched once with the same key.
         found = self.grants.get(key)
         return found if found is not None and found.until > now else None
 
 
 class Sessions:
-    """The sessions of one console. They live in its memory: with the process they end.
+    """The sessions of one console, which are only kept in memory.
 
-    An id is 256 random bits and is kept by its hash alone. It is made at sign-in, never taken from a request, so nobody
-    can be made to use one that another knows (session fixation).
+    An id is 256 random bits, of which only the hash is stored. It is generated at sign-in and never taken from a
+    request, which prevents session fixation.
     """
 
     def __init__(self, tokens: Tokens | None, now: Callable[[], float] = time.monotonic) -> None:
-        """No sessions yet.
+        """Starts without sessions.
 
         Args:
             tokens: Tokens of visitors; None for a console that is open to this machine alone.
@@ -132,13 +132,13 @@ class Sessions:
         """
         self._tokens = tokens
         self._now = now
-        # New with each process, as the sessions are.
+        # New in each process, like the sessions.
         self._key = secrets.token_bytes(32)
         self._sessions: dict[str, Session] = {}
 
     @property
     def by_token(self) -> bool:
-        """True if a token is needed."""
+        """True if a token is required."""
         return self._tokens is not None
 
     def now(self) -> float:
@@ -146,36 +146,35 @@ class Sessions:
         return self._now()
 
     def open(self, token: str) -> tuple[str, Visitor] | None:
-        """Signs in.
+        """Signs a visitor in.
 
         Args:
             token: Token of the visitor; ignored if none is needed.
 
         Returns:
-            A new session's id, and who that is; None where the token is not in force or good for no page.
+            Id of the new session, and the visitor; None if the token is not in force or gives no role.
         """
         token_hash = hash_of(token) if self._tokens is not None else ""
         visitor = self._visitor(token_hash)
         if visitor is None:
             return None
         now = self._now()
-        # Only here: sessions that are over make room when somebody signs in, and `find` refuses them before that.
+        # Expired sessions are only removed at sign-in; `find` refuses them until then.
         self._sessions = {key: one for key, one in self._sessions.items() if self._alive(one, now)}
         while len(self._sessions) >= _MOST_SESSIONS:
-            # Refusing the new one instead would lock everybody out once the table is full.
+            # Refusing new sessions instead would lock everybody out once the table is full.
             del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].last_used)]
         id_ = secrets.token_urlsafe(32)
         self._sessions[_hashed(id_)] = Session(token_hash, opened=now, last_used=now)
         return id_, visitor
 
     def find(self, id_: str) -> tuple[Session, Visitor] | None:
-        """The session of an id, and who that is now; None where it is over, or its token is no longer in force."""
+        """Returns a session and its current visitor; None if it has expired or its token is not in force."""
         session = self._sessions.get(_hashed(id_))
         now = self._now()
         if session is None:
             return None
-        # Looked up for each request: a token that is taken out or changed ends the session, or changes its role, at
-        # once.
+        # Looked up for each request, so that revoking or changing a token takes effect immediately.
         visitor = self._visitor(session.token_hash)
         if visitor is None or not self._alive(session, now):
             self.close(id_)
@@ -184,20 +183,20 @@ class Sessions:
         return session, visitor
 
     def close(self, id_: str) -> None:
-        """Signs out."""
+        """Ends a session."""
         self._sessions.pop(_hashed(id_), None)
 
     def proof(self, id_: str) -> str:
-        """Returns the proof that every form of a page must send back.
+        """Returns the anti-forgery token that every form must send back.
 
-        It is derived from the cookie's id, and readable on our pages alone.
+        It is derived from the cookie's id, and only readable on our pages.
         """
         return hmac.new(self._key, id_.encode(), hashlib.sha256).hexdigest()
 
     def proves(self, id_: str, proof: str) -> bool:
-        """True if a form came from a page that was made for this cookie."""
-        # Pages for everybody give the proof of no cookie to anyone, so it must prove nothing. As bytes: compare_digest
-        # takes no text beyond ASCII.
+        """True if a form came from a page that was rendered for this cookie."""
+        # Public pages give everybody the token of an empty cookie, so it must not be accepted. As bytes, since
+        # compare_digest only accepts ASCII text.
         return bool(id_) and hmac.compare_digest(self.proof(id_).encode(), proof.encode())
 
     def _visitor(self, token_hash: str) -> Visitor | None:

@@ -1,4 +1,4 @@
-"""Backups of a docket in a file: a folder with a copy of one moment, checked after it is written, and brought back.
+"""Backs up a docket in a file to a folder with a consistent, verified snapshot, and restores it.
 
 ::
 
@@ -9,8 +9,8 @@
     FOLDER/settings.json            the settings in force, without secrets
     FOLDER/backup.json              what the backup holds; written last: a folder without it is no backup
 
-The private key is not in it: a backup that is stolen must not be able to sign. Without that key a restored docket can
-be read and checked, and nothing can be added to it.
+The private key is not included, so that a stolen backup can't sign. Without the key, a restored docket can be read and
+verified, but not written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Tell = Callable[[str], None]
 
 
 class Backup(BaseModel):
-    """Content of a backup."""
+    """Description of a backup's contents."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,19 +60,19 @@ class Backup(BaseModel):
 async def back_up(
     docket: Docket, place: Path | Address, folder: Path, *, settings: str, software: str, tell: Tell
 ) -> Backup:
-    """Backs up a docket, which may be written to meanwhile, and checks the copy as ``docket verify`` does.
+    """Backs up a docket while it may be written to, and verifies the copy as ``docket verify`` does.
 
     Args:
         docket: The docket.
-        place: Its file.
-        folder: Folder of the backup, which is made; a crash leaves one beside it that is called ``.unfinished``.
+        place: File of the docket.
+        folder: Folder of the backup, which is created; a crash leaves one with the suffix ``.unfinished`` next to it.
         settings: Settings in force, as the text of a file.
-        software: Version of what writes the backup.
+        software: Version of the software that writes the backup.
         tell: Is told each step.
 
     Raises:
-        BadRequest: The docket lies in PostgreSQL, or the folder is there already.
-        DocketError: Nothing was ever written to the docket, or the copy is not what it should be.
+        BadRequest: The docket is in PostgreSQL, or the folder exists already.
+        DocketError: Nothing was ever written to the docket, or the copy fails verification.
         Unavailable: The docket can't be read now, or the backup can't be written.
     """
     if isinstance(place, Address):
@@ -84,9 +84,9 @@ async def back_up(
     _refuse_existing(folder)
     new = folder.with_name(folder.name + _UNFINISHED)
     try:
-        # An earlier attempt that was cut off is worth nothing: its copy may be half written.
+        # Discard an earlier interrupted attempt, whose copy may be incomplete.
         shutil.rmtree(new, ignore_errors=True)
-        # Its owner's alone, as the docket is (BO-5).
+        # Private, like the docket (BO-5).
         new.mkdir(parents=True, mode=0o700)
         tell("Copying the database and the pictures …")
         await _copy(docket, place, new)
@@ -102,7 +102,7 @@ async def back_up(
             database_sha256=await asyncio.to_thread(sha256_of, new / DATABASE),
         )
         (new / _MANIFEST).write_text(backup.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        # All of it is on the disk before the folder gets its name, also after a power failure.
+        # Flushed to disk before the folder gets its name, so that it is complete even after a power failure.
         await asyncio.to_thread(_flush_all, new)
         new.rename(folder)
         flush(folder.parent)
@@ -112,17 +112,17 @@ async def back_up(
 
 
 async def restore(folder: Path, place: Path | Address, pictures: Path | str | None, *, tell: Tell) -> Backup:
-    """Brings a backup back and checks it. The database gets its name last: until then there is no docket.
+    """Restores and verifies a backup. The database gets its name last: until then there is no docket.
 
     Args:
         folder: Folder of the backup.
-        place: File of the docket, which must not be there yet.
-        pictures: Directory of its pictures; beside the file if not given.
+        place: File of the docket, which must not exist yet.
+        pictures: Directory of its pictures; next to the file if not given.
         tell: Is told each step.
 
     Raises:
-        BadRequest: The folder is no finished backup, there is a docket already, or it or its pictures are to lie
-            elsewhere than on a disk.
+        BadRequest: The folder is not a complete backup, the docket exists already, or the docket or its pictures would
+            not be on a disk.
         DocketError: The backup is damaged.
         Unavailable: The docket can't be written.
     """
@@ -140,7 +140,7 @@ async def restore(folder: Path, place: Path | Address, pictures: Path | str | No
     for one in (place, beside):
         _refuse_existing(one)
     try:
-        # Before anything is copied: a damaged backup leaves nothing behind.
+        # Before anything is copied, so that a damaged backup leaves nothing behind.
         if await asyncio.to_thread(sha256_of, folder / DATABASE) != backup.database_sha256:
             raise DocketError("The backup's database is not what was written: its SHA-256 is another.")
         tell("Copying the database and the pictures …")
@@ -150,11 +150,11 @@ async def restore(folder: Path, place: Path | Address, pictures: Path | str | No
         shutil.rmtree(new_pictures, ignore_errors=True)
         await asyncio.to_thread(shutil.copytree, folder / PICTURES, new_pictures)
         await asyncio.to_thread(shutil.copyfile, folder / DATABASE, new)
-        # A docket is for its owner alone, whatever the umask (BO-5).
+        # A docket is private, whatever the umask (BO-5).
         new.chmod(0o600)
         await asyncio.to_thread(_flush_all, new_pictures)
         flush(new)
-        # In this order: a crash in between leaves pictures without a docket, and not a docket that lacks its pictures.
+        # In this order: a crash in between leaves pictures without a docket, rather than a docket without pictures.
         new_pictures.rename(beside)
         new.rename(place)
         flush(place.parent)
@@ -172,7 +172,7 @@ async def _copy(docket: Docket, place: Path, new: Path) -> None:
     missing: set[str] | None = None
     try:
         while True:
-            # The database first: what comes in after this moment is not in its copy, and its pictures need not be.
+            # The database first: pictures of later trials are then not needed.
             await asyncio.to_thread(copy_sqlite, place, new / DATABASE)
             copy = Docket.open(new / DATABASE, create=False, read_only=True)
             try:
@@ -193,10 +193,10 @@ async def _copy(docket: Docket, place: Path, new: Path) -> None:
                     copied.add(pixels)
                 else:
                     lacking.add(pixels)
-            # A picture that is gone was erased meanwhile, and a later copy of the database knows so.
+            # A missing picture may have been erased meanwhile, which a new copy of the database shows.
             if not lacking or lacking == missing:
                 break
-            # If the next copy lacks the same ones, they are lost, and the check of the copy reports them.
+            # If the next copy lacks the same ones, they are lost, and the verification reports them.
             missing = lacking
         # Their trials were erased between two copies of the database: the backup must not bring them back (PR-1).
         for pixels in copied - wanted:
@@ -206,13 +206,13 @@ async def _copy(docket: Docket, place: Path, new: Path) -> None:
 
 
 async def _checked(database: Path, folder: Path, pictures: Path | None = None) -> Report:
-    """The report on a copy. Raises DocketError if anything in it is wrong."""
+    """Verifies a copy. Raises DocketError if anything in it is wrong."""
     copy = Docket.open(database, create=False, read_only=True, pictures=pictures)
     try:
         report = await copy.auditor.audit(read_keys(folder / _KEY), [read_anchor(folder / _CHECKPOINT)])
     finally:
         await copy.close()
-    # A check that could not be made counts as well: nothing is passed off as checked that is not.
+    # A check that could not be made also counts as a failure.
     if report.violated or report.unchecked:
         findings = [finding.text for finding in report.findings[:3]] + report.unchecked[:1]
         raise DocketError(

@@ -1,4 +1,4 @@
-"""Opens a docket: a bundle of small stores over one database."""
+"""Opens a docket, which is a set of small stores over one database."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ from serving.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Docket:
-    """The stores of one docket; whoever needs one of them takes that one alone.
+    """The stores of one docket; code that needs one of them should take only that one.
 
     Attributes:
-        writer: Appends events.
-        trials: Reads records.
-        index: Lists trials.
+        writer: Writer of events and pictures.
+        trials: Reader of records.
+        index: Index for listing trials.
         leases: Leases on requests.
-        heartbeats: Counters of the servers.
-        verdict_keys: Keys of verdicts that may be given again.
+        heartbeats: Heartbeats of the servers.
+        verdict_keys: Keys of reusable verdicts.
         fingerprints: Fingerprints of the pictures of trials.
         log: The transparency log.
         log_keys: Keys of the log.
-        reviews: Reviews of verdicts, and notes of access.
-        eraser: Erases memes and precedents.
-        hooks: Receivers of webhooks.
-        deliveries: Messages that they have not taken yet.
-        auditor: Checks the docket, and proves what it holds.
-        transactions: The transactions of the database, which all of these share.
-        pictures: Pictures outside of the database; None where they lie in it.
+        reviews: Reviews of verdicts, and records of access.
+        eraser: Eraser of memes and precedents.
+        hooks: Webhook receivers.
+        deliveries: Undelivered webhook messages.
+        auditor: Auditor that verifies the docket and proves its contents.
+        transactions: Transactions of the database, which all stores share.
+        pictures: Picture storage outside of the database; None if they are stored in it.
     """
 
     writer: TrialWriter
@@ -98,31 +98,32 @@ class Docket:
         key: Path | None = None,
         pictures: Path | str | None = None,
     ) -> Self:
-        """Opens a docket; one of an earlier format is upgraded first. Blocks: it asks a disk or a server.
+        """Opens a docket, upgrading earlier formats. Blocks on disk or network I/O.
 
-        A file that this user may only read, and that is not to be made, is opened for reading: nothing is written, and
-        what would write raises Unavailable.
+        If ``create`` is False and the user may only read the file, it is opened read-only: methods that write raise
+        Unavailable.
 
         Args:
-            place: The SQLite file, or the address of a PostgreSQL database.
-            create: True to make the docket if it is not there.
-            read_only: True to write nothing to a file that is there.
+            place: SQLite file, or address of a PostgreSQL database.
+            create: True to create the docket if it does not exist.
+            read_only: True to open an existing file without writing.
             patience: Seconds to wait for another process that is writing.
-            key: The file of the private key that checkpoints are signed with, made when the first is; ``docket.key``
-                beside a file ``docket.sqlite``, or in the user's folder of MemeCourt for a database, if not given.
-            pictures: Place of the pictures: a directory, or an address such as ``s3://BUCKET/FOLDER``. If not given,
-                beside a file in the directory ``docket.sqlite-pictures``, and in a database in a table.
+            key: File of the private key that signs checkpoints, created with the first signature. If not given,
+                ``docket.key`` next to a file ``docket.sqlite``, or in MemeCourt's user folder for a database.
+            pictures: Picture storage: a directory, or an address such as ``s3://BUCKET/FOLDER``. If not given, the
+                directory ``docket.sqlite-pictures`` next to a file, or a table in a database.
 
         Raises:
-            BadRequest: Pictures can't lie there.
-            DocketError: The docket is not there and not to be made, is no docket, is damaged, or of a later format.
-            Unavailable: The database, or where pictures lie, can't be reached.
+            BadRequest: The picture storage can't be used.
+            DocketError: The docket is missing and must not be created, is damaged, is not a docket, or has a later
+                format.
+            Unavailable: The database or the picture storage can't be reached.
             NotLoaded: The database's driver is not installed.
         """
         database: Database
         if isinstance(place, Address):
             database = PostgresDatabase.open(place, create=create, patience=patience)
-            # Never in the database: whoever can write to it could then sign another log.
+            # Never in the database: anybody who can write to it could then sign another log.
             key = key or user_data_path("memecourt") / "docket.key"
         else:
             database = sqlite.open_sqlite(place, create=create, patience=patience, read_only=read_only)
@@ -130,17 +131,17 @@ class Docket:
             pictures = pictures or place.with_name(f"{place.name}-pictures")
             beside = (place.with_name(place.name + suffix) for suffix in ("", "-wal", "-shm"))
             if not database.read_only:
-                # An earlier version, or another umask, may have made files that others can read (BO-5).
+                # An earlier version, or another umask, may have left files that others can read (BO-5).
                 tighten([*beside, key, *([pictures] if isinstance(pictures, Path) else [])])
             elif isinstance(pictures, Path) and not pictures.is_dir():
-                pictures = None  # it can't be made, and holds nothing
+                pictures = None  # it can't be created, and holds nothing
         try:
             objects = None if pictures is None else ObjectPictures.open(pictures)
             if objects is not None and not database.read_only:
-                # What an earlier format, or a crash during an erasure, has left.
+                # Left over from an earlier format, or from a crash during an erasure.
                 move_out_of_table(database, objects)
                 remove_erased_pictures(database, objects)
-        # Whatever it is, the database is closed: its file would stay locked for the next try.
+        # On any error, close the database: its file would otherwise stay locked.
         except Exception as error:
             database.close()
             if isinstance(error, CourtError):
@@ -170,12 +171,12 @@ class Docket:
         )
 
     def review_queue(self, rules: Rules = USUAL) -> ReviewQueue:
-        """The queue of verdicts that a person should look at, in the same database."""
+        """Returns the queue of verdicts that need human review, in the same database."""
         return ReviewQueue(self.transactions, self.trials, self.log, rules)
 
     async def close(self) -> None:
-        """Waits until everything handed in is stored, and lets go."""
-        # Before the pictures: what is still to be written may store some.
+        """Waits until pending writes are stored, and closes the docket."""
+        # Before the pictures, since pending writes may store some.
         await self.transactions.close()
         if self.pictures is not None:
             await asyncio.to_thread(self.pictures.close)
@@ -188,10 +189,10 @@ def open_docket(settings: Settings, *, create: bool = True) -> Docket:
 
 
 def stored_format(place: Path | Address) -> int | None:
-    """Format of the docket at a place, which is left as it is; None where there is no docket.
+    """Returns the format of a docket without changing it; None if there is no docket.
 
     Raises:
-        DocketError: The file is no docket, or can't be read.
+        DocketError: The file is not a docket, or can't be read.
         Unavailable: The database can't be reached.
         NotLoaded: The database's driver is not installed.
     """

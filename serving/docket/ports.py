@@ -1,9 +1,9 @@
-"""The ports of the docket: where records are stored, and what several servers must agree on.
+"""The docket's ports: interfaces of the stores for records, and for state that servers coordinate through.
 
-What a method has returned from outlives the process, and the machine's power. Several servers may use the same docket.
-Where it is locked, full, gone or closed, every method raises Unavailable (``DOCKET_UNAVAILABLE``, ``DOCKET_CLOSED``).
-What was to be stored is then almost always not stored; where a connection broke at the very end and has not come back,
-nobody can say, and asking again is safe: of an event it may say that it is there.
+Once a method has returned, its writes survive a crash of the process and a power failure. Several servers may share a
+docket. If it is locked, full, missing or closed, every method raises Unavailable (``DOCKET_UNAVAILABLE``,
+``DOCKET_CLOSED``). The data is then almost never stored; only if a connection broke during the commit and can't be
+restored is this unknown. A retry is safe: for an event it may report that it already exists.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from serving.docket.log.notes import SigningKey, VerifierKey
 
 
 class DocketError(CourtError):
-    """The docket is missing, damaged, or of another format: what is wrong, and what to do."""
+    """The docket is missing, damaged, or of another format; the message says what is wrong and what to do."""
 
     default_reason = "BAD_DOCKET"
 
 
 class TrialUnknown(CourtError):
-    """Raised where the docket has no trial of that id."""
+    """Raised if the docket has no trial of an id."""
 
     default_reason = "TRIAL_UNKNOWN"
 
@@ -47,7 +47,7 @@ class NotDecided(CourtError):
 
 
 class RequestConflict(CourtError):
-    """A request was asked under this name before, and it was another one."""
+    """The request's name was used before for a different request."""
 
     default_reason = "REQUEST_ID_TAKEN"
 
@@ -57,11 +57,11 @@ class RequestConflict(CourtError):
 
 @dataclass(frozen=True, slots=True)
 class RequestName:
-    """Names a request.
+    """Name of a request, unique within the docket.
 
     Attributes:
-        namespace: Namespace of its content, or empty.
-        request_id: Its own.
+        namespace: Namespace of the content, or empty.
+        request_id: Id of the request.
     """
 
     namespace: str
@@ -70,13 +70,13 @@ class RequestName:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A request, the server that answers it, and with which trial.
+    """Lease on a request: the server that answers it, and with which trial.
 
     Attributes:
         name: Name of the request.
-        payload: Digest of what was asked.
-        trial_id: The trial that answers it; held, being held, or not begun yet.
-        owner: The server that sees to it.
+        payload: Fingerprint of the request.
+        trial_id: Id of the trial that answers the request; it may have ended, be running, or not have started.
+        owner: Server that runs the trial.
     """
 
     name: RequestName
@@ -87,12 +87,12 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A trial that failed, from when it was opened or last taken up.
+    """A failed run of a trial, from its opening or last resumption.
 
     Attributes:
-        begun: Number of the entry that it began with.
-        ended: Number of the entry that says so.
-        failed: Event of the failure.
+        begun: Number of the log entry of its start.
+        ended: Number of the log entry of its failure.
+        failed: Failure event.
     """
 
     begun: int
@@ -102,20 +102,20 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TrialFilter:
-    """Which trials are meant: those that all of this holds for. What is empty or None asks for nothing.
+    """Filter of trials that must meet all conditions. Empty or None means no condition.
 
     Attributes:
-        labels: The Judge's label is one of these.
-        states: The state is one of these.
-        opened_from: Opened then or later.
-        opened_until: Opened before then.
+        labels: Labels by the Judge.
+        states: States of the trial.
+        opened_from: Earliest opening time, inclusive.
+        opened_until: Latest opening time, exclusive.
         reviewed: True for reviewed verdicts, False for others.
-        needs_review: True for verdicts that ask for a person, False for others.
+        needs_review: True for verdicts that need human review, False for others.
         namespace: Namespace of the content; the empty one is a namespace too.
-        namespaces: The namespace is one of these: what a caller may see. An empty set is no trial at all.
-        pixels_sha256: SHA-256 of the meme's picture; of a text that was sent alone, the text's digest.
+        namespaces: Namespaces that the caller may see. An empty set matches no trial.
+        pixels_sha256: SHA-256 of the picture's pixels; for a text without picture, the text's digest.
         erased: True for erased trials, False for others.
-        other_than: The namespace is none of these.
+        other_than: Namespaces to exclude.
         content_id: Caller's id of the content.
     """
 
@@ -138,18 +138,18 @@ class DocketLine:
     """One trial in a listing.
 
     Attributes:
-        trial_id: Opens the record.
-        opened_at: UTC.
+        trial_id: Id of the trial.
+        opened_at: Opening time, UTC.
         procedure: Procedure of the trial.
         namespace: Namespace of the content.
         content_id: Caller's id of the content.
-        state: State of the trial; OPEN also if it was interrupted.
-        label: The Judge's, or None where there is no verdict.
-        needs_human_review: True if the verdict asks for a person.
+        state: State of the trial; OPEN includes interrupted trials.
+        label: Label by the Judge; None if there is no verdict.
+        needs_human_review: True if the verdict needs human review.
         request_id: The request that it was opened for.
         review: The last review, or None where there was none.
-        failure_reason: Why it failed, for machines; empty where it did not.
-        erased: True if its record was erased: nothing of the meme is known any more.
+        failure_reason: Machine-readable reason of a failure; empty if there was none.
+        erased: True if the record was erased, so that nothing of the meme is left.
         text_alone: True if the text was sent without a picture.
     """
 
@@ -170,13 +170,13 @@ class DocketLine:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Shows that an entry is in the log, to whoever has the docket's public key.
+    """Inclusion proof of a log entry, which anybody with the docket's public key can check.
 
     Attributes:
-        checkpoint: A signed note: how far the log was, and the root of its tree.
+        checkpoint: Signed note with the size of the log and the root hash of its tree.
         number: Number of the entry.
-        header: Header of the entry, whose hash is a leaf of the tree.
-        proof: From the leaf to the root (RFC 6962 §2.1.1).
+        header: Header of the entry; its hash is a leaf of the tree.
+        proof: Hashes from the leaf to the root (RFC 6962 §2.1.1).
     """
 
     checkpoint: str
@@ -187,16 +187,16 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A receiver of webhooks, as far as servers must agree on it.
+    """Shared state of a webhook receiver.
 
     Attributes:
-        name: Name in the settings.
-        next_entry: Number of the entry of the log to be read next.
-        owner: Server that sends to it; empty where none does.
-        paused_until: Time until which it wants nothing; None where it did not say.
-        failing_since: First attempt since which it has taken nothing; None where it took the last.
-        disabled_at: Time from which on nothing is sent; None where it is enabled.
-        why: Reason for which it was disabled.
+        name: Name of the receiver in the settings.
+        next_entry: Number of the log entry to be read next.
+        owner: Server that sends to it; empty if none does.
+        paused_until: Time until which the receiver has asked for a pause; None if it has not.
+        failing_since: Time of the first attempt in the current run of failures; None if the last one succeeded.
+        disabled_at: Time since when nothing is sent; None if the receiver is enabled.
+        why: Reason why it was disabled.
     """
 
     name: str
@@ -210,15 +210,15 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message that its receiver has not taken yet.
+    """A webhook message that is not delivered yet.
 
     Attributes:
-        entry: Number of the entry that it tells of.
+        entry: Number of the log entry that it reports.
         event: Type of the event.
         since: Time of the entry.
-        attempts: Attempts so far.
-        due_at: Time of the next attempt; None where it was given up.
-        error: Outcome of the last attempt, in words of ours.
+        attempts: Number of attempts so far.
+        due_at: Time of the next attempt; None if it was given up.
+        error: Error of the last attempt, as a message of our own.
     """
 
     entry: int
@@ -231,12 +231,12 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Messages that are not delivered, in numbers.
+    """Counts of undelivered messages.
 
     Attributes:
-        waiting: Messages that will be sent again.
-        given_up: Messages that won't.
-        oldest: Time of the oldest entry among those that wait; None where none does.
+        waiting: Number of messages that will be retried.
+        given_up: Number of messages that were given up.
+        oldest: Time of the oldest entry among the waiting messages; None if there are none.
     """
 
     waiting: int
@@ -246,12 +246,12 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class HookStates:
-    """State of all receivers at one time.
+    """Snapshot of the state of all receivers.
 
     Attributes:
-        log_size: Entries of the log.
+        log_size: Number of entries in the log.
         hooks: Receivers by name.
-        backlogs: Messages that are not delivered, by receiver; one that has none may be missing.
+        backlogs: Undelivered messages by receiver; receivers without any may be missing.
     """
 
     log_size: int
@@ -261,7 +261,7 @@ class HookStates:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A trial, as far as messages name it.
+    """Fields of a trial that messages contain.
 
     Attributes:
         namespace: Namespace of the content.
@@ -278,11 +278,11 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingReview:
-    """Verdicts that ask for a person and that nobody has reviewed, in numbers.
+    """Counts of verdicts that wait for human review.
 
     Attributes:
-        count: Number of them.
-        oldest: Time when the first of their trials was opened; None where there is none.
+        count: Number of verdicts.
+        oldest: Opening time of the oldest of their trials; None if there is none.
     """
 
     count: int
@@ -290,10 +290,10 @@ class AwaitingReview:
 
 
 class TrialWriter(Protocol):
-    """Stores trials: their events, and the pictures that they are about."""
+    """Stores the events and pictures of trials."""
 
     async def append(self, *events: AnyEvent) -> None:
-        """Keeps an event, or several in this order: all of them or none.
+        """Appends one or several events in order, atomically.
 
         Raises:
             Unavailable: They could not be kept now.
@@ -302,7 +302,7 @@ class TrialWriter(Protocol):
         ...
 
     async def keep_picture(self, picture: Picture) -> None:
-        """Keeps the representative frames of a picture under the digest of its pixels; again is no harm.
+        """Stores the representative frames of a picture under the digest of its pixels; idempotent.
 
         Raises:
             Unavailable: They could not be kept now.
@@ -314,30 +314,30 @@ class TrialReader(Protocol):
     """Reads one trial: its record, its events, the frames of its picture."""
 
     async def record(self, trial_id: str) -> TrialRecord:
-        """The record of a trial.
+        """Returns the record of a trial.
 
         Raises:
             TrialUnknown: There is none of that id.
-            DocketError: Stored content is no record.
+            DocketError: The stored content is not a valid record.
         """
         ...
 
     async def events(self, trial_id: str, from_seq: int = 0) -> Sequence[AnyEvent]:
-        """The events of a trial from a number on, in order; none where it has not got so far.
+        """Returns the events of a trial from a sequence number on; none if it has not got that far.
 
         Raises:
             TrialUnknown: There is none of that id.
-            DocketError: Stored content is no list of events.
+            DocketError: The stored content is not a valid list of events.
         """
         ...
 
     async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
-        """The kept frames of a picture as PNG files; none if it is unknown."""
+        """Returns the stored frames of a picture as PNG files; none if it is unknown."""
         ...
 
 
 class TrialIndex(Protocol):
-    """Finds trials by what is known of them."""
+    """Finds trials by their properties."""
 
     async def list(
         self,
@@ -347,58 +347,58 @@ class TrialIndex(Protocol):
         which: TrialFilter = TrialFilter(),
         oldest_first: bool = False,
     ) -> Sequence[DocketLine]:
-        """Trials by the time when they were opened, the last first unless asked otherwise.
+        """Lists trials by opening time, the latest first.
 
         Args:
-            limit: Largest number of lines.
-            after: ``opened_at`` and ``trial_id`` of the line after which to go on.
+            limit: Maximum number of lines.
+            after: Cursor: ``opened_at`` and ``trial_id`` of the last line of the previous page.
             which: Filter of the trials.
             oldest_first: True to reverse the order.
         """
         ...
 
     async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
-        """The labels that hold, by trial: the Judge's, or the reviewer's where it was overruled.
+        """Returns the labels in force, by trial: the Judge's, or the reviewer's if overruled.
 
-        A trial without a verdict, or that there is not, has none.
+        Trials that have no verdict or do not exist are missing.
         """
         ...
 
     async def failures(self, pixels_sha256: str) -> Sequence[Failure]:
-        """Failures of trials in which models may have been shown this picture, in the order in which they were kept.
+        """Returns failures of trials in which a model may have been shown this picture, in stored order.
 
-        Only those since a model that was shown it last gave a verdict: what no model saw says nothing of them.
+        Only those since the last verdict by a model that was shown it; trials without models do not count.
         """
         ...
 
     async def count_opened(self, namespace: str, since: datetime) -> Mapping[datetime, int]:
-        """Counts the trials of a namespace that were opened from a time on, by the minute; erased ones too."""
+        """Counts the trials of a namespace opened since a time, by minute, including erased ones."""
         ...
 
     async def requests(self) -> Mapping[str, Sequence[str]]:
-        """Ids of all trials by the request that they were opened for, the first opened first."""
+        """Returns the ids of all trials by the request that they were opened for, the oldest first."""
         ...
 
 
 class LeaseStore(Protocol):
-    """Leases on requests: one owner and one trial for each, by compare-and-set."""
+    """Leases on requests: one owner and one trial each, changed by compare-and-set."""
 
     async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str) -> Lease:
-        """Registers who answers a request and with which trial, unless that has been done: then what stands.
+        """Acquires the lease on a request unless there is one; returns the current lease.
 
-        Of all who claim the same at once, in whichever process, one claim stands and all of them get it.
+        Of concurrent callers, in any process, one succeeds and all get its lease.
 
         Raises:
-            RequestConflict: The request of that name is another one.
-            Unavailable: The claim can't be stored now.
+            RequestConflict: The name belongs to a different request.
+            Unavailable: The lease can't be stored now.
         """
         ...
 
     async def take_over(self, claim: Lease, *, owner: str, trial_id: str | None = None) -> Lease | None:
-        """Puts another owner, and perhaps another trial, in the place of those that were last seen.
+        """Replaces the owner, and optionally the trial, of a lease by compare-and-set.
 
         Returns:
-            The claim as it is now; None where owner or trial had changed: somebody was quicker.
+            The new lease; None if owner or trial had changed, because somebody was quicker.
         """
         ...
 
@@ -407,51 +407,51 @@ class LeaseStore(Protocol):
         ...
 
     async def open_claims(self) -> Sequence[Lease]:
-        """Returns the claim of each trial that is open.
+        """Returns the lease of each open trial.
 
-        A claim whose trial was never opened is not among them: what was asked is not known before it is asked again.
+        Leases whose trial was never opened are not included: their request is unknown until it is repeated.
         """
         ...
 
 
 class HeartbeatStore(Protocol):
-    """Counters by which servers see that each other live."""
+    """Heartbeat counters by which servers see which others are alive."""
 
     async def beat(self, owner: str) -> None:
-        """Counts one on for a server: it lives."""
+        """Increments a server's counter."""
         ...
 
     async def retire(self, owner: str, count: int | None = None) -> None:
-        """Forgets the count of a server that is gone.
+        """Removes the counter of a server that is gone.
 
         Args:
             owner: The server.
-            count: Heartbeat count at the last look; if it has advanced since, nothing is forgotten. None for a server
-                that leaves by itself.
+            count: Counter when last read; if it has advanced since, it is not removed. None for a server that shuts
+                down itself.
         """
         ...
 
     async def heartbeats(self) -> Mapping[str, int]:
-        """Counters of all servers that are not forgotten, by server.
+        """Returns the counters of all known servers, by server.
 
-        Whether one moves is seen by looking twice, whatever clocks say.
+        Reading twice shows whether a counter advances, independently of clocks.
         """
         ...
 
 
 class VerdictKeys(Protocol):
-    """Keys of verdicts that may be reused, each with the trial that answers it."""
+    """Keys of reusable verdicts, with the trials that answer them."""
 
     async def put(self, key: str, trial_id: str) -> None:
-        """Keeps which trial answers a key, unless another does already, or the trial's verdict was overruled."""
+        """Maps a key to a trial, unless it is mapped already or the trial's verdict was overruled."""
         ...
 
     async def get(self, key: str) -> str | None:
-        """The trial that answers a key, or None."""
+        """Returns the trial that answers a key, or None."""
         ...
 
     async def get_many(self, keys: Sequence[str]) -> Mapping[str, str]:
-        """The trials that answer those of some hundred keys that are answered, by key."""
+        """Returns the trials for up to some hundred keys, by key; keys without one are missing."""
         ...
 
 
@@ -459,67 +459,67 @@ class FingerprintStore(Protocol):
     """Fingerprints of the pictures of trials, in the order in which they were stored."""
 
     async def put_fingerprint(self, trial_id: str, fingerprint: bytes) -> None:
-        """Stores what the picture of a trial looks like, for whoever compares pictures; again is no harm."""
+        """Stores the fingerprint of a trial's picture; idempotent."""
         ...
 
     async def fingerprints(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
-        """Number, trial and fingerprint of those above a number, in order, at most so many; ask on until none is left.
+        """Returns number, trial and fingerprint of entries above a number, in order, at most ``most``.
 
-        No process ever sees a number before it could see all lower ones: whoever goes on from the last misses none.
+        A number only becomes visible after all lower ones, so a reader that continues from the last one misses none.
         """
         ...
 
 
 class LogKeys(Protocol):
-    """The keys that the log was ever signed with, and the change to another."""
+    """Signing keys of the log, and key rotation."""
 
     async def keys(self) -> Sequence[VerifierKey]:
-        """All public keys that checkpoints were ever signed with, the first one first. Raises DocketError."""
+        """Returns all public keys that ever signed checkpoints, the oldest first. Raises DocketError."""
         ...
 
     async def rotate(
         self, old: SigningKey, new: SigningKey, *, who: str, why: str, compromised: bool, at: datetime
     ) -> int:
-        """Has checkpoints signed with another key from now on, which the signer must have; the number of the entry.
+        """Signs checkpoints with another key from now on, which the signer must have; returns the entry's number.
 
         Args:
-            old: Key of the docket.
-            new: Key that takes its place, of the same name.
+            old: Current key of the docket.
+            new: New key, with the same name.
             who: Person or system that wants it.
             why: Why.
-            compromised: True if others may have the old key.
+            compromised: True if the old key may have leaked.
             at: Time of the request.
 
         Raises:
-            DocketError: The docket has another key by now, or the new one is not where keys lie (``DOCKET_KEY``).
+            DocketError: The docket has another key by now, or the new key is not in the key file (``DOCKET_KEY``).
             Unavailable: The change can't be stored now.
         """
         ...
 
 
 class TransparencyLog(Protocol):
-    """The append-only log of everything that happened, and its signatures."""
+    """The append-only log of all events, and its signatures."""
 
     async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:
-        """Entries of the log from a number on, in order, as they are stored: nothing is checked.
+        """Returns log entries from a number on, as stored, without verification.
 
         Args:
-            first: The lowest number.
-            most: Largest number of entries.
-            kinds: Kinds of entries; others are left out.
+            first: Number of the first entry.
+            most: Maximum number of entries.
+            kinds: Kinds of entries to include; None for all.
         """
         ...
 
     async def size(self) -> int:
-        """Number of entries in the log, which is that of the next one."""
+        """Returns the number of entries in the log, which is also the number of the next one."""
         ...
 
     async def added(self, first: int) -> tuple[int, Collection[tuple[str, str]]]:
-        """Number of entries in the log, and kind and trial of those from a number on, each pair once."""
+        """Returns the size of the log, and the distinct pairs of kind and trial among entries from a number on."""
         ...
 
     async def checkpoint(self) -> str:
-        """The signed note of the log as it is now (C2SP tlog-checkpoint).
+        """Returns the signed checkpoint of the current log (C2SP tlog-checkpoint).
 
         Raises:
             DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
@@ -527,7 +527,7 @@ class TransparencyLog(Protocol):
         ...
 
     async def sign(self) -> None:
-        """Signs the log as it is now, and keeps the checkpoint; shows that it can be signed.
+        """Signs the current log and stores the checkpoint, which also proves that the key works.
 
         Raises:
             DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
@@ -536,11 +536,11 @@ class TransparencyLog(Protocol):
         ...
 
     async def vkey(self) -> str:
-        """The public key that checkpoints are checked with (C2SP signed-note). Raises DocketError as above."""
+        """Returns the public key that verifies checkpoints (C2SP signed-note). Raises DocketError as above."""
         ...
 
     async def receipt(self, trial_id: str) -> Receipt:
-        """Shows that a verdict is in the log; the same each time.
+        """Returns the inclusion proof of a verdict, which is the same each time.
 
         Raises:
             TrialUnknown: There is no trial of that id.
@@ -551,7 +551,7 @@ class TransparencyLog(Protocol):
 
 
 class ReviewStore(Protocol):
-    """Reviews of verdicts by people, and notes of what else they did: pictures that they were shown, precedents."""
+    """Reviews of verdicts by people, and audit entries of pictures shown and precedents changed."""
 
     async def review(
         self,
@@ -564,7 +564,7 @@ class ReviewStore(Protocol):
         reviewer: str,
         at: datetime,
     ) -> VerdictReviewed:
-        """Appends a review to a decided trial. An overruled trial answers no key any more, in the same transaction.
+        """Appends a review to a decided trial; the keys of an overruled trial are removed in the same transaction.
 
         Raises:
             TrialUnknown: There is none of that id.
@@ -576,11 +576,11 @@ class ReviewStore(Protocol):
     async def open_appeal(
         self, trial_id: str, *, by: str, statement: str, reference: str, at: datetime
     ) -> AppealOpened:
-        """Appends an appeal to a decided trial; once more under the same reference, it is the one that stands.
+        """Appends an appeal to a decided trial; idempotent by ``reference``.
 
         Raises:
             TrialUnknown: There is none of that id.
-            NotDecided: The trial has no verdict that could be contested.
+            NotDecided: The trial has no verdict to appeal against.
             Unavailable: The appeal can't be stored now.
         """
         ...
@@ -588,7 +588,7 @@ class ReviewStore(Protocol):
     async def note_access(
         self, trial_id: str, *, who: str, what: str, at: datetime, kind: Literal["PictureShown"] = "PictureShown"
     ) -> None:
-        """Puts on record that somebody looks at what is blurred; done before it is shown.
+        """Records that somebody views an unblurred picture, before it is shown.
 
         Raises:
             TrialUnknown: There is none of that id, or its record was erased (TrialErased).
@@ -597,131 +597,131 @@ class ReviewStore(Protocol):
         ...
 
     async def note_changes(self, changes: Sequence[PrecedentChanged], *, since: int) -> int:
-        """Puts changes of one library on record that are not there yet; several servers may do so at once.
+        """Records changes of one library that are not recorded yet; safe for concurrent servers.
 
         Args:
-            changes: Changes in their order, the newest last.
-            since: Number of the last change that is not to be noted, where none of this library ever was.
+            changes: Changes in order, the newest last.
+            since: Number of the last change to skip, if none of this library was ever recorded.
 
         Returns:
-            Number of changes that were noted.
+            Number of changes that were recorded.
         """
         ...
 
     async def awaiting_review(self) -> AwaitingReview:
-        """Counts verdicts that ask for a person and that nobody has reviewed."""
+        """Counts verdicts that need human review and have none."""
         ...
 
 
 class Eraser(Protocol):
-    """Erases what is known of a meme or of a precedent."""
+    """Erases memes and precedents."""
 
     async def erase(self, trial_id: str, *, who: str, why: str, at: datetime, precedents: Sequence[str] = ()) -> Erased:
-        """Erases what is known of a trial's meme, and says so in the log. Once more is no harm: then what stands.
+        """Erases a trial's meme and records that in the log. Idempotent: returns the existing erasure.
 
-        The bodies of its entries go, its picture unless another trial has the same, and what other tables hold of it.
-        Who looked at it, and that it was erased, stays. So does what a copy of the docket holds, made before.
+        Deletes the bodies of its entries, its picture unless another trial has the same, and its data in other tables.
+        The records of who viewed it and that it was erased remain, and so do earlier copies of the docket.
 
         Args:
-            trial_id: Which.
+            trial_id: Id of the trial.
             who: Person or system that requests the erasure.
             why: Why.
             at: Time of the request.
-            precedents: Ids of precedents that the trial was made into; their texts go from all records that quote them.
+            precedents: Ids of precedents made from the trial; their texts are erased from all records that quote them.
 
         Raises:
             TrialUnknown: There is none of that id.
-            Unavailable: The erasure can't be done now; or it is done, and files or the place of pictures still hold
-                something of it (``ERASURE_UNFINISHED``): ask once more.
+            Unavailable: The erasure can't be done now; or it is done, but files or the picture storage still contain
+                some of it (``ERASURE_UNFINISHED``): repeat it.
         """
         ...
 
     async def erase_all(
         self, trials: Mapping[str, Sequence[str]], *, who: str, why: str, at: datetime
     ) -> Sequence[Erased]:
-        """Erases several trials, each with the precedents that it was made into; as :meth:`erase`, with one clean-up.
+        """Erases several trials with the precedents made from them, as :meth:`erase` but with one clean-up.
 
-        Where one of them is unknown, the others are erased all the same before the error is raised.
+        If one of them is unknown, the others are still erased before the error is raised.
         """
         ...
 
     async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
-        """Erases the texts of a precedent, and digests of its picture, from all records that quote it; as above.
+        """Erases a precedent's texts and picture digests from all records that quote it; as above.
 
-        What is quoted under its id from then on is not kept either. Once more adds nothing to the log.
+        Later quotes under its id are not stored either. Repeating it adds nothing to the log.
         """
         ...
 
     async def erase_precedents(
         self, precedent_ids: Collection[str], *, who: str, why: str, at: datetime
     ) -> Sequence[Erased]:
-        """Erases several precedents, or documents by their names in the docket; with one clean-up."""
+        """Erases several precedents, or documents by their names in the docket, with one clean-up."""
         ...
 
 
 class HookStore(Protocol):
-    """Receivers of webhooks: who sends to them, and how far in the log they are."""
+    """Webhook receivers: which server sends to them, and their position in the log."""
 
     async def register(self, names: Collection[str]) -> None:
-        """Enters receivers that are not there; they begin with the next entry of the log."""
+        """Adds receivers that are missing; they start with the next log entry."""
         ...
 
     async def hooks(self) -> Sequence[Hook]:
-        """Returns all receivers that were ever entered, by name."""
+        """Returns all receivers that were ever registered, by name."""
         ...
 
     async def take(self, hook: Hook, owner: str) -> bool:
-        """Puts a server in the place of the one that was last seen; False where another was quicker."""
+        """Makes a server the owner by compare-and-set; False if another was quicker."""
         ...
 
     async def release(self, owner: str) -> None:
-        """Lets a server send to nobody any more."""
+        """Releases all receivers owned by a server."""
         ...
 
     async def replay(self, name: str, entry: int) -> bool:
-        """Has a receiver told everything from an entry on, once more; False where there is no such receiver."""
+        """Resends everything from an entry on; False if there is no such receiver."""
         ...
 
     async def enable(self, name: str) -> bool:
-        """Has a receiver told again, from where it stood; False where there is no such receiver."""
+        """Enables a receiver, which continues where it stopped; False if there is no such receiver."""
         ...
 
     async def disable(self, name: str, *, why: str, at: datetime) -> bool:
-        """Has a receiver told nothing until it is enabled; False where there is no such receiver."""
+        """Disables a receiver until it is enabled again; False if there is no such receiver."""
         ...
 
 
 class DeliveryStore(Protocol):
-    """Messages that receivers of webhooks have not taken yet, and what messages tell of."""
+    """Undelivered webhook messages, and the trials that they report."""
 
     async def due(self, name: str, now: datetime, *, most: int) -> Sequence[Delivery]:
-        """Returns messages whose time for another attempt has come, the one that waits longest first."""
+        """Returns messages that are due for another attempt, the longest waiting first."""
         ...
 
     async def backlog(self, name: str) -> Backlog:
-        """Counts the messages that a receiver has not taken."""
+        """Counts the undelivered messages of a receiver."""
         ...
 
     async def states(self) -> HookStates:
-        """Reads where all receivers are, and what waits for each, at once."""
+        """Reads the positions and backlogs of all receivers in one snapshot."""
         ...
 
     async def settle(
         self, before: Hook, after: Hook, *, gone: Collection[Delivery], remaining: Collection[Delivery]
     ) -> bool:
-        """Stores the outcome of some attempts: all of it or none.
+        """Stores the outcome of some attempts atomically.
 
         Args:
-            before: The receiver as it was read.
-            after: The receiver as it is to be, with the same owner.
-            gone: Messages that wait no longer.
-            remaining: Messages that wait, or were given up.
+            before: State of the receiver as it was read.
+            after: New state of the receiver, with the same owner.
+            gone: Messages that no longer wait.
+            remaining: Messages that still wait, or were given up.
 
         Returns:
-            False where another server sends meanwhile, or somebody had it begin elsewhere: then nothing is stored.
+            False if another server has taken over or the position was reset: then nothing is stored.
         """
         ...
 
     async def subjects(self, trial_ids: Collection[str]) -> Mapping[str, Subject]:
-        """Returns trials by id; one that there is not is left out."""
+        """Returns trials by id; unknown ones are missing."""
         ...

@@ -1,7 +1,7 @@
-"""Retention: erases trials once they are older than the settings let them be.
+"""Retention: erases trials that are older than the settings allow.
 
-What is erased is what ``memecourt docket erase`` erases, and the log says so for each trial. Age counts from when a
-trial was opened, whatever was said of it since.
+It erases the same as ``memecourt docket erase``, with a log entry for each trial. Age counts from the opening of a
+trial, whatever happened to it since.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from serving.settings import Settings
 EVERY_S: Final = 3600.0
 """Seconds between two passes of a server."""
 WHO: Final = "retention"
-"""Name under which trials are erased by age."""
+"""Name recorded as the author of erasures by age."""
 
 _AT_ONCE = 200
-"""Trials that are erased together."""
+"""Maximum number of trials that are erased together."""
 
 _log = logging.getLogger("memecourt.retention")
 
 Forget = Callable[[str], Awaitable[object]]
-"""Takes a precedent out of the library, by its id."""
+"""Deletes a precedent from the library, by its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +40,26 @@ class RetentionPeriod:
     """Days after which trials of some namespaces are erased.
 
     Attributes:
-        days: Days from when a trial was opened.
-        which: Namespaces that it is for.
+        days: Days since the opening of a trial.
+        which: Filter of the namespaces that it applies to.
     """
 
     days: int
     which: TrialFilter
 
     def expired_at(self, now: datetime) -> TrialFilter:
-        """The trials that have outlived it."""
+        """Returns the filter of trials that have expired."""
         return replace(self.which, opened_until=now - timedelta(days=self.days), erased=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPass:
-    """Result of going through a docket once.
+    """Result of one pass over a docket.
 
     Attributes:
         erased: Number of trials that were erased, by namespace.
-        overdue: Number of trials that should have been and could not, or only by halves.
-        unfinished: Trials of which files or the place of pictures still hold something, with their precedents.
+        overdue: Number of expired trials that could not be erased, or not completely.
+        unfinished: Trials of which files or the picture storage still contain something, with their precedents.
     """
 
     erased: Mapping[str, int]
@@ -68,11 +68,11 @@ class RetentionPass:
 
 
 def retention_periods(settings: Settings) -> Sequence[RetentionPeriod]:
-    """The periods that the settings name; none where everything is kept."""
+    """Returns the periods in the settings; none if everything is kept."""
     own = {name: each.retention_days for name, each in settings.namespaces.items() if each.retention_days is not None}
     periods = [RetentionPeriod(days, TrialFilter(namespace=name)) for name, days in own.items() if days != "unlimited"]
     if settings.retention_days is not None:
-        # Except namespaces with a word of their own, also those whose word is to keep everything.
+        # Except namespaces with their own setting, including those that keep everything.
         periods.append(RetentionPeriod(settings.retention_days, TrialFilter(other_than=frozenset(own))))
     return periods
 
@@ -80,9 +80,9 @@ def retention_periods(settings: Settings) -> Sequence[RetentionPeriod]:
 async def find_expired(
     index: TrialIndex, period: RetentionPeriod, now: datetime
 ) -> AsyncIterator[Sequence[DocketLine]]:
-    """Trials that have outlived a period, the oldest first, some hundred at a time."""
+    """Yields pages of expired trials, the oldest first."""
     after = None
-    # Each page begins behind the last one: what could not be erased is not met again before the next pass.
+    # Each page starts after the previous one: trials that could not be erased are not met again in this pass.
     while lines := await index.list(limit=_AT_ONCE, after=after, which=period.expired_at(now), oldest_first=True):
         yield lines
         after = (lines[-1].opened_at, lines[-1].trial_id)
@@ -96,18 +96,18 @@ async def erase_expired(
     forget: Forget | None = None,
     unfinished: Mapping[str, Sequence[str]] | None = None,
 ) -> RetentionPass:
-    """Erases every trial that has outlived its period, and the precedents that their overrulings became.
+    """Erases all expired trials, and the precedents made from their overrulings.
 
     Args:
         docket: Docket of the trials.
-        periods: Periods, of which no two are for the same namespace.
-        now: Time that ages are counted to.
+        periods: Periods, no two of which apply to the same namespace.
+        now: Reference time for ages.
         forget: Takes a precedent out of the library; None where there is none that can be changed.
         unfinished: Trials that an earlier pass left unfinished.
     """
     erased: Counter[str] = Counter()
     overdue, left = 0, dict(unfinished or {})
-    # First: of these, records already say that they are erased, and something of them still lies about (PR-1).
+    # First, since records already say that these are erased while some of their data still exists (PR-1).
     if left and await _erase(docket, left, why="erased before, and not everywhere", now=now) is None:
         left.clear()
     for period in periods:
@@ -117,13 +117,13 @@ async def erase_expired(
             precedents = {line.trial_id: (name_of(line.trial_id),) if line.review else () for line in ready}
             gone = True
             if (failed := await _erase(docket, precedents, why=why, now=now)) is not None:
-                # Unfinished means erased in the docket and not everywhere: it is counted as erased, and tried again.
+                # Unfinished means erased in the docket but not everywhere: counted as erased, and retried.
                 error, gone = failed, failed.reason == UNFINISHED
                 if gone:
                     left |= precedents
             erased.update(line.namespace for line in ready if gone)
             if error is not None:
-                # Erased together or not at all: if that failed, all are late, else those alone whose precedents are
+                # Erased together or not at all: on failure all are late, otherwise only those whose precedents are
                 # still there.
                 late = len(lines) - (0 if failed else len(ready))
                 overdue += late
@@ -132,7 +132,7 @@ async def erase_expired(
 
 
 async def _erase(docket: Docket, trials: Mapping[str, Sequence[str]], *, why: str, now: datetime) -> CourtError | None:
-    """Erases trials; the error where that was not possible."""
+    """Erases trials; returns the error if that failed."""
     try:
         await docket.eraser.erase_all(trials, who=WHO, why=why, at=now)
     except CourtError as error:
@@ -143,12 +143,12 @@ async def _erase(docket: Docket, trials: Mapping[str, Sequence[str]], *, why: st
 async def _forget_precedents(
     lines: Sequence[DocketLine], forget: Forget | None
 ) -> tuple[Sequence[DocketLine], CourtError | None]:
-    """Takes the precedents of trials out of the library: the trials that have none any more, and why others have."""
+    """Deletes the precedents of trials; returns the trials without any left, and the error of the others."""
     ready: list[DocketLine] = []
     failed: CourtError | None = None
     for line in lines:
         try:
-            # Before the trial is erased: an erased trial is not looked for again, and its precedent would stay.
+            # Before the trial is erased: an erased trial is not found again, and its precedent would stay.
             if line.review is not None and forget is not None:
                 await forget(name_of(line.trial_id))
         except CourtError as error:
@@ -166,13 +166,13 @@ async def keep_retention(
     report: Callable[[int, int], None],
     every_s: float = EVERY_S,
 ) -> None:
-    """Erases what has expired, pass by pass, until it is cancelled. Several servers of a docket may do so.
+    """Erases expired trials periodically until cancelled. Several servers may do so on one docket.
 
     Args:
         docket: Docket of the trials.
         settings: Settings with the periods.
         forget: Takes a precedent out of the library; None where there is none that can be changed.
-        report: Is told after each pass how many were erased, and how many are overdue.
+        report: Called after each pass with the numbers of erased and overdue trials.
         every_s: Seconds between two passes.
     """
     periods = retention_periods(settings)
@@ -181,7 +181,7 @@ async def keep_retention(
         now = datetime.now(UTC)
         try:
             done = await erase_expired(docket, periods, now=now, forget=forget, unfinished=unfinished)
-        # It goes on: a docket that is away for a while must not end the promise.
+        # Continue: a temporary outage of the docket must not end retention.
         except CourtError as error:
             _log.error("nothing can be erased by age now: reason=%s", error.reason)
         else:

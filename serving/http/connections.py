@@ -1,4 +1,4 @@
-"""HTTP connections that say nothing: closed in time, and first of all where room is short."""
+"""Closes silent HTTP connections in time, and earlier when connections are scarce."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import h11
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# BO-2 promises these ten seconds.
+# BO-2 promises this timeout.
 HEAD_S = 10.0
-"""Seconds that a request's head may take, from the connection or the answer before it."""
+"""Timeout in seconds for a request's head, from the connection or the previous answer."""
 BODY_S = 30.0
-"""Seconds that a request's body may take after its head, where nothing else is said."""
+"""Default timeout in seconds for a request's body, from its head."""
 
 
 class GuardedConnection(H11Protocol):
-    """HTTP/1.1 that waits for nobody for ever.
+    """HTTP/1.1 connection with timeouts against slow or silent clients.
 
-    A connection is silent while no request of it is being answered, and while a body has not come. One that is silent
-    for too long is closed, whatever it sends a byte of now and then; where as many connections stand as are answered at
-    once, one that is silent gives way to the next: the one that has been for longest, and before others those that have
-    announced no body. All may come from one address: behind a proxy, everybody does.
+    A connection is silent while none of its requests is being answered, or while a body is incomplete. It is closed
+    when it is silent for too long, even if it sends a byte now and then. When the maximum number of connections is
+    reached, a new one displaces the longest silent one, first those that have announced no body. There is no limit per
+    address, since behind a proxy all connections share one.
 
-    An application finds its connection in the state of the scope, as ``connection``.
+    Applications find their connection in the scope's state, as ``connection``.
 
     Attributes:
-        lost: Is set when the connection is gone, also while nothing is read of it.
+        lost: Event that is set when the connection is lost, even while nothing is read from it.
     """
 
     def __init__(self, *arguments: Any, body_s: float = BODY_S, **named: Any) -> None:
@@ -43,7 +43,7 @@ class GuardedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._begin_silence()
-        # uvicorn turns requests away from this number on, and by now it counts this connection.
+        # uvicorn refuses requests from this number on, and already counts this connection.
         limit = self.config.limit_concurrency
         if limit is not None and len(self.connections) >= limit:
             self._make_room()
@@ -52,8 +52,8 @@ class GuardedConnection(H11Protocol):
     def handle_events(self) -> None:
         super().handle_events()
         if not self._answering():
-            return  # what still comes of the body of an answered request buys no time
-        # All of the request has come: from here on the caller waits for us.
+            return  # the rest of an answered request's body does not extend the timeout
+        # The request is complete: from here on the caller waits for us.
         if self.conn.their_state is not h11.SEND_BODY:
             self._wait(None)
             self._silent_since, self._awaits_body = None, False
@@ -62,14 +62,14 @@ class GuardedConnection(H11Protocol):
             self._silent_since, self._awaits_body = self.loop.time(), True
 
     def renew_body_time(self) -> None:
-        """Gives the rest of a body as long as all of it had: for a body of many requests, with each whole one."""
+        """Restarts the body's timeout: called for each complete request within a body of many."""
         if self._awaits_body:
             self._wait(self._body_s)
             self._silent_since = self.loop.time()
 
     @override
     def on_response_complete(self) -> None:
-        # First: super() may begin with the next request, if that has come already, and sets other times.
+        # First, since super() may start the next request, which sets other timeouts.
         self._begin_silence()
         super().on_response_complete()
 
@@ -87,15 +87,15 @@ class GuardedConnection(H11Protocol):
         self._wait(HEAD_S)
 
     def _wait(self, seconds: float | None) -> None:
-        """Has the connection closed in so many seconds, whatever it was to be closed for before."""
+        """Sets the timeout after which the connection is aborted, replacing the previous one."""
         if self._timer is not None:
             self._timer.cancel()
-        # Aborted and not closed: a transport that is closed first waits for the peer to take what is left to send.
+        # abort() rather than close(), which first waits for the peer to read pending data.
         self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
     def _make_room(self) -> None:
         silent = [
-            # id() decides between equals: connections themselves can't be compared.
+            # id() breaks ties, since connections can't be compared.
             (other._awaits_body, other._silent_since, id(other), other)
             for other in self.connections
             if isinstance(other, GuardedConnection) and other is not self and other._silent_since is not None
@@ -104,5 +104,5 @@ class GuardedConnection(H11Protocol):
             *_, other = min(silent)
             other._silent_since = None
             other.transport.abort()
-            # Not only when the loop comes to it: until then it would count against the request that is about to come.
+            # Immediately: until the loop removes it, it would count against the next request.
             self.connections.discard(other)

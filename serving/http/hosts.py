@@ -1,4 +1,4 @@
-"""Names that a listener is reached under: a page of another site that has its own name point here sends that name."""
+"""Host names of a listener, to detect DNS rebinding: a malicious page resolves its own name to this listener."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def own_names(host: str, origin: str = "") -> frozenset[str] | None:
-    """Returns the names of a listener, None for any.
+    """Returns the allowed names of a listener; None for any.
 
     Args:
         host: Host that it listens on.
-        origin: Under which people reach it, where that is another: ``https://console.example.org``.
+        origin: Public address of the listener, if it differs: ``https://console.example.org``.
     """
-    # Reached from elsewhere it may have any name: only its operator can say which.
+    # If reachable from elsewhere it may have any name, which only its operator knows.
     own = {host.strip("[]"), "localhost", "127.0.0.1", "::1"} if only_here(host) else set()
     if origin:
         own.add(urlsplit(origin).hostname or "")
@@ -26,10 +26,10 @@ def own_names(host: str, origin: str = "") -> frozenset[str] | None:
 
 
 def host_of(scope: Scope) -> str:
-    """The name in the Host header, without the port; empty where there is none."""
+    """Returns the name in the Host header without the port; empty if there is none."""
     host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
     try:
         return urlsplit(f"//{host}").hostname or ""
-    # Such as of half a bracket: it is no name of ours, and is refused as one.
+    # A malformed header, such as an unmatched bracket, matches no allowed name.
     except ValueError:
         return ""

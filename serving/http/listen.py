@@ -1,4 +1,4 @@
-"""Listens for HTTP, by itself or beside the gRPC server, on an address that is fit for whoever can reach it."""
+"""HTTP listener, standalone or alongside the gRPC server, which enforces TLS and tokens where they are required."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from serving.settings import Settings
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-_LAST_S = 2
-"""Seconds that answers which are on their way have when the listener is told to stop."""
+_DRAIN_S = 2
+"""Seconds for running answers to finish on shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Listener:
     """Name and limits of a listener.
 
     Attributes:
-        name: Name to begin a sentence with.
+        name: Name, used at the start of messages.
         field: Setting that its address comes from.
         example: Address, as an example.
-        at_once: Connections that are answered at once; beyond, a caller is told to come again.
-        body_s: Seconds that a request's body may take after its head.
+        at_once: Maximum number of concurrent connections; further callers are told to retry.
+        body_s: Timeout in seconds for a request's body.
     """
 
     name: str
@@ -46,29 +46,29 @@ class Listener:
 
     @property
     def certificate(self) -> str:
-        """Its certificate, to begin a sentence with."""
+        """Description of its certificate, used at the start of messages."""
         return f"The certificate of {self.name[0].lower()}{self.name[1:]}"
 
 
 @asynccontextmanager
 async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, address: str) -> AsyncIterator[str]:
-    """An application, served while the block lasts; gives its URL.
+    """Serves an application inside the block; yields its URL.
 
     Args:
         listener: Name and limits.
         app: Application.
-        settings: TLS, tokens and what was lifted.
+        settings: TLS, tokens and lifted requirements.
         address: ``host:port``; port 0 for a free one.
 
     Raises:
-        BadRequest: The address can't be listened on; or it is for others than this machine, and tokens or TLS lack.
+        BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
     """
     host, port = split_address(listener, address)
     # Before anything listens (BO-4).
     require_guarded(listener.name, host, settings, field=listener.field)
     named = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
     paths = [path for path in named if path is not None] if settings.tls_certificate else []
-    # Before they are used: a renewal between the two is seen as one.
+    # Read before they are used, so that a renewal in between is noticed.
     contents = read_all(paths, listener.certificate)
     with _listening(listener, host, port) as listening:
         server = _Server(_config(listener, app, settings), listener.body_s)
@@ -85,7 +85,7 @@ async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, ad
             await asyncio.wait((begun, serving), return_when=asyncio.FIRST_COMPLETED)
             begun.cancel()
             if serving.done():
-                # Raises why it could not begin: nobody would wait for that task's error otherwise.
+                # Raises the error of a failed start, which nobody would see otherwise.
                 serving.result()
             scheme = "https" if settings.tls_certificate else "http"
             shown = f"[{host}]" if ":" in host else host
@@ -98,25 +98,26 @@ async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, ad
 
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2: forward secrecy, and authenticated encryption alone (BSI TR-02102-2, Mozilla "intermediate" less DHE)."""
+"""TLS 1.2 ciphers with forward secrecy and authenticated encryption (BSI TR-02102-2, Mozilla "intermediate" less
+DHE)."""
 
 
 _NONE = "none"
-"""Password to try on a renewed key that wants one: without any, it would be asked for at the terminal."""
+"""Password to try on an encrypted key: without one, OpenSSL would prompt at the terminal."""
 
 
 def _config(listener: Listener, app: ASGIApp, settings: Settings, *, key_password: str | None = None) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        log_config=None,  # the log is set up by whoever serves; lines of access would hold ids of trials
+        log_config=None,  # the process sets up its own log; access logs would contain trial ids
         access_log=False,
-        proxy_headers=False,  # whom it is reached by is said by the settings, and not by a header
+        proxy_headers=False,  # settings, not headers, say how it is reached
         server_header=False,
         lifespan="off",
         ws="none",
         limit_concurrency=listener.at_once,
         timeout_keep_alive=20,
-        timeout_graceful_shutdown=_LAST_S,
+        timeout_graceful_shutdown=_DRAIN_S,
         ssl_ciphers=_CIPHERS,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
@@ -136,11 +137,11 @@ def _config(listener: Listener, app: ASGIApp, settings: Settings, *, key_passwor
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to whoever runs it: beside it others must hear them too; and says when it listens.
+    """uvicorn server that leaves signals to its owner, signals when it listens, and can renew TLS.
 
     Attributes:
-        begun: Is set when it listens.
-        renewed: TLS to use for new connections from now on; None for what is in use.
+        begun: Event that is set when it listens.
+        renewed: TLS context for new connections; None for the current one.
     """
 
     def __init__(self, config: uvicorn.Config, body_s: float) -> None:
@@ -152,9 +153,9 @@ class _Server(uvicorn.Server):
         self.renewed: ssl.SSLContext | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens on these sockets.
+        """Listens on the sockets.
 
-        uvicorn would wait a minute for the TLS handshake of each connection, and can't be told otherwise.
+        Overridden because uvicorn's TLS handshake timeout of a minute can't be configured.
         """
         self._sockets = sockets or ()
         self.servers = await self._open()
@@ -163,25 +164,25 @@ class _Server(uvicorn.Server):
 
     @override
     async def on_tick(self, counter: int) -> bool:
-        """Does what uvicorn does ten times a second, and first listens with renewed TLS."""
+        """Runs uvicorn's periodic tick (ten times a second), after switching to renewed TLS."""
         if self.renewed is not None:
             former, used = self.servers, self.config.ssl
             self.config.ssl = self.renewed
             try:
                 self.servers = await self._open()
             except OSError:
-                # No handle is free: the next tick tries again, and until then the former listens.
+                # Out of file handles: retry at the next tick, and keep the old listener until then.
                 self.config.ssl = used
             else:
                 self.renewed = None
-                # Connections that are there are not the listeners', and go on.
+                # Existing connections don't belong to the listeners and continue.
                 for server in former:
                     server.close()
         return await super().on_tick(counter)
 
     async def _open(self) -> list[asyncio.Server]:
-        """Listens, with the TLS of the settings as they are now."""
-        # asyncio refuses a limit of the handshake where there is none.
+        """Listens with the current TLS context."""
+        # asyncio refuses a handshake timeout without TLS.
         within = HEAD_S if self.config.ssl else None
 
         def protocol() -> asyncio.Protocol:
@@ -196,7 +197,7 @@ class _Server(uvicorn.Server):
         return [
             await loop.create_server(
                 protocol,
-                # A copy, which is closed with this listener: the queue of new connections is one and goes on.
+                # A duplicate, closed with this listener: the accept queue is shared and survives.
                 sock=each.dup(),
                 ssl=self.config.ssl,
                 ssl_handshake_timeout=within,
@@ -214,10 +215,10 @@ class _Server(uvicorn.Server):
 def _listening(listener: Listener, host: str, port: int) -> Iterator[socket.socket]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        # With the protocol: only where it is named does asyncio send small parts at once (TCP_NODELAY).
+        # Including the protocol: asyncio sets TCP_NODELAY only if it is given.
         listening = socket.socket(*found[:3])
         try:
-            # Else a restart finds the port taken for as long as the system remembers connections of before.
+            # Otherwise a restart finds the port occupied by lingering connections.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(found[4])
         except OSError:
@@ -235,7 +236,7 @@ def _listening(listener: Listener, host: str, port: int) -> Iterator[socket.sock
 
 
 def split_address(listener: Listener, address: str) -> tuple[str, int]:
-    """Splits an address into host and port. Raises BadRequest where it is none."""
+    """Splits an address into host and port. Raises BadRequest if it is invalid."""
     host, _, port = address.rpartition(":")
     if not host or not is_port(port):
         raise BadRequest(

@@ -1,4 +1,4 @@
-"""Connects the chat models of a full trial to the servers that the settings name, and probes each once."""
+"""Connects to the servers of the chat models of full trials, and probes each once."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 _SEES = ("proposer", "judge")
 _GUARD_S = 10.0
-"""For a guard's server to list its models at start, in seconds."""
+"""Timeout in seconds for a guard's server to list its models at startup."""
 _AGAIN_S = 1.0
-"""Between two tries to reach a model server that is waited for, in seconds."""
+"""Seconds between two attempts to reach a model server."""
 _LOG_EVERY = 30
-"""Of those tries one is told of, so that who reads the log sees what is waited for, and not only that."""
+"""One in this many failed attempts is logged with its reason."""
 
 
 def pictures_per_prompt(trial: TrialSettings) -> int:
-    """Returns the largest number of pictures that one prompt of a trial shows: frames of the meme, and exhibits."""
+    """Returns the maximum number of pictures in a prompt of a trial: frames of the meme, and exhibits."""
     return LIMITS.representative_frames + trial.exhibits
 
 
@@ -45,21 +45,21 @@ async def connect_models(
     patient: bool = False,
     may_be_blind: Collection[RoleName] = (),
 ) -> RoleModels | None:
-    """Connects to the model servers; None where the settings name none.
+    """Connects to the model servers; None if the settings name none.
 
     Args:
-        settings: Which servers and models.
-        stack: Closes the connections when it is closed.
-        tell: Is told what a server can't do, and how the court gets along without it.
+        settings: Settings with servers and models.
+        stack: Stack that closes the connections.
+        tell: Called with each missing capability of a server and its workaround.
         patient: True to wait for a server that does not answer.
-        may_be_blind: Roles that will be shown no picture, although they are in a trial.
+        may_be_blind: Roles that take part in trials but are shown no picture.
 
     Raises:
-        BadRequest: A role has a server without a model, or the other way round.
+        BadRequest: A role has a server without a model, or a model without a server.
         NotLoaded: The client for model servers is not installed.
-        ModelRefused: A server does not have the model, wants another key, or takes no pictures and is to see some; or
-            the model is to think and can't be made to.
-        Unavailable: None of a model's servers answers, and none is waited for.
+        ModelRefused: A server does not have the model, refuses the key, does not accept required pictures, or can't
+            make the model think as configured.
+        Unavailable: None of a model's servers answers, and ``patient`` is False.
     """
     further = settings.llm.further_judges
     wanted = {role: settings.llm.of_role(role) for role in settings.roles} | further
@@ -78,9 +78,9 @@ async def connect_models(
         ) from error
 
     http = http_client()
-    # At once: a probe that fails must not leave connections open.
+    # Registered at once, since a failing probe must not leave connections open.
     stack.push_async_callback(http.aclose)
-    # By server and not by role: the bound is on what all roles together send to the same server.
+    # By server rather than by role: the limit applies to everything sent to the same server.
     loads: defaultdict[str, Load] = defaultdict(lambda: Load(settings.llm.concurrency))
     models: dict[tuple[tuple[str, ...], str, str], ChatCompletions] = {}
     chairs: dict[str, RoleModel] = {}
@@ -88,10 +88,10 @@ async def connect_models(
     for role, own in wanted.items():
         urls, name = _both(role, own)
         key = own.api_key.get_secret_value() if own.api_key else ""
-        # Roles that share servers, model and key share a client: it is probed once.
+        # Roles that share servers, model and key share a client, which is probed once.
         model = models.get((urls, name, key))
         if model is None:
-            # The probe serves every role of this model, so it looks for thoughts where any of them is to think.
+            # The probe serves all roles of this model, so it tests thinking if any of them uses it.
             thoughts = any(_both(other, its) == (urls, name) and its.thinking != "off" for other, its in wanted.items())
             model = await probe_replicas(
                 [
@@ -105,7 +105,7 @@ async def connect_models(
             )
             models[urls, name, key] = model
         seeing = role.partition(" ")[0]
-        # Found out at start: later it would be a failed step in every trial.
+        # Checked at startup: later it would fail a step of every trial.
         if seeing in _SEES and seeing not in may_be_blind and not model.capabilities.pictures:
             raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
         found = model.capabilities
@@ -124,7 +124,7 @@ async def connect_models(
             )
         chairs[role] = RoleModel(
             model,
-            # As it is sent, for the record: a server that takes one temperature alone is sent that.
+            # As sent, for the record: a server may accept only one temperature.
             (own.temperature or 0.0) if found.temperatures else 1.0,
             own.max_tokens,
             servers=model,
@@ -158,10 +158,10 @@ async def connect_models(
 async def _connect_guard(
     own: GuardSettings, loads: defaultdict[str, Load], http: httpx2.AsyncClient, tell: Callable[[str], None]
 ) -> GuardModel:
-    """Connects to the guard. It is asked for no more than whether it is there: guards answer in one form only.
+    """Connects to the guard and only checks its presence, since guards have a fixed answer format.
 
     Raises:
-        ModelRefused: Its server does not have the model, or wants another key.
+        ModelRefused: Its server does not have the model, or refuses the key.
     """
     from court.backends.chat.client import ChatCompletions
     from court.backends.chat.features import Capabilities, LogProbs, Thinking
@@ -189,7 +189,7 @@ async def _connect_guard(
     )
     try:
         listed = await model.listed(within_s=_GUARD_S)
-    # A guard is an opinion beside the court: without it the server starts all the same.
+    # A guard only gives an additional opinion, so the server also starts without it.
     except Unavailable as error:
         tell(
             f"The guard model {own.model} does not answer: {error.message} Trials are held without its opinion "
@@ -209,7 +209,7 @@ async def _connect_guard(
 async def _reached(
     tell: Callable[[str], None], model: ChatCompletions, pictures: int, *, thoughts: bool = False
 ) -> Probed:
-    """Probes a server, waiting for it if need be: it may start later than this court, or be started again."""
+    """Probes a server, waiting for it if necessary: it may start later than this court, or be restarted."""
     from court.backends.chat.capabilities import probe
 
     tries = 0
@@ -217,7 +217,7 @@ async def _reached(
         try:
             return await probe(model, pictures=pictures, thoughts=thoughts)
         except Unavailable as error:
-            # At the first failure, then seldom: the log is not to fill up while a model is being loaded.
+            # At the first failure, and then rarely, so that the log does not fill up while a model is loading.
             if tries % _LOG_EVERY == 0:
                 tell(f"Waiting for the model server for {model.name}: {error.message}")
             tries += 1

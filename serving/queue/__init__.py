@@ -1,1 +1,1 @@
-"""Queues that memes come from: each is judged by a court, and acknowledged only together with its answer."""
+"""Queue consumers: judge memes from a queue and acknowledge each only together with its answer."""

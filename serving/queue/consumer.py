@@ -1,7 +1,7 @@
-"""Judges the memes of a queue: some at a time, each acknowledged only with its answer.
+"""Queue consumer: judges a bounded number of memes concurrently, and acknowledges each only with its answer.
 
-A message that is delivered again is the same request to the court, which gives it the verdict that it has and tries
-nothing twice. While the court does not serve, messages wait, and that counts against none of them.
+A redelivered message is the same request to the court, which returns the existing verdict instead of trying it twice.
+While the court does not serve, messages wait, and no delivery is counted against them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from serving.runner.quotas import QuotaExceeded
 
 _PARTS = frozenset({"request", PICTURE, "text"})
 _AGAIN_S = 1.0
-"""Seconds until the queue is asked again that could not be reached, and until the court is that does not serve."""
+"""Retry delay in seconds for a queue that can't be reached, and for a court that does not serve."""
 _LONGEST_AGAIN_S = 30.0
 _COUNT_S = 15.0
-"""Seconds from one look at how many messages wait in the queue to the next."""
+"""Seconds between two measurements of the queue's backlog."""
 _LONGEST_BUSY_S = 300.0
-"""Seconds after which a busy court is asked again at the latest: of a quota of a day it says many hours, and meanwhile
-the quota may be raised."""
-# Of these two, _without_verdict takes most for a fault of the consumer's token before it looks at _NEVER.
+"""Maximum retry delay in seconds for a busy court: for a daily quota it may say many hours, but the quota may be raised
+meanwhile."""
+# _without_verdict treats most of these as a problem of the consumer's token before it checks _NEVER.
 _NOT_KNOWN = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 _NEVER = frozenset(
     {
@@ -49,25 +49,25 @@ _NEVER = frozenset(
         grpc.StatusCode.OUT_OF_RANGE,
         grpc.StatusCode.ALREADY_EXISTS,
         grpc.StatusCode.FAILED_PRECONDITION,
-        # Reached where the token is not let into the message's namespace; others of the queue may still pass.
+        # The token may lack access to the message's namespace only; other messages may still pass.
         grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,  # of a message that is too large; a busy court says when to come again
+        grpc.StatusCode.RESOURCE_EXHAUSTED,  # for a message that is too large; a busy court gives a retry delay
     }
 )
-"""Codes of what will fail again."""
+"""Codes of permanent failures."""
 
 _log = logging.getLogger("memecourt.queue")
 
 
 class JudgingCourt(Protocol):
-    """The court that a consumer asks."""
+    """The court that a consumer calls."""
 
     async def judge(self, request: wire.JudgeRequest) -> wire.JudgeResponse:
-        """The verdict. Raises JudgeError."""
+        """Returns the verdict. Raises JudgeError."""
         ...
 
     async def is_serving(self) -> bool:
-        """True if the court is reached and says that it serves."""
+        """True if the court can be reached and reports that it serves."""
         ...
 
 
@@ -75,8 +75,8 @@ class QueueConsumer:
     """Reads a queue and has its memes judged.
 
     Attributes:
-        answered: Number of messages that got an answer here.
-        buried: Number of messages that were put aside here with a reason.
+        answered: Number of messages answered by this consumer.
+        buried: Number of messages that this consumer dead-lettered.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class QueueConsumer:
         hold_s: float,
         metrics: QueueMetrics | None = None,
     ) -> None:
-        """Has read nothing yet.
+        """Prepares the consumer.
 
         Args:
             source: Queue.
-            court: Court that is asked.
-            fetch: Fetches pictures where a request names an address, or refuses to.
-            at_once: Messages that are worked on at once; no more are read, so that the rest waits in the queue.
-            deliveries: Deliveries after which a message that got no verdict is put aside.
-            hold_s: Seconds from one sign to the queue to the next that messages are still worked on.
-            metrics: Metrics that are counted; None for some that nobody reads.
+            court: Court that judges.
+            fetch: Fetches pictures that a request names by address, or refuses to.
+            at_once: Maximum number of messages in progress; no more are read, so that the rest waits in the queue.
+            deliveries: Maximum number of deliveries before a message without a verdict is dead-lettered.
+            hold_s: Seconds between two heartbeats to the queue for messages in progress.
+            metrics: Metrics to update; None to discard them.
         """
         self._source = source
         self._court = court
@@ -117,50 +117,49 @@ class QueueConsumer:
         self.buried = 0
 
     async def run(self, stopping: asyncio.Event, *, grace_s: float) -> None:
-        """Judges until it is told to stop; what is on its way then has seconds to end, the rest is delivered again.
+        """Judges until told to stop; messages in progress then get a grace period, the rest is redelivered.
 
         Raises:
-            NotAllowed: The court does not know this consumer, or does not let it ask for verdicts.
+            NotAllowed: The court does not accept this consumer's token, or does not allow it to request verdicts.
         """
-        # Apart from each other: a queue that does not say how much waits must not keep signs of life back.
+        # Separate tasks: a slow measurement of the backlog must not delay heartbeats.
         beside = [asyncio.create_task(self._keep_holding()), asyncio.create_task(self._keep_counting())]
         stop = asyncio.create_task(stopping.wait())
         try:
             while not (stopping.is_set() or self._refused):
-                # Before new ones: they have waited longest.
+                # Before new ones, since they have waited longest.
                 for meme in self._over_quota.take_due(self._at_once - len(self._working)):
                     self._begin(meme, self._work_again(meme))
-                # No more than can be worked on: what is read and waits here is time in which no other consumer can have
-                # it.
+                # No more than can be processed: messages that wait here are unavailable to other consumers.
                 if room := self._at_once - len(self._working):
                     await self._read(room, stopping)
                 else:
                     await asyncio.wait((*self._working, stop), return_when=asyncio.FIRST_COMPLETED)
-            with suppress(Unavailable):  # what comes here all the same is delivered again, only later
+            with suppress(Unavailable):  # messages that still arrive here are redelivered later
                 await self._source.stop_receiving()
             if self._working:
-                # Also where the court refuses this consumer: what it has already taken on may still be answered.
+                # Even if the court refuses this consumer: messages in progress may still be answered.
                 await asyncio.wait(self._working, timeout=grace_s)
         finally:
             self._ended = True
             left = [*beside, stop, *self._working]
-            # Ended before the caller closes the queue, whose client these tasks use.
+            # Before the caller closes the queue, whose client these tasks use.
             cut_off = self._claimed_memes()
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
         for meme in cut_off:
-            with suppress(Unavailable):  # delivered again all the same, only later
+            with suppress(Unavailable):  # redelivered later in any case
                 await self._give_back(meme, "stopped")
         if self._refused:
             raise self._refused
 
     def _claimed_memes(self) -> list[QueuedMeme]:
-        """Messages that this consumer has: those that are worked on, and those that wait for a quota."""
+        """Returns the messages that this consumer holds: those in progress, and those waiting for a quota."""
         return [*self._working.values(), *self._over_quota.memes]
 
     def _is_claimed(self, id_: str) -> bool:
-        # Asked while the queue is being read, and not before: a message that is given back meanwhile may come again.
+        # Evaluated during the read, not before: a message that is given back meanwhile may come again.
         return id_ in self._over_quota or any(meme.id == id_ for meme in self._working.values())
 
     async def _read(self, most: int, stopping: asyncio.Event) -> None:
@@ -168,7 +167,7 @@ class QueueConsumer:
             memes = await self._source.receive(most, self._is_claimed)
         except Unavailable as error:
             _log.warning("the queue can't be read now: %s", error.message)
-            # A pause that ends at once when it is to stop.
+            # A pause that ends at once on shutdown.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_AGAIN_S):
                     await stopping.wait()
@@ -177,16 +176,16 @@ class QueueConsumer:
             self._begin(meme, self._work(meme))
 
     def _begin(self, meme: QueuedMeme, work: Coroutine[Any, Any, None]) -> None:
-        # Remembered in _working, for asyncio itself would not save a running task from garbage collection.
+        # A strong reference in _working, since asyncio does not protect running tasks from garbage collection.
         task = asyncio.create_task(work)
         self._working[task] = meme
         task.add_done_callback(self._over)
 
     async def _keep_holding(self) -> None:
-        # Not until it is cancelled alone: a queue's client may lose a cancellation that meets it while it connects.
+        # Not only by cancellation, which a queue's client may lose while it connects.
         while not self._ended:
             await asyncio.sleep(self._hold_s)
-            with suppress(Unavailable):  # what could not be held is delivered again, and answered once all the same
+            with suppress(Unavailable):  # a message that could not be held is redelivered, but still answered once
                 await self._source.hold(self._claimed_memes())
 
     async def _keep_counting(self) -> None:
@@ -195,23 +194,23 @@ class QueueConsumer:
                 unread = await self._source.waiting()
             except Unavailable:
                 unread = None
-            # Not the last figure: whoever looks at the metric is to see that nobody knows.
+            # NaN rather than the last value, so that the metric shows that it is unknown.
             self._metrics.unread.set(math.nan if unread is None else unread)
             await asyncio.sleep(_COUNT_S)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         meme = self._working.pop(task)
         if not task.cancelled() and (error := task.exception()):
-            # A fault of ours: the message stays in the queue, and is put aside when it was delivered too often.
+            # A bug: the message stays in the queue, and is dead-lettered after too many deliveries.
             _log.error("message=%s ended in a fault: error=%s", meme.id, type(error).__qualname__)
 
     async def _work_again(self, meme: QueuedMeme) -> None:
-        """Works on a message that waited for a quota."""
+        """Processes a message that waited for a quota."""
         try:
             read = await self._source.read_again(meme)
             if read is None:
                 _log.warning("message=%s was deleted from the queue while it waited for a quota", meme.id)
-                # Or it would be pending for ever, as nobody can answer it.
+                # Otherwise it would be pending for ever, as nobody can answer it.
                 await self._source.drop(meme)
                 return
         except Unavailable as error:
@@ -223,7 +222,7 @@ class QueueConsumer:
         request_id, began = meme.request_id, time.perf_counter()
         try:
             if meme.deliveries > self._deliveries:
-                # Whoever had it before ended without a word: it may be what ends them, and is not tried again.
+                # Earlier consumers ended without an answer: the message may crash them, so it is not tried again.
                 why = f"It was delivered {meme.deliveries - 1} times, and no consumer came to an end with it."
                 await self._bury(meme, request_id, JudgeError(grpc.StatusCode.ABORTED, why), "DELIVERED_TOO_OFTEN")
                 return
@@ -232,7 +231,7 @@ class QueueConsumer:
                 request_id = request.request_id
                 verdict = await self._verdict(request)
             except OverQuota as over:
-                # Still held, but without its place: messages of other namespaces go on.
+                # Still held, but without a place in progress, so that other namespaces continue.
                 self._over_quota.add(meme, over)
             except CourtError as error:
                 await self._without_verdict(meme, request_id, JudgeError.of_failure(failure_of(error)))
@@ -241,13 +240,13 @@ class QueueConsumer:
             else:
                 body = orjson.dumps(response_json(verdict))
                 answer = QueueAnswer(meme.id, verdict.request_id, decision_of(verdict), body)
-                # Not counted where another consumer was faster: it has answered with the same verdict.
+                # Not counted if another consumer was faster, with the same verdict.
                 if await self._source.answer(meme, answer):
                     self.answered += 1
                     self._metrics.answered.labels(answer.decision).inc()
                     self._metrics.seconds.observe(time.perf_counter() - began)
         except Unavailable as error:
-            # Delivered again, and the court then gives the verdict that it has.
+            # It is redelivered, and the court then returns the existing verdict.
             _log.warning("message=%s could not be acknowledged: %s", meme.id, error.message)
 
     async def _verdict(self, request: wire.JudgeRequest) -> wire.JudgeResponse:
@@ -256,24 +255,24 @@ class QueueConsumer:
             try:
                 return await self._court.judge(request)
             except JudgeError as error:
-                # A court that is full or away says nothing about the message: it waits here, and no delivery is counted
+                # A busy or unavailable court is no fault of the message: it waits here, and no delivery is counted
                 # against it.
                 busy = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after is not None
-                # One that was stopped may be there again by now.
+                # A stopped court may be back by now.
                 away = error.code is grpc.StatusCode.UNAVAILABLE and (
                     error.reason == STOPPED or not await self._court.is_serving()
                 )
                 if not (busy or away):
                     raise
                 _log.warning("the court can't judge now, and messages wait: %s", error.reason or error.code.name)
-                # Never sooner than the court asks for, within that bound: that delay spreads its callers (RE-4).
+                # Not sooner than the court asks for, up to the maximum: its delays spread out the callers (RE-4).
                 wait_s = min(error.retry_after or 0.0, _LONGEST_BUSY_S)
-                # Those that were told the same do not come back at the same moment.
+                # Jitter, so that callers with the same delay do not return at the same moment.
                 delay_s = max(pause, wait_s) + random.uniform(0.0, pause)
                 if error.reason == QuotaExceeded.default_reason and self._over_quota.has_room:
                     raise OverQuota(request.content.namespace, delay_s) from None
                 await asyncio.sleep(delay_s)
-                # By its health: each attempt at the request would send the picture once more.
+                # Poll its health, since each retry of the request would send the picture again.
                 while away and not await self._court.is_serving():
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_AGAIN_S)
@@ -281,7 +280,7 @@ class QueueConsumer:
     async def _without_verdict(self, meme: QueuedMeme, request_id: str, error: JudgeError) -> None:
         why = error.reason or error.code.name
         if error.code in _NOT_KNOWN and why != "NAMESPACE_NOT_ALLOWED":
-            # No fault of the message: with such a token, all of them would be put aside.
+            # No fault of the message: with such a token, all messages would be dead-lettered.
             self._refused = NotAllowed(f"The court refuses this consumer ({why}): {error.message}", reason=why)
             await self._give_back(meme, "stopped")
         elif error.code in _NEVER or meme.deliveries >= self._deliveries:
@@ -291,7 +290,7 @@ class QueueConsumer:
             await self._give_back(meme, "failed")
 
     async def _give_back(self, meme: QueuedMeme, why: Literal["failed", "stopped"]) -> None:
-        # Only a failure counts: that a consumer is stopped says nothing about the message.
+        # Only failures count: stopping a consumer says nothing about the message.
         await self._source.give_back(meme, counted=why == "failed")
         self._metrics.given_back.labels(why).inc()
 
@@ -311,12 +310,12 @@ class QueueConsumer:
 
 
 async def request_of(meme: QueuedMeme, fetch: Fetch, require: Callable[[str], None]) -> wire.JudgeRequest:
-    """The request in a message, by the rules of ``POST /v1/judge``.
+    """Parses the request in a message, by the rules of ``POST /v1/judge``.
 
     Args:
         meme: Message.
-        fetch: Fetches the picture where the request names an address.
-        require: Raises OverQuota where messages of this namespace wait, before anything is fetched.
+        fetch: Fetches the picture if the request names it by address.
+        require: Raises OverQuota if messages of this namespace must wait, before anything is fetched.
 
     Raises:
         BadRequest: The message is malformed.
@@ -333,18 +332,18 @@ async def request_of(meme: QueuedMeme, fetch: Fetch, require: Callable[[str], No
         raise BadRequest("The message has no parts.", reason="MALFORMED_REQUEST")
     fields = loaded(meme.parts["request"]) if "request" in meme.parts else {}
     picture = meme.parts.get(PICTURE)
-    # Taken out: the message on the wire has no field for an address. One that is null is refused as no address, for a
+    # Removed, since the protobuf message has no field for an address. Null is refused as an invalid address, since a
     # picture was meant.
     by_address, url = "image_url" in fields, fields.pop("image_url", None)
     if (picture is not None) + by_address + (PICTURE in fields) > 1:
         raise BadRequest("The picture stands in the message twice.", reason="MALFORMED_REQUEST", field=PICTURE)
     message = message_of(JUDGE.request, fields, _text_of(meme.parts))
     assert isinstance(message, wire.JudgeRequest)
-    # The same for each delivery, so that the court knows the request again and tries nothing twice.
+    # The same for each delivery, so that the court recognises the request and tries nothing twice.
     message.request_id = message.request_id or meme.request_id
     require(message.content.namespace)
     if by_address:
-        # Last: a message that is malformed costs no download.
+        # Last, so that a malformed message costs no download.
         picture = await picture_at(url, fetch)
     if picture is not None:
         require_bytes(picture)

@@ -1,4 +1,4 @@
-"""A queue in NATS JetStream: a durable pull consumer, with answers and dead letters under subjects of their own."""
+"""A queue in NATS JetStream: a durable pull consumer, with separate subjects for answers and dead letters."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from court.errors import BadRequest, Unavailable
 from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSettings, QueueSource, no_message
 
 _WAIT_S = 1.0
-"""Seconds that a look for messages lasts: also how long a consumer may take to stop."""
+"""Seconds that a fetch waits for messages, and so how long a consumer may take to stop."""
 _REPLY_S = 10.0
 _BUCKET = "memecourt-queue"
-"""Key-value bucket with the deliveries that count for nothing, by message."""
+"""Key-value bucket with the number of uncounted deliveries by message."""
 _ABOUT_BUCKET = "Deliveries of memes that count for nothing, for consumers were stopped (memecourt consume)"
 _REMEMBERED_S = 14 * 86_400.0
 _BUCKET_AGAIN_S, _LONGEST_BUCKET_AGAIN_S = 15.0, 600.0
-"""Seconds for which the bucket is done without after an error, which are longer each time, and at most."""
+"""Initial and maximum seconds, increasing each time, for which the bucket is not used after an error."""
 
 _log = logging.getLogger("memecourt.queue")
 
@@ -40,10 +40,10 @@ class JetStreamQueue(QueueSource):
     """One consumer of a stream."""
 
     def __init__(self, settings: QueueSettings) -> None:
-        """Connects to nothing yet.
+        """Prepares the queue without connecting.
 
         Raises:
-            BadRequest: Messages are to be removed: what a stream keeps, its own settings say.
+            BadRequest: Messages are to be removed, which is up to the stream's own settings.
         """
         if settings.remove:
             raise BadRequest(
@@ -55,7 +55,7 @@ class JetStreamQueue(QueueSource):
         self._nats: Any = None
         self._jetstream: Any = None
         self._pulled: Any = None
-        # Acknowledgements go to an address that comes with each delivery.
+        # Acknowledgements go to the reply address of each delivery.
         self._messages: dict[str, Any] = {}
         self._uncounted: dict[str, int] = {}
         self._bucket: Any = None
@@ -63,16 +63,16 @@ class JetStreamQueue(QueueSource):
         self._bucket_pause_s = _BUCKET_AGAIN_S
 
     async def open(self) -> Self:
-        """Connects, and makes the consumer where there is none: it begins with the first message that is there.
+        """Connects, and creates the consumer if missing: it starts with the first existing message.
 
         Raises:
-            BadRequest: There is no such stream, or none that keeps answers or dead letters.
+            BadRequest: The stream does not exist, or there is none for answers or dead letters.
             Unavailable: The server can't be reached.
         """
         settings = self._settings
         try:
             with _errors():
-                # Few attempts at first: with as many as later, it would wait for ever for what never was there.
+                # Few attempts at first: with unlimited ones it would wait for ever for a server that never existed.
                 first = await nats.connect(
                     settings.address,
                     max_reconnect_attempts=1,
@@ -80,19 +80,19 @@ class JetStreamQueue(QueueSource):
                     connect_timeout=_REPLY_S,
                     error_cb=_ignore,
                 )
-                # It has shown that the server is there; the lasting connection then reconnects for as long as it takes.
+                # The server exists; the permanent connection then reconnects without limit.
                 await first.close()
                 self._nats = await nats.connect(settings.address, max_reconnect_attempts=-1, error_cb=_ignore)
                 self._jetstream = self._nats.jetstream(timeout=_REPLY_S)
-                # At the start: otherwise each answer would fail after its meme was tried.
+                # At startup: otherwise each answer would fail after its meme was tried.
                 for subject in (settings.answers, settings.dead):
                     await self._find_stream(subject)
                 config = ConsumerConfig(
-                    # One name for all of them: they share the messages, and the server remembers how far they are.
+                    # One name for the group: its members share the messages, and the server stores its position.
                     durable_name=settings.group,
                     ack_policy=AckPolicy.EXPLICIT,
                     ack_wait=settings.again_after_s,
-                    # The consumer counts deliveries itself, and buries with a reason. JetStream would only stop
+                    # The consumer counts deliveries itself, and dead-letters with a reason. JetStream would only stop
                     # delivering.
                     max_deliver=-1,
                 )
@@ -105,7 +105,7 @@ class JetStreamQueue(QueueSource):
                 self._pulled = await self._jetstream.pull_subscribe_bind(
                     consumer=settings.group, stream=settings.stream
                 )
-        # Also where the start is cancelled: a connection that is left open goes on reconnecting.
+        # Also on cancellation: an open connection would keep reconnecting.
         except BaseException:
             await self.aclose()
             raise
@@ -116,7 +116,7 @@ class JetStreamQueue(QueueSource):
         with _errors():
             try:
                 messages = await self._pulled.fetch(most, timeout=_WAIT_S)
-            # Not of NATS's kind alone: where a busy machine leaves it no time at all, the library raises Python's own.
+            # Python's TimeoutError, not only NATS's subclass: the library raises it if a busy machine leaves no time.
             except TimeoutError:
                 if not self._nats.is_connected:
                     raise NoServersError from None
@@ -125,14 +125,14 @@ class JetStreamQueue(QueueSource):
             for message in messages:
                 about = message.metadata
                 id_, data = str(about.sequence.stream), message.data
-                # A later delivery replaces an earlier one, whose address for acknowledgements no longer counts. Without
-                # its content, which messages that wait for long would otherwise have in memory.
+                # A later delivery replaces an earlier one, whose reply address is no longer valid. Without its content,
+                # which would stay in memory while the message waits.
                 message.data = b""
                 self._messages[id_] = message
                 if is_claimed(id_):
                     self._uncounted[id_] = self._uncounted.get(id_, 0) + 1
                     continue
-                # Of a first delivery there is nothing to be looked up.
+                # There is nothing to look up for a first delivery.
                 self._uncounted[id_] = await self._count_uncounted(id_) if about.num_delivered > 1 else 0
                 deliveries = max(1, about.num_delivered - self._uncounted[id_])
                 found.append(QueuedMeme(id_, f"{about.stream}/{id_}", {"request": data}, deliveries=deliveries))
@@ -140,15 +140,14 @@ class JetStreamQueue(QueueSource):
 
     @override
     async def stop_receiving(self) -> None:
-        # A request for messages that reached the server late is there for longer than the look that it was for. What
-        # is given back would be delivered to it: to nobody, and counted. The server hears of this before that, for
-        # both go over one connection.
+        # A fetch request that reached the server late outlives its fetch. Messages given back would be delivered to it,
+        # that is, to nobody, and counted. Unsubscribing reaches the server first, since both use one connection.
         with _errors():
             await self._pulled.unsubscribe()
 
     @override
     async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
-        # From the stream and not by another delivery, which would count.
+        # From the stream rather than by another delivery, which would count.
         with _errors():
             try:
                 message = await self._jetstream.get_msg(self._settings.stream, seq=int(meme.id))
@@ -165,13 +164,13 @@ class JetStreamQueue(QueueSource):
 
     @override
     async def answer(self, meme: QueuedMeme, answer: QueueAnswer) -> bool:
-        # The verdict is JSON already, and goes in as it is.
+        # The verdict is already JSON and is embedded as is.
         body = {**asdict(answer), "verdict": orjson.Fragment(answer.verdict)}
         return await self._settle(meme, self._settings.answers, orjson.dumps(body), {})
 
     @override
     async def bury(self, meme: QueuedMeme, letter: DeadLetter) -> bool:
-        # In a header, so that the message itself stays as it came.
+        # In a header, so that the message itself stays unchanged.
         header = json.dumps(asdict(letter))  # in ASCII, as headers are
         return await self._settle(meme, self._settings.dead, meme.parts["request"], {"Memecourt-Dead": header})
 
@@ -180,8 +179,8 @@ class JetStreamQueue(QueueSource):
         message, uncounted = self._messages.pop(meme.id, None), self._uncounted.pop(meme.id, 0)
         if message is not None:
             with _errors():
-                # JetStream counts every delivery, and takes none back: those that no fault of the message brought about
-                # are counted apart. Before it is given back, so that whoever gets it knows.
+                # JetStream's delivery count can't be decremented, so deliveries that are not the message's fault are
+                # counted separately, before it is given back, so that the next consumer knows.
                 if uncounted := uncounted + (not counted):
                     await self._store_uncounted(meme.id, uncounted)
                 await message.nak(delay=self._settings.again_after_s if counted else None)
@@ -205,13 +204,13 @@ class JetStreamQueue(QueueSource):
                 await self._nats.close()
 
     def _key_of(self, id_: str) -> str:
-        # Messages of two streams may have the same number, and two groups may read the same stream.
-        # By digest: names of streams may hold characters that no key may.
+        # Message numbers are per stream, and several groups may read the same stream. Hashed, since names may contain
+        # characters that keys may not.
         consumer_key = sha256(f"{self._settings.stream}\0{self._settings.group}".encode()).hexdigest()
         return f"{consumer_key[:32]}.{id_}"
 
     async def _count_uncounted(self, id_: str) -> int:
-        """Number of a message's earlier deliveries that count for nothing, as a consumer has stored it."""
+        """Reads the number of a message's uncounted deliveries."""
         with self._trying_bucket() as tries:
             if tries:
                 with contextlib.suppress(BucketNotFoundError, KeyNotFoundError):
@@ -223,7 +222,7 @@ class JetStreamQueue(QueueSource):
         with self._trying_bucket() as tries:
             if tries:
                 try:
-                    # One that the operator has made, with other settings, is taken as it is.
+                    # A bucket that the operator created with other settings is used as is.
                     bucket = await self._found_bucket()
                 except BucketNotFoundError:
                     config = KeyValueConfig(bucket=_BUCKET, description=_ABOUT_BUCKET, ttl=_REMEMBERED_S)
@@ -236,9 +235,9 @@ class JetStreamQueue(QueueSource):
 
     @contextmanager
     def _trying_bucket(self) -> Iterator[bool]:
-        """Gives True if the bucket is to be tried. After an error it is done without for a time.
+        """Yields True if the bucket should be tried; after an error it is skipped for a time.
 
-        Where a right is missing, each attempt waits for seconds in vain; what was an outage is soon over.
+        If a permission is missing, each attempt would waste seconds; an outage is soon over.
         """
         clock = asyncio.get_running_loop()
         tries = clock.time() >= self._without_bucket_until
@@ -270,14 +269,14 @@ class JetStreamQueue(QueueSource):
     async def _settle(self, meme: QueuedMeme, subject: str, data: bytes, headers: dict[str, str]) -> bool:
         if (message := self._messages.get(meme.id)) is None:
             return False
-        # By this id JetStream knows what was sent before, within the stream's window for duplicates.
+        # JetStream deduplicates by this id within the stream's duplicate window.
         headers = {**headers, "Nats-Msg-Id": f"{meme.request_id}@{subject}"}
         with _errors():
-            # The answer before the acknowledgement: a crash in between brings the message again, and the id tells the
-            # copy.
+            # First the answer, then the acknowledgement: after a crash in between the message is redelivered, and the
+            # id identifies the duplicate.
             stored = await self._jetstream.publish(subject, data, headers=headers)
             await message.ack_sync(timeout=_REPLY_S)
-        # Only now: what could not be answered is still held, and can be given back.
+        # Only now: a message that could not be answered is still held, and can be given back.
         self._messages.pop(meme.id, None)
         self._uncounted.pop(meme.id, None)
         return not stored.duplicate
@@ -285,7 +284,7 @@ class JetStreamQueue(QueueSource):
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Errors of NATS as ours."""
+    """Converts errors of NATS."""
     try:
         yield
     except NoServersError as error:
@@ -303,4 +302,4 @@ def _refused(why: str) -> BadRequest:
 
 
 async def _ignore(_: Exception) -> None:
-    """Is told what the library prints otherwise; what matters is raised where it is waited for."""
+    """Discards errors that the library would print; important ones are raised where they are awaited."""

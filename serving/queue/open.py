@@ -1,4 +1,4 @@
-"""Opens a queue by its address, and the court that its memes are judged by."""
+"""Opens a queue by its address, and the client of the court that judges its memes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from memecourt.v1 import court_pb2 as wire
 from serving.queue.source import QueueSettings, QueueSource
 from serving.rpc.health import COURT
 
-# Short beside a verdict: a court that can't say in this time whether it serves does not.
+# Short compared to a verdict: a court that can't answer a health check in this time does not serve.
 _HEALTH_S = 5.0
 _LONGEST_TOLD_S = 5.0
-"""Seconds that a court may put off a request within its timeout; a consumer waits longer than that without one."""
+"""Maximum retry delay in seconds that counts within a request's timeout; the consumer handles longer ones."""
 
 
 @asynccontextmanager
 async def open_queue(settings: QueueSettings) -> AsyncIterator[QueueSource]:
-    """Opens a queue for the length of a block.
+    """Opens a queue inside the block.
 
     Raises:
         BadRequest: The address names no supported queue, or its server refuses this consumer.
         NotLoaded: The client for this kind of queue is not installed.
         Unavailable: Its server can't be reached.
     """
-    # Only the scheme is read here: the rest may hold a password, and goes to the client as it is.
+    # Only the scheme is parsed here: the rest may contain a password, and is passed to the client unchanged.
     scheme = settings.address.partition("://")[0].lower()
     opener = {"redis": _redis, "rediss": _redis, "unix": _redis, "nats": _jetstream, "tls": _jetstream}.get(scheme)
     if opener is None:
@@ -50,12 +50,12 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[QueueSource]:
 
 
 async def _opened(opening: asyncio.Future[QueueSource]) -> QueueSource:
-    """Waits for a source to be opened; a cancellation ends that at once."""
+    """Waits for a source to be opened; cancellation takes effect immediately."""
     try:
         await asyncio.wait([opening])
     except asyncio.CancelledError:
-        # Again until it is heard: asyncio.wait_for of Python 3.11, by which redis-py waits, loses one that comes just
-        # when a write is done, and the whole patience with a silent server would pass.
+        # Repeated until it takes effect: asyncio.wait_for of Python 3.11, which redis-py uses, loses a cancellation
+        # that coincides with the end of a write, and the full timeout of a silent server would pass.
         while not opening.done():
             opening.cancel()
             await asyncio.wait([opening], timeout=0.1)
@@ -66,7 +66,7 @@ async def _opened(opening: asyncio.Future[QueueSource]) -> QueueSource:
 
 
 async def _redis(settings: QueueSettings) -> QueueSource:
-    # Imported here: the clients of queues are an extra.
+    # Imported lazily, since the clients of queues are an optional extra.
     try:
         from serving.queue.redis_streams import RedisStreams
     except ModuleNotFoundError as error:
@@ -87,24 +87,24 @@ def _not_installed(error: ModuleNotFoundError) -> NotLoaded:
 
 
 class RemoteCourt:
-    """A court behind a server's gRPC address."""
+    """Client of a court at a gRPC address."""
 
     def __init__(
         self, address: str, *, tls: Tls | None, token: str | Callable[[], str] | None, timeout_s: float
     ) -> None:
-        """Connects at the first request.
+        """Prepares the client; it connects at the first request.
 
         Args:
             address: ``host:port``.
             tls: TLS options; None for a connection without TLS.
             token: Token of the consumer.
-            timeout_s: Seconds that a verdict may take.
+            timeout_s: Timeout of a verdict in seconds.
 
         Raises:
-            ValueError: A token would go out without TLS.
+            ValueError: A token would be sent without TLS.
             OSError: A file of certificates can't be read.
         """
-        # Otherwise the wait for a quota would use up the time of the trial, and the message would seem to be at fault.
+        # Otherwise waiting for a quota would use up the trial's time, and the message would seem to be at fault.
         self._client = AsyncClient(address, tls=tls, token=token, retries=Retries(longest_told_s=_LONGEST_TOLD_S))
         self._timeout_s = timeout_s
         self._channel = Connection.to(address, tls=tls).open_async()
@@ -118,7 +118,7 @@ class RemoteCourt:
         """See :class:`serving.queue.consumer.JudgingCourt`."""
         try:
             health = await self._health.Check(health_pb2.HealthCheckRequest(service=COURT), timeout=_HEALTH_S)
-        # Whatever the reason: messages wait, and the next check finds out.
+        # For any reason: messages wait for the next check.
         except grpc.RpcError:
             return False
         return bool(health.status == health_pb2.HealthCheckResponse.SERVING)

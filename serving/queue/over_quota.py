@@ -1,4 +1,4 @@
-"""Messages of namespaces that are over their quota: they wait without a place among those that are worked on."""
+"""Messages of namespaces over their quota, which wait without occupying a place among those in progress."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from serving.queue.source import QueuedMeme
 
 MOST_WAITING = 1000
-"""Messages of one consumer that wait so: no other consumer gets them, and signs of life are given for each."""
+"""Maximum number of such messages per consumer: no other consumer gets them, and each needs heartbeats."""
 
 
 class OverQuota(Exception):
-    """Raised where a message has to wait for its namespace's quota.
+    """Raised if a message has to wait for its namespace's quota.
 
     Attributes:
         namespace: Namespace.
@@ -28,14 +28,14 @@ class OverQuota(Exception):
 
 
 class QuotaWaiters:
-    """Messages of one consumer that wait, and the time until which namespaces are thought to be over their quota."""
+    """Waiting messages of one consumer, and the time until which each namespace is assumed to be over its quota."""
 
     def __init__(self, most: int = MOST_WAITING, clock: Callable[[], float] = time.monotonic) -> None:
-        """Has no message yet.
+        """Starts empty.
 
         Args:
-            most: Largest number of messages that wait.
-            clock: Monotonic, in seconds.
+            most: Maximum number of waiting messages.
+            clock: Monotonic clock, in seconds.
         """
         self._most = most
         self._clock = clock
@@ -43,16 +43,16 @@ class QuotaWaiters:
         self._until: dict[str, float] = {}
 
     def __len__(self) -> int:
-        """Number of messages that wait."""
+        """Number of waiting messages."""
         return len(self._waiting)
 
     def __contains__(self, id_: object) -> bool:
-        """True if the message of this id waits."""
+        """True if the message of an id is waiting."""
         return id_ in self._waiting
 
     @property
     def memes(self) -> Sequence[QueuedMeme]:
-        """Messages that wait, without their contents."""
+        """Waiting messages, without their contents."""
         return [meme for meme, _ in self._waiting.values()]
 
     @property
@@ -61,22 +61,22 @@ class QuotaWaiters:
         return len(self._waiting) < self._most
 
     def require(self, namespace: str) -> None:
-        """Raises OverQuota where a namespace is thought to be over its quota, and one more of its messages may wait."""
+        """Raises OverQuota if a namespace is assumed to be over its quota and another message may wait."""
         if self._is_over(namespace) and self.has_room:
             raise OverQuota(namespace, self._until[namespace] - self._clock())
 
     def add(self, meme: QueuedMeme, over: OverQuota) -> None:
-        """Has a message wait, without its content: that is in the queue, and pictures are large."""
+        """Adds a waiting message without its content, which is still in the queue: pictures are large."""
         until = self._clock() + over.delay_s
-        # The later of two: replies of the court may come in another order than its quota was measured.
+        # The later time: the court's replies may arrive in a different order than its quota was checked.
         self._until[over.namespace] = max(until, self._until.get(over.namespace, until))
         self._waiting[meme.id] = dataclasses.replace(meme, parts={}), over.namespace
 
     def take_due(self, most: int) -> Sequence[QueuedMeme]:
-        """Up to so many messages that have waited long enough; they wait no more."""
-        # Times that have passed are dropped, so that namespaces which come once do not pile up.
+        """Removes and returns up to ``most`` messages that have waited long enough."""
+        # Drop expired times, so that rare namespaces do not accumulate.
         self._until = {namespace: until for namespace, until in self._until.items() if until > self._clock()}
-        # In the order in which they came: a namespace's oldest message is the next to be judged.
+        # In order of arrival: a namespace's oldest message is judged next.
         due = [meme for meme, namespace in self._waiting.values() if not self._is_over(namespace)][:most]
         for meme in due:
             del self._waiting[meme.id]

@@ -1,4 +1,4 @@
-"""A queue in Redis Streams: a consumer group, with answers and dead letters in streams of their own."""
+"""A queue in Redis Streams: a consumer group, with separate streams for answers and dead letters."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from court.errors import BadRequest, CourtError, Unavailable
 from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSettings, QueueSource, no_message
 
 _BLOCK_MS = 1000
-"""Milliseconds that the server waits for a message: also how long a consumer may take to stop."""
-# Longer than _BLOCK_MS: a read that waits for a message must not pass for a dead connection.
+"""Milliseconds that a read waits for a message, and so how long a consumer may take to stop."""
+# Longer than _BLOCK_MS: a waiting read must not be mistaken for a dead connection.
 _SOCKET_S = 10.0
 _PAGE = 100
-"""Messages that are pending which one look reads at once."""
-_LONGEST_STREAM = 100
-"""Characters of a stream's name, which with an id of a message must fit into a request_id."""
+"""Pending messages per page."""
+_MAX_STREAM_CHARS = 100
+"""Maximum characters of a stream's name, which together with a message's id must fit into a request_id."""
 _LONGEST_FAULT = 200
 _SETTLE = """
 if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 0 end
@@ -34,24 +34,24 @@ redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 if ARGV[3] == '1' then redis.call('XDEL', KEYS[1], ARGV[2]) end
 return 1
 """
-"""Answers a message and acknowledges it, together or not at all; nothing where another consumer has done so.
+"""Answers and acknowledges a message atomically; does nothing if another consumer has done so.
 
-The answer first: where Redis refuses it for want of memory, nothing was acknowledged."""
+The answer comes first: if Redis refuses it for lack of memory, nothing was acknowledged."""
 
 
 class RedisStreams(QueueSource):
     """One consumer of a stream."""
 
     def __init__(self, settings: QueueSettings) -> None:
-        """Connects to nothing yet.
+        """Prepares the queue without connecting.
 
         Raises:
-            BadRequest: The address is none of a Redis server, or a name can't be used.
+            BadRequest: The address is not that of a Redis server, or a name is invalid.
         """
         self._settings = settings
-        if len(settings.stream) > _LONGEST_STREAM:
+        if len(settings.stream) > _MAX_STREAM_CHARS:
             raise BadRequest(
-                f"The name of a stream has at most {_LONGEST_STREAM} characters.", reason="QUEUE_NAME", field="stream"
+                f"The name of a stream has at most {_MAX_STREAM_CHARS} characters.", reason="QUEUE_NAME", field="stream"
             )
         if len({settings.stream, settings.answers, settings.dead}) < 3:
             raise BadRequest(
@@ -61,20 +61,20 @@ class RedisStreams(QueueSource):
             )
         self._again_after_ms = round(settings.again_after_s * 1000)
         self._remove = settings.remove
-        # Containers repeat names of hosts and process ids: two consumers of one name would take each other's messages.
+        # Host names and process ids repeat in containers: two consumers of one name would take each other's messages.
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        # So that a message which was left is found after at most a quarter more than the time it has to be idle.
+        # An abandoned message is found at most a quarter later than its idle time.
         self._check_s = settings.again_after_s / 4
         self._looked = 0.0
         try:
             self._redis: Any = redis.Redis.from_url(
                 settings.address,
-                # Version 2, which every server of Redis's kind speaks; answers have another form in version 3.
+                # Version 2, which all Redis-compatible servers support; replies differ in version 3.
                 protocol=2,
                 socket_timeout=_SOCKET_S,
                 socket_connect_timeout=_SOCKET_S,
             )
-        except (ValueError, TypeError):  # of a port or an option that is none
+        except (ValueError, TypeError):  # for an invalid port or option
             raise BadRequest(
                 "The address of the queue is none of a Redis server: redis://HOST:PORT/DATABASE.",
                 reason="QUEUE_ADDRESS",
@@ -83,16 +83,16 @@ class RedisStreams(QueueSource):
         self._settle: Any = self._redis.register_script(_SETTLE)
 
     async def open(self) -> Self:
-        """Makes the consumer group where there is none: it begins with the first message that is there.
+        """Creates the consumer group if missing: it starts with the first existing message.
 
         Raises:
-            BadRequest: The server refuses it: a name or a password is wrong, or the key is no stream.
+            BadRequest: The server refuses it: a name or a password is wrong, or the key is not a stream.
             Unavailable: The server can't be reached.
         """
         try:
             with _errors(refused=BadRequest):
                 await self._make_group()
-        # Also where it is cancelled: nobody else would close the connection.
+        # Also on cancellation, since nobody else would close the connection.
         except BaseException:
             await self._redis.aclose()
             raise
@@ -101,7 +101,7 @@ class RedisStreams(QueueSource):
     @override
     async def receive(self, most: int, is_claimed: Callable[[str], bool] = no_message) -> Sequence[QueuedMeme]:
         with _errors():
-            # Before new ones: what somebody left behind has waited longest.
+            # Before new ones: abandoned messages have waited longest.
             if found := await self._left_behind(most, is_claimed):
                 return found
             try:
@@ -118,7 +118,7 @@ class RedisStreams(QueueSource):
 
     @override
     async def stop_receiving(self) -> None:
-        # It delivers while it is asked and no longer: there is nothing to be said.
+        # Nothing to do: Redis only delivers during a read.
         return
 
     @override
@@ -135,7 +135,7 @@ class RedisStreams(QueueSource):
         if not memes:
             return
         with _errors():
-            # JUSTID: the time without a sign begins anew, and it does not count as a delivery.
+            # JUSTID resets the idle time without counting a delivery.
             ids = [meme.id for meme in memes]
             await self._redis.xclaim(
                 self._settings.stream,
@@ -158,9 +158,9 @@ class RedisStreams(QueueSource):
     @override
     async def give_back(self, meme: QueuedMeme, *, counted: bool = True) -> None:
         if counted:
-            return  # pending: delivered again when nobody has shown a sign of it for long enough
+            return  # it stays pending, and is redelivered once it has been idle for long enough
         with _errors():
-            # As if it had been left and not delivered here: idle for long enough, and one delivery fewer.
+            # As if it had been abandoned and not delivered here: idle for long enough, and one delivery fewer.
             await self._redis.xclaim(
                 self._settings.stream,
                 self._settings.group,
@@ -183,7 +183,7 @@ class RedisStreams(QueueSource):
             groups = await self._redis.xinfo_groups(self._settings.stream)
         for group in groups:
             if group["name"] == self._settings.group.encode():
-                lag = group.get("lag")  # since Redis 7, and only where it is known
+                lag = group.get("lag")  # since Redis 7, and only if known
                 return None if lag is None else int(lag)
         return None
 
@@ -192,7 +192,7 @@ class RedisStreams(QueueSource):
         try:
             with _errors():
                 settings = self._settings
-                # With a consumer, Redis forgets what is pending for it: one that has something stays.
+                # Deleting a consumer discards its pending messages, so one that has any is kept.
                 if not await self._redis.xpending_range(
                     settings.stream, settings.group, min="-", max="+", count=1, consumername=self._name
                 ):
@@ -210,15 +210,15 @@ class RedisStreams(QueueSource):
                 raise
 
     async def _left_behind(self, most: int, is_claimed: Callable[[str], bool]) -> Sequence[QueuedMeme]:
-        """Messages of which nobody has shown a sign; not looked for each time, for it reads all that are pending."""
+        """Claims abandoned messages; done only now and then, since it reads all pending ones."""
         now = asyncio.get_running_loop().time()
-        # The first look comes at once: what a consumer left that is no more has waited long enough.
+        # The first check is immediate: messages of a dead consumer have waited long enough.
         if self._looked and now < self._looked + self._check_s:
             return ()
         settings, first = self._settings, "-"
         found: list[QueuedMeme] = []
-        # Not XAUTOCLAIM: it would take what this consumer itself holds where its signs came late, and count that as a
-        # delivery, until a message is put aside that is being judged.
+        # Not XAUTOCLAIM: after late heartbeats it would claim messages that this consumer itself holds and count
+        # deliveries, until a message in progress is dead-lettered.
         while len(found) < most:
             try:
                 pending = await self._redis.xpending_range(
@@ -230,7 +230,7 @@ class RedisStreams(QueueSource):
                 break
             if not pending:
                 break
-            # Pages go on behind the last one: what this consumer has may fill a page, and more may stand behind it.
+            # Continue with the next page: this consumer's own messages may fill a page.
             first = f"({pending[-1]['message_id'].decode()}"
             left = {
                 each["message_id"]: each["times_delivered"]
@@ -238,11 +238,11 @@ class RedisStreams(QueueSource):
                 if not is_claimed(each["message_id"].decode())
             }
             if ids := list(left)[: most - len(found)]:
-                # Only what is still idle: another consumer may have been faster.
+                # Only if still idle, since another consumer may have been faster.
                 entries = await self._redis.xclaim(
                     settings.stream, settings.group, self._name, min_idle_time=self._again_after_ms, message_ids=ids
                 )
-                # Before Redis 7, a message that was deleted has no id.
+                # Before Redis 7, deleted messages have no id.
                 found += [self._meme(id_, parts, left[id_] + 1) for id_, parts in entries if id_ is not None]
         if not found:
             self._looked = now  # otherwise there may be more
@@ -259,7 +259,7 @@ class RedisStreams(QueueSource):
 
     def _meme(self, id_: bytes, parts: Mapping[bytes, bytes], deliveries: int = 1) -> QueuedMeme:
         name = id_.decode()
-        # The stream's name too: ids of two streams may be equal, and a court may serve both.
+        # Includes the stream's name: ids of two streams may be equal, and a court may serve both.
         return QueuedMeme(
             name,
             f"{self._settings.stream}/{name}",
@@ -270,11 +270,11 @@ class RedisStreams(QueueSource):
 
 @contextmanager
 def _errors(refused: type[CourtError] = Unavailable) -> Iterator[None]:
-    """Errors of Redis as ours; ``refused`` where it was reached and refuses: that may be mended meanwhile."""
+    """Converts errors of Redis; ``refused`` is used if the server refuses, which may be fixed meanwhile."""
     try:
         yield
     except (RedisError, OSError) as error:
-        cause = error.__cause__ or error  # of a wrong password, the library makes an error of the connection
+        cause = error.__cause__ or error  # the library wraps a wrong password in a connection error
         if isinstance(cause, AuthenticationError | ResponseError):
             raise refused(f"Redis refuses this consumer: {_words_of(cause)}", reason="QUEUE_REFUSED") from None
         raise Unavailable(
@@ -283,5 +283,5 @@ def _errors(refused: type[CourtError] = Unavailable) -> Iterator[None]:
 
 
 def _words_of(error: BaseException) -> str:
-    """Words of the server, for whoever runs the consumer."""
+    """Returns the server's message for the operator of the consumer."""
     return "".join(char if char.isprintable() else " " for char in str(error)[:_LONGEST_FAULT])

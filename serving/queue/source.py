@@ -1,4 +1,4 @@
-"""The small protocol that a queue is read by, and the values that go through it."""
+"""The interface of queues, and its value types."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class QueueSettings:
 
     Attributes:
         address: Address of the queue's server; its scheme says of which kind it is.
-        stream: Name of the stream that messages come from.
-        group: Name of the consumers that share them.
-        answers: Stream, or subject, that verdicts go to.
-        dead: Stream, or subject, that messages go to which get no verdict.
-        again_after_s: Seconds after which a message that nobody works on is delivered again.
-        remove: True to take messages out of the stream once they are answered or put aside.
+        stream: Name of the stream to read from.
+        group: Name of the consumer group.
+        answers: Stream or subject for verdicts.
+        dead: Stream or subject for dead letters.
+        again_after_s: Seconds without a heartbeat after which a message is redelivered.
+        remove: True to delete messages from the stream once they are answered or dead-lettered.
     """
 
     address: str
@@ -35,11 +35,11 @@ class QueuedMeme:
     """A message of a queue.
 
     Attributes:
-        id: Identifies it in its queue, equal at each delivery.
+        id: Id of the message in its queue, the same for each delivery.
         request_id: Id of its request where it names none: that of its queue and its own, so that the court takes each
             delivery for the same request.
         parts: Its parts by name: ``request`` (JSON), ``image`` (a picture's bytes), ``text`` (UTF-8).
-        deliveries: Times that it was delivered, with this one.
+        deliveries: Number of deliveries, including this one.
     """
 
     id: str
@@ -67,7 +67,7 @@ class QueueAnswer:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that gets no verdict, beside which its parts are stored.
+    """Reason why a message gets no verdict, stored with its parts.
 
     Attributes:
         id: Id of the message.
@@ -87,58 +87,58 @@ class DeadLetter:
 
 
 def no_message(_: str) -> bool:
-    """True for no message."""
+    """Always False: the default for ``is_claimed``."""
     return False
 
 
 class QueueSource(Protocol):
     """A queue, as one of its consumers sees it.
 
-    Every method raises Unavailable where the queue can't be reached now.
+    Every method raises Unavailable if the queue can't be reached.
     """
 
     async def receive(self, most: int, is_claimed: Callable[[str], bool] = no_message) -> Sequence[QueuedMeme]:
-        """Up to so many messages: new ones, and those that another consumer has left; none where none came soon.
+        """Receives up to ``most`` messages, new or abandoned by other consumers; none if none arrive soon.
 
         Args:
             most: Largest number of messages.
-            is_claimed: True for ids of messages that this consumer has: where a sign of them came too late, they are
-                not given to it a second time, nor is that counted against them.
+            is_claimed: True for ids of messages that this consumer holds: if a heartbeat was late, they are neither
+                delivered to it again nor is a delivery counted.
         """
         ...
 
     async def stop_receiving(self) -> None:
-        """Says that nothing is received here any more, so that the queue delivers what is left to other consumers."""
+        """Stops receiving, so that the queue delivers remaining messages to other consumers."""
         ...
 
     async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
-        """A message that this consumer has, with its parts; None where it was deleted."""
+        """Reads the parts of a message that this consumer holds; None if it was deleted."""
         ...
 
     async def hold(self, memes: Collection[QueuedMeme]) -> None:
-        """Says that these are still worked on, so that they are not delivered to another consumer."""
+        """Sends a heartbeat for messages in progress, so that they are not redelivered."""
         ...
 
     async def answer(self, meme: QueuedMeme, answer: QueueAnswer) -> bool:
-        """Stores an answer and acknowledges its message; False where that was acknowledged before."""
+        """Stores an answer and acknowledges its message; False if it was acknowledged before."""
         ...
 
     async def bury(self, meme: QueuedMeme, letter: DeadLetter) -> bool:
-        """Stores a message with the reason for its end and acknowledges it; False where it was acknowledged before."""
+        """Stores a dead letter and acknowledges its message; False if it was acknowledged before."""
         ...
 
     async def give_back(self, meme: QueuedMeme, *, counted: bool = True) -> None:
-        """Leaves a message to be delivered again later.
+        """Returns a message to the queue for redelivery.
 
         Args:
             meme: Message.
-            counted: False to have it delivered at once, and as if it had not been delivered here, as far as the queue
-                can take that back: nothing was wrong with it.
+            counted: False to redeliver it at once without counting this delivery, as far as the queue supports that,
+                because nothing was wrong with the message.
         """
         ...
 
     async def drop(self, meme: QueuedMeme) -> None:
-        """Acknowledges a message that was deleted: nothing of it is left that could be answered or put aside."""
+        """Acknowledges a deleted message, of which nothing is left to answer."""
         ...
 
     async def waiting(self) -> int | None:

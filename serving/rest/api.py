@@ -1,4 +1,4 @@
-"""Calls of the services' methods by HTTP requests: with a deadline, until the caller leaves, with one form of error."""
+"""Calls the services' methods for HTTP requests: handles deadlines, disconnecting callers and errors."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ from serving.rpc.methods import Methods
 from serving.rpc.status import DEADLINE, status_of
 
 TIMEOUT = "x-timeout-s"
-"""Header with the seconds that a caller waits."""
+"""Header with the caller's timeout in seconds."""
 USUAL_TIMEOUT_S = 30.0
-"""Where a caller does not say. What takes longer is asked for with ``Prefer: respond-async``."""
+"""Default timeout in seconds. Longer requests use ``Prefer: respond-async``."""
 _LONGEST_TIMEOUT_S = 3600.0
-_TO_SAY_WHY_S = 1.0
-"""Seconds in which a caller must take the last event of a stream that breaks off."""
+_LAST_EVENT_S = 1.0
+"""Seconds within which a caller must take the last event of a failing stream."""
 
 
 class CallerGone(Exception):
-    """The caller has left, and nobody is to be answered."""
+    """The caller has disconnected, so nobody can be answered."""
 
 
 class Api:
-    """The methods of the services, as endpoints of HTTP have them."""
+    """Gives HTTP endpoints access to the services' methods."""
 
     def __init__(self, methods: Methods, fetch: Fetch, *, fetches: bool) -> None:
-        """Answers calls.
+        """Prepares to answer calls.
 
         Args:
             methods: Methods of the services.
-            fetch: Fetches pictures where a request names an address, or refuses to.
-            fetches: True if it ever fetches one.
+            fetch: Fetches pictures that a request names by address, or refuses to.
+            fetches: True if ``fetch`` ever fetches pictures.
         """
         self.methods = methods
         self.fetch = fetch
         self._fetches = fetches
 
     async def answer(self, operation: Operation, call: HttpCall, request: Request) -> Message | None:
-        """Answers a call, as long as its caller is there and waits.
+        """Answers a call until its deadline, or until its caller disconnects.
 
         Returns:
-            The response; None of a method that has written its responses to the call.
+            The response; None for a method that has written its responses to the call.
 
         Raises:
             CallEnded: The method has ended the call with an error.
             Overrun: The deadline has passed; DEADLINE.
-            CallerGone: The caller has left; the method was cancelled.
+            CallerGone: The caller has disconnected; the method was cancelled.
         """
         working = asyncio.ensure_future(self.methods.answer(operation.full_name, call))
         leaving = asyncio.ensure_future(connection_of(request).lost.wait())
@@ -70,7 +70,7 @@ class Api:
             done, _ = await asyncio.wait(
                 (working, leaving), timeout=call.time_remaining(), return_when=asyncio.FIRST_COMPLETED
             )
-            if leaving in done or working.cancelled():  # who reads a body may see first that no more will come
+            if leaving in done or working.cancelled():  # reading the body may notice the disconnect first
                 raise CallerGone
             if working in done:
                 return parsed(operation, working.result())
@@ -78,7 +78,7 @@ class Api:
         finally:
             working.cancel()
             leaving.cancel()
-            # Awaited: the method gives memory and slot back as it ends, and nothing of it goes on behind the answer.
+            # Awaited, so that the method releases its memory and slot, and does not continue after the answer.
             await asyncio.gather(working, leaving, return_exceptions=True)
 
     def call_of(
@@ -90,17 +90,17 @@ class Api:
         events: EventWriter | None = None,
         observe: Callable[[Any], None] = lambda _: None,
     ) -> HttpCall:
-        """The call of an operation that an HTTP request is.
+        """Builds the call for an HTTP request.
 
         Args:
             operation: Operation that is called.
             request: HTTP request.
-            usual_s: Seconds that the caller waits where its header does not say; None for as long as it takes.
-            events: Takes the responses of a method with many.
-            observe: Is shown the message of the request, without a picture that came by itself, and may complete it.
+            usual_s: Timeout in seconds if the header gives none; None for no timeout.
+            events: Writer for the responses of a streaming method.
+            observe: Called with the request message, without a separately sent picture; may complete it.
 
         Raises:
-            BadRequest: The header of the deadline is no number of seconds.
+            BadRequest: The timeout header is not a number of seconds.
         """
         if operation.source is Source.LINES:
             lines = RequestLines(request, connection_of(request).renew_body_time)
@@ -113,7 +113,7 @@ class Api:
                 many=True,
             )
 
-        # Read when the method asks for it: by then there is memory for the body.
+        # Read only when the method asks for it, once there is memory for the body.
         async def message() -> bytes:
             found = await received(operation, request, self.fetch)
             observe(found.message)
@@ -128,15 +128,15 @@ class Api:
         )
 
     def announced_bytes(self, operation: Operation, request: Request) -> int | None:
-        """Bytes that a request will have; None for as many as there may be, as nobody announces a fetched picture's."""
+        """Returns the announced size of a request; None for the maximum, as when a picture will be fetched."""
         return None if operation is JUDGE and self._fetches else content_length(request)
 
 
 class Endpoint:
-    """Address of a method with one response."""
+    """Endpoint of a method with one response."""
 
     def __init__(self, api: Api, operation: Operation) -> None:
-        """Answers requests for an operation."""
+        """Creates the endpoint of an operation."""
         self._api = api
         self._operation = operation
 
@@ -154,10 +154,10 @@ class Endpoint:
 
 
 class EventEndpoint:
-    """Address of a method with many responses, which are sent as server-sent events or as lines of JSON."""
+    """Endpoint of a streaming method, whose responses are sent as server-sent events or as JSON lines."""
 
     def __init__(self, api: Api, operation: Operation, form: EventForm) -> None:
-        """Answers requests for an operation; ``form`` converts its responses to events."""
+        """Creates the endpoint of an operation; ``form`` converts its responses to events."""
         self._api = api
         self._operation = operation
         self._form = form
@@ -171,7 +171,7 @@ class EventEndpoint:
             await self._api.answer(
                 self._operation, self._api.call_of(self._operation, request, usual_s=None, events=events), request
             )
-            # A stream that ends without an event has a response all the same.
+            # A stream without any event still needs a response.
             if not events.begun:
                 await events.begin()
 
@@ -180,15 +180,15 @@ class EventEndpoint:
             await finished(work, failed.append)
             if connection_of(request).lost.is_set():
                 return
-            # Before the head is sent, what went wrong still has a status; afterwards it can only be an event.
+            # Before the head is sent, an error can be an HTTP status; afterwards only an event.
             if failed and not events.begun:
                 await problem_response(failed[0])(scope, receive, send)
                 return
-            # A caller that takes nothing must not keep a connection and its memory for the sake of a last event.
-            async with asyncio.timeout(_TO_SAY_WHY_S):
+            # A caller that reads nothing must not keep a connection and its memory for a last event.
+            async with asyncio.timeout(_LAST_EVENT_S):
                 await events.end(*failed)
         except TimeoutError:
-            connection_of(request).transport.abort()  # it takes nothing: that may be why the stream broke off
+            connection_of(request).transport.abort()  # it reads nothing, which may be why the stream failed
         finally:
             events.close()
 
@@ -197,11 +197,11 @@ async def finished(
     work: Callable[[], Awaitable[Response | None]],
     failed: Callable[[ProblemDetails], Response | None] | None = None,
 ) -> Response | None:
-    """Awaits work and gives its response, or that of the problem it ends with; None where the caller has gone.
+    """Awaits work and returns its response, or that of its problem; None if the caller has disconnected.
 
     Args:
         work: Work to await.
-        failed: Makes a response of a problem; that of RFC 9457 if not given.
+        failed: Converts a problem to a response; RFC 9457 if not given.
     """
     try:
         return await work()
@@ -215,22 +215,22 @@ async def finished(
 
 
 def json_response(content: Any, status: int = 200, **headers: str) -> Response:
-    """A response of JSON."""
+    """Builds a JSON response."""
     return Response(orjson.dumps(content), status, headers, "application/json")
 
 
 def problem_response(problem: ProblemDetails) -> Response:
-    """The response of a problem."""
+    """Builds the response for a problem."""
     return Response(orjson.dumps(problem.body), problem.status, dict(problem.headers), MEDIA_TYPE)
 
 
 def error_response(error: CourtError) -> Response:
-    """The response of an error that no method was asked for."""
+    """Builds the response for an error that occurred before any method was called."""
     return problem_response(problem_of(status_of(error)))
 
 
 def timeout_of(request: Request, usual: float | None) -> float | None:
-    """Seconds that the caller waits. Raises BadRequest where its header is no such number."""
+    """Returns the caller's timeout in seconds. Raises BadRequest if its header is invalid."""
     value = request.headers.get(TIMEOUT)
     if value is None:
         return usual
@@ -238,7 +238,7 @@ def timeout_of(request: Request, usual: float | None) -> float | None:
         seconds = float(value)
     except ValueError:
         seconds = math.nan
-    # Written so that NaN, for which no comparison holds, is refused too.
+    # Written so that NaN is refused too, for which all comparisons are false.
     if not 0 < seconds <= _LONGEST_TIMEOUT_S:
         raise BadRequest(
             f"{TIMEOUT} is a number of seconds, above 0 and at most {_LONGEST_TIMEOUT_S:g}.",
@@ -249,7 +249,7 @@ def timeout_of(request: Request, usual: float | None) -> float | None:
 
 
 def parsed(operation: Operation, response: Message | bytes | None) -> Message | None:
-    """A response as a message, also where the method has serialised it itself."""
+    """Returns a response as a message, parsing it if the method has serialised it."""
     return operation.response.FromString(response) if isinstance(response, bytes) else response
 
 

@@ -1,4 +1,4 @@
-"""The application: addresses, and what stands in front of all of them."""
+"""The ASGI application: routes and common protections."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from serving.rest.operations import JUDGE, OPERATIONS
 from serving.rpc.health import COURT, LIVENESS, SERVING, Health
 
 OPENAPI = Path(__file__).with_name("openapi.json")
-"""The description that ``scripts/openapi.py`` writes."""
+"""OpenAPI description, written by ``scripts/openapi.py``."""
 WEBHOOK_KEYS = "/v1/webhooks/keys"
-# No proxy and no browser is to keep what was said of a meme, or to take an answer for a page.
+# Proxies and browsers must neither cache answers nor interpret them as pages.
 _HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 
@@ -44,13 +44,13 @@ def create_api(
     described: bool,
     webhook_keys: Sequence[str] = (),
 ) -> Starlette:
-    """The HTTP API as an ASGI application.
+    """Builds the HTTP API as an ASGI application.
 
     Args:
-        api: Methods of the services, as endpoints have them.
-        judging: Endpoint of Judge. The opener closes it.
+        api: Access to the services' methods.
+        judging: Endpoint of Judge; the caller closes it.
         health: Health of the services.
-        names: Names under which it is reached; None for any.
+        names: Allowed host names; None for any.
         described: True to serve the description of the API.
         webhook_keys: Public keys that signatures of webhooks are verified with.
     """
@@ -59,12 +59,12 @@ def create_api(
         endpoint: ASGIApp = judging if operation is JUDGE else Endpoint(api, operation)
         if operation.descriptor.server_streaming:
             endpoint = EventEndpoint(api, operation, _EVENTS[operation.method])
-        # Callers' own ids may hold slashes.
+        # Callers' ids may contain slashes.
         path = operation.path.replace("{id}", "{id:path}").replace("{request_id}", "{request_id:path}")
         route = Route(path, endpoint, methods=[operation.verb])
         if operation.descriptor.server_streaming and route.methods:
-            # Starlette has GET bring HEAD with it. Its answer would have to wait for the stream's end, which may never
-            # come, and keep the connection from all else.
+            # Starlette adds HEAD to GET. Its answer would have to wait for the stream's end, which may never come, and
+            # block the connection.
             route.methods.discard("HEAD")
         routes.append(route)
     routes.append(Route(MODERATIONS, ModerationsEndpoint(api), methods=["POST"]))
@@ -78,20 +78,20 @@ def create_api(
         middleware=[Middleware(Front, names=names)],
         exception_handlers={HTTPException: _no_endpoint},
     )
-    # An address with a slash too many is none. A redirect would name http, also where a proxy in front provides TLS,
-    # and a client that follows it would send its token in the clear.
+    # No redirects for extra slashes: behind a TLS proxy they would point to http, and a client that follows them would
+    # send its token in the clear.
     app.router.redirect_slashes = False
     return app
 
 
 class Front:
-    """Refuses what a page of another site has a browser send, and adds to every answer what each must have.
+    """Refuses cross-site requests from browsers, and adds common headers to every answer.
 
-    A browser on this machine, or one with a certificate that is let in, would lend its own access to any page.
+    A browser on this machine, or one with an accepted client certificate, would lend its access to any page.
     """
 
     def __init__(self, app: ASGIApp, *, names: frozenset[str] | None) -> None:
-        """Stands before an application that is reached under these names; None for any."""
+        """Wraps an application; ``names`` are its allowed host names, None for any."""
         self._app = app
         self._names = names
 
@@ -106,10 +106,10 @@ class Front:
             await send(message)
 
         app = self._app
-        # DNS rebinding: a page whose own name is made to resolve to this machine sends that name.
+        # DNS rebinding: a page whose own name resolves to this machine sends that name.
         if self._names is not None and host_of(scope) not in self._names:
             app = error_response(BadRequest("This service is not reached under that name.", reason="OTHER_NAME"))
-        # Clients that are no browsers do not send this header, and pages can't forge it.
+        # Only browsers send this header, and pages can't forge it.
         elif dict(scope["headers"]).get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
             app = error_response(
                 NotAllowed("This was sent by a browser for a page of another site.", reason="OTHER_SITE")
@@ -138,7 +138,7 @@ async def _description(_: Request) -> Response:
 
 async def _no_endpoint(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    # The header Allow, which HTTP wants with this status, comes with the error.
+    # The Allow header, which HTTP requires with this status, comes with the error.
     if error.status_code == 405:
         response = error_response(
             BadRequest(f"This address does not take {request.method[:20]}.", reason="VERB_NOT_TAKEN")

@@ -1,4 +1,4 @@
-"""Requests as they come over HTTP: read only once there is memory for them, and never more than was reserved."""
+"""HTTP request bodies: read only once memory is reserved, and never more than that."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from serving.rpc.flow_control import MESSAGE_BYTES
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-# The same bound on both ways in: no request may be too large for one of them only.
+# The same limit for both transports, so that no request is too large for only one of them.
 BODY_BYTES = MESSAGE_BYTES
-"""Largest body: what gRPC takes. A picture in base64 is a third larger than by itself."""
+"""Maximum size of a body, as for gRPC. A picture in base64 is a third larger."""
 
 _JSON, _FORM = "application/json", "multipart/form-data"
 LINES = "application/x-ndjson"
-"""Media type of lines of JSON."""
+"""Media type of JSON lines."""
 _IN_FORM = frozenset({"request", "text"})
 
 
 def content_length(request: Request) -> int | None:
-    """Bytes of a body as its head announces them, as many as are taken at most; None where it does not say."""
+    """Returns the announced size of a body, capped at the maximum; None if it is not announced."""
     value = request.headers.get("content-length", "")
-    # Then Content-Length does not count (RFC 9112, 6.3), and the largest body has to be reserved.
+    # Content-Length is then ignored (RFC 9112, 6.3), and the maximum must be reserved.
     if "transfer-encoding" in request.headers:
         return None
     return min(int(value), BODY_BYTES) if value.isascii() and value.isdecimal() else 0
 
 
 async def pieces_of(request: Request) -> AsyncIterator[bytes]:
-    """The body, piece by piece.
+    """Yields the body in pieces.
 
     Raises:
-        BadRequest: The body is compressed, or too large; BODY_TOO_LARGE, before it is read where its head says so.
+        BadRequest: The body is compressed or too large (BODY_TOO_LARGE, before reading it if announced).
         CancelledError: The caller has gone.
     """
     _require_plain(request)
     value, taken = request.headers.get("content-length", ""), 0
-    # By the head alone: a caller that waits for "100 Continue" then sends nothing of its body.
+    # By the header alone, so that a caller that waits for "100 Continue" need not send the body.
     if value.isdecimal() and int(value) > BODY_BYTES:
         raise _too_large()
     while True:
@@ -58,7 +58,7 @@ async def pieces_of(request: Request) -> AsyncIterator[bytes]:
             raise asyncio.CancelledError
         piece: bytes = message.get("body", b"")
         taken += len(piece)
-        # Counted as well: a chunked body announces no length.
+        # Also counted, since a chunked body announces no length.
         if taken > BODY_BYTES:
             raise _too_large()
         if piece:
@@ -68,29 +68,29 @@ async def pieces_of(request: Request) -> AsyncIterator[bytes]:
 
 
 async def whole_body(request: Request) -> bytearray:
-    """The body. Raises as :func:`pieces_of`."""
-    body = bytearray()  # grows in place where many pieces would leave holes
+    """Returns the complete body. Raises as :func:`pieces_of`."""
+    body = bytearray()  # grows in place, while many pieces would fragment memory
     async for piece in pieces_of(request):
         body += piece
     return body
 
 
 class RequestLines:
-    """Requests of a stream, each a line of the body; no more of it is held than a line, and what came with it."""
+    """Requests of a stream, one per line of the body; buffers only the current line and what arrived with it."""
 
-    def __init__(self, request: Request, came: Callable[[], None]) -> None:
-        """Has read nothing yet; ``came`` is called with each line that has come whole."""
+    def __init__(self, request: Request, on_line: Callable[[], None]) -> None:
+        """Starts reading; ``on_line`` is called for each complete line."""
         self._request = request
-        self._came = came
+        self._came = on_line
         self._buffer = bytearray()
         self._looked = 0
         self._ended = False
 
     async def read(self) -> bytes:
-        """The next request in the contract's binary form; empty where there is none to come.
+        """Reads the next request in binary form; empty if there are no more.
 
         Raises:
-            BadRequest: The line is no request, or too large.
+            BadRequest: The line is not a valid request, or too large.
             CancelledError: The caller has gone.
         """
         _require_plain(self._request)
@@ -103,21 +103,20 @@ class RequestLines:
             line = await self._line()
             if not line:
                 return b""
-            # Blank lines are no requests. They do not renew the caller's time either, or they could keep a stream open
-            # for ever.
+            # Blank lines are ignored. They don't reset the idle timeout either, or they could keep a stream open for
+            # ever.
             if line.strip():
                 self._came()
                 return stream_request_of(line).SerializeToString()
 
     async def _line(self) -> bytes:
         while True:
-            # From where the last search ended: a long line in small pieces would take time with the square of its
-            # length.
+            # Continue where the last search ended: otherwise a long line in small pieces would take quadratic time.
             end = self._buffer.find(b"\n", self._looked)
             if end < 0 and self._ended:
                 # The last line needs no line break.
                 end = len(self._buffer) - 1
-            # Also before the end of the line is known: what never ends must not fill the memory (BO-1).
+            # Checked even before the end of the line is found: an endless line must not fill the memory (BO-1).
             if (len(self._buffer) if end < 0 else end) > BODY_BYTES:
                 raise _too_large()
             if end >= 0 or self._ended:
@@ -135,18 +134,18 @@ class RequestLines:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRequest:
-    """A request of the contract.
+    """A received request.
 
     Attributes:
-        message: Message.
-        picture: The picture where it came by itself, and is not in the message.
+        message: Request message.
+        picture: Picture that was sent separately and is not in the message; None otherwise.
     """
 
     message: Message
     picture: bytes | bytearray | None = None
 
     def serialized(self) -> bytes:
-        """The whole request in the contract's binary form."""
+        """Serialises the complete request in binary form."""
         return with_picture(self.message, self.picture)
 
 
@@ -156,13 +155,13 @@ async def received(operation: Operation, request: Request, fetch: Fetch) -> Rece
     Args:
         operation: Operation that is called.
         request: HTTP request; its body has not been read.
-        fetch: Fetches a picture where the request names an address.
+        fetch: Fetches pictures that the request names by address.
 
     Raises:
-        BadRequest: The request is malformed, or larger than is taken.
+        BadRequest: The request is malformed or too large.
         CancelledError: The caller has gone.
     """
-    # What the address and the head say goes before the body, which may repeat it but not contradict it (message_of).
+    # Path and headers take precedence over the body, which may repeat but not contradict them (message_of).
     own = {field: request.path_params[name] for name, field in operation.fields.items()}
     if operation is JUDGE and (key := idempotency_key(request)):
         own["request_id"] = key
@@ -177,7 +176,7 @@ async def received(operation: Operation, request: Request, fetch: Fetch) -> Rece
     if operation.takes_picture and media.startswith("image/"):
         message = message_of(operation.request, query, own)
         return ReceivedRequest(message, await whole_body(request))
-    # Two places for the same field would need a rule for which one holds.
+    # A field in two places would need a rule for which one counts.
     if query:
         raise BadRequest(
             "The query goes with a body that is a picture. With another body, say all in the body.",
@@ -195,7 +194,7 @@ async def received(operation: Operation, request: Request, fetch: Fetch) -> Rece
 
 
 async def _of_form(operation: Operation, request: Request, own: Mapping[str, str]) -> ReceivedRequest:
-    # Piece by piece, so that a picture is in memory once, and not in the form as well.
+    # Piece by piece, so that a picture is in memory only once.
     with closing(FormReader(request.headers["content-type"])) as reader:
         async for piece in pieces_of(request):
             reader.feed(piece)
@@ -212,7 +211,7 @@ async def _of_form(operation: Operation, request: Request, own: Mapping[str, str
             text = form.fields["text"].decode()
         except UnicodeDecodeError:
             raise BadRequest("The part text is not UTF-8.", reason="MALFORMED_REQUEST", field="text") from None
-        # The same text twice is harmless. Two texts are refused, as nobody could know which one was judged.
+        # The same text twice is harmless. Two different texts are refused, as it would be unclear which one was judged.
         if fields.setdefault("text", text) != text:
             raise BadRequest(
                 "The text stands in the form twice, and is not the same.", reason="MALFORMED_REQUEST", field="text"
@@ -226,36 +225,36 @@ async def _with_fetched(fields: dict[str, object], own: Mapping[str, str], fetch
     url = fields.pop("image_url")
     if PICTURE in fields:
         raise BadRequest("Give image or image_url, not both.", reason="MALFORMED_REQUEST", field="image_url")
-    message = message_of(JUDGE.request, fields, own)  # what is wrong with the rest is said first
+    message = message_of(JUDGE.request, fields, own)  # report errors in the other fields first
     return ReceivedRequest(message, await picture_at(url, fetch))
 
 
 def _query_of(request: Request) -> Sequence[tuple[str, str]]:
-    """Names and values of the query. Raises BadRequest where it is not UTF-8."""
+    """Returns names and values of the query. Raises BadRequest if it is not UTF-8."""
     try:
-        # Strictly: Starlette replaces what it can't read, and a text that nobody sent would be judged.
+        # Strictly: Starlette replaces invalid bytes, so that a text that nobody sent would be judged.
         return parse_qsl(request.scope["query_string"].decode(), keep_blank_values=True, errors="strict")
     except UnicodeDecodeError:
         raise BadRequest("The query is not UTF-8, percent-encoded.", reason="MALFORMED_REQUEST") from None
 
 
 def idempotency_key(request: Request) -> str:
-    """The id of a request that its header of that name gives, with or without the quotes of a structured field."""
+    """Returns the Idempotency-Key header as the request id, with or without quotes of a structured field."""
     key = request.headers.get("idempotency-key", "").strip()
     return key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
 
 
 def _next_event(last: str, operation: Operation) -> str:
-    """Returns the start of a continued stream: behind an event of a trial, and of reviews where the id says."""
-    # The length too: of thousands of digits Python makes no number. Numbers of events have 64 bits.
+    """Returns the position at which a stream resumes after an event id."""
+    # The length is limited because Python refuses to parse thousands of digits. Event numbers have 64 bits.
     if not last.isascii() or not last.isdecimal() or len(last) > 19:
         raise BadRequest("Last-Event-ID is an id of an event of this stream.", reason="OUT_OF_RANGE")
-    # The id of an event of reviews is the next entry already; that of an event of a trial is its own number.
+    # The id of a review event is already the next entry; that of a trial event is its own number.
     return last if operation.continued_by == "from_entry" else str(int(last) + 1)
 
 
 def _require_plain(request: Request) -> None:
-    """Raises BadRequest where the body is compressed: nothing bounds what it would become (BO-1)."""
+    """Raises BadRequest if the body is compressed, since its decompressed size is unbounded (BO-1)."""
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise BadRequest("The body is compressed. Send it without a Content-Encoding.", reason="MEDIA_TYPE_NOT_TAKEN")
 

@@ -1,4 +1,4 @@
-"""A form with a picture (multipart/form-data), read as it comes, and never into a file."""
+"""Streaming parser for forms with a picture (multipart/form-data), without temporary files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LONGEST_FIELD = 64 * 1024
 _AS_IT_IS = (b"", b"7bit", b"8bit", b"binary")
 _UTF_8 = (b"utf-8", b"utf8", b"us-ascii", b"ascii")
 _ASCII_IN_THEM = (b"iso-8859-", b"windows-125")
-"""Character sets in which ASCII is the same; some libraries name one of them whatever they send."""
+"""Supersets of ASCII; some libraries declare one of them whatever they send."""
 
 
 @dataclass(slots=True)
 class Form:
-    """The parts of a form, as far as it has come.
+    """The parts of a form received so far.
 
     Attributes:
-        fields: Texts of the fields, by name.
-        picture: The part ``image``; None where there is none.
+        fields: Text fields by name.
+        picture: Content of the part ``image``; None if there is none.
     """
 
     fields: dict[str, bytearray] = field(default_factory=dict)
@@ -33,10 +33,10 @@ class Form:
 
 
 class FormReader:
-    """Takes a body apart, piece by piece."""
+    """Parses a body piece by piece."""
 
     def __init__(self, content_type: str) -> None:
-        """Has read nothing yet. Raises BadRequest where the header names no boundary."""
+        """Starts parsing. Raises BadRequest if the header has no boundary."""
         boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
         self.form = Form()
         self._header = b""
@@ -61,21 +61,21 @@ class FormReader:
             raise _malformed() from None
 
     def feed(self, piece: bytes) -> None:
-        """Reads on. Raises BadRequest where the form is malformed, or has parts that are not taken."""
+        """Parses a piece. Raises BadRequest if the form is malformed or has unsupported parts."""
         try:
             self._parser.write(piece)
         except FormParserError:
             raise _malformed() from None
 
     def finish(self) -> Form:
-        """The whole form. Raises BadRequest where it has not come to its end."""
-        # Only the closing boundary ends a form: a body that is cut off must not pass for a shorter one.
+        """Returns the complete form. Raises BadRequest if it is incomplete."""
+        # Only the closing boundary ends a form: a truncated body must not pass for a shorter one.
         if not self._ended:
             raise _malformed()
         return self.form
 
     def close(self) -> None:
-        """Lets go of what was read: reader and parser hold each other, and would keep a picture until that is found."""
+        """Breaks the reference cycle of reader and parser, which would keep the picture until garbage collection."""
         self.form = Form()
 
     def _part_begins(self) -> None:
@@ -91,11 +91,11 @@ class FormReader:
     def _header_ends(self) -> None:
         if self._header.lower() == b"content-disposition":
             name = parse_options_header(self._value)[1].get(b"name", b"")
-            # A name that is no UTF-8 is none of those that are taken, and is refused by that.
+            # An invalid name matches no known field and is refused for that.
             self._name = name.decode("utf-8", "replace")
         elif self._header.lower() == b"content-type":
             self._charset = parse_options_header(self._value)[1].get(b"charset", b"utf-8").lower()
-        # Taken as it stands, an encoded text would be judged as a text that nobody sent.
+        # Without decoding it, an encoded text would be judged literally.
         elif self._header.lower() == b"content-transfer-encoding" and self._value.strip().lower() not in _AS_IT_IS:
             raise BadRequest(
                 "A part of the form has a Content-Transfer-Encoding. Send its bytes as they are.",
@@ -114,8 +114,7 @@ class FormReader:
             self.form.picture = bytearray()
         elif self._charset not in _UTF_8 and not self._charset.startswith(_ASCII_IN_THEM):
             raise self._not_utf_8()
-        # Which names are known is checked when the form has ended: until then, number and length of the fields bound
-        # what is stored.
+        # Names are checked when the form has ended: until then, the number and length of fields limit the memory.
         elif len(self.form.fields) == _MOST_FIELDS:
             raise BadRequest(f"The form has more than {_MOST_FIELDS} fields.", reason="MALFORMED_REQUEST")
         else:
@@ -125,7 +124,7 @@ class FormReader:
         assert self._name is not None
         if self._name == PICTURE:
             assert self.form.picture is not None
-            # A slice of the bytes would copy the picture once more.
+            # Slicing the bytes would copy the picture again.
             self.form.picture += memoryview(data)[start:end]
             return
         text = self.form.fields[self._name]

@@ -1,4 +1,4 @@
-"""A call that came over HTTP, as the services' methods have it, and its answer."""
+"""Adapts an HTTP request to the call interface of the services' methods."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ EventForm: TypeAlias = Callable[[Any], tuple[int | None, str, dict[str, Any]]]
 """Converts a response to an event: its id, if it has one, its name and its data."""
 
 _DETAILS = "grpc-status-details-bin"
-_STILL_THERE_S = 15.0
-"""Seconds from one sign of life to the next on a stream: proxies close what is silent for a minute or less."""
+_KEEPALIVE_S = 15.0
+"""Seconds between keepalives on a stream: proxies close connections that are silent for a minute or less."""
 
 
 class CallEnded(Exception):
-    """A call was ended with an error.
+    """A method ended the call with an error.
 
     Attributes:
-        status: The google.rpc status.
+        status: Status of the error (google.rpc).
     """
 
     def __init__(self, status: status_pb2.Status) -> None:
@@ -39,10 +39,10 @@ class CallEnded(Exception):
 
 
 class HttpCall:
-    """A :class:`~serving.service_call.ServiceCall` with one request, made of an HTTP request once it is read.
+    """A :class:`~serving.service_call.ServiceCall` for an HTTP request, whose body is read lazily.
 
     Attributes:
-        announced_bytes: Bytes of the request that are reserved before it is read; None for as many as there may be.
+        announced_bytes: Bytes to reserve before the request is read; None for the maximum.
     """
 
     def __init__(
@@ -55,22 +55,21 @@ class HttpCall:
         events: EventWriter | None = None,
         many: bool = False,
     ) -> None:
-        """Has read nothing yet.
+        """Prepares the call without reading the body.
 
         Args:
             request: HTTP request.
-            message: Reads the request and gives it in the contract's binary form; empty where there are many, and none
-                is to come.
+            message: Reads the next request in binary form; empty if a stream has no more.
             announced_bytes: See the attribute.
-            timeout_s: Seconds that the caller waits; None for as long as it takes.
+            timeout_s: Timeout of the caller in seconds; None for no timeout.
             events: Takes the responses of a method with many.
-            many: True if the HTTP request holds many of the contract.
+            many: True if the HTTP request contains many requests.
         """
         self._many = many
         self.announced_bytes = announced_bytes
         self._request = request
         self._message = message
-        # From now, and not from when the request is read: waiting for memory is part of the caller's time.
+        # Counted from now rather than from reading the request: waiting for memory is part of the caller's time.
         self._deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._events = events
         self._was_read = False
@@ -82,7 +81,7 @@ class HttpCall:
         return f"http:{client.host}:{client.port}" if client else "http:"
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        """The headers."""
+        """Returns the HTTP headers."""
         return self._request.headers.items()
 
     def time_remaining(self) -> float | None:
@@ -90,7 +89,7 @@ class HttpCall:
         return None if self._deadline is None else max(0.0, self._deadline - asyncio.get_running_loop().time())
 
     async def read(self) -> object:
-        """The next request, or that there is none to come."""
+        """Reads the next request, or the end of requests."""
         if self._was_read and not self._many:
             return grpc.aio.EOF
         self._was_read = True
@@ -101,7 +100,7 @@ class HttpCall:
         return data or (grpc.aio.EOF if self._many else data)
 
     async def send_initial_metadata(self, initial_metadata: Sequence[tuple[str, str]]) -> None:
-        """Begins the stream of events; with many requests, once the first has come: what is wrong has a status then."""
+        """Starts the event stream; with many requests only after the first, so that early errors get a status."""
         assert self._events is not None
         self._events.headers = [(name.encode(), value.encode()) for name, value in initial_metadata]
         if not self._many:
@@ -119,7 +118,7 @@ class HttpCall:
         """Raises CallEnded."""
         self._code = code
         status = status_pb2.Status(code=code.value[0], message=details)
-        # The whole status lies in the details; code and message alone would lose reason and delay.
+        # The complete status is in the details; code and message alone would lose reason and delay.
         for name, value in trailing_metadata:
             if name == _DETAILS and isinstance(value, bytes):
                 status = status_pb2.Status.FromString(value)
@@ -131,17 +130,17 @@ class HttpCall:
 
 
 class EventWriter:
-    """A response of server-sent events.
+    """Writes a response of server-sent events.
 
     Attributes:
-        headers: Headers of the response, besides its own.
+        headers: Additional headers of the response.
     """
 
     media_type = "text/event-stream; charset=utf-8"
     _sign_of_life = b": still there\n\n"
 
     def __init__(self, send: Send, form: EventForm) -> None:
-        """Has sent nothing yet.
+        """Prepares the response.
 
         Args:
             send: Sends parts of the response.
@@ -150,25 +149,25 @@ class EventWriter:
         self._send = send
         self._form = form
         self.headers: list[tuple[bytes, bytes]] = []
-        # Events and signs of life come from two tasks, and ASGI's send is used by one at a time.
+        # Events and keepalives come from two tasks, but ASGI's send must not be called concurrently.
         self._sending = asyncio.Lock()
         self._alive: asyncio.Task[None] | None = None
 
     @property
     def begun(self) -> bool:
-        """True once the head of the response is sent."""
+        """True once the response head is sent."""
         return self._alive is not None
 
     async def begin(self) -> None:
-        """Sends the head of the response, unless it is sent."""
+        """Sends the response head, unless it is sent already."""
         if self._alive is not None:
             return
         headers = [
             (b"content-type", self.media_type.encode()),
-            (b"x-accel-buffering", b"no"),  # by itself nginx keeps events until it has many
+            (b"x-accel-buffering", b"no"),  # by default nginx buffers events
             *self.headers,
         ]
-        # Set before the head is sent, so that a second call that comes meanwhile sends none.
+        # Set before the head is sent, so that a concurrent second call does not send it again.
         self._alive = asyncio.create_task(self._stay_alive())
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -177,18 +176,17 @@ class EventWriter:
         await self._put(self._written(*self._form(response)))
 
     async def end(self, problem: ProblemDetails | None = None) -> None:
-        """Says that the stream is over, or why it broke off, and ends the response."""
+        """Sends the end of the stream, or why it failed, and ends the response."""
         name, data = ("end", {}) if problem is None else ("problem", problem.body)
         await self._put(self._written(None, name, data), more=False)
 
     def close(self) -> None:
-        """Sends no more signs of life."""
+        """Stops the keepalives."""
         if self._alive is not None:
             self._alive.cancel()
 
     def _written(self, id_: int | None, name: str, data: Mapping[str, Any]) -> bytes:
-        # One line of JSON, in which line breaks are escaped: nothing in a meme's text can end the event or begin
-        # another.
+        # One line of JSON with escaped line breaks: no text of a meme can end the event or start another.
         number = f"id: {id_}\n" if id_ is not None else ""
         return f"{number}event: {name}\ndata: ".encode() + orjson.dumps(data) + b"\n\n"
 
@@ -198,12 +196,12 @@ class EventWriter:
 
     async def _stay_alive(self) -> None:
         while True:
-            await asyncio.sleep(_STILL_THERE_S)
+            await asyncio.sleep(_KEEPALIVE_S)
             await self._put(self._sign_of_life)
 
 
 class LineWriter(EventWriter):
-    """A response of lines, each a JSON object with one field, whose name says what it is."""
+    """Writes a response of JSON lines, each an object with one field, whose name is the event's type."""
 
     media_type = "application/x-ndjson"
     _sign_of_life = b"\n"

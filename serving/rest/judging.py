@@ -1,4 +1,4 @@
-"""``POST /v1/judge``: the verdict at once, or where to ask for it later (``Prefer: respond-async``)."""
+"""``POST /v1/judge``: returns the verdict, or an address to poll for it (``Prefer: respond-async``)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from serving.rest.messages import response_json
 from serving.rest.operations import JUDGE, VERDICT
 
 _FIRST_POLL_S, _LATER_POLL_S = 0.02, 0.25
-"""Seconds from one look whether a trial has begun to the next, which are longer each time."""
+"""First and later intervals in seconds for checking whether a trial has started."""
 _LONGEST_WAIT_S = 600
 
 
 class JudgeEndpoint:
-    """Address of Judge."""
+    """Endpoint of Judge."""
 
     def __init__(self, api: Api) -> None:
-        """Answers requests."""
+        """Creates the endpoint."""
         self._api = api
-        # Held here once nobody waits for them, for asyncio itself would let a running task be collected.
+        # Strong references, since asyncio allows running tasks without any to be garbage-collected.
         self._going_on: set[asyncio.Task[Message | bytes | None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,24 +49,24 @@ class JudgeEndpoint:
             await response(scope, receive, send)
 
     async def aclose(self) -> None:
-        """Ends what nobody waits for any more."""
+        """Cancels trials that nobody waits for any more."""
         for task in self._going_on:
             task.cancel()
         await asyncio.gather(*self._going_on, return_exceptions=True)
 
     async def _later(self, request: Request, wait_s: float) -> Response:
-        """The verdict if it comes soon; else where it is to be had, once the trial has begun and is in the docket."""
+        """Returns the verdict if it is ready soon, or else its address once the trial is in the docket."""
         named: list[wire.JudgeRequest] = []
 
         def name(request: wire.JudgeRequest) -> None:
-            # Every request gets a name: 202 has to say under which the verdict will be found.
-            # Before the trial sees the request, so that it is recorded under this name.
+            # Every request gets an id, which the 202 response needs for the verdict's address. Assigned before the
+            # trial sees the request, so that it is recorded under this id.
             request.request_id = request.request_id or str(uuid.uuid4())
             named.append(wire.JudgeRequest(request_id=request.request_id, content=request.content))
 
         call = self._api.call_of(JUDGE, request, usual_s=None, observe=name)
         trial = asyncio.create_task(self._api.methods.answer(JUDGE.full_name, call))
-        # By the connection itself: ASGI's receive belongs to the trial, which reads the body with it.
+        # Watch the connection itself: ASGI's receive belongs to the trial, which reads the body with it.
         leaving = asyncio.create_task(connection_of(request).lost.wait())
         self._going_on.add(trial)
         trial.add_done_callback(self._over)
@@ -74,8 +74,8 @@ class JudgeEndpoint:
         until = clock.time() + wait_s
         began = None
         try:
-            # Not before the trial is in the docket, whatever the wait: until then, the address that 202 gives would
-            # lead nowhere.
+            # Not before the trial is in the docket, however long that takes: until then, the address in the 202
+            # response would not exist.
             while began is None or clock.time() < until:
                 timeout_s = pause_s if began is None else until - clock.time()
                 done, _ = await asyncio.wait((trial, leaving), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -88,13 +88,13 @@ class JudgeEndpoint:
                 pause_s = min(2 * pause_s, _LATER_POLL_S)
                 if began is None and named:
                     began = await self._state_of(request, named[0])
-        # Until 202 has been answered, the trial has this caller alone, and ends with it (RE-5).
+        # Until the 202 response, this caller is the trial's only one, so the trial ends with it (RE-5).
         except BaseException:
             trial.cancel()
             raise
         finally:
             leaving.cancel()
-        # safe='': a slash in an id of the caller's must not make another address of it.
+        # safe='': slashes in a caller's id must be escaped.
         where = f"/v1/requests/{quote(named[0].request_id, safe='')}"
         if named[0].content.namespace:
             where += f"?{urlencode({'request.namespace': named[0].content.namespace})}"
@@ -102,7 +102,7 @@ class JudgeEndpoint:
         return json_response(body, 202, location=where, **{"preference-applied": "respond-async"})
 
     async def _state_of(self, request: Request, judge_request: wire.JudgeRequest) -> Message | None:
-        """Asks for the state of the trial for a request; None where it has not been opened."""
+        """Returns the state of a request's trial; None if it has not been opened."""
         name = wire.RequestName(namespace=judge_request.content.namespace, request_id=judge_request.request_id)
 
         async def message() -> bytes:
@@ -112,7 +112,7 @@ class JudgeEndpoint:
         try:
             return parsed(VERDICT, await self._api.methods.answer(VERDICT.full_name, call))
         except CallEnded as ended:
-            # Not there yet is what is waited for; anything else would be waited for in vain.
+            # Only "not found" may resolve itself by waiting.
             if ended.status.code != code_pb2.NOT_FOUND:
                 raise
             return None
@@ -120,24 +120,24 @@ class JudgeEndpoint:
     def _over(self, task: asyncio.Task[Message | bytes | None]) -> None:
         self._going_on.discard(task)
         with suppress(asyncio.CancelledError, Exception):
-            task.result()  # an end that nobody waits for stands in the docket
+            task.result()  # the outcome is in the docket, even if nobody waits for it
 
 
 def later_after(request: Request) -> float | None:
-    """Seconds after which the caller would rather be answered later (RFC 7240); None where it waits.
+    """Returns the seconds after which the caller prefers an asynchronous answer (RFC 7240); None if it waits.
 
     Raises:
-        BadRequest: The header says to wait, and not for a number of seconds.
+        BadRequest: The header's ``wait`` is not a number of seconds.
     """
     prefers: dict[str, str] = {}
     for part in ",".join(request.headers.getlist("prefer")).split(","):
-        # What stands behind a semicolon means nothing here. Of a preference that comes twice, the first counts.
+        # Parameters after a semicolon are ignored. If a preference occurs twice, the first counts.
         name, _, word = part.partition(";")[0].partition("=")
         prefers.setdefault(name.strip().lower(), word.strip().strip('"'))
     if "respond-async" not in prefers:
         return None
     wait = prefers.get("wait", "0")
-    # The length first: of thousands of digits Python makes no number.
+    # The length first, since Python refuses to parse thousands of digits.
     if not wait.isascii() or not wait.isdecimal() or len(wait) > 9 or int(wait) > _LONGEST_WAIT_S:
         raise BadRequest(
             f"Prefer: wait= is a whole number of seconds, at most {_LONGEST_WAIT_S}.",

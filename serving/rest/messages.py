@@ -1,7 +1,7 @@
-"""Between HTTP and the contract's messages: bodies and queries become requests, responses become JSON.
+"""Conversion between HTTP and protobuf: bodies and queries to requests, responses to JSON.
 
-JSON is that of protobuf, with the contract's own names. What is not in the contract is refused: a ``txt`` that was
-passed over would have the text read off the picture.
+JSON follows protobuf's mapping with the original field names. Unknown fields are refused: if a misspelled ``txt`` were
+ignored, the text would be read off the picture instead.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from serving.rpc.listings import LABELS
 
 # Wire type of bytes in protobuf's encoding.
 _LENGTH_DELIMITED = 2
-_LONGEST_FAULT = 300
+_MAX_ERROR_CHARS = 300
 
 
 def json_of(message: Message) -> dict[str, Any]:
-    """The JSON of a message. What has no presence stands there with its default: ``needs_human_review: false``."""
+    """Converts a message to JSON; fields without presence appear with their default value."""
     return json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
 
 
 def decision_of(verdict: wire.JudgeResponse) -> str:
-    """The decision that a verdict of the contract comes to (:func:`court.verdict.decision`)."""
-    # A label that this version does not know is for a person to see, and never allowed.
+    """Returns the decision of a verdict (:func:`court.verdict.decision`)."""
+    # An unknown label needs human review and is never allowed.
     return decision(LABELS.get(verdict.label, Label.UNDECIDED), needs_review=verdict.needs_human_review)
 
 
 def response_json(message: Message) -> dict[str, Any]:
-    """The JSON that a method is answered with: that of its response, and in a verdict the decision besides."""
+    """Converts a response to JSON; a verdict also gets its decision."""
     found = json_of(message)
     if isinstance(message, wire.JudgeResponse):
         return {"decision": decision_of(message), **found}
@@ -52,7 +52,7 @@ def response_json(message: Message) -> dict[str, Any]:
 
 
 def loaded(body: bytes | bytearray) -> dict[str, Any]:
-    """The object that a JSON text is. Raises BadRequest where it is none."""
+    """Parses a JSON object. Raises BadRequest if it is invalid."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -63,21 +63,21 @@ def loaded(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str, str] | None = None) -> Message:
-    """A request in JSON.
+    """Converts a JSON object to a request.
 
     Args:
         kind: Type of the request.
         fields: JSON object.
-        own: Fields that the address gives, which the object may repeat and not contradict.
+        own: Fields from the path, which the object may repeat but not contradict.
 
     Raises:
-        BadRequest: A field is not the contract's, or its value is none of its type; bytes that are no base64.
+        BadRequest: A field is unknown, its value has the wrong type, or bytes are not base64.
         BadPicture: The picture has no bytes.
     """
-    # A copy, for bytes are taken out of it.
+    # A copy, since bytes are removed from it.
     remaining = _by_own_names(kind, fields)
-    # JSON's null stands for a field that is not there. For a picture it rather means one that could not be read, and
-    # whoever sends it must not have the text judged alone.
+    # JSON's null means an absent field. For a picture it more likely means one that could not be read, so the text must
+    # not be judged alone.
     if remaining.get(PICTURE, b"") is None:
         require_bytes(b"")
     files = {
@@ -95,9 +95,9 @@ def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str,
     try:
         json_format.ParseDict(remaining, message)
     except json_format.ParseError as error:
-        # What the library says quotes the request, and can be as long as that.
-        raise _no_request(kind, str(error).partition("\n")[0].strip()[:_LONGEST_FAULT]) from None
-    except (AttributeError, TypeError, ValueError):  # what the library lets out where a value has another form
+        # The library's message quotes the request and can be as long.
+        raise _no_request(kind, str(error).partition("\n")[0].strip()[:_MAX_ERROR_CHARS]) from None
+    except (AttributeError, TypeError, ValueError):  # raised by the library for values of the wrong form
         raise _no_request(kind, "a value is not of its field's type.") from None
     for name, data in files.items():
         if name == PICTURE:
@@ -107,10 +107,10 @@ def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str,
 
 
 def _by_own_names(kind: type[Message], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields under the contract's own names. Raises BadRequest where one is there in both spellings.
+    """Normalises field names to the original ones. Raises BadRequest if a field occurs in both spellings.
 
-    json_format takes a second spelling as well (``requestId``), and of both in one object silently the last: a request
-    would be another than its Idempotency-Key, or its sender, says.
+    json_format also accepts camel case (``requestId``), and with both in one object silently uses the last: the request
+    would differ from its Idempotency-Key, or from what its sender meant.
     """
     known = {field.json_name: field.name for field in kind.DESCRIPTOR.fields}
     found: dict[str, Any] = {}
@@ -123,12 +123,12 @@ def _by_own_names(kind: type[Message], fields: Mapping[str, Any]) -> dict[str, A
 
 
 def stream_request_of(line: bytes) -> wire.JudgeStreamRequest:
-    """The request of a stream that a line of JSON is. Raises as :func:`message_of`."""
+    """Parses a line of a stream. Raises as :func:`message_of`."""
     fields = loaded(line)
     request = fields.pop("request", {})
     if not isinstance(request, dict):
         raise BadRequest("request is a JSON object.", reason="MALFORMED_REQUEST", field="request")
-    # The request by itself, so that its picture is read as strictly as elsewhere.
+    # Parse the inner request separately, so that its picture is checked as strictly as elsewhere.
     meme, message = message_of(wire.JudgeRequest, request), message_of(wire.JudgeStreamRequest, fields)
     assert isinstance(meme, wire.JudgeRequest)
     assert isinstance(message, wire.JudgeStreamRequest)
@@ -141,7 +141,7 @@ def _no_request(kind: type[Message], why: str) -> BadRequest:
 
 
 def from_base64(value: object, field: str) -> bytes:
-    """Decodes base64, strictly: json_format would read ``%%%`` as nothing. Raises BadRequest."""
+    """Decodes base64 strictly: json_format would decode ``%%%`` to nothing. Raises BadRequest."""
     try:
         if not isinstance(value, str):
             raise ValueError
@@ -155,12 +155,12 @@ def from_base64(value: object, field: str) -> bytes:
 
 
 def object_of(kind: Descriptor, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """The JSON object that a query is: dots lead into messages, a list's name may come again.
+    """Converts a query to a JSON object: dots address nested messages, and list fields may repeat.
 
     Raises:
-        BadRequest: A field that is no list comes twice, or there is none of a name.
+        BadRequest: A field that is not a list occurs twice, or a name is unknown.
     """
-    # By the descriptor, name for name: what the contract does not have is refused, as in a body.
+    # Checked against the descriptor name by name: unknown fields are refused, as in a body.
     found: dict[str, Any] = {}
     for name, value in pairs:
         place, within, (*outer, last) = found, kind, name.split(".")
@@ -171,7 +171,7 @@ def object_of(kind: Descriptor, pairs: Iterable[tuple[str, str]]) -> dict[str, A
             place, within = place.setdefault(part, {}), field.message_type
         field = within.fields_by_name.get(last)
         if field is None or (field.message_type is not None and field.message_type.file is kind.file):
-            raise _not_taken(name)  # of messages, only times have a text of their own
+            raise _not_taken(name)  # of message types, only timestamps have a text form
         read: Any = value
         if field.type == FieldDescriptor.TYPE_BOOL:
             read = {"true": True, "false": False}.get(value.lower(), value)
@@ -193,13 +193,13 @@ def _not_taken(name: str) -> BadRequest:
 
 
 def require_bytes(picture: bytes | bytearray) -> None:
-    """Raises BadPicture if a picture that was sent has no bytes: without it, the text would be judged alone."""
+    """Raises BadPicture if a sent picture is empty: otherwise the text would be judged alone."""
     if not picture:
         raise bad_picture("PICTURE_EMPTY", {})
 
 
 def with_picture(message: Message, picture: bytes | bytearray | None) -> bytes:
-    """The bytes of a request whose picture came by itself, in one copy: messages that are joined are merged.
+    """Serialises a request with a separate picture in a single copy: concatenated messages are merged.
 
     Raises:
         BadPicture: The picture has no bytes.
@@ -208,7 +208,7 @@ def with_picture(message: Message, picture: bytes | bytearray | None) -> bytes:
         return message.SerializeToString()
     require_bytes(picture)
     number = message.DESCRIPTOR.fields_by_name[PICTURE].number
-    # Written by hand, as protobuf would: setting the field would hold the picture in memory a second time.
+    # Encoded by hand, as protobuf would: setting the field would copy the picture in memory.
     head = bytes([number << 3 | _LENGTH_DELIMITED]) + _varint(len(picture))
     return b"".join((message.SerializeToString(), head, picture))
 

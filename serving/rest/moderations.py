@@ -1,7 +1,7 @@
-"""``POST /v1/moderations`` in OpenAI's shape, for clients that know that one.
+"""``POST /v1/moderations``, compatible with OpenAI's moderation API.
 
-Its answer has no third state. What is not certainly allowed is flagged: harmful, undecided, and whatever a person
-should look at. An error is an error, in OpenAI's shape too, and no result.
+Its answer has no third state. Everything that is not certainly allowed is flagged: harmful, undecided, and all that
+needs human review. Errors are returned as errors, also in OpenAI's format, never as a result.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ CATEGORIES: Sequence[str] = (
     "violence",
     "violence/graphic",
 )
-"""OpenAI's categories. Clients look them up by name, so that all of them stand in every result."""
+"""OpenAI's categories. Clients look them up by name, so every result contains all of them."""
 _USUAL_CATEGORY = "hate"
 _CATEGORY_OF: Mapping[str, str] = {"child exploitation": "sexual/minors"}
-"""OpenAI's name for a category of the policy, where it is not the usual one."""
-# Each input is a trial of its own, and all share one deadline.
-_MOST_INPUTS = 32
+"""OpenAI's category for a category of the policy, if the names differ."""
+# Each input is a separate trial, and all share one deadline.
+_MAX_INPUTS = 32
 _FIELDS = frozenset({"model", "input", "content"})
 _PARTS = ("text", "image_url")
-"""Types of parts of an input, each with a field of that name."""
+"""Types of the parts of an input, each with a field of the same name."""
 
 
 class ModerationsEndpoint:
-    """Address of moderations."""
+    """Endpoint of moderations."""
 
     def __init__(self, api: Api) -> None:
-        """Answers requests by Judge."""
+        """Creates the endpoint, which calls Judge."""
         self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +69,7 @@ class ModerationsEndpoint:
             await response(scope, receive, send)
 
     async def _verdicts(self, request: Request) -> Sequence[wire.JudgeResponse]:
-        """The verdict on each input. How many there are is known once the body is read, by the first call."""
+        """Returns the verdict on each input. The first call reads the body, which determines their number."""
         inputs: list[ReceivedRequest] = []
 
         async def first() -> bytes:
@@ -84,14 +84,14 @@ class ModerationsEndpoint:
             timeout_s=timeout_of(request, USUAL_TIMEOUT_S),
         )
         verdicts = [await self._verdict(call, request)]
-        # One after the other: a list takes one place in the court at a time, as a single request does.
+        # Sequentially: a list takes only one admission slot at a time, like a single request.
         for each in inputs[1:]:
             data = each.serialized()
 
             async def prepared(data: bytes = data) -> bytes:
                 return data
 
-            # One deadline for all inputs: each gets what those before it have left.
+            # One deadline for all inputs: each gets the time that is left.
             further = HttpCall(request, prepared, announced_bytes=len(data), timeout_s=call.time_remaining())
             verdicts.append(await self._verdict(further, request))
         return verdicts
@@ -103,15 +103,15 @@ class ModerationsEndpoint:
 
 
 async def judge_requests(fields: Mapping[str, Any], request_id: str, fetch: Fetch) -> Sequence[ReceivedRequest]:
-    """The requests of Judge that a request for moderation is: one for each text, or one for parts that are one meme.
+    """Converts a moderation request to Judge requests: one per text, or one for parts that form a meme.
 
     Args:
-        fields: The request.
-        request_id: The caller's id for it, or empty.
-        fetch: Fetches a picture where a part names an address.
+        fields: JSON object of the request.
+        request_id: Id from the caller, or empty.
+        fetch: Fetches pictures that a part names by address.
 
     Raises:
-        BadRequest: The request has not OpenAI's shape, or has what is not taken.
+        BadRequest: The request does not follow OpenAI's format, or uses something unsupported.
     """
     for name in fields.keys() - _FIELDS:
         raise BadRequest(
@@ -124,8 +124,8 @@ async def judge_requests(fields: Mapping[str, Any], request_id: str, fetch: Fetc
     inputs = fields.get("input")
     content = {"content": fields["content"]} if "content" in fields else {}
     texts: Sequence[Any] = [inputs] if isinstance(inputs, str) else inputs if isinstance(inputs, list) else ()
-    if not 0 < len(texts) <= _MOST_INPUTS:
-        raise _no_input(f"a text, or a list of 1 to {_MOST_INPUTS} texts or parts")
+    if not 0 < len(texts) <= _MAX_INPUTS:
+        raise _no_input(f"a text, or a list of 1 to {_MAX_INPUTS} texts or parts")
     if all(isinstance(text, str) for text in texts):
         return [
             ReceivedRequest(
@@ -140,17 +140,17 @@ async def judge_requests(fields: Mapping[str, Any], request_id: str, fetch: Fetc
 
 
 def _numbered(request_id: str, number: int) -> str:
-    """The id of one of several inputs: the caller's for the first, none where the caller gives none."""
-    # A repeated request gets the same ids, and so for each input the verdict that there is.
+    """Returns the id of one of several inputs: the caller's for the first; empty if the caller gives none."""
+    # A repeated request gets the same ids, and so the existing verdict for each input.
     return f"{request_id}-{number}" if request_id and number else request_id
 
 
 def _parts(parts: Sequence[Any]) -> tuple[Sequence[str], Sequence[object]]:
-    """Texts and addresses of pictures in parts that are one meme."""
+    """Returns texts and picture addresses of parts that form one meme."""
     words, pictures = [], []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
-        # What a part says besides would not be judged: a picture beside a text, or a text beside a picture.
+        # Other fields of a part would not be judged, such as a picture in a text part.
         if kind in _PARTS and any(part[name] is not None for name in part.keys() - {"type", kind}):
             raise _no_input(
                 f"parts: one of type {kind} has {kind} and nothing else. Send each text and picture as a part"
@@ -171,7 +171,7 @@ def _no_input(what: str) -> BadRequest:
 
 
 def moderation_of(verdicts: Sequence[wire.JudgeResponse]) -> Mapping[str, Any]:
-    """The answer in OpenAI's shape, with each verdict as Judge gives it beside its result."""
+    """Builds the answer in OpenAI's format, with the verdict of Judge added to each result."""
     return {
         "id": f"modr-{verdicts[0].verdict_id}",
         "model": MODEL,
@@ -182,10 +182,10 @@ def moderation_of(verdicts: Sequence[wire.JudgeResponse]) -> Mapping[str, Any]:
 def _result(verdict: wire.JudgeResponse) -> Mapping[str, Any]:
     flagged = decision_of(verdict) != "allow"
     category = _CATEGORY_OF.get(verdict.finding.category, _USUAL_CATEGORY)
-    # Clients compare scores with thresholds of their own, so that there has to be one.
+    # Clients compare scores with their own thresholds, so there must be one.
     score = verdict.harm_score if verdict.HasField("harm_score") else float(flagged)
     if flagged and verdict.label != wire.LABEL_HARMFUL:
-        score = 1.0  # who goes by a threshold must not let pass what nobody has decided
+        score = 1.0  # clients with a threshold must not let undecided memes pass
     weighed = [kind for kind, there in (("text", verdict.text.text), ("image", verdict.picture.bytes_sha256)) if there]
     return {
         "flagged": flagged,
@@ -197,7 +197,7 @@ def _result(verdict: wire.JudgeResponse) -> Mapping[str, Any]:
 
 
 def openai_error(problem: ProblemDetails) -> Response:
-    """The response of a problem, in OpenAI's shape."""
+    """Builds the response for a problem in OpenAI's format."""
     kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
     kind = kinds.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
     error = {

@@ -1,4 +1,4 @@
-"""Which address is which method of the contract: the one table that routes, documents and tests are made of."""
+"""Table of HTTP operations and their gRPC methods, from which routes, documentation and tests are generated."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from google.protobuf.message_factory import GetMessageClass
 from memecourt.v1 import court_pb2 as wire
 
 PICTURE = "image"
-"""Name of the field of a request that has its picture, and of the part of a form."""
+"""Name of a request's picture field, and of the form's picture part."""
 
 
 class Source(Enum):
-    """Part of an HTTP request that a message is made of."""
+    """Part of an HTTP request that a message is built from."""
 
     QUERY = auto()
-    """The query: ``filter.labels=LABEL_HARMFUL&page_size=10``."""
+    """Query string: ``filter.labels=LABEL_HARMFUL&page_size=10``."""
     BODY = auto()
-    """The body: JSON, or where the message has a picture a form or the picture itself, with the rest in the query."""
+    """Body: JSON; or for messages with a picture also a form, or the picture itself with the rest in the query."""
     LINES = auto()
-    """The lines of the body, each the JSON of a request."""
+    """Lines of the body, each a request in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """An address, and the method behind it.
+    """An HTTP endpoint and its method.
 
     Attributes:
         verb: HTTP method.
-        path: Path, with the names of parameters in braces.
-        service: Service of the contract.
-        method: Method of the service.
+        path: Path with parameters in braces.
+        service: Name of the gRPC service.
+        method: Name of the method.
         source: Origin of the request's fields.
-        fields: Field of the request for each parameter of the path.
-        continued_by: Field that ``Last-Event-ID`` gives, of a stream; empty otherwise.
-        lines: True if its responses are lines of JSON, and no events.
-        summary: Explanation of a line.
+        fields: Request field for each path parameter.
+        continued_by: Field of a stream that ``Last-Event-ID`` sets; empty otherwise.
+        lines: True if responses are JSON lines rather than events.
+        summary: One-line description.
     """
 
     verb: str
@@ -56,12 +56,12 @@ class Operation:
 
     @property
     def descriptor(self) -> MethodDescriptor:
-        """The method in the contract."""
+        """Descriptor of the method."""
         return wire.DESCRIPTOR.services_by_name[self.service].methods_by_name[self.method]
 
     @property
     def full_name(self) -> str:
-        """Name of the method, as gRPC writes it."""
+        """Full name of the method in gRPC."""
         return f"/{wire.DESCRIPTOR.package}.{self.service}/{self.method}"
 
     @property
@@ -81,7 +81,7 @@ class Operation:
 
 
 def _operation(address: str, method: str, summary: str, **fields: Any) -> Operation:
-    """The operation ``VERB /path`` that is ``Service.Method``."""
+    """Builds the operation ``VERB /path`` for ``Service.Method``."""
     verb, path = address.split()
     service, name = method.split(".")
     usual = Source.BODY if verb in ("POST", "PATCH") else Source.QUERY

@@ -1,4 +1,4 @@
-"""Errors as problem details (RFC 9457), made of the statuses that gRPC's callers get: no second list of errors."""
+"""Errors as problem details (RFC 9457), converted from the gRPC statuses, so that there is only one list of errors."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ STATUS_OF_REASON: Mapping[str, HTTPStatus] = {
     "MEDIA_TYPE_NOT_TAKEN": HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     "OTHER_NAME": HTTPStatus.MISDIRECTED_REQUEST,
 }
-"""What HTTP has a status for and gRPC has none."""
+"""HTTP statuses of reasons that have no matching gRPC code."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemDetails:
-    """An error as it is answered.
+    """An error response.
 
     Attributes:
         status: HTTP status.
-        headers: Headers that go with it.
+        headers: Additional headers.
         body: Problem details.
     """
 
@@ -58,7 +58,7 @@ def problem_of(status: status_pb2.Status) -> ProblemDetails:
         for kind in (info, bad, retry):
             if detail.Is(kind.DESCRIPTOR):
                 detail.Unpack(kind)
-    # The reason first: these have a code that they share with reasons of another HTTP status.
+    # The reason first: these share their code with reasons of another HTTP status.
     http = STATUS_OF_REASON.get(info.reason) or STATUS_OF_CODE.get(status.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     body: dict[str, Any] = {
         "type": f"{_TYPE}{info.reason}",
@@ -68,7 +68,7 @@ def problem_of(status: status_pb2.Status) -> ProblemDetails:
         "reason": info.reason,
         "code": code_pb2.Code.Name(status.code),
     }
-    # Only errors of the request have violations; others name their field in the metadata.
+    # Only invalid requests have field violations; other errors name their field in the metadata.
     field = bad.field_violations[0].field if bad.field_violations else info.metadata.get("field", "")
     if field:
         body["field"] = field
@@ -76,7 +76,7 @@ def problem_of(status: status_pb2.Status) -> ProblemDetails:
         body["trial_id"] = trial_id
     headers: dict[str, str] = {}
     if http is HTTPStatus.UNAUTHORIZED:
-        # Every 401 has to have one (RFC 9110, 15.5.2).
+        # Required with every 401 (RFC 9110, 15.5.2).
         headers["www-authenticate"] = "Bearer"
     if retry.HasField("retry_delay"):
         seconds = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9

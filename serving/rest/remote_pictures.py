@@ -1,6 +1,6 @@
-"""Pictures that a request names by an address: fetched from hosts that the operator lists, and from nowhere else.
+"""Fetches pictures that requests name by address, only from hosts that the operator has allowed.
 
-The contract has no field for an address. Here the gateway fetches, and the court sees bytes.
+The gRPC contract has no field for an address: the HTTP gateway fetches the picture and passes on its bytes.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from court.meme import LIMITS
 from serving.rest.messages import from_base64
 
 Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
-"""Fetches the picture at an address."""
+"""Function that fetches the picture at an address."""
 
 FETCH_S = 5.0
-"""Seconds that a picture may take to come."""
+"""Timeout in seconds for fetching a picture."""
 _AT_ONCE = 64
 _FIELD = "image_url"
 
 
 @asynccontextmanager
 async def open_remote_pictures(hosts: Sequence[str], *, ca_file: str | None = None) -> AsyncIterator[Fetch]:
-    """Gives a function that fetches pictures from these hosts, by https, while the block lasts.
+    """Yields a function that fetches pictures from the given hosts over https, valid inside the block.
 
     Args:
-        hosts: Names of hosts, whose addresses must be public.
-        ca_file: Certificate authorities to trust in place of the usual ones, PEM.
+        hosts: Allowed host names, whose addresses must be public.
+        ca_file: Certificate authorities to trust instead of the system's, PEM.
     """
     if not hosts:
         yield _refuse
         return
-    # BO-1 and BO-8: a listed name may still lead inside the network, and a listed host may send without end.
+    # BO-1 and BO-8: an allowed name may resolve to a private address, and an allowed host may send endlessly.
     client = http_client(_AT_ONCE, public_only=True, ca_file=ca_file, max_answer_bytes=LIMITS.max_bytes)
 
     async def fetch(url: str) -> bytes:
         place = _checked(url, hosts)
         try:
-            # One limit over everything: limits of single reads let a host go on for ever, a byte at a time.
+            # One overall timeout: with timeouts per read, a host could send a byte at a time for ever.
             async with asyncio.timeout(FETCH_S), client.stream("GET", place.geturl()) as answer:
-                # A redirect as well: it is not followed, for it may lead to a host that is not listed.
+                # Includes redirects, which are not followed, since they may lead to a host that is not allowed.
                 if answer.status_code != HTTPStatus.OK:
                     raise _not_fetched(f"its host answers with status {answer.status_code}")
                 return await answer.aread()
@@ -79,7 +79,7 @@ async def open_remote_pictures(hosts: Sequence[str], *, ca_file: str | None = No
 
 
 async def picture_at(url: object, fetch: Fetch, field: str = "image_url") -> bytes:
-    """The picture that an address names: in it (``data:``), or where it leads. Raises BadRequest, Unavailable."""
+    """Returns the picture of a ``data:`` or https address. Raises BadRequest, Unavailable."""
     if not isinstance(url, str):
         raise BadRequest(f"{field} is an address, as text.", reason="MALFORMED_REQUEST", field=field)
     if not url.startswith("data:"):
@@ -99,7 +99,7 @@ async def _refuse(_: str) -> bytes:
 
 
 def _checked(url: str, hosts: Sequence[str]) -> SplitResult:
-    """Takes an address apart that may be fetched from. Raises BadRequest."""
+    """Parses an address and checks that it may be fetched. Raises BadRequest."""
     try:
         place = urlsplit(url)
         port = place.port
@@ -107,10 +107,10 @@ def _checked(url: str, hosts: Sequence[str]) -> SplitResult:
         raise _not_allowed("it is no address") from None
     if place.scheme != "https" or port not in (None, 443) or "@" in place.netloc:
         raise _not_allowed("only https addresses are fetched, at the usual port, and without a name in front")
-    # BO-8: compared before any name is resolved, so that no other name gets as far as a name server.
+    # BO-8: checked before any name is resolved, so that other names never reach a name server.
     if place.hostname not in hosts:
         raise _not_allowed("its host is none that this server fetches pictures from")
-    # A fragment is for whoever shows the page, and is never sent.
+    # Fragments are for browsers and are never sent.
     return place._replace(fragment="")
 
 

@@ -1,4 +1,4 @@
-"""Serves the HTTP API beside gRPC, over the same methods."""
+"""Serves the HTTP API, which calls the same methods as gRPC."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serving.rpc.methods import Methods
 from serving.settings import Settings
 
 _AT_ONCE = 1024
-"""Connections that are answered at once: each caller that waits for a verdict has one."""
+"""Maximum number of concurrent connections: each caller that waits for a verdict has one."""
 _TO_WAIT_S = 10.0
 
 
@@ -25,7 +25,7 @@ _TO_WAIT_S = 10.0
 async def open_api(
     methods: Methods, health: Health, settings: Settings, address: str, *, webhook_keys: Sequence[str] = ()
 ) -> AsyncIterator[str]:
-    """The HTTP API, served while the block lasts; gives its URL.
+    """Serves the HTTP API inside the block; yields its URL.
 
     Args:
         methods: Methods of the services.
@@ -35,18 +35,19 @@ async def open_api(
         webhook_keys: Public keys that signatures of webhooks are verified with.
 
     Raises:
-        BadRequest: The address can't be listened on; or it is for others than this machine, and tokens or TLS lack.
+        BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
     """
     listener = Listener(
         "The HTTP API",
         field="http",
         example="127.0.0.1:8081",
         at_once=_AT_ONCE,
-        # A body waits for memory, and is then read, for as long as gRPC's requests are: what ends it there says why.
+        # A body may wait for memory and be read as long as gRPC requests; their own timeouts, which give a reason, come
+        # first.
         body_s=2 * settings.idle + _TO_WAIT_S,
     )
     host, _ = split_address(listener, address)
-    # Where callers are known, a page that has its own name point here has no token to send.
+    # If callers are authenticated, DNS rebinding is no threat: a malicious page has no token to send.
     unknown = settings.tokens is None and "auth" not in settings.insecure and only_here(host)
     async with open_remote_pictures(settings.http_fetch_hosts) as fetch, AsyncExitStack() as stack:
         api = Api(methods, fetch, fetches=bool(settings.http_fetch_hosts))

@@ -1,7 +1,7 @@
-"""Authorisation of every method, checked before it runs.
+"""Authorises every method before it runs.
 
-What is not named here is refused, whoever calls: a method that somebody adds to the contract, and forgets here, can be
-called by nobody.
+Methods that are not listed here are refused to every caller, so that a method added to the contract but forgotten here
+is closed rather than open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCOPES: dict[str, Scope] = {
     "/memecourt.v1.Docket/ExportTrials": Scope.REVIEW,
     "/memecourt.v1.Docket/ReviewVerdict": Scope.REVIEW,
     "/memecourt.v1.Docket/OpenAppeal": Scope.JUDGE,
-    # Who asks for verdicts must hear which do not hold any more.
+    # Callers that request verdicts must learn which ones were overruled.
     "/memecourt.v1.Docket/WatchReviews": Scope.JUDGE,
     "/memecourt.v1.Precedents/SearchPrecedents": Scope.JUDGE,
     "/memecourt.v1.Precedents/GetLibrary": Scope.JUDGE,
@@ -35,11 +35,11 @@ SCOPES: dict[str, Scope] = {
     "/memecourt.v1.Precedents/RemovePrecedent": Scope.ADMIN,
     "/memecourt.v1.Precedents/RelabelPrecedent": Scope.ADMIN,
 }
-"""What a caller needs for a method."""
+"""Scope that a caller needs for each method."""
 WITHOUT_TOKEN = frozenset(
     {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/List", "/grpc.health.v1.Health/Watch"}
 )
-"""Orchestrators and load balancers have no token; health tells nothing but whether there is any."""
+"""Open to callers without a token: orchestrators and load balancers have none, and health reveals nothing else."""
 WITH_ANY_TOKEN = frozenset({"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"})
 
 _log = logging.getLogger("memecourt.access")
@@ -55,11 +55,11 @@ class Access(grpc.aio.ServerInterceptor):
     """Lets a call through to its method, or answers it with UNAUTHENTICATED or PERMISSION_DENIED."""
 
     def __init__(self, tokens: Tokens | None) -> None:
-        """Args: the tokens in force; None for a server that knows no callers."""
+        """Args: the tokens in force; None for a server that does not authenticate callers."""
         self._tokens = tokens
 
     async def intercept_service(self, continuation: _Continuation, details: grpc.HandlerCallDetails) -> _Handler | None:
-        """The method's handler, or one that refuses."""
+        """Returns the method's handler, or one that refuses the call."""
         if details.method in WITHOUT_TOKEN:
             return await continuation(details)
         caller: Caller | None = None
@@ -67,10 +67,10 @@ class Access(grpc.aio.ServerInterceptor):
             caller, now = (ANYBODY, None) if self._tokens is None else _caller(self._tokens, details)
             handler = await continuation(details)
             if handler is None:
-                return handler  # there is no such method: the library says so
+                return handler  # no such method: the library reports it
             _check(caller, details.method)
         except (Unauthenticated, NotAllowed) as error:
-            method = details.method if details.method in SCOPES else "another"  # it is whatever the caller sent
+            method = details.method if details.method in SCOPES else "another"  # the caller may send any text
             _log.warning("refused method=%s caller=%s reason=%s", method, caller.name if caller else "", error.reason)
             return _refusing(error)
         set_current(caller, now)
@@ -78,7 +78,7 @@ class Access(grpc.aio.ServerInterceptor):
 
 
 def _caller(tokens: Tokens, details: grpc.HandlerCallDetails) -> tuple[Caller, Callable[[], Caller | None]]:
-    """Returns the caller, and a function that returns the current caller of the same token."""
+    """Returns the caller, and a function that looks up the same token again."""
     metadata: Sequence[tuple[str, str | bytes]] = tuple(details.invocation_metadata or ())
     values = [value for key, value in metadata if key == "authorization"]
     if not values:
@@ -87,7 +87,7 @@ def _caller(tokens: Tokens, details: grpc.HandlerCallDetails) -> tuple[Caller, C
             reason="TOKEN_MISSING",
         )
     scheme, _, token = str(values[0]).partition(" ")
-    # Two headers are refused, or what counts would depend on who reads them, here or at a proxy.
+    # Two headers are refused: this server and a proxy might otherwise read different ones.
     if len(values) > 1 or scheme.lower() != "bearer" or not token:
         raise Unauthenticated(
             'One token is wanted, as metadata "authorization: Bearer TOKEN".', reason="TOKEN_MALFORMED"
@@ -96,7 +96,7 @@ def _caller(tokens: Tokens, details: grpc.HandlerCallDetails) -> tuple[Caller, C
     caller = tokens.caller(token)
     if caller is None:
         raise unknown_token()
-    # Evaluated again while a call goes on: a token that is taken out ends its open streams (GR-1).
+    # Re-evaluated during a call: revoking a token ends its open streams (GR-1).
     return caller, lambda: tokens.caller(token)
 
 
@@ -111,7 +111,7 @@ def _check(caller: Caller, method: str) -> None:
 
 
 def _refusing(error: CourtError) -> _Handler:
-    """Answers a call of any form without reading what it sends."""
+    """Returns a handler that refuses a call of any kind without reading its requests."""
 
     async def refuse(_: object, context: ServiceCall) -> NoReturn:
         await abort(context, error)

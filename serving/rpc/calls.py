@@ -1,8 +1,8 @@
-"""Common handling of all calls: bytes become a request, an error becomes the right google.rpc status.
+"""Common handling of all calls: parses requests, and maps errors to google.rpc statuses.
 
-Requests arrive as bytes and are parsed here: the library would answer what is no request with INTERNAL. Whatever a
-method raises that is no :class:`~court.errors.CourtError` is a fault of ours: the log gets its kind and place, the
-caller neither, for what it says may hold a path or the text of a meme.
+Requests arrive as bytes and are parsed here: the gRPC library would answer a malformed request with INTERNAL. An
+exception other than :class:`~court.errors.CourtError` is a bug: its type and traceback are logged but not sent to the
+caller, and its message is dropped, since it may contain a path or the text of a meme.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from court.record import TrialAborted
 from serving.errors import Busy, not_in_session
 from serving.rpc.status import status_of
 
-_TO_ANSWER_S = 0.1
-"""What is kept of a caller's deadline to send it the answer, in seconds."""
+_ANSWER_RESERVE_S = 0.1
+"""Seconds of a caller's deadline that are reserved for sending the answer."""
 
 _MOST_STREAMS = 1000
-"""Of one method that are answered at once."""
+"""Maximum number of concurrent calls of one streaming method."""
 
 _NOTHING_CHANGED = frozenset({"LIBRARY_LOCKED", "LIBRARY_NOT_WRITTEN"})
-"""Reasons that say that a change was not made."""
+"""Error reasons that guarantee that a change was not made."""
 
 _log = logging.getLogger("memecourt.service")
 
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 
 def parse_request(kind: type[Request], data: bytes) -> Request:
-    """The request in a message.
+    """Parses a request.
 
     Raises:
-        BadRequest: The bytes are none; MALFORMED_REQUEST.
+        BadRequest: The bytes are not a valid request; MALFORMED_REQUEST.
     """
     try:
         return kind.FromString(data)
@@ -61,12 +61,12 @@ def parse_request(kind: type[Request], data: bytes) -> Request:
 
 
 def to_court_error(error: Exception) -> CourtError:
-    """The error that a caller is told of: a CourtError as it is, anything else as a fault of ours, which is logged."""
+    """Returns the error to report to the caller: a CourtError unchanged, anything else as a logged internal error."""
     if isinstance(error, TrialAborted):
         _log.warning("trial=%s failed reason=%s", error.record.trial_id, error.reason)
     if isinstance(error, CourtError):
         return error
-    # Places alone: the error's own text may hold that of a meme, and must not get into the log (PR-1).
+    # The traceback alone: the error's message may contain the text of a meme, which must not be logged (PR-1).
     where = "".join(traceback.format_tb(error.__traceback__))
     _log.error("request failed: %s\n%s", type(error).__qualname__, where)
     return CourtError("The server made a mistake.", reason="INTERNAL")
@@ -75,8 +75,8 @@ def to_court_error(error: Exception) -> CourtError:
 async def abort(context: ServiceCall, error: CourtError) -> NoReturn:
     """Ends a call with the status of an error."""
     status = rpc_status.to_status(status_of(error))
-    # The library keeps what it raises now for as long as the call, which is in its frames: each holds the other. Let it
-    # be without the error, which remembers the request.
+    # The library keeps the exception it raises now, and its frames reference the call: a reference cycle. Keep the
+    # error, which references the request, out of it.
     del error
     await context.abort(status.code, status.details, status.trailing_metadata)
 
@@ -84,38 +84,38 @@ async def abort(context: ServiceCall, error: CourtError) -> NoReturn:
 async def finish_call(context: ServiceCall, answer: Awaitable[T]) -> T:
     """Awaits an answer, or ends the call with the status of the raised error.
 
-    A caller that vanishes cancels its call. Where it does while something is being sent to it, the library raises an
-    error there as well: that is no fault of ours, and nobody is left to be told of it.
+    A caller that disconnects cancels its call. If this happens while something is being sent, the library also raises
+    an error there: that is not a bug, and nobody is left to receive it.
     """
     try:
         return await answer
-    # Ends of calls that the library brings about itself, and that were told already.
+    # The library itself ended the call, and the caller already knows.
     except (asyncio.CancelledError, grpc.aio.AbortError):
         raise
     except Exception as error:
         if _of_vanished(error):
             raise asyncio.CancelledError from None
         ending = abort(context, to_court_error(error).with_traceback(None))
-    await ending  # out here, or what the library raises would remember the error
+    await ending  # outside the handler, so that the library's exception does not reference the error
 
 
 def _of_vanished(error: Exception) -> bool:
-    """True if the library raised an error because nothing can be sent or received any more, and for no other reason."""
+    """True if the library raised an error only because the caller has disconnected."""
     if isinstance(error, ExceptionGroup):
         return all(_of_vanished(each) for each in error.exceptions)
     return isinstance(error, grpc.aio.InternalError)
 
 
 def unary(kind: type[Request], method: Unary[Request, Response], memory: ReceiveBudget) -> Handler:
-    """A call of one request and one response.
+    """Builds the handler of a call with one request and one response.
 
-    It is registered as one with a stream of requests, which on the wire is the same: the library would read a single
-    one before anything of ours runs.
+    It is registered with a stream of requests, which is the same on the wire: the library would read a single request
+    before any of our code runs.
 
     Args:
         kind: Type of the request.
-        method: Gets the request parsed, and raises its errors.
-        memory: Memory budget that is waited for before the request is read.
+        method: Called with the parsed request; raises its errors.
+        memory: Memory budget that must have room before the request is read.
     """
 
     async def answer(context: ServiceCall) -> Response:
@@ -131,12 +131,13 @@ def unary(kind: type[Request], method: Unary[Request, Response], memory: Receive
 def streaming(
     kind: type[Request], method: Streaming[Request, Response], memory: ReceiveBudget, *, of: str = ""
 ) -> Handler:
-    """A call of one request and a stream of responses.
+    """Builds the handler of a call with one request and a stream of responses.
 
-    ``method`` is an async generator; the next response is asked of it only once flow control has let the one before go.
-    So many calls are answered at once, and others told to come again: each lasts for as long as its caller likes, and
-    has memory until then. One whose caller takes no response for as long as the server waits ends (IDLE): it would keep
-    others out for ever. The rest is as for :func:`unary`; ``of`` is for :meth:`ReceiveBudget.receive`.
+    ``method`` is an async generator, which is advanced only once flow control has let the previous response go. The
+    number of concurrent calls is limited, and further callers are told to retry: each call lasts for as long as its
+    caller likes, and uses memory until then. A call whose caller takes no response within the idle timeout ends (IDLE),
+    as it would lock out others for ever. The rest is as for :func:`unary`; ``of`` is passed to
+    :meth:`ReceiveBudget.receive`.
     """
     answering = 0
 
@@ -145,11 +146,11 @@ def streaming(
         request = parse_request(kind, data)
         if answering >= _MOST_STREAMS:
             raise Busy(f"{answering:,} such streams are open, which is as many as this server has. Come again.")
-        # Nothing is awaited since the comparison, so that no two calls take the last place.
+        # Nothing is awaited since the comparison, so that two calls can't both take the last place.
         answering += 1
         try:
             outgoing = Responses(context, memory.idle_s, "Read responses as they come; open the call again to go on.")
-            # Closed here: left to the garbage collector, what it watches would stay registered until that comes.
+            # Closed explicitly: otherwise its subscriptions would stay registered until garbage collection.
             async with aclosing(method(request, context)) as responses:
                 async for response in responses:
                     await outgoing.send(response)
@@ -167,11 +168,11 @@ def streaming(
 
 
 class Responses:
-    """Responses of a call with many of them.
+    """Sends the responses of a streaming call.
 
     Args:
         context: The call.
-        idle_s: Seconds in which the caller must take a response.
+        idle_s: Seconds within which the caller must take a response.
         advice: Advice to a caller that took no response for too long.
     """
 
@@ -182,28 +183,28 @@ class Responses:
         self._begun = False
 
     async def begin(self, metadata: Sequence[tuple[str, str]] = ()) -> None:
-        """Sends the metadata that stand before the responses, unless they were sent."""
+        """Sends the initial metadata, unless they were sent already."""
         if not self._begun:
             await self._context.send_initial_metadata(tuple(metadata))
             self._begun = True
 
     async def send(self, response: Message | bytes) -> None:
-        """Sends the next response, once flow control has let it go. One at a time.
+        """Sends the next response once flow control allows it. Not to be called concurrently.
 
         Raises:
-            BadRequest: The caller did not take it; IDLE. The call can only end then.
+            BadRequest: The caller did not take it in time; IDLE. The call must then end.
         """
         try:
             async with asyncio.timeout(self._idle_s) as limit:
-                # With the first response the library would send it a second time where that is not taken, and fail at
-                # that: the caller would be told that all is well.
+                # If the metadata went with a first response that is not taken, the library would send them a second
+                # time and fail: the caller would be told that all is well.
                 await self.begin()
                 await self._context.write(response)
             return
         except TimeoutError:
             if not limit.expired():
                 raise
-        # Not above: with what the writing was ended with, it would remember the response, and who waited for it.
+        # Raised out here: chained to the timeout, it would keep the response and the waiting frames alive.
         raise BadRequest(f"No response was taken for {self._idle_s:g} seconds. {self._advice}", reason="IDLE")
 
 
@@ -216,21 +217,21 @@ async def _only_request(memory: ReceiveBudget, context: ServiceCall, of: str = "
     try:
         yield data
     finally:
-        # Given back only when the call is over: the request is in memory for as long.
+        # Released only when the call is over: the request stays in memory until then.
         lot.release()
 
 
 @contextmanager
 def changing() -> Iterator[None]:
-    """Around a change that would be made twice if it were asked for again, and what is done to tell of it.
+    """Wraps a non-idempotent change, and the work needed to report it, so that callers never repeat it blindly.
 
     Raises:
-        Unavailable: Without a delay after which to come again where nobody can say whether the change was made.
+        Unavailable: The change may or may not have been made; the error has no retry delay.
     """
     try:
         yield
     except Unavailable as error:
-        # Of these it is known that nothing was changed: to come again is safe.
+        # These guarantee that nothing was changed, so that a retry is safe.
         if error.reason in _NOTHING_CHANGED:
             raise
         raise Unavailable(
@@ -247,19 +248,19 @@ def no_request() -> BadRequest:
 
 
 def serialized(message: Message) -> bytes:
-    """The bytes of a response."""
+    """Serialises a response."""
     return message.SerializeToString()
 
 
 def time_left(context: ServiceCall) -> float | None:
-    """Seconds until an answer must be on its way; None where the caller gave no deadline."""
+    """Seconds until an answer must be sent; None if the caller gave no deadline."""
     left = context.time_remaining()
-    # An answer at the very deadline would be a verdict that is kept, and a caller who never gets it.
-    return None if left is None else left - _TO_ANSWER_S
+    # An answer right at the deadline would be a verdict that is stored but never reaches the caller.
+    return None if left is None else left - _ANSWER_RESERVE_S
 
 
 def traceparent(context: ServiceCall) -> str:
-    """The W3C header of that name, or empty."""
+    """Returns the W3C ``traceparent`` header, or an empty string."""
     for key, value in context.invocation_metadata() or ():
         if key == "traceparent" and isinstance(value, str):
             return value
@@ -267,32 +268,32 @@ def traceparent(context: ServiceCall) -> str:
 
 
 class Session(Generic[T]):
-    """State that a service answers with, from its opening until its closing."""
+    """State of a service between its opening and its closing, with a count of its running calls."""
 
     def __init__(self) -> None:
-        """Not open yet: a server listens while it warms up."""
+        """Starts closed: a server already listens while it warms up."""
         self._with: T | None = None
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     def open(self, what: T) -> None:
-        """From now on calls are answered with this."""
+        """Answers calls with this state from now on."""
         self._with = what
 
     def close(self) -> None:
-        """From now on calls are turned away; those being answered go on."""
+        """Refuses new calls from now on; running ones continue."""
         self._with = None
 
     @contextmanager
     def call(self) -> Iterator[T]:
-        """Yields the state while a call is answered. Raises Unavailable while there is none."""
+        """Yields the state while a call is answered. Raises Unavailable if the service is closed."""
         if self._with is None:
             raise not_in_session()
         self._calls += 1
         self._idle.clear()
         try:
-            # Read once: calls that have begun end with what they began with, also when the service closes.
+            # Read once: a running call keeps its state even when the service closes.
             yield self._with
         finally:
             self._calls -= 1
@@ -300,7 +301,7 @@ class Session(Generic[T]):
                 self._idle.set()
 
     async def empty(self, seconds: float) -> None:
-        """Waits until no call is being answered, at most so many seconds."""
+        """Waits until no call is running, at most the given number of seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._idle.wait()

@@ -1,4 +1,4 @@
-"""Between the wire and the court: requests checked in form, records turned into responses."""
+"""Conversion between the wire and the court: validates requests, and builds responses from records."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
 _MOST = {"request_id": 128, "content.namespace": 128, "content.id": 256}
 _MOST_PINNED, _LONGEST_PIN = 16, 512
-# The lookaheads refuse ids of zeros alone, which the standard declares invalid.
+# The lookaheads refuse all-zero ids, which the standard declares invalid.
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _CLIENT_TOKEN_BYTES = 1024
 _NO_TIME = Duration()
 
 
 def check_request_id(request_id: str) -> None:
-    """Raises BadRequest if the docket can't keep a caller's id for a request."""
+    """Raises BadRequest if the docket can't store a caller's request id."""
     within(request_id, _MOST["request_id"], "request_id")
 
 
 def ask_of(
     request: wire.JudgeRequest, *, default: Procedure, traceparent: str = "", trace_id: str = ""
 ) -> TrialRequest:
-    """The ask in a request.
+    """Converts a request from the wire to a trial request.
 
     Args:
-        request: Request as it came.
-        default: The procedure where none is asked for.
-        traceparent: The W3C header of that name, or empty; a malformed one is passed over, as the standard says.
-        trace_id: Id of the call's trace, 32 hex digits, if the server keeps one; overrides the request's.
+        request: Request as received.
+        default: Procedure if the request names none.
+        traceparent: W3C ``traceparent`` header, or empty; a malformed one is ignored, as the standard says.
+        trace_id: Id of the call's trace, 32 hex digits, if the server traces; overrides the request's.
 
     Raises:
         BadRequest: A field is malformed.
     """
-    # Judge has checked it by now; a request of a stream comes here first.
+    # Judge has already checked it; for a request of a stream this is the first check.
     check_request_id(request.request_id)
     within(request.content.namespace, _MOST["content.namespace"], "content.namespace")
     within(request.content.id, _MOST["content.id"], "content.id")
@@ -65,7 +65,7 @@ def ask_of(
     trace = _TRACEPARENT.fullmatch(traceparent)
     return TrialRequest(
         image=request.image,
-        # Absent and empty differ: without a text it is read off the picture, and an empty one says that there is none.
+        # Absent and empty differ: an absent text is read off the picture, an empty one means that there is none.
         text=request.text if request.HasField("text") else None,
         language=language(request.language),
         procedure=_procedure(request.procedure, default),
@@ -80,7 +80,7 @@ def ask_of(
 
 
 def response_of(hearing: TrialResult, *, client_token: bytes = b"") -> wire.JudgeResponse:
-    """The response to a hearing that ended in a verdict."""
+    """Builds the response for a trial that ended in a verdict."""
     record = hearing.record
     opened = record.opened
     response = verdict_of(record)
@@ -92,28 +92,28 @@ def response_of(hearing: TrialResult, *, client_token: bytes = b"") -> wire.Judg
 
 
 def answer_of(answer: Answer, ask: TrialRequest, *, client_token: bytes = b"") -> wire.JudgeResponse:
-    """Builds the part of a response about its own request.
+    """Builds the part of a response that is specific to its request.
 
-    Merged with :func:`verdict_of` of the record, it is the response.
+    Merged with :func:`verdict_of` of the record, it is the complete response.
     """
     response = wire.JudgeResponse(
         request_id=answer.name.request_id,
         content=wire.Content(namespace=ask.namespace, id=ask.content_id),
         client_token=client_token,
-        # Reused, it has no timings of steps: they are those of a trial that this request did not wait for.
+        # A reused verdict has no timings of steps: they belong to a trial that this request did not wait for.
         timings=_timings(answer, None if answer.reused else answer.record),
     )
     if answer.reused:
         response.reused_from.CopyFrom(wire.ReusedFrom(verdict_id=answer.record.trial_id, near=answer.near))
-        # With reuse "everywhere" the trial may have been for another's content, whose name is not this caller's to see
-        # (GR-1).
+        # With reuse "everywhere" the trial may have been for content of another namespace, which this caller must not
+        # see (GR-1).
         if current().sees(answer.record.opened.meme.namespace):
             response.reused_from.content.CopyFrom(_content_of(answer.record))
     return response
 
 
 def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
-    """Builds the part of a response about the trial of its verdict, equal for every request that gets the verdict."""
+    """Builds the part of a response about the trial, which is the same for every request that gets its verdict."""
     opened = record.opened
     ruled, text, cited = record.last(VerdictGiven), record.text, record.precedents
     assert ruled is not None and text is not None
@@ -154,7 +154,7 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
         claims=list(map(_claim_message, verdict.claims)),
     )
     response.decided_at.FromDatetime(ruled.at)
-    # Optional in the contract: a score of 0 is one, and must not read as none.
+    # Optional in the contract: a score of 0 must not be read as no score.
     if verdict.harm_score is not None and verdict.harm_score_meaning is not None:
         response.harm_score = verdict.harm_score
         response.harm_score_meaning = wire.ScoreMeaning.Value(f"SCORE_MEANING_{verdict.harm_score_meaning}")
@@ -170,7 +170,7 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
 
 
 def receipt_of(receipt: Receipt) -> wire.Receipt:
-    """The receipt of a verdict."""
+    """Converts the receipt of a verdict."""
     return wire.Receipt(checkpoint=receipt.checkpoint, entry=receipt.number, header=receipt.header, proof=receipt.proof)
 
 
@@ -195,12 +195,12 @@ def _content_of(record: TrialRecord) -> wire.Content:
     return wire.Content(namespace=meme.namespace, id=meme.content_id)
 
 
-def _timings(took: TrialResult | Answer, record: TrialRecord | None) -> wire.Timings:
-    """Builds the timings of a request; without a record, no trial was run for it."""
+def _timings(answer_or_result: TrialResult | Answer, record: TrialRecord | None) -> wire.Timings:
+    """Builds the timings of a request; ``record`` is None if no trial was run for it."""
     text, cited = (record.text, record.precedents) if record else (None, None)
     return wire.Timings(
-        total=duration(took.total_seconds),
-        picture=duration(took.picture_seconds) if took.picture_seconds else _NO_TIME,
+        total=duration(answer_or_result.total_seconds),
+        picture=duration(answer_or_result.picture_seconds) if answer_or_result.picture_seconds else _NO_TIME,
         text=duration(text.latency_s) if text else _NO_TIME,
         precedents=duration(cited.latency_s) if cited else _NO_TIME,
     )
@@ -229,16 +229,16 @@ def _pins(pins: wire.Pins) -> RequiredVersions:
     )
 
 
-def _procedure(wanted: wire.Procedure.ValueType, default: Procedure) -> Procedure:
-    if wanted == wire.PROCEDURE_UNSPECIFIED:
+def _procedure(requested: wire.Procedure.ValueType, default: Procedure) -> Procedure:
+    if requested == wire.PROCEDURE_UNSPECIFIED:
         return default
-    # Enums of proto3 are open: any number comes through.
-    if wanted not in wire.Procedure.values():
+    # Enums of proto3 are open: any number is accepted by the parser.
+    if requested not in wire.Procedure.values():
         known = ", ".join(name for name, _ in wire.Procedure.items() if not name.endswith("UNSPECIFIED"))
         raise BadRequest(
-            f"There is no procedure {wanted}. Ask for one of {known}.", reason="UNKNOWN_PROCEDURE", field="procedure"
+            f"There is no procedure {requested}. Ask for one of {known}.", reason="UNKNOWN_PROCEDURE", field="procedure"
         )
-    return Procedure(wire.Procedure.Name(wanted).removeprefix("PROCEDURE_"))
+    return Procedure(wire.Procedure.Name(requested).removeprefix("PROCEDURE_"))
 
 
 def _policy(policy: wire.PolicyReference) -> RequiredPolicy:
@@ -250,7 +250,7 @@ def _policy(policy: wire.PolicyReference) -> RequiredPolicy:
 
 
 def precedent_of(precedent: Precedent) -> wire.Precedent:
-    """A precedent as an exhibit."""
+    """Converts a precedent."""
     return wire.Precedent(
         id=precedent.id,
         label=wire.Label.Value(f"LABEL_{precedent.label}"),
@@ -265,8 +265,8 @@ def precedent_of(precedent: Precedent) -> wire.Precedent:
 
 
 def duration(seconds: float) -> Duration:
-    """A time in seconds, to the nanosecond."""
-    # Rounded before it is split: after it, a fraction could round up to a whole second, which Duration refuses.
+    """Converts seconds to a Duration, rounded to the nanosecond."""
+    # Rounded before splitting: otherwise a fraction could round up to a whole second, which Duration refuses.
     whole, nanos = divmod(round(seconds * 1e9), 10**9)
     return Duration(seconds=whole, nanos=nanos)
 
@@ -279,7 +279,7 @@ _LAST = datetime.max.replace(tzinfo=UTC)
 
 
 def within(value: str, most: int, field: str) -> str:
-    """A text of at most ``most`` characters.
+    """Checks a text of at most ``most`` characters.
 
     Raises:
         BadRequest: The text is longer, or contains NUL, which not every store can hold.
@@ -294,14 +294,14 @@ def within(value: str, most: int, field: str) -> str:
 
 
 def required(value: str, most: int, field: str) -> str:
-    """A text that says something, of at most ``most`` characters. Raises BadRequest."""
+    """Checks a non-blank text of at most ``most`` characters. Raises BadRequest."""
     if not value.strip():
         raise BadRequest(f"{field} is required.", reason="FIELD_MISSING", field=field)
     return within(value, most, field)
 
 
 def few(values: Sequence[str], most: int, longest: int, field: str) -> tuple[str, ...]:
-    """At most ``most`` texts of at most ``longest`` characters each. Raises BadRequest."""
+    """Checks a list of at most ``most`` texts of at most ``longest`` characters each. Raises BadRequest."""
     if len(values) > most:
         raise BadRequest(
             f"{field} has {len(values):,} entries; at most {most:,} are taken.", reason="FIELD_TOO_LONG", field=field
@@ -309,17 +309,17 @@ def few(values: Sequence[str], most: int, longest: int, field: str) -> tuple[str
     return tuple(within(value, longest, field) for value in values)
 
 
-def number(wanted: int, default: int, most: int, field: str) -> int:
-    """Checks a requested number: 1 to ``most``, and 0 for ``default``. Raises BadRequest."""
-    if not 0 <= wanted <= most:
+def number(requested: int, default: int, most: int, field: str) -> int:
+    """Checks a number from 1 to ``most``; 0 stands for ``default``. Raises BadRequest."""
+    if not 0 <= requested <= most:
         raise BadRequest(
-            f"{field} is {wanted}; 1 to {most:,} are given, and {default} for 0.", reason="OUT_OF_RANGE", field=field
+            f"{field} is {requested}; 1 to {most:,} are given, and {default} for 0.", reason="OUT_OF_RANGE", field=field
         )
-    return wanted or default
+    return requested or default
 
 
 def language(tag: str, field: str = "language") -> str:
-    """A BCP 47 tag, or nothing. Raises BadRequest."""
+    """Checks a BCP 47 tag, which may be empty. Raises BadRequest."""
     if tag and not is_language_tag(tag):
         raise BadRequest(
             f'{field} is no BCP 47 tag. Send one such as "en" or "pt-BR", or leave it out.',
@@ -330,7 +330,7 @@ def language(tag: str, field: str = "language") -> str:
 
 
 def found_to_be(label: int, field: str = "label") -> PrecedentLabel:
-    """Harmful or not: what a person has decided is one of the two. Raises BadRequest."""
+    """Converts a label decided by a person: harmful or not. Raises BadRequest for any other."""
     known = _LABELS.get(label)
     if known is None:
         raise BadRequest(
@@ -342,7 +342,7 @@ def found_to_be(label: int, field: str = "label") -> PrecedentLabel:
 
 
 def time_of(value: Timestamp, field: str) -> datetime:
-    """The first microsecond that is not before this time, or the last there is: what is kept has no finer ones.
+    """Rounds a time up to the next microsecond, the resolution of stored times; the last possible one is the limit.
 
     Raises:
         BadRequest: The time lies outside the years 1 to 9999, or its nanoseconds outside a second.
@@ -350,7 +350,7 @@ def time_of(value: Timestamp, field: str) -> datetime:
     try:
         if not 0 <= value.nanos < 10**9:
             raise ValueError
-        # Rounded up: rounded down, a listing "from this time" would let in what lies before it.
+        # Rounded up: rounded down, a listing "from this time" would include earlier trials.
         second, micros = _EPOCH + timedelta(seconds=value.seconds), -(-value.nanos // 1000)
         return min(second, _LAST - timedelta(microseconds=micros)) + timedelta(microseconds=micros)
     except (ValueError, OverflowError):
@@ -358,13 +358,13 @@ def time_of(value: Timestamp, field: str) -> datetime:
 
 
 def signed(value: str, field: str) -> str:
-    """Returns the person behind a call: the caller's own name, or the given one if the server knows no callers.
+    """Returns the person behind a call: the caller's own name, or the given one if the server does not authenticate.
 
     Raises:
         BadRequest: The name is missing where it is required, too long, or not the caller's own.
     """
     own = current().name
-    # A name in a record is worth something only if it is the token's, and not whatever the caller writes.
+    # A name in a record is only meaningful if it is the token's, rather than whatever the caller writes.
     if own:
         if value not in ("", own):
             raise BadRequest(

@@ -1,4 +1,4 @@
-"""The records of trials over gRPC: read, listed, exported, and reviewed by people."""
+"""The Docket service: reads, lists, exports and reviews trials over gRPC."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SERVICE = wire.DESCRIPTOR.services_by_name["Docket"].full_name
 
 _PAGE, _MOST_A_PAGE = 50, 1000
 _EXPORT_PAGE = 100
-"""Trials whose ids are held at once while they are exported; of their records, one."""
+"""Trials whose ids an export holds in memory at once; of their records it holds one."""
 _MOST_ID, _MOST_CLAUSE, _MOST_CONTENT = 200, 200, 256
 
 _log = logging.getLogger("memecourt.service")
@@ -45,15 +45,15 @@ _OUTCOMES = {wire.ReviewOutcome.Value(f"REVIEW_OUTCOME_{outcome}"): outcome for 
 class DocketService:
     """Serves ``memecourt.v1.Docket``. Until :meth:`open` has been called it answers UNAVAILABLE.
 
-    A caller that is kept to some namespaces sees their trials only: any other is, to it, not there.
+    A caller that is limited to some namespaces sees only their trials; all others look as if they did not exist.
     """
 
     def __init__(self, telemetry: Telemetry = SILENT, *, memory: ReceiveBudget) -> None:
-        """Answers nothing yet.
+        """Starts closed.
 
         Args:
-            telemetry: Is told of reviews.
-            memory: Memory budget that is waited for before a request is read.
+            telemetry: Records reviews.
+            memory: Memory budget that must have room before a request is read.
         """
         self._session: Session[Docket] = Session()
         self._telemetry = telemetry
@@ -64,29 +64,29 @@ class DocketService:
 
     def open(
         self,
-        house: TrialExecutor,
-        overruled: Callable[[str], None] | None = None,
-        rulings: Corrections | None = None,
+        executor: TrialExecutor,
+        on_overruled: Callable[[str], None] | None = None,
+        corrections: Corrections | None = None,
     ) -> None:
-        """From now on, calls are answered.
+        """Answers calls from now on.
 
         Args:
-            house: Executor whose docket is served.
-            overruled: Is told the id of a trial that was overruled, before its reviewer is: by whoever gives verdicts
-                again, that one must not be given any more.
-            rulings: Brings the library of precedents in line with reviews; None where nothing does.
+            executor: Executor whose docket is served.
+            on_overruled: Called with the id of each overruled trial, before its reviewer gets a response, so that its
+                verdict is no longer reused.
+            corrections: Updates the precedent library after reviews; None if nothing does.
         """
-        self._overruled = overruled or _ignore
-        self._rulings = rulings
-        self._session.open(house.docket)
+        self._overruled = on_overruled or _ignore
+        self._rulings = corrections
+        self._session.open(executor.docket)
 
     def close(self) -> None:
-        """From now on, calls are turned away; those being answered go on, but who watches reviews is sent away."""
+        """Refuses new calls; running ones continue, except that subscriptions to reviews end."""
         self._session.close()
         self._hub.close()
 
     async def empty(self, seconds: float) -> None:
-        """Waits until no call is being answered, at most so many seconds."""
+        """Waits until no call is running, at most the given number of seconds."""
         await self._session.empty(seconds)
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -104,21 +104,21 @@ class DocketService:
         )
 
     async def get_trial(self, request: wire.GetTrialRequest, _: ServiceCall) -> wire.GetTrialResponse:
-        """One trial with all of its events."""
+        """Returns one trial with all of its events."""
         with self._session.call() as docket:
             return wire.GetTrialResponse(trial=trial_of(await _visible_record(docket.trials, request.trial_id)))
 
     async def list_trials(self, request: wire.ListTrialsRequest, _: ServiceCall) -> wire.ListTrialsResponse:
-        """Trials, the last opened first, page by page.
+        """Returns a page of trials, the most recently opened first.
 
-        A page goes on behind the last trial of the one before, so that trials which are opened meanwhile, before it in
-        this order, neither push one onto two pages nor let one fall between them.
+        Each page continues after the last trial of the previous one, so that trials opened in the meantime neither
+        repeat nor hide any.
         """
         with self._session.call() as docket:
             size = number(request.page_size, _PAGE, _MOST_A_PAGE, "page_size")
             which = which_of(request.filter)
             after = place_of(within(request.page_token, 1000, "page_token"), which)
-            # One more than fits says whether there is another page.
+            # One more than fits shows whether there is another page.
             lines = await docket.index.list(limit=size + 1, after=after, which=which)
             page = lines[:size]
             more = len(lines) > size
@@ -130,10 +130,10 @@ class DocketService:
     async def export_trials(
         self, request: wire.ExportTrialsRequest, _: ServiceCall
     ) -> AsyncGenerator[wire.ExportTrialsResponse, None]:
-        """Every trial that a filter lets through, the first opened first; those opened by the time of the call.
+        """Streams all trials that match a filter and were opened before the call, the oldest first.
 
-        What is read next waits until the caller has taken what was read before. Each trial is as it is when its turn
-        comes: a verdict or a review that was given since the call began is in it.
+        The next trial is read only once the caller has taken the previous one. Each trial is in its state at that
+        moment, including verdicts and reviews given since the call began.
         """
         with self._session.call() as docket:
             which = which_of(request.filter)
@@ -143,14 +143,14 @@ class DocketService:
             while newest:
                 lines = await docket.index.list(limit=_EXPORT_PAGE, after=after, which=which, oldest_first=True)
                 for line in lines:
-                    # Where trials come in faster than they go out, there would be no end.
+                    # Otherwise the export would never end if trials came in faster than they are exported.
                     if line.opened_at > newest[0].opened_at:
                         return
                     try:
                         record = await docket.trials.record(line.trial_id)
-                    except TrialErased:  # before it was listed, or since
+                    except TrialErased:  # before or after it was listed
                         continue
-                    # A long export ends once its token is taken out (GR-1).
+                    # A long export ends once its token is revoked (GR-1).
                     check_in_force()
                     yield wire.ExportTrialsResponse(trial=trial_of(record))
                 if len(lines) < _EXPORT_PAGE:
@@ -171,7 +171,7 @@ class DocketService:
             clause = within(request.clause, _MOST_CLAUSE, "clause")
             reviewer = signed(request.reviewer, "reviewer")
             record = await _visible_record(docket.trials, request.trial_id)
-            # Once a verdict is given it stays; the docket itself sees to it that reviews don't get in each other's way.
+            # A verdict never changes, and the docket itself prevents conflicting reviews.
             label = _label(request, outcome, record)
             try:
                 with changing():
@@ -185,14 +185,14 @@ class DocketService:
                         at=datetime.now(UTC),
                     )
             finally:
-                # Also where the caller has left meanwhile: the review may have been kept all the same.
+                # Even if the caller has disconnected: the review may have been stored anyway.
                 if outcome is ReviewOutcome.OVERRULED:
                     self._overruled(record.trial_id)
             self._publish_review(event)
-            # The review is stored by now: a caller that was told to come again would review twice.
+            # The review is stored: a caller told to retry would review twice.
             with changing():
                 now = await docket.trials.record(record.trial_id)
-            # Last: the review stands whatever the library does, and watchers have been told of it already.
+            # Last: the review stands whatever the library does, and subscribers already have it.
             await self._follow(now, event)
             return wire.ReviewVerdictResponse(summary=summary_of(line_of(now)))
 
@@ -212,7 +212,7 @@ class DocketService:
             return opened
 
     def reviewed(self, event: VerdictReviewed) -> None:
-        """A review was kept in this process by another way than a call: in the console that is served beside."""
+        """Handles a review that this process stored without a call: in its own console."""
         if event.outcome is ReviewOutcome.OVERRULED:
             self._overruled(event.trial_id)
         self._publish_review(event)
@@ -222,7 +222,7 @@ class DocketService:
         self._telemetry.reviewed(event.outcome)
 
     async def _follow(self, record: TrialRecord, review: VerdictReviewed) -> None:
-        """Brings the library in line with a review. Where that fails the review stands, and the log says so."""
+        """Updates the library after a review. If that fails, the review stands and the failure is logged."""
         if self._rulings is None:
             return
         try:
@@ -233,22 +233,22 @@ class DocketService:
     async def watch_reviews(
         self, request: wire.WatchReviewsRequest, _: ServiceCall
     ) -> AsyncGenerator[wire.WatchReviewsResponse, None]:
-        """Reviews as they are kept, at whichever server."""
+        """Streams reviews as they are stored, by any server."""
         with self._session.call() as docket:
             async for response in watch_reviews(request, docket.trials, docket.log, self._hub):
                 yield response
 
 
 def _ignore(_: str) -> None:
-    """Is told of what was overruled where nobody gives verdicts again."""
+    """Default for ``on_overruled`` when no verdicts are reused."""
 
 
 async def _visible_record(trials: TrialReader, trial_id: str) -> TrialRecord:
-    """The record of a trial that the caller may see.
+    """Returns the record of a trial that the caller may see.
 
     Raises:
         BadRequest: No id is given.
-        TrialUnknown: There is none of that id, or it is not the caller's business: the two can't be told apart.
+        TrialUnknown: The trial does not exist, or the caller may not see it: callers can't tell the two apart.
     """
     try:
         record = await trials.record(required(trial_id, _MOST_ID, "trial_id"))
@@ -260,17 +260,17 @@ async def _visible_record(trials: TrialReader, trial_id: str) -> TrialRecord:
 
 
 async def _contested(docket: Docket, request: wire.OpenAppealRequest) -> TrialRecord:
-    """The record of the verdict that an appeal is against."""
+    """Returns the record of the trial that an appeal is against."""
     if request.WhichOneof("verdict") != "content":
         return await _visible_record(docket.trials, request.trial_id)
     content_id = required(request.content.id, _MOST_CONTENT, "content.id")
     namespace = request.content.namespace
-    # A namespace that is not the caller's is answered as one without such content: nobody learns what others have.
+    # For a namespace that the caller may not see, the answer is that there is no such content: it reveals nothing.
     if current().sees(namespace):
         which = TrialFilter(
             states=frozenset({TrialState.DECIDED}), namespace=namespace, content_id=content_id, erased=False
         )
-        # The newest first: the verdict that holds for the content now.
+        # The newest first: its verdict is the one in force for the content.
         for line in await docket.index.list(limit=1, which=which):
             return await _visible_record(docket.trials, line.trial_id)
     raise TrialUnknown(
@@ -280,7 +280,7 @@ async def _contested(docket: Docket, request: wire.OpenAppealRequest) -> TrialRe
 
 
 def _label(request: wire.ReviewVerdictRequest, outcome: ReviewOutcome, record: TrialRecord) -> Label:
-    """The label that holds when the review does.
+    """Returns the label that the review leaves in force.
 
     Raises:
         NotDecided: There is no verdict.

@@ -1,23 +1,24 @@
-"""Flow control: requests are read only once there is memory for them, and idle callers keep it from nobody.
+"""Flow control: a request is read only once there is memory for it, and idle callers can't starve others.
 
-The size of a message is known only once it is there. So there must be room for the largest before it is read; what it
-does not need is free again as soon as it has come. Until a message is read, flow control holds all but its first
-64 KiB back at the caller (:data:`WINDOWS`).
+The size of a message is known only once it has arrived. So room for the largest possible message is reserved before it
+is read, and the unused part is freed as soon as it has arrived. Until a message is read, HTTP/2 flow control holds all
+but its first 64 KiB back at the caller (:data:`WINDOWS`).
 
-A caller that opens a call and sends nothing, or sends slowly, has that room meanwhile. What keeps it from others:
+A caller that opens a call and sends nothing, or sends slowly, holds this reservation meanwhile. These rules keep it
+from starving others:
 
-* It ends when nothing whole has come for as long as the server waits.
-* It ends sooner where somebody else waits for the room: after 5 s; after 2 s where it is a stream that has had a
-  request before; after one second where no whole request has come over its connection since one was last
-  waited for in vain. What came together does not go together: each end lets others in, and all of these at once would
-  keep everybody else waiting.
-* Such streams have half of the memory at most, such connections a quarter: the rest is for requests over connections
-  that are known to send what they announce. As soon as a connection is, all of its calls leave the quarter.
-* Among them connections take turns, however many calls each has open, and who came last has the first turn: a caller
-  that means well waits for as many as tried before it, and not for all that they have opened.
-* No connection has room for more messages that have not come yet than it leaves to the others: one has half of what
-  is free, a second one a third, and so on (dynamic thresholds: Choudhury and Hahne 1998, with alpha = 1). So known ones
-  that say nothing any more, however many calls they open, don't fill it before there are as many of them.
+* The call ends when no complete message has arrived within the server's idle timeout.
+* It ends sooner if somebody else waits for memory: after 5 s; after 2 s for a stream that has sent a request before;
+  after 1 s on an unknown connection, that is, one without a complete request since it last timed out. Calls that
+  arrived together are ended one at a time: each end lets others in, and a whole batch let in at once would again keep
+  everybody else waiting.
+* Such streams get at most half of the memory, and unknown connections a quarter: the rest is for requests on
+  connections that are known to send what they announce. Once a connection is known, all of its calls leave the quarter.
+* Unknown connections take turns, however many calls each has open, and the newest goes first: an honest caller then
+  waits for one turn of each other connection, not for all calls that they have opened.
+* No connection may reserve room for more messages in transit than it leaves free for others: one gets half of the free
+  room, a second one a third, and so on (dynamic thresholds: Choudhury and Hahne 1998, with alpha = 1). So a few known
+  connections that fall silent can't fill the memory, however many calls they open.
 """
 
 from __future__ import annotations
@@ -38,27 +39,26 @@ if TYPE_CHECKING:
     from serving.service_call import ServiceCall
 
 MESSAGE_BYTES = LIMITS.max_bytes + 64 * 1024
-"""Largest message: a picture at its limit, and room for everything else. gRPC's default of 4 MiB is too small."""
+"""Size of the largest message: a picture at its limit, plus the other fields. gRPC's default of 4 MiB is too small."""
 
 WINDOWS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024))
-"""Options of a server: it takes no more of a message that nobody reads yet, however fast the connection is. While a
-message is read, its window is as large as the message needs."""
+"""Server options that limit how much of an unread message is buffered, however fast the connection is. While a message
+is being read, its window grows to the message's size."""
 
 _OVERHEAD = 16 * 1024
-"""Bytes that a call counts besides its message, so that small ones are bounded too."""
-_PATIENCE_S = 5.0
-"""What a request over a known connection has to come, once others wait for memory."""
-_PATIENCE_IN_CALL_S = 2.0
-"""What the next one of a stream has there."""
-_LITTLE_PATIENCE_S = 1.0
-"""What a request over another connection has."""
-_MOST_KNOWN = 10_000
-"""Connections that are remembered."""
+"""Bytes that a call counts in addition to its message, so that the number of small ones is bounded too."""
+_KNOWN_TIMEOUT_S = 5.0
+"""Seconds that a request on a known connection has to arrive once others wait for memory."""
+_IN_CALL_TIMEOUT_S = 2.0
+"""The same for the next request of a stream."""
+_UNKNOWN_TIMEOUT_S = 1.0
+"""The same for a request on an unknown connection."""
+_MAX_KNOWN = 10_000
+"""Maximum number of known connections that are remembered."""
 
 
 _KNOWN, _IN_CALL, _UNKNOWN = range(3)
-"""Lanes to the memory: requests over connections that are known to send what they announce; further requests of their
-streams; requests over other connections."""
+"""Lanes: requests on known connections; further requests of their streams; requests on unknown connections."""
 
 
 def _lane(*, known: bool, in_call: bool) -> int:
@@ -70,7 +70,7 @@ def _never_busy(_: float) -> float:
 
 
 class Reservation:
-    """Memory that a request has, from before it is read until it is answered."""
+    """Memory reserved for a request, from before it is read until it is answered."""
 
     __slots__ = ("_memory", "_reader", "_size", "_why", "busy_until", "in_call", "lane", "of", "peer", "since")
 
@@ -88,7 +88,7 @@ class Reservation:
         self.since = asyncio.get_running_loop().time()
 
     def release(self) -> None:
-        """Gives it back; again is no harm."""
+        """Releases the memory; idempotent."""
         size, self._size = self._size, 0
         self._memory.change(-size)
 
@@ -97,19 +97,19 @@ class Reservation:
         self.release()
 
     async def read(self, context: ServiceCall) -> bytes | None:
-        """The next message of a call, which this is then the memory of; None where there is none to come."""
-        # Who waited for room gets it in one turn of the loop and reads in a later one, and may be sent away in between.
+        """Reads the next message of a call into this reservation; None if the caller has finished sending."""
+        # A waiter gets its room in one turn of the event loop and reads in a later one; it may be ended in between.
         if self._why is not None:
             raise self._why
-        # What asyncio.timeout() does, without its cost: every call comes by here, and hardly any is told to end.
+        # Like asyncio.timeout(), but cheaper: every call passes here, and hardly any is ended.
         self._reader = reader = asyncio.current_task()
         assert reader is not None
         cancelled = reader.cancelling()
         try:
             data: object = await context.read()
         except asyncio.CancelledError:
-            # Only if no other cancellation is pending: that of a caller who leaves, or of a server that stops, must go
-            # on.
+            # Only if no other cancellation is pending: one by a disconnecting caller or a stopping server must
+            # propagate.
             if self._why is not None and reader.uncancel() <= cancelled:
                 raise self._why from None
             raise
@@ -122,12 +122,12 @@ class Reservation:
         return data
 
     def holds(self, size: int) -> None:
-        """From now on it is the memory of so many bytes: of the message, or of what is left to be answered with."""
+        """Shrinks the reservation to the size of the message, or of the remaining response."""
         before, self._size = self._size, size + _OVERHEAD
         self._memory.change(self._size - before)
 
     def end(self, why: CourtError) -> None:
-        """Has :meth:`read` end with an error."""
+        """Makes :meth:`read` raise an error."""
         if self._why is None:
             self._why = why
             if self._reader is not None:
@@ -145,17 +145,17 @@ class _Waiter:
     lane: int
     in_call: bool
     of: str
-    lot: asyncio.Future[Reservation]
+    reservation: asyncio.Future[Reservation]
 
 
 class _FairQueue:
-    """Queue of a lane: connections take turns, and one that has had its turn is last."""
+    """Queue of a lane: connections take turns, and one that has had its turn goes last."""
 
     def __init__(self, *, newest_first: bool) -> None:
         """Starts empty.
 
         Args:
-            newest_first: True if a new connection, and a call of it, goes before those that wait.
+            newest_first: True if new connections, and new calls of one connection, go before those already waiting.
         """
         self._newest_first = newest_first
         self._lines: OrderedDict[str, OrderedDict[_Waiter, None]] = OrderedDict()
@@ -167,18 +167,18 @@ class _FairQueue:
         return peer in self._lines
 
     def add(self, waiter: _Waiter) -> None:
-        """One more."""
+        """Adds a waiter."""
         if waiter.peer not in self._lines:
             self._lines[waiter.peer] = OrderedDict()
             self._lines.move_to_end(waiter.peer, last=not self._newest_first)
         self._lines[waiter.peer][waiter] = None
 
     def next(self, may: Callable[[str], bool]) -> str | None:
-        """The connection whose turn it is among those that may have one."""
+        """Returns the next connection in turn among those that may have one."""
         return next(filter(may, self._lines), None)
 
     def pop(self, peer: str) -> _Waiter:
-        """Gives a connection its turn."""
+        """Removes and returns the waiter that is next in turn for a connection."""
         line = self._lines[peer]
         waiter, _ = line.popitem(last=self._newest_first)
         if line:
@@ -210,37 +210,42 @@ class _FairQueue:
 
 
 class ReceiveBudget:
-    """The memory for requests. Used from one event loop."""
+    """Memory budget for requests. Used from one event loop."""
 
     def __init__(self, budget: int, idle_s: float, largest: int = MESSAGE_BYTES) -> None:
-        """All of it is free.
+        """Starts with all memory free.
 
         Args:
-            budget: Bytes; at least those of one message.
-            idle_s: Seconds in which a caller must send what it has announced.
-            largest: Bytes of a message, at most.
+            budget: Total bytes; at least the size of one message.
+            idle_s: Seconds within which a caller must send its request.
+            largest: Maximum bytes of a message.
         """
         self._budget = budget
         self._idle_s = idle_s
         self._largest = largest + _OVERHEAD
         at_once = max(1, budget // self._largest)
-        self._least = (at_once, at_once // 4, min(1, at_once // 2))  # that a lane has, whoever waits in the others
-        # Half for further requests of streams and a quarter for unknown connections (see above); never none, or the
-        # first caller of a small server could not come in.
+        self._least = (
+            at_once,
+            at_once // 4,
+            min(1, at_once // 2),
+        )  # guaranteed to each lane, whoever waits in the others
+        # Half for further requests of streams and a quarter for unknown connections (see above), but at least one
+        # message: otherwise the first caller of a small server could never connect.
         self._most = (at_once, max(1, at_once // 2), max(1, at_once // 4))
         self._reserved = 0
         self._most_reserved = 0
         self._pictures = 0
-        # However many pictures are decoded, they leave room for one message of the largest size.
+        # Decoded pictures always leave room for one message of the largest size.
         self._most_pictures = max(0, min(budget // 2, budget - self._largest))
         self._known: OrderedDict[str, None] = OrderedDict()
-        self._reading: dict[Reservation, None] = {}  # what is read longest first
+        self._reading: dict[Reservation, None] = {}  # in order of start
         self._read_in = [0, 0, 0]
         self._read_over: Counter[str] = Counter()
         self._waiting = (_FairQueue(newest_first=False), _FairQueue(newest_first=True), _FairQueue(newest_first=True))
         self._pressing: asyncio.TimerHandle | None = None
-        # Memory that is full of silent calls is cleared in a second once they are due, one call after the other.
-        self._pace_s = _LITTLE_PATIENCE_S / at_once
+        # Pace at which overdue calls are ended one by one, so that memory full of silent calls is cleared in one
+        # second.
+        self._pace_s = _UNKNOWN_TIMEOUT_S / at_once
         self._next_end = 0.0
         self._idling: asyncio.TimerHandle | None = None
         self._closed = False
@@ -248,22 +253,22 @@ class ReceiveBudget:
 
     @property
     def idle_s(self) -> float:
-        """Seconds in which a caller must send what it has announced, and take what it is sent."""
+        """Seconds within which a caller must send its request, and take its responses."""
         return self._idle_s
 
     @property
     def bytes_in_use(self) -> int:
-        """Bytes that requests have now, those included that are kept free for what is being read; not pictures."""
+        """Bytes currently reserved by requests, including for messages being read, but not decoded pictures."""
         return self._reserved
 
     @property
     def pictures(self) -> int:
-        """Bytes that decoded pictures have now."""
+        """Bytes currently used by decoded pictures."""
         return self._pictures
 
     @property
     def peak_bytes(self) -> int:
-        """The most that they ever had at once."""
+        """Peak of the bytes in use."""
         return self._most_reserved
 
     async def receive(
@@ -274,62 +279,62 @@ class ReceiveBudget:
         in_call: bool = False,
         busy_until: Callable[[float], float] = _never_busy,
     ) -> tuple[bytes, Reservation] | None:
-        """Waits for room and reads a request.
+        """Waits for memory and reads a request.
 
         Args:
             context: The call.
             of: Name of the service that the request is for.
-            in_call: True if the call has sent a request before: then it waits for room as long as it takes.
-            busy_until: Given the loop's time, says until when the call had others to wait for: that long it is not
-                idle.
+            in_call: True if the call has sent a request before: it then waits for memory without a timeout.
+            busy_until: Given the loop's time, returns until when the call was waiting for the server: it was not idle
+                then.
 
         Returns:
-            The message, and its memory, which the caller releases once the request is answered; None where the caller
-            has ended its requests.
+            The message and its reservation, to be released once the request is answered; None if the caller has
+            finished sending.
 
         Raises:
-            BadRequest: Nothing has come for as long as the server waits; IDLE.
-            Busy: There was no room, or others needed it and nothing had come.
-            Unavailable: The court closes.
+            BadRequest: No request arrived within the idle timeout; IDLE.
+            Busy: There was no memory, or others needed it before the request had arrived.
+            Unavailable: The court is closing.
         """
-        lot = await self._room(context.peer(), in_call, of)
-        lot.busy_until = busy_until
-        # HTTP says beforehand how long a request is, and gRPC does not.
+        reservation = await self._room(context.peer(), in_call, of)
+        reservation.busy_until = busy_until
+        # HTTP announces the length of a request, gRPC does not.
         announced: int | None = getattr(context, "announced_bytes", None)
         if announced is not None:
-            lot.holds(announced)
+            reservation.holds(announced)
         if self._idling is None:
             self._idling = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle)
         data = None
         try:
-            data = await lot.read(context)
+            data = await reservation.read(context)
         finally:
-            self._has_read(lot)
-            # Nothing has come, or reading has failed: nobody else would give this memory back.
+            self._has_read(reservation)
+            # Nothing arrived, or reading failed: nobody else would release this memory.
             if data is None:
-                lot.release()
+                reservation.release()
         if data is None:
             return None
-        # Renewed: of the connections that are remembered, those in use are the last to be forgotten.
-        if lot.peer in self._known:
-            self._known.move_to_end(lot.peer)
+        # Marked as recently used: connections in use are the last to be forgotten.
+        if reservation.peer in self._known:
+            self._known.move_to_end(reservation.peer)
         else:
-            self._know(lot.peer)
-        return data, lot
+            self._know(reservation.peer)
+        return data, reservation
 
     def close(self, of: str | None = None) -> None:
-        """Sends away who waits or has sent nothing yet, and everybody from now on: those of a service, or all."""
+        """Refuses waiting, unfinished and all future requests, of one service or of all."""
         if of is None:
             self._closed = True
         else:
             self._closed_to.add(of)
         for lane in self._waiting:
             for waiter in lane.remove_of(of):
-                if not waiter.lot.done():
-                    waiter.lot.set_exception(not_in_session())
-        for lot in self._reading:
-            if of is None or lot.of == of:
-                lot.end(not_in_session())
+                if not waiter.reservation.done():
+                    waiter.reservation.set_exception(not_in_session())
+        for reservation in self._reading:
+            if of is None or reservation.of == of:
+                reservation.end(not_in_session())
 
     def change(self, by: int) -> None:
         """Adjusts the number of bytes in use."""
@@ -339,26 +344,26 @@ class ReceiveBudget:
             self._serve()
 
     def change_pictures(self, by: int) -> None:
-        """Decoded pictures have so many bytes more, or fewer, now.
+        """Adjusts the number of bytes used by decoded pictures.
 
-        They take room from requests, up to half of it: what is in memory already has to be tried, and what needs no
-        trial is not to wait for that.
+        Pictures take up to half of the budget from requests: work already in memory must be finished first, but
+        requests that need no trial must not wait for it.
         """
         self._pictures += by
         if by < 0:
             self._serve()
 
     def _know(self, peer: str) -> None:
-        """A connection has sent what it announced: all of its calls leave the part that is for new ones."""
+        """Marks a connection as known: all of its calls leave the lane of unknown connections."""
         self._known[peer] = None
-        if len(self._known) > _MOST_KNOWN:
+        if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
-        for lot in self._reading:
-            if lot.peer == peer and lot.lane == _UNKNOWN:
-                # Counted over to its new lane, or _has_read would give the place back to the wrong one.
+        for reservation in self._reading:
+            if reservation.peer == peer and reservation.lane == _UNKNOWN:
+                # Move its count to the new lane, or _has_read would decrement the wrong one.
                 self._read_in[_UNKNOWN] -= 1
-                lot.lane = _lane(known=True, in_call=lot.in_call)
-                self._read_in[lot.lane] += 1
+                reservation.lane = _lane(known=True, in_call=reservation.in_call)
+                self._read_in[reservation.lane] += 1
         for waiter in self._waiting[_UNKNOWN].remove_all(peer):
             waiter.lane = _lane(known=True, in_call=waiter.in_call)
             self._waiting[waiter.lane].add(waiter)
@@ -371,18 +376,20 @@ class ReceiveBudget:
         if self._read_in[lane] < self._most[lane] and self._may(peer):
             return self._lot(peer, lane, in_call, of)
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(peer=peer, lane=lane, in_call=in_call, of=of, lot=loop.create_future())
+        waiter = _Waiter(peer=peer, lane=lane, in_call=in_call, of=of, reservation=loop.create_future())
         self._waiting[lane].add(waiter)
         self._serve()
-        # A stream waits as long as it takes: flow control stops its caller meanwhile.
+        # A stream waits without a timeout: flow control stops its caller meanwhile.
         timer = None if in_call else loop.call_later(self._idle_s, _refuse, waiter)
         try:
-            return await waiter.lot
+            return await waiter.reservation
         except BaseException:
             left = not self._waiting[waiter.lane].remove(waiter)
-            if left and not waiter.lot.cancelled() and waiter.lot.exception() is None:  # room came as the caller left
-                self._has_read(waiter.lot.result())
-                waiter.lot.result().release()
+            if (
+                left and not waiter.reservation.cancelled() and waiter.reservation.exception() is None
+            ):  # room was assigned just as the caller left
+                self._has_read(waiter.reservation.result())
+                waiter.reservation.result().release()
             raise
         finally:
             if timer:
@@ -390,45 +397,45 @@ class ReceiveBudget:
 
     @property
     def _rooms(self) -> int:
-        """Returns the number of further messages that there is room for."""
+        """Number of further messages that there is room for."""
         return (self._budget - self._reserved - min(self._pictures, self._most_pictures)) // self._largest
 
     def _may(self, peer: str) -> bool:
-        """True if there is room for one more message over a connection."""
-        # The dynamic threshold: a connection reads no more messages at once than it leaves room for.
+        """True if a connection may reserve room for one more message."""
+        # The dynamic threshold: a connection reads no more messages at once than it leaves room for others.
         return self._read_over[peer] < self._rooms
 
     def _lot(self, peer: str, lane: int, in_call: bool, of: str) -> Reservation:
-        lot = Reservation(self, self._largest, peer=peer, lane=lane, in_call=in_call, of=of)
-        self._reading[lot] = None
+        reservation = Reservation(self, self._largest, peer=peer, lane=lane, in_call=in_call, of=of)
+        self._reading[reservation] = None
         self._read_in[lane] += 1
         self._read_over[peer] += 1
         self.change(self._largest)
-        return lot
+        return reservation
 
-    def _has_read(self, lot: Reservation) -> None:
-        del self._reading[lot]
-        self._read_in[lot.lane] -= 1
-        self._read_over[lot.peer] -= 1
-        if not self._read_over[lot.peer]:
-            del self._read_over[lot.peer]
+    def _has_read(self, reservation: Reservation) -> None:
+        del self._reading[reservation]
+        self._read_in[reservation.lane] -= 1
+        self._read_over[reservation.peer] -= 1
+        if not self._read_over[reservation.peer]:
+            del self._read_over[reservation.peer]
         self._serve()
 
     def _serve(self) -> None:
-        """Gives room to who waits, as far as there is any; else sees to it that there is."""
+        """Assigns free room to waiters; if there is none, ends overdue calls."""
         if not self._pressing and not any(self._waiting):
-            return  # nearly always, and asked for with every request
+            return  # the common case, on the path of every request
         while self._rooms > 0 and (turn := self._next_turn()) is not None:
             waiter = self._waiting[turn[0]].pop(turn[1])
-            # If it is done, its caller has left in this same moment, and nothing is reserved for it.
-            if not waiter.lot.done():
-                waiter.lot.set_result(self._lot(waiter.peer, waiter.lane, waiter.in_call, waiter.of))
+            # If it is done, its caller has just left, and nothing is reserved for it.
+            if not waiter.reservation.done():
+                waiter.reservation.set_result(self._lot(waiter.peer, waiter.lane, waiter.in_call, waiter.of))
         self._press()
 
     def _next_turn(self) -> tuple[int, str] | None:
-        """Lane and connection of the next to have room: of a lane that has less than its part, else of the first."""
+        """Returns lane and connection of the next waiter: lanes below their guaranteed share first."""
         lanes = [lane for lane in (_KNOWN, _IN_CALL, _UNKNOWN) if self._read_in[lane] < self._most[lane]]
-        # A lane below its part comes first, or known callers in large numbers would shut out all others.
+        # Lanes below their share come first: otherwise many known callers would lock out all others.
         short = [lane for lane in lanes if lane != _KNOWN and self._read_in[lane] < self._least[lane]]
         for lane in short + lanes:
             if (peer := self._waiting[lane].next(self._may)) is not None:
@@ -436,48 +443,55 @@ class ReceiveBudget:
         return None
 
     def _press(self) -> None:
-        """Ends what has been read for too long while others wait, one at a time; looks again when the next is due."""
+        """Ends overdue reads while others wait, one at a time, and schedules the next check."""
         if self._pressing:
             self._pressing.cancel()
             self._pressing = None
-        # A call that is ending gives its memory back in a moment, which may be all that is needed.
-        if not any(self._waiting) or any(lot.ending for lot in self._reading):
+        # A call that is already ending frees its memory in a moment, which may be enough.
+        if not any(self._waiting) or any(reservation.ending for reservation in self._reading):
             return
-        times = [(self._due(lot), lot) for lot in self._reading if self._in_the_way(lot)]
+        times = [
+            (self._due(reservation), reservation) for reservation in self._reading if self._in_the_way(reservation)
+        ]
         now = asyncio.get_running_loop().time()
-        late = [lot for due, lot in times if due <= now]
+        late = [reservation for due, reservation in times if due <= now]
         if late and now >= self._next_end:
             self._next_end = now + self._pace_s
-            # Of a lane, of the connection that has most, what is read longest.
-            lot = max(late, key=lambda lot: (lot.lane, self._read_over[lot.peer]))
-            # It has been silent where it mattered: its next calls wait as those of an unknown connection.
-            self._known.pop(lot.peer, None)
-            lot.end(Busy("The server needs the memory for requests that have come. Come again."))
+            # In the highest lane, the longest-running read of the connection with the most reads.
+            reservation = max(late, key=lambda reservation: (reservation.lane, self._read_over[reservation.peer]))
+            # It was silent while others waited: its next calls count as those of an unknown connection.
+            self._known.pop(reservation.peer, None)
+            reservation.end(Busy("The server needs the memory for requests that have come. Come again."))
         elif times:
             first = max(min(due for due, _ in times), self._next_end)
             self._pressing = asyncio.get_running_loop().call_at(first, self._press)
 
-    def _in_the_way(self, lot: Reservation) -> bool:
-        """True if a caller waits that the end of this reservation could give room."""
+    def _in_the_way(self, reservation: Reservation) -> bool:
+        """True if ending this reservation could give room to a waiting caller."""
         if self._rooms < 1:
             return True
-        # Where there is room, whoever waits has all that its lane, or its connection, may have.
-        waiting = self._waiting[lot.lane]
-        return bool(waiting) and (self._read_in[lot.lane] >= self._most[lot.lane] or lot.peer in waiting)
+        # If there is free room, each waiter is limited by its lane or its connection.
+        waiting = self._waiting[reservation.lane]
+        return bool(waiting) and (
+            self._read_in[reservation.lane] >= self._most[reservation.lane] or reservation.peer in waiting
+        )
 
-    def _due(self, lot: Reservation) -> float:
-        if lot.peer not in self._known:
-            return lot.since + _LITTLE_PATIENCE_S
-        return lot.since + (_PATIENCE_IN_CALL_S if lot.lane == _IN_CALL else _PATIENCE_S)
+    def _due(self, reservation: Reservation) -> float:
+        if reservation.peer not in self._known:
+            return reservation.since + _UNKNOWN_TIMEOUT_S
+        return reservation.since + (_IN_CALL_TIMEOUT_S if reservation.lane == _IN_CALL else _KNOWN_TIMEOUT_S)
 
     def _end_idle(self) -> None:
-        """Ends what nothing has come for; looks again when the next is due. They are few: one clock does for all."""
+        """Ends idle calls and schedules the next check. One timer suffices for all, since they are few."""
         now = asyncio.get_running_loop().time()
-        # A stream whose requests are being worked on is not idle: its time runs from the last answer.
-        due = {lot: max(lot.since, lot.busy_until(now)) + self._idle_s for lot in self._reading}
-        for lot, when in due.items():
+        # A stream whose requests are being processed is not idle: its time runs from the last answer.
+        due = {
+            reservation: max(reservation.since, reservation.busy_until(now)) + self._idle_s
+            for reservation in self._reading
+        }
+        for reservation, when in due.items():
             if when <= now:
-                lot.end(
+                reservation.end(
                     BadRequest(
                         f"No request came for {self._idle_s:g} seconds. Open the call when there is one to send.",
                         reason="IDLE",
@@ -488,5 +502,5 @@ class ReceiveBudget:
 
 
 def _refuse(waiter: _Waiter) -> None:
-    if not waiter.lot.done():
-        waiter.lot.set_exception(Busy("There was no memory for one more request. Come again."))
+    if not waiter.reservation.done():
+        waiter.reservation.set_exception(Busy("There was no memory for one more request. Come again."))

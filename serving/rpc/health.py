@@ -1,9 +1,9 @@
-"""Health checks of each service: whether this process lives, and whether requests can be answered.
+"""Health checks: liveness of this process, and readiness of each service.
 
 ========================  ==============================================================================
 ``liveness``              SERVING as long as the process answers at all. For supervisors that restart it.
-``memecourt.v1.Court``    SERVING while trials can be held: the court is open, its docket answers, its encoder
-                          runs or can be started, and the model servers answer, where its procedure needs them.
+``memecourt.v1.Court``    SERVING while trials can be run: the court is open, its docket answers, its encoder
+                          runs or can be started, and the model servers answer, if its procedure needs them.
                           For load balancers.
 ``""``                    The same, for callers that name no service.
 ``memecourt.v1.Docket``   SERVING while the docket answers.
@@ -42,9 +42,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 EVERY_S = 1.0
 """Seconds between the end of one check of a dependency and the next."""
 WITHIN_S = 1.75
-"""Seconds in which a dependency must answer. With the time between two checks, an outage is noticed within 4.5 s."""
+"""Seconds within which a dependency must answer. Together with the interval, an outage is noticed within 4.5 s."""
 DOCKET_WITHIN_S = 4.0
-"""Seconds in which the docket must answer: its threads have the trials' work to do as well."""
+"""Seconds within which the docket must answer: its threads also serve the trials."""
 _HELLO = ChatRequest(
     system="You answer briefly.",
     parts=("Say hello.",),
@@ -62,12 +62,12 @@ ReadinessCheck = Callable[[], Awaitable[object]]
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
     """Answers ``grpc.health.v1.Health``.
 
-    The library's own servicer reports SERVING from the start, and writes to watchers while it holds the lock that every
-    change needs: a single watcher that does not read would keep changes from all others.
+    The library's own servicer reports SERVING from the start, and writes to watchers while holding the lock that every
+    change needs: a single watcher that does not read would block updates to all others.
     """
 
     def __init__(self, services: Iterable[str] = (COURT, DOCKET, PRECEDENTS)) -> None:
-        """Args: names of the services; only liveness is SERVING yet."""
+        """Args: names of the services; only liveness starts as SERVING."""
         self._status: dict[str, int] = {LIVENESS: SERVING, OVERALL: NOT_SERVING, **dict.fromkeys(services, NOT_SERVING)}
         self._changed = asyncio.Event()
         self._over = False
@@ -78,7 +78,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
 
     @property
     def services(self) -> list[str]:
-        """Names of all services but liveness."""
+        """Names of all services except liveness."""
         return [name for name in self._status if name != LIVENESS]
 
     async def until_serving(self, service: str) -> bool:
@@ -88,8 +88,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         return True
 
     def say(self, service: str, serving: bool) -> None:
-        """Sets the status of a service, and notifies those who watch it."""
-        # A check that ends after the court has closed must not call anybody back.
+        """Sets the status of a service, and notifies its watchers."""
+        # A check that ends after the court has closed must not report SERVING again.
         status = SERVING if serving and not self._over else NOT_SERVING
         if self._status[service] != status:
             _log.info("service=%s %s", service or "all", health_pb2.HealthCheckResponse.ServingStatus.Name(status))
@@ -97,19 +97,19 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
             self._wake()
 
     def end(self) -> None:
-        """Sets all services but liveness to NOT_SERVING for good; watchers are notified, and their calls end."""
+        """Sets all services except liveness to NOT_SERVING for good; watchers are notified, and their calls end."""
         for service in self._status.keys() - {LIVENESS}:
             self.say(service, serving=False)
         self._over = True
         self._wake()
 
     def _wake(self) -> None:
-        # An event of its own for each change: all who wait for this one wake, and none has to reset it for the others.
+        # A new event for each change: it wakes all waiters, and none of them has to reset it for the others.
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
-        """Returns the status of one service; NOT_FOUND if there is none of that name."""
+        """Returns the status of one service; NOT_FOUND if there is no such service."""
         if request.service not in self._status:
             await context.abort(grpc.StatusCode.NOT_FOUND, "There is no service of that name.")
         return health_pb2.HealthCheckResponse(status=self._status[request.service])
@@ -121,10 +121,10 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         )
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
-        """Sends the status of one service, now and after each change; SERVICE_UNKNOWN if there is none of that name."""
+        """Sends the status of one service, now and after each change; SERVICE_UNKNOWN if there is no such service."""
         last = None
         while True:
-            # Before the status is read: a change in between sets this very event, and is not missed.
+            # Read before the status: a change in between sets this event, so that none is missed.
             over, changed = self._over, self._changed
             status = self._status.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
             if status != last:
@@ -137,20 +137,20 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
 
 
 class ModelProbe:
-    """Checks that a model works: one of its servers must generate a token, since one may answer with its engine dead.
+    """Checks that a model works: a server must generate a token, since it may answer while its engine is dead.
 
-    If a server has just answered another call, none is probed. If none generates its token in time, but one answers
-    another call meanwhile, the model works: it is busy.
+    No server is probed if one has just answered another call. If no token is generated in time, but a server answers
+    another call meanwhile, the model works and is merely busy.
     """
 
     def __init__(self, model: ChatCompletions) -> None:
-        """Args: the model, which is never changed."""
+        """Args: the model."""
         self._model = model
 
     async def __call__(self) -> None:
         """Raises CourtError if no server of the model works."""
         began = time.monotonic()
-        # The answers of a busy server show that it works: it gets no further request.
+        # A busy server's answers show that it works: don't add a request to its load.
         if self._model.answered_at > began - EVERY_S:
             return
         replies = [asyncio.ensure_future(model.reply(_HELLO, within_s=WITHIN_S)) for model in self._model.apart()]
@@ -160,28 +160,28 @@ class ModelProbe:
                     await answer
                     return
             if self._model.answered_at <= began:
-                await replies[0]  # has failed, like all others: says why
+                await replies[0]  # all have failed; raise the first error
         finally:
             for one in replies:
                 one.cancel()
-            # Waited for, so that no probe is left that would fill a server which answers slowly.
+            # Awaited, so that probes don't pile up on a slow server.
             await asyncio.gather(*replies, return_exceptions=True)
 
 
-async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[ReadinessCheck]]) -> None:
-    """Checks the dependencies of all services repeatedly, and sets the services' status; never returns.
+async def run_health_checks(health: Health, dependencies: Mapping[str, Sequence[ReadinessCheck]]) -> None:
+    """Checks the dependencies of all services repeatedly, and sets each service's status; never returns.
 
     Args:
         health: Receives the status of each service.
-        leans_on: Dependencies of each service; it is NOT_SERVING until all of them were checked.
+        dependencies: Dependencies of each service, which is NOT_SERVING until all of them were checked.
     """
-    there: dict[ReadinessCheck, bool] = {}
+    results: dict[ReadinessCheck, bool] = {}
 
     def update() -> None:
-        for service, checks in leans_on.items():
-            # Until each was checked once, a service stays NOT_SERVING, as it was created.
-            if all(check in there for check in checks):
-                health.say(service, all(there[check] for check in checks))
+        for service, checks in dependencies.items():
+            # A service keeps its initial NOT_SERVING until each dependency was checked once.
+            if all(check in results for check in checks):
+                health.say(service, all(results[check] for check in checks))
 
     async def check_repeatedly(check: ReadinessCheck) -> None:
         while True:
@@ -189,18 +189,18 @@ async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[Read
                 await check()
                 now = True
             except Exception as error:
-                # Also for a fault of ours: a loop that ended would leave the service SERVING for ever.
+                # Any exception counts, bugs too: if the loop ended, the service would stay SERVING for ever.
                 now = False
-                # Only when it changes: an outage of hours must not fill the log.
-                if there.get(check, True):
+                # Logged only on a change: an outage of hours must not flood the log.
+                if results.get(check, True):
                     reason = error.reason if isinstance(error, CourtError) else type(error).__qualname__
                     _log.warning("what the court leans on is not there reason=%s", reason)
-            there[check] = now
+            results[check] = now
             update()
             await asyncio.sleep(EVERY_S)
 
     update()
     async with asyncio.TaskGroup() as group:
-        # Each once, however many services depend on it.
-        for check in {check for checks in leans_on.values() for check in checks}:
+        # Each check runs once, however many services depend on it.
+        for check in {check for checks in dependencies.values() for check in checks}:
             group.create_task(check_repeatedly(check))

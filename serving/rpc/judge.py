@@ -1,4 +1,4 @@
-"""The gRPC service: asks come in, verdicts or honest errors go out."""
+"""The Court service: judges memes over gRPC."""
 
 from __future__ import annotations
 
@@ -47,38 +47,38 @@ if TYPE_CHECKING:
 SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
 
 _MOST_VERDICTS = 1024
-"""Verdicts that are kept in the form in which they are sent, for when they are given again."""
+"""Maximum number of cached verdicts in serialised form, for reuse."""
 _MOST_REPEATS = 8192
-"""Requests whose like may come again: some KiB each, and the text that came with it."""
+"""Maximum number of cached responses to identical requests: some KiB each, plus the request's text."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Sitting:
+class _OpenCourt:
     """State of the court service while it is open."""
 
-    house: TrialExecutor
-    reception: TrialRunner
+    executor: TrialExecutor
+    runner: TrialRunner
 
 
 class CourtService:
     """Serves ``memecourt.v1.Court``.
 
-    Until :meth:`open` has been called it answers UNAVAILABLE, so that a server can listen while it warms up.
+    Answers UNAVAILABLE until :meth:`open` has been called, so that a server can listen while it warms up.
     """
 
     def __init__(self, settings: Settings, telemetry: Telemetry = SILENT, *, memory: ReceiveBudget) -> None:
-        """Not open yet.
+        """Starts closed.
 
         Args:
-            settings: Limits: trials at once, waiting callers, memory.
-            telemetry: Is told of every event.
+            settings: Limits: concurrent trials, waiting callers, memory.
+            telemetry: Records every event.
             memory: Memory budget of all services of the server.
         """
         self._settings = settings
         self._telemetry = telemetry
-        self._session: Session[_Sitting] = Session()
+        self._session: Session[_OpenCourt] = Session()
         self._memory = memory
-        self._sitting: _Sitting | None = None
+        self._court: _OpenCourt | None = None
         self._verdicts: LRUCache[str, bytes] = LRUCache(_MOST_VERDICTS)
         self._repeats: LRUCache[bytes, CachedResponse] = LRUCache(_MOST_REPEATS)
         budget = self._memory
@@ -89,35 +89,35 @@ class CourtService:
         """Memory budget of requests."""
         return self._memory
 
-    def open(self, house: TrialExecutor, reception: TrialRunner) -> None:
-        """From now on, asks are heard."""
-        self._sitting = _Sitting(house, reception)
-        admission = reception.admission
+    def open(self, executor: TrialExecutor, runner: TrialRunner) -> None:
+        """Answers calls from now on."""
+        self._court = _OpenCourt(executor, runner)
+        admission = runner.admission
         self._telemetry.observe(running=lambda: admission.running, waiting=lambda: admission.waiting)
-        self._session.open(self._sitting)
+        self._session.open(self._court)
 
     def close(self) -> None:
-        """From now on, asks are turned away, those that wait for their turn too; trials that have begun go on."""
+        """Refuses new and waiting requests; running trials continue."""
         self._session.close()
-        # For this service alone: while trials end, records and precedents are still answered.
+        # Only for this service: calls for records and precedents are still answered while trials finish.
         self._memory.close(SERVICE)
-        if self._sitting is not None:
-            self._sitting.reception.admission.close()
-            self._sitting.house.feed.close()
+        if self._court is not None:
+            self._court.runner.admission.close()
+            self._court.executor.feed.close()
 
     async def empty(self, seconds: float) -> None:
-        """Waits until nothing is being heard any more: a cancelled trial still writes down its end."""
+        """Waits until no trial is running; cancelled trials still record their end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._session.empty(seconds)
-                if self._sitting is not None:
-                    await self._sitting.reception.admission.empty()
+                if self._court is not None:
+                    await self._court.runner.admission.empty()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns the gRPC handler for a server.
 
-        Judge is registered as a call with a stream of requests, which on the wire is the same: its one request is then
-        read when there is memory for it, and not before.
+        Judge is registered as a call with a stream of requests, which is the same on the wire: its one request is then
+        read only when there is memory for it.
         """
         judge: Handler = grpc.stream_unary_rpc_method_handler(
             self.judge, request_deserializer=None, response_serializer=None
@@ -132,90 +132,92 @@ class CourtService:
         )
 
     async def judge(self, _: AsyncIterator[bytes], context: ServiceCall) -> bytes:
-        """Answers one request."""
+        """Judges one meme."""
         return await finish_call(context, self._judge(context))
 
     async def judge_stream(self, _: AsyncIterator[bytes], context: ServiceCall) -> None:
-        """Answers requests as they come."""
+        """Judges a stream of memes."""
         await finish_call(context, self._judge_stream(context))
 
     async def watch_trial(
         self, request: wire.WatchTrialRequest, _: ServiceCall
     ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
-        """Tells the events of a trial."""
-        with self._session.call() as sitting:
+        """Streams the events of a trial."""
+        with self._session.call() as court:
             async for response in watch_trial(
                 request,
-                trials=sitting.house.docket.trials,
-                log=sitting.house.docket.log,
-                reception=sitting.reception,
-                hub=sitting.house.feed,
+                trials=court.executor.docket.trials,
+                log=court.executor.docket.log,
+                runner=court.runner,
+                feed=court.executor.feed,
             ):
                 yield response
 
     async def get_verdict(self, request: wire.GetVerdictRequest, _: ServiceCall) -> wire.GetVerdictResponse:
-        """Tells the state of a trial, and its verdict."""
-        with self._session.call() as sitting:
-            trial_id = await trial_named(request, sitting.reception)
-            # A request of the caller's own may have been given the verdict of another namespace's trial, which it may
-            # then see.
+        """Returns the state of a trial, and its verdict if there is one."""
+        with self._session.call() as court:
+            trial_id = await trial_named(request, court.runner)
+            # The caller's own request may have been answered with the verdict of another namespace's trial, which it
+            # may then see.
             by_request = request.WhichOneof("trial") == "request"
             try:
-                record = await sitting.house.docket.trials.record(trial_id)
+                record = await court.executor.docket.trials.record(trial_id)
             except TrialUnknown:
-                raise unknown_trial() from None  # erased, or not opened yet: what is lost then has to be asked again
+                raise unknown_trial() from None  # erased, or not opened yet: the caller has to repeat the request
             if not (by_request or current().sees(record.opened.meme.namespace)):
                 raise unknown_trial()
             response = wire.GetVerdictResponse(trial_id=trial_id)
             stands = summary_of(line_of(record))
             response.state, response.failure_reason = stands.state, stands.failure_reason
-            # A trial without a verdict has a state all the same, and whoever asks again learns from it how far it is.
+            # A trial without a verdict still has a state, which tells polling callers how far it is.
             if record.verdict is not None:
-                response.verdict.MergeFromString(await self._sent(sitting, record))
+                response.verdict.MergeFromString(await self._sent(court, record))
                 response.verdict.request_id = request.request.request_id or record.opened.request_id
                 if current().sees(record.opened.meme.namespace):
                     response.verdict.content.CopyFrom(stands.content)
             return response
 
     async def _judge(self, context: ServiceCall) -> bytes:
-        with self._session.call() as sitting:
+        with self._session.call() as court:
             received = await self._memory.receive(context, of=SERVICE)
             if received is None:
                 raise no_request()
             data, lot = received
-            # It holds the message as well: with it, the `del data` below would free nothing.
+            # It references the message too: otherwise the `del data` below would free nothing.
             del received
             try:
-                began = time.perf_counter()
+                started = time.perf_counter()
                 request = parse_request(wire.JudgeRequest, data)
-                del data  # what is held for long is the picture alone
-                check_request_id(request.request_id)  # the one thing that no request before it answers for
-                like = likeness(request)
-                # Before the request is looked at any closer: a repeat costs neither decoding nor a place.
-                repeat = self._repeats.get(like) if like else None
-                if repeat and (repeated := await self._repeated_response(sitting, repeat, request.request_id, began)):
+                del data  # only the picture is kept for long
+                check_request_id(request.request_id)  # the only field that a cached response does not cover
+                fingerprint = _fingerprint_of(request)
+                # Before anything else: a cached response needs neither decoding nor an admission slot.
+                cached_response = self._repeats.get(fingerprint) if fingerprint else None
+                if cached_response and (
+                    repeated := await self._repeated_response(court, cached_response, request.request_id, started)
+                ):
                     return repeated
                 ask, token = self._request_of(request, context), request.client_token
                 del request
-                answer = await sitting.reception.answer(ask, within_s=time_left(context))
-                verdict, own = await self._response_to(sitting, answer, ask, token)
-                # Only with the content: it names the namespace that later callers must be allowed to see before they
-                # get the same.
-                if like and answer.cached and own.reused_from.HasField("content"):
-                    self._repeats.keep(like, CachedResponse.of(answer.cached, own))
-                return verdict + own.SerializeToString()  # messages that are joined are merged
+                answer = await court.runner.answer(ask, within_s=time_left(context))
+                verdict, own_part = await self._response_to(court, answer, ask, token)
+                # Only with the content: it contains the namespace that later callers must be allowed to see before they
+                # get the same response.
+                if fingerprint and answer.cached and own_part.reused_from.HasField("content"):
+                    self._repeats.keep(fingerprint, CachedResponse.of(answer.cached, own_part))
+                return verdict + own_part.SerializeToString()  # concatenated messages are merged when parsed
             finally:
                 lot.release()
 
     async def _judge_stream(self, context: ServiceCall) -> None:
-        with self._session.call() as sitting:
+        with self._session.call() as court:
 
-            def tried(request: wire.JudgeRequest) -> Judging:
+            def judging_of(request: wire.JudgeRequest) -> Judging:
                 ask, token = self._request_of(request, context), request.client_token
 
                 async def respond(within_s: float | None) -> tuple[bytes, wire.JudgeResponse]:
-                    answer = await sitting.reception.answer(ask, within_s=within_s, patient=True)
-                    return await self._response_to(sitting, answer, ask, token)
+                    answer = await court.runner.answer(ask, within_s=within_s, patient=True)
+                    return await self._response_to(court, answer, ask, token)
 
                 return respond
 
@@ -223,7 +225,7 @@ class CourtService:
                 context,
                 self._memory,
                 SERVICE,
-                tried,
+                judging_of,
                 most=self._settings.concurrent_trials,
                 worked_on=self._settings.worked_on_at_once,
                 idle_s=self._settings.idle,
@@ -241,34 +243,34 @@ class CourtService:
         return ask
 
     async def _response_to(
-        self, sitting: _Sitting, answer: Answer, ask: TrialRequest, token: bytes
+        self, court: _OpenCourt, answer: Answer, ask: TrialRequest, token: bytes
     ) -> tuple[bytes, wire.JudgeResponse]:
-        """A verdict as it is sent, and what the response says of this request besides."""
-        verdict = await self._sent(sitting, answer.record, keep=answer.reused)
+        """Returns the serialised verdict, and the part of the response that is specific to this request."""
+        verdict = await self._sent(court, answer.record, keep=answer.reused)
         return verdict, answer_of(answer, ask, client_token=token)
 
     async def _repeated_response(
-        self, sitting: _Sitting, repeat: CachedResponse, request_id: str, began: float
+        self, court: _OpenCourt, cached_response: CachedResponse, request_id: str, started: float
     ) -> bytes | None:
-        """The response to a request like one that was answered from memory; None where it has to be looked at."""
-        # Each time: who calls now may have another token than who came first, and the digest says nothing of tokens
-        # (GR-1).
-        check_namespace(repeat.answer.ask.namespace)
-        if not current().sees(repeat.namespace):
+        """Returns the response to a repeated request; None if it has to be processed normally."""
+        # Checked every time: this caller may have another token than the first one, and the digest does not cover
+        # tokens (GR-1).
+        check_namespace(cached_response.answer.ask.namespace)
+        if not current().sees(cached_response.namespace):
             return None
-        record = await sitting.reception.again(repeat.answer, request_id)
+        record = await court.runner.again(cached_response.answer, request_id)
         if record is None:
             return None
-        own = repeat.with_its_own(request_id or str(uuid.uuid4()), time.perf_counter() - began)
-        return await self._sent(sitting, record) + own
+        own_part = cached_response.with_its_own(request_id or str(uuid.uuid4()), time.perf_counter() - started)
+        return await self._sent(court, record) + own_part
 
-    async def _sent(self, sitting: _Sitting, record: TrialRecord, *, keep: bool = True) -> bytes:
-        """A verdict with its receipt, as it is sent; ``keep`` where it will be sent again."""
-        # A verdict and its place in the log never change, so what was made for one request serves the next.
+    async def _sent(self, court: _OpenCourt, record: TrialRecord, *, keep: bool = True) -> bytes:
+        """Serialises a verdict with its receipt; caches it if ``keep``."""
+        # A verdict and its place in the log never change, so that the serialised form can be cached.
         if (sent := self._verdicts.get(record.trial_id)) is not None:
             return sent
         response = verdict_of(record)
-        response.receipt.CopyFrom(receipt_of(await sitting.house.docket.log.receipt(record.trial_id)))
+        response.receipt.CopyFrom(receipt_of(await court.executor.docket.log.receipt(record.trial_id)))
         sent = response.SerializeToString()
         if keep:
             self._verdicts.keep(record.trial_id, sent)
@@ -277,48 +279,48 @@ class CourtService:
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
-    """Stored answer to a request that may come again.
+    """Cached response to a request that may be repeated.
 
     Attributes:
-        answer: Verdict, with the request that it answers.
-        own: Part of the response about the request, its id and its timings aside, as it is sent.
-        namespace: Namespace of the content that the verdict was given for: the response names it.
+        answer: Verdict with the request that it answers.
+        own_part: Serialised part of the response about the request, without its id and timings.
+        namespace: Namespace of the content that the verdict was given for, which the response names.
     """
 
     answer: CachedAnswer
-    own: bytes
+    own_part: bytes
     namespace: str
 
     @classmethod
-    def of(cls, cached: CachedAnswer, own: wire.JudgeResponse) -> CachedResponse:
-        """Stores an answer, and the part of the response about its request."""
+    def of(cls, cached: CachedAnswer, own_part: wire.JudgeResponse) -> CachedResponse:
+        """Builds it from an answer and the part of the response about its request."""
         response = wire.JudgeResponse()
-        response.CopyFrom(own)
+        response.CopyFrom(own_part)
         response.ClearField("request_id")
         response.ClearField("timings")
-        return cls(cached, response.SerializeToString(), own.reused_from.content.namespace)
+        return cls(cached, response.SerializeToString(), own_part.reused_from.content.namespace)
 
     def with_its_own(self, request_id: str, seconds: float) -> bytes:
-        """Serialises the response to another such request, with its own id and timing."""
+        """Serialises the response to a repeated request, with its own id and timing."""
         timings = wire.Timings(total=duration(seconds), picture=_NONE, text=_NONE, precedents=_NONE)
-        return self.own + wire.JudgeResponse(request_id=request_id, timings=timings).SerializeToString()
+        return self.own_part + wire.JudgeResponse(request_id=request_id, timings=timings).SerializeToString()
 
 
-def likeness(request: wire.JudgeRequest) -> bytes | None:
-    """Digests requests that differ by their id alone to equal values.
+def _fingerprint_of(request: wire.JudgeRequest) -> bytes | None:
+    """Digests a request without its id.
 
-    None for large ones, too slow to digest where calls run.
+    None for large requests, which take too long to digest in the event loop.
 
-    Not the same in the next version of protobuf, perhaps: it is for keeping in memory.
+    Other versions of protobuf may give other values, so the digest is only for use in memory.
     """
-    # Digesting happens in the event loop here, where every other call waits for it.
+    # This runs in the event loop, where every other call waits for it.
     if len(request.image) > HASHED_AT_ONCE:
         return None
     request_id = request.request_id
     request.ClearField("request_id")
-    # Deterministic, so that maps, such as pinned models, come in one order.
+    # Deterministic, so that maps, such as pinned models, are always in the same order.
     data = request.SerializeToString(deterministic=True)
-    # Put back: the caller goes on with this very message.
+    # Restored, since the caller goes on using this message.
     request.request_id = request_id
     return hashlib.sha256(data).digest()
 

@@ -1,4 +1,4 @@
-"""A stream of requests: several are tried at a time, and each is answered when it is ready."""
+"""The JudgeStream call: several requests are tried concurrently, and each is answered as soon as it is ready."""
 
 from __future__ import annotations
 
@@ -18,74 +18,73 @@ if TYPE_CHECKING:
     from serving.service_call import ServiceCall
 
 Judging: TypeAlias = Callable[[float | None], Awaitable[tuple[bytes, wire.JudgeResponse]]]
-"""Tries a meme within so many seconds: gives a verdict as it is sent, and what is said of the request besides."""
+"""Judges a meme within the given seconds; returns the serialised verdict, and the part specific to the request."""
 
-_LONGEST_ID = 128
-"""Characters of a request's id that come back: one that is longer is refused, and could be as large as a picture."""
-_TO_ANSWER_S = 0.1
-"""What is kept of a request's time to answer it, in seconds."""
+_MAX_ID_CHARS = 128
+"""Maximum characters of a request id that are echoed: longer ones are refused, and could be as large as a picture."""
+_ANSWER_RESERVE_S = 0.1
+"""Seconds of a request's time that are reserved for sending the answer."""
 
 
 async def judge_stream(
     context: ServiceCall,
     memory: ReceiveBudget,
     of: str,
-    tried: Callable[[wire.JudgeRequest], Judging],
+    judging_of: Callable[[wire.JudgeRequest], Judging],
     *,
     most: int,
     worked_on: int,
     idle_s: float,
     on_sent: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Answers every request of a stream, until the caller ends it.
+    """Answers all requests of a stream until the caller ends it.
 
-    Whatever ends the requests, those that were read are still answered first; unless the caller takes no answers.
+    However the stream ends, requests that were read are answered first, unless the caller takes no answers.
 
     Args:
         context: The call.
         memory: Memory budget for requests.
         of: Name of the service for :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
-        tried: Function that judges the meme of a request; raises the fault of the request.
-        most: Requests that are tried or wait at once; no more is read until one is answered. As the answer must have
-            been taken by the caller, one that is slow to read is also slow to be read.
-        worked_on: Requests that the server works on at once without any waiting for the others: the caller is told, so
-            that it sends no more of them while their time passes.
-        idle_s: Seconds in which the caller must take an answer. While it waits to be taken, an answer has the memory of
-            its request, but no more of it than it needs itself.
-        on_sent: Is told of each answer: the google.rpc code of a failure, or 0.
+        judging_of: Returns the function that judges a request's meme; raises if the request is invalid.
+        most: Maximum number of unanswered requests; no more are read until an answer has been taken, which applies
+            backpressure to slow callers.
+        worked_on: Requests that the server processes concurrently: the caller is told, so that it does not send more of
+            them, which would only wait while their time runs.
+        idle_s: Seconds within which the caller must take an answer. Until then, the answer holds its request's memory,
+            shrunk to its own size.
+        on_sent: Called for each answer with the google.rpc code of its failure, or 0.
 
     Raises:
-        BadRequest: A message is no request; or no request came, or no answer was taken, for as long as the server
-            waits.
-        Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
+        BadRequest: A message is malformed, or the idle timeout passed without a request or without an answer taken.
+        Unauthenticated, Unavailable: The token has changed; as :func:`check_in_force`.
         Busy, Unavailable: As :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
     """
-    stream = _OpenStream(context, memory, of=of, tried=tried, most=most, idle_s=idle_s, on_sent=on_sent)
+    stream = _OpenStream(context, memory, of=of, judging_of=judging_of, most=most, idle_s=idle_s, on_sent=on_sent)
     end: CourtError | None = None
     try:
         await stream.begin(worked_on)
         async with asyncio.TaskGroup() as items:
             try:
-                while (came := await stream.next()) is not None:
-                    request, lot = came
-                    # Also where the caller leaves before the task has begun.
-                    items.create_task(stream.answer(request, lot)).add_done_callback(lot.released)
-                    del came, request, lot
+                while (received := await stream.next()) is not None:
+                    request, reservation = received
+                    # Also released if the caller leaves before the task has started.
+                    items.create_task(stream.answer(request, reservation)).add_done_callback(reservation.released)
+                    del received, request, reservation
             except CourtError as error:
                 end = error
-    except* _NotTaken as group:
-        end = stream.not_taken
-        for each in group.exceptions:  # the library's group holds itself, and these remember the stream
+    except* _ResponseNotTaken as group:
+        end = stream.idle_error
+        for each in group.exceptions:  # break reference cycles: the group references itself, its errors the stream
             each.__traceback__ = None
     if end is not None:
         try:
             raise end
         finally:
-            del end, stream  # what is raised remembers this frame, and they hold it
+            del end, stream  # break the cycle of the raised error, this frame and these
 
 
-class _NotTaken(Exception):
-    """The caller takes no answers: the stream ends without those that are left."""
+class _ResponseNotTaken(Exception):
+    """The caller takes no answers: the stream ends without sending the remaining ones."""
 
 
 class _OpenStream:
@@ -94,7 +93,7 @@ class _OpenStream:
         context: ServiceCall,
         memory: ReceiveBudget,
         of: str,
-        tried: Callable[[wire.JudgeRequest], Judging],
+        judging_of: Callable[[wire.JudgeRequest], Judging],
         most: int,
         idle_s: float,
         on_sent: Callable[[int], None],
@@ -102,49 +101,49 @@ class _OpenStream:
         self._context = context
         self._memory = memory
         self._of = of
-        self._tried = tried
+        self._tried = judging_of
         self._responses = Responses(
             context, idle_s, "Read them as they come; those that are left can be had by asking again."
         )
         self._on_sent = on_sent
         self._places = asyncio.Semaphore(most)
         self._writing = asyncio.Lock()
-        self.not_taken: BadRequest | None = None
+        self.idle_error: BadRequest | None = None
         self._read = 0
         self._answered = 0
         self._last_answer = 0.0  # by the loop's clock
 
     async def begin(self, worked_on: int) -> None:
-        """Tells the caller how many requests are worked on at once."""
+        """Tells the caller how many requests are processed concurrently."""
         await self._responses.begin([(AT_ONCE, str(worked_on))])
 
     async def next(self) -> tuple[wire.JudgeStreamRequest, Reservation] | None:
-        """The next request and its memory, once there is place for it; None where there is none to come."""
-        # The place comes before the memory: no memory is reserved for a request that would only wait.
+        """Waits for a free place and reads the next request; None if the caller has finished sending."""
+        # First the place, then the memory: no memory is reserved for a request that would only wait.
         await self._places.acquire()
         received = await self._memory.receive(
             self._context, of=self._of, in_call=self._read > 0, busy_until=self._busy_until
         )
         if received is None:
             return None
-        data, lot = received
+        data, reservation = received
         try:
             check_in_force()
             request = parse_request(wire.JudgeStreamRequest, data)
         except CourtError:
-            lot.release()
+            reservation.release()
             raise
         self._read += 1
-        return request, lot
+        return request, reservation
 
-    async def answer(self, request: wire.JudgeStreamRequest, lot: Reservation) -> None:
-        """Answers a request, whatever comes of it. Raises _NotTaken where the caller does not take the answer."""
+    async def answer(self, request: wire.JudgeStreamRequest, reservation: Reservation) -> None:
+        """Answers a request with its verdict or failure. Raises _ResponseNotTaken if the caller does not take it."""
         try:
             response = await self._outcome(request)
             del request
             data = response.SerializeToString()
-            lot.holds(len(data))
-            # Answers become ready in any order, and a call takes one message at a time.
+            reservation.holds(len(data))
+            # Answers become ready in any order, and a call sends one message at a time.
             async with self._writing:
                 await self._write(data)
             self._on_sent(response.failure.code)  # 0 where there is a verdict
@@ -154,19 +153,19 @@ class _OpenStream:
             self._places.release()
 
     async def _write(self, data: bytes) -> None:
-        if self.not_taken is not None:
-            raise _NotTaken  # what was not taken is still being written
+        if self.idle_error is not None:
+            raise _ResponseNotTaken  # the earlier answer is still being written
         try:
             await self._responses.send(data)
         except BadRequest as error:
-            self.not_taken = error.with_traceback(None)  # which holds this, and the answer
-            raise _NotTaken from None
+            self.idle_error = error.with_traceback(None)  # which holds this, and the answer
+            raise _ResponseNotTaken from None
 
     async def _outcome(self, request: wire.JudgeStreamRequest) -> wire.JudgeStreamResponse:
-        response = wire.JudgeStreamResponse(request_id=request.request.request_id[:_LONGEST_ID])
+        response = wire.JudgeStreamResponse(request_id=request.request.request_id[:_MAX_ID_CHARS])
         try:
             verdict, own = await self._verdict(request)
-        # Whatever went wrong with one request, the stream and its other requests go on.
+        # The failure of one request does not affect the stream and its other requests.
         except Exception as error:
             response.failure.CopyFrom(failure_of(to_court_error(error)))
         else:
@@ -184,14 +183,14 @@ class _OpenStream:
         within_s = time_left(self._context)
         timeout_s = _timeout_of(request)
         if timeout_s is not None:
-            # At most a tenth, so that a short timeout is not used up by the reserve.
-            own_s = timeout_s - min(_TO_ANSWER_S, timeout_s / 10)
+            # At most a tenth, so that the reserve does not use up a short timeout.
+            own_s = timeout_s - min(_ANSWER_RESERVE_S, timeout_s / 10)
             within_s = own_s if within_s is None else min(own_s, within_s)
-        tried = self._tried(request.request)
-        request.Clear()  # what is held for long is the picture alone
+        judging_of = self._tried(request.request)
+        request.Clear()  # only the picture is kept for long
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                return await tried(within_s)
+                return await judging_of(within_s)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -200,7 +199,7 @@ class _OpenStream:
             ) from None
 
     def _busy_until(self, now: float) -> float:
-        # While an answer is due, it is the caller who waits, and not the server.
+        # While an answer is due, the caller is waiting for the server and is not idle.
         return now if self._answered < self._read else self._last_answer
 
 

@@ -1,4 +1,4 @@
-"""Between the wire and the docket or the library: records, pages and filters in the words of either side."""
+"""Conversion of records, pages and filters between the wire and the docket or the library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from serving.rpc.convert import few, language, time_of, within
 W = TypeVar("W")
 
 Place: TypeAlias = tuple[datetime, str]
-"""Where a listing goes on: behind the trial opened then, of this id."""
+"""Cursor of a listing: opening time and id of the last trial on the previous page."""
 
 _MOST_NAMES, _LONGEST_NAME = 1000, 256
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -33,19 +33,19 @@ LABELS: dict[int, Label] = {wire.Label.Value(f"LABEL_{label}"): label for label 
 
 
 def event_of(event: AnyEvent) -> wire.TrialEvent:
-    """An event as it is kept."""
+    """Converts a stored event."""
     message = wire.TrialEvent(trial_id=event.trial_id, seq=event.seq, kind=event.kind, json=event.model_dump_json())
     message.at.FromDatetime(event.at)
     return message
 
 
 def trial_of(record: TrialRecord) -> wire.Trial:
-    """A trial with all of its events."""
+    """Converts a trial with all of its events."""
     return wire.Trial(summary=summary_of(line_of(record)), events=[event_of(event) for event in record.events])
 
 
 def line_of(record: TrialRecord) -> DocketLine:
-    """A record in short."""
+    """Summarises a record as a line of a listing."""
     opened, verdict, state = record.opened, record.verdict, record.state
     failed = record.last(TrialFailed) if state is TrialState.FAILED else None
     return DocketLine(
@@ -64,7 +64,7 @@ def line_of(record: TrialRecord) -> DocketLine:
 
 
 def summary_of(line: DocketLine) -> wire.TrialSummary:
-    """A trial in short."""
+    """Converts a line of a listing."""
     summary = wire.TrialSummary(
         trial_id=line.trial_id,
         procedure=wire.Procedure.Value(f"PROCEDURE_{line.procedure}"),
@@ -96,7 +96,7 @@ def review_of(event: VerdictReviewed) -> wire.VerdictReview:
 
 
 def reviewed_of(record: TrialRecord, event: VerdictReviewed) -> wire.ReviewedVerdict:
-    """A review of the verdict of this record."""
+    """Converts a review together with the verdict that it is about."""
     opened, verdict = record.opened, record.verdict
     return wire.ReviewedVerdict(
         trial_id=record.trial_id,
@@ -108,10 +108,10 @@ def reviewed_of(record: TrialRecord, event: VerdictReviewed) -> wire.ReviewedVer
 
 
 def which_of(wanted: wire.TrialFilter) -> TrialFilter:
-    """Which trials are asked for, of those that the caller may see.
+    """Converts a trial filter, limited to what the caller may see.
 
     Raises:
-        BadRequest: A part of it is malformed, or of no meaning to this version.
+        BadRequest: A part of the filter is malformed, or unknown to this version.
         NotAllowed: The filter names a namespace that is not the caller's.
     """
     if wanted.HasField("namespace"):
@@ -124,39 +124,39 @@ def which_of(wanted: wire.TrialFilter) -> TrialFilter:
         reviewed=wanted.reviewed if wanted.HasField("reviewed") else None,
         needs_review=wanted.needs_review if wanted.HasField("needs_review") else None,
         namespace=wanted.namespace if wanted.HasField("namespace") else None,
-        # Whatever the filter says: no listing goes beyond what its caller may see (GR-1).
+        # Whatever the filter says, a listing is limited to what its caller may see (GR-1).
         namespaces=current().namespaces,
     )
 
 
 def token_of(place: Place, which: TrialFilter) -> str:
-    """A page token: where the next page begins, sealed against slips, for this filter only.
+    """Builds a page token: the cursor of the next page, with a checksum that ties it to this filter.
 
-    It is no secret and gives nobody a right: a page is made of what its filter and the caller's namespaces let through,
-    whatever its token says. So the seal needs no key, and a token is good at every server of the same docket.
+    The token is not secret and grants no rights: the filter and the caller's namespaces limit every page, whatever its
+    token says. So the checksum needs no key, and a token works at every server of the same docket.
     """
     micros = (place[0] - _EPOCH) // timedelta(microseconds=1)
     content = canonical_json([micros, place[1]])
-    # Without the padding, which would have to be escaped in the address of a page.
+    # Without padding, which would have to be escaped in URLs.
     return base64.urlsafe_b64encode(_seal(content, which) + content).decode().rstrip("=")
 
 
 def place_of(token: str, which: TrialFilter) -> Place | None:
-    """Returns the start of a page; None for the first.
+    """Parses a page token; None for the first page.
 
     Raises:
-        BadRequest: The token is none of ours, was altered, or was given for another filter.
+        BadRequest: The token is invalid, was altered, or belongs to another filter.
     """
     if not token:
         return None
     try:
         sealed = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         seal, content = sealed[:_DIGEST_BYTES], sealed[_DIGEST_BYTES:]
-        # Encoded again it must be the same: several tokens that decode alike would let an altered one through.
+        # Re-encoding must give the same token: several tokens decode to the same bytes, and an altered one could pass.
         if seal == _seal(content, which) and base64.urlsafe_b64encode(sealed).decode().rstrip("=") == token:
             micros, trial_id = json.loads(content)
             place = _EPOCH + timedelta(microseconds=micros), trial_id
-            # Anybody can make a seal: what is within is not believed either.
+            # Anybody can compute the checksum, so the content is validated too.
             if isinstance(trial_id, str) and trial_id.isprintable():
                 return place
     except (ValueError, TypeError, OverflowError):
@@ -170,12 +170,12 @@ def place_of(token: str, which: TrialFilter) -> Place | None:
 
 
 def where_of(wanted: wire.PrecedentFilter) -> Filter:
-    """Which precedents are asked for, of those that the caller may see.
+    """Converts a precedent filter, limited to what the caller may see.
 
-    A caller that is kept to some namespaces finds what is of theirs, and what is of none: that is everybody's.
+    A caller that is limited to some namespaces finds their precedents, and those without a namespace, which are shared.
 
     Raises:
-        BadRequest: A part of it is malformed.
+        BadRequest: A part of the filter is malformed.
         NotAllowed: The filter names a namespace that is not the caller's.
     """
     sources, splits, namespaces, policies = (
@@ -194,7 +194,7 @@ def where_of(wanted: wire.PrecedentFilter) -> Filter:
     return Filter(
         sources=sources,
         splits=splits,
-        # A caller that names none still gets its own and everybody's alone: an empty filter would let all through
+        # Without a filter, the caller still gets only its own and the shared ones: an empty tuple would match all
         # (GR-1).
         namespaces=namespaces if namespaces or own is None else ("", *sorted(own - {""})),
         languages=tuple(language(tag, "filter.languages") for tag in tags),
@@ -206,7 +206,7 @@ def where_of(wanted: wire.PrecedentFilter) -> Filter:
 
 
 def _seal(content: bytes, which: TrialFilter) -> bytes:
-    # Without the caller's namespaces: they apply to every page, whatever its token says, and may change between two.
+    # Without the caller's namespaces: they apply to every page anyway, and may change between two pages.
     fields = {
         "labels": sorted(which.labels),
         "states": sorted(which.states),
@@ -230,7 +230,7 @@ def _written(time: datetime | None) -> str | None:
 
 def _known(value: int, known: Mapping[int, W], field: str) -> W:
     if value not in known:
-        # Not passed over: whoever asks for what this server does not know, would take what is left for the whole.
+        # Refused rather than ignored: otherwise the caller would take the result for complete.
         raise BadRequest(
             f"{field} holds {value}, which asks for nothing that there is.", reason="UNKNOWN_VALUE", field=field
         )

@@ -1,4 +1,4 @@
-"""The methods of the services and what stands in front of them, for gRPC's server and for other transports alike."""
+"""The services' methods with their interceptors, for the gRPC server and for other transports."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Service(Protocol):
-    """Service of a server."""
+    """A service that a server offers."""
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Its methods."""
+        """Returns the gRPC handler of its methods."""
         ...
 
 
@@ -36,41 +36,40 @@ class _Details(grpc.HandlerCallDetails):
 
 
 class Methods:
-    """The methods of services, each behind what counts calls and what refuses them.
+    """The methods of services, behind interceptors that count and authorise calls.
 
     Attributes:
         handlers: Handlers of the services.
-        interceptors: Objects that every call passes through, the outermost first.
+        interceptors: Interceptors of every call, the outermost first.
     """
 
     def __init__(self, *services: Service, tokens: Tokens | None = None, telemetry: Telemetry = SILENT) -> None:
-        """Collects them.
+        """Collects the handlers and interceptors.
 
         Args:
             services: Services of :mod:`memecourt.v1`.
-            tokens: Tokens of its callers; None for a server that knows none.
-            telemetry: Is told of every call.
+            tokens: Tokens of callers; None for a server that does not authenticate.
+            telemetry: Records every call.
         """
         self.handlers = [service.handler() for service in services]
-        # What is refused for want of a token is counted too.
+        # Telemetry comes first, so that calls refused by Access are counted too.
         self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (telemetry.interceptor(), Access(tokens))
 
     async def answer(self, method: str, call: ServiceCall) -> Message | bytes | None:
-        """Answers a call that came by another transport than gRPC, in this task, as gRPC's server would.
+        """Answers a call of another transport than gRPC, in this task, as the gRPC server would.
 
         Args:
             method: Full name of the method, ``/memecourt.v1.Court/Judge``.
             call: The call.
 
         Returns:
-            The response; None of a method that has written its responses to the call.
+            The response; None for a method that has written its responses to the call.
         """
-        # Through the same interceptors as gRPC: another transport can neither pass by the check of tokens nor by the
-        # counts.
+        # Through the same interceptors as gRPC: another transport can bypass neither the authorisation nor the counts.
         details = _Details(method, tuple(call.invocation_metadata() or ()))
         handler: _Handler | None = await self._find(details)
         assert handler is not None, method
-        # All methods are registered with a stream of requests (calls.unary): there are no other kinds.
+        # All methods are registered with a stream of requests (calls.unary), so there are no other kinds.
         answer: Any = handler.stream_stream or handler.stream_unary
         response: Message | bytes | None = await answer(_no_requests(), call)
         return response
@@ -90,6 +89,6 @@ def _after(interceptor: grpc.aio.ServerInterceptor, find: _Finding) -> _Finding:
 
 
 async def _no_requests() -> AsyncIterator[bytes]:
-    """Requests are read from the call itself."""
+    """Yields nothing: requests are read from the call itself."""
     return
     yield

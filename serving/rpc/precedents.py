@@ -1,4 +1,4 @@
-"""The library of precedents over gRPC: searched, described, and changed one meme at a time."""
+"""The Precedents service: searches, describes and changes the precedent library over gRPC."""
 
 from __future__ import annotations
 
@@ -38,59 +38,59 @@ _FOUND, _MOST_FOUND = 10, 1000
 _MOST_LEFT_OUT = 10_000
 _MOST_ID, _MOST_SOURCE, _MOST_NAMESPACE = 200, 200, 128
 _MOST_CATEGORIES, _LONGEST_CATEGORY = 32, 100
-_BESIDE = "\0precedents/"
-"""Before a caller's name as a namespace that pictures are decoded for; no trial's holds NUL."""
-_CHANGES = 4
-"""Changes on their way at once. One may wait ten seconds for another writer, with a thread of those that the docket is
-read by; trials must not wait for it."""
+_NAMESPACE_PREFIX = "\0precedents/"
+"""Prefix of a caller's name in the namespace used for decoding its pictures; trials' namespaces never contain NUL."""
+_MAX_CHANGES = 4
+"""Maximum number of concurrent changes. Each may wait ten seconds for another writer, and occupies one of the threads
+that also read the docket for trials."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
     """State of the precedents service while it is open."""
 
-    house: TrialExecutor
+    executor: TrialExecutor
     decoders: DecodingPool
 
     @asynccontextmanager
     async def picture(self, image: bytes) -> AsyncIterator[Picture | None]:
-        """The picture in a file, None where there is none. Callers take turns with each other, and with trials."""
+        """Decodes a picture file; None if there is none. Callers take turns with each other, and with trials."""
         if not image:
             yield None
             return
-        async with self.decoders.picture(image, f"{_BESIDE}{current().name}") as picture:
+        async with self.decoders.picture(image, f"{_NAMESPACE_PREFIX}{current().name}") as picture:
             yield picture
 
 
 class PrecedentsService:
     """Serves ``memecourt.v1.Precedents``. Until :meth:`open` has been called it answers UNAVAILABLE.
 
-    A caller that is kept to some namespaces finds precedents of theirs and those of none, which are everybody's; it
-    changes precedents of its namespaces only, and those of others are, to it, not there.
+    A caller that is limited to some namespaces finds their precedents, and those without a namespace, which are shared.
+    It can change only precedents of its namespaces; those of others look as if they did not exist.
 
-    A change that was begun is made, also where its caller leaves before it is told so.
+    A change that has started is completed even if its caller disconnects.
     """
 
     def __init__(self, memory: ReceiveBudget) -> None:
-        """Answers nothing yet. ``memory``: where room is waited for before a request is read."""
+        """Starts closed. ``memory``: the memory budget that must have room before a request is read."""
         self._memory = memory
         self._session: Session[_Open] = Session()
-        self._changing = asyncio.Semaphore(_CHANGES)
+        self._changing = asyncio.Semaphore(_MAX_CHANGES)
         self._writing = ExitStack()
         self._writer: Writer | None = None
 
-    def open(self, house: TrialExecutor, decoders: DecodingPool) -> None:
-        """From now on, calls are answered; ``decoders``: what decodes their pictures, as those of trials."""
-        self._session.open(_Open(house, decoders))
+    def open(self, executor: TrialExecutor, decoders: DecodingPool) -> None:
+        """Answers calls from now on; ``decoders`` decodes their pictures, as for trials."""
+        self._session.open(_Open(executor, decoders))
 
     def close(self) -> None:
-        """From now on, calls are turned away; those being answered go on."""
+        """Refuses new calls; running ones continue."""
         self._session.close()
 
     async def empty(self, seconds: float) -> None:
-        """Waits until no call is being answered, at most so many seconds, and lets go of the library."""
+        """Waits until no call is running, at most the given number of seconds, and closes the library's writer."""
         await self._session.empty(seconds)
-        # Before it is closed: a call that came in between must not be given a writer that is no more.
+        # Cleared before it is closed: a call in between must not get a closed writer.
         self._writer = None
         self._writing.close()
 
@@ -110,9 +110,9 @@ class PrecedentsService:
     async def search_precedents(
         self, request: wire.SearchPrecedentsRequest, _: ServiceCall
     ) -> wire.SearchPrecedentsResponse:
-        """The precedents most like a text, a picture or both."""
+        """Returns the precedents most similar to a text, a picture or both."""
         with self._session.call() as court:
-            finder = _finder(court.house)
+            finder = _finder(court.executor)
             _check_meme(request.text, request.image)
             k = number(request.k, _FOUND, _MOST_FOUND, "k")
             alpha = request.alpha if request.HasField("alpha") else None
@@ -143,7 +143,7 @@ class PrecedentsService:
     async def get_library(self, _: wire.GetLibraryRequest, __: ServiceCall) -> wire.GetLibraryResponse:
         """Describes the library."""
         with self._session.call() as court:
-            account = await _finder(court.house).account()
+            account = await _finder(court.executor).account()
             of = account.identity
             return wire.GetLibraryResponse(
                 library=wire.Library(name=of.name, digest=of.digest, size=of.size),
@@ -156,7 +156,7 @@ class PrecedentsService:
     async def add_precedent(self, request: wire.AddPrecedentRequest, _: ServiceCall) -> wire.AddPrecedentResponse:
         """Adds a labelled meme."""
         with self._session.call() as court:
-            finder = _finder(court.house)
+            finder = _finder(court.executor)
             check_namespace(within(request.namespace, _MOST_NAMESPACE, "namespace"), "namespace")
             _check_meme(request.text, request.image)
             id_ = required(request.id, _MOST_ID, "id") if request.id else str(uuid.uuid4())
@@ -169,7 +169,7 @@ class PrecedentsService:
                 "who": signed(request.who, "who"),
                 "why": required(request.why, MOST_WHY, "why"),
             }
-            # In this order: while a call waits for its place, its picture is not decoded and takes no memory.
+            # In this order: while a call waits for a change slot, its picture is not decoded and takes no memory.
             async with self._changing, court.picture(request.image) as picture:
                 with changing():
                     change = await changed(
@@ -183,7 +183,7 @@ class PrecedentsService:
     async def remove_precedent(
         self, request: wire.RemovePrecedentRequest, _: ServiceCall
     ) -> wire.RemovePrecedentResponse:
-        """Takes a meme out."""
+        """Removes a precedent."""
         who, why = signed(request.who, "who"), required(request.why, MOST_WHY, "why")
         change = await self._changed(request.id, lambda writer: writer.remove(request.id, who=who, why=why))
         return wire.RemovePrecedentResponse(change=change.number)
@@ -191,17 +191,17 @@ class PrecedentsService:
     async def relabel_precedent(
         self, request: wire.RelabelPrecedentRequest, _: ServiceCall
     ) -> wire.RelabelPrecedentResponse:
-        """Gives a meme another label."""
+        """Changes the label of a precedent."""
         label = found_to_be(request.label)
         who, why = signed(request.who, "who"), required(request.why, MOST_WHY, "why")
         change = await self._changed(request.id, lambda writer: writer.relabel(request.id, label, who=who, why=why))
         return wire.RelabelPrecedentResponse(change=change.number)
 
     async def _changed(self, id_: str, change: Callable[[Writer], Change]) -> Change:
-        """Changes what is there and the caller's business.
+        """Changes a precedent that exists and that the caller may change.
 
         Raises:
-            BadRequest: No id is given, or the change does not fit what is there.
+            BadRequest: No id is given, or the change does not fit the precedent.
             NoSuchPrecedent: The precedent does not exist, or belongs to another caller.
             NotAllowed: The precedent belongs to no namespace, and the caller is limited to some.
         """
@@ -210,8 +210,8 @@ class PrecedentsService:
 
         def work(writer: Writer) -> Change:
             if caller.namespaces is not None:
-                # Looked at before it is changed: within a library an id is never given to a second meme, so that this
-                # can't have become another's in between.
+                # Checked before the change: within a library an id is never given to a second meme, so it can't have
+                # become another caller's in between.
                 meme = writer.meme(id_)
                 if meme is None or (meme.namespace and not caller.sees(meme.namespace)):
                     raise NoSuchPrecedent(f"There is no precedent with the id {id_}.", field="id")
@@ -220,17 +220,17 @@ class PrecedentsService:
 
         with self._session.call() as court, changing():
             async with self._changing:
-                return await changed(self._opened(_finder(court.house)), work)
+                return await changed(self._opened(_finder(court.executor)), work)
 
     def _opened(self, finder: LibraryFinder | PgvectorFinder) -> Opened:
-        """One writer for all calls: those that come at once are written together, and nothing is read twice."""
-        # Nothing is awaited here, so that two calls can't open two writers.
+        """Returns the writer that all calls share, so that concurrent changes are written together."""
+        # Nothing is awaited here, so that two calls can't both open a writer.
         writer = self._writer = self._writer or self._writing.enter_context(open_writer_of(finder))
         return lambda: nullcontext(writer)
 
 
-def _finder(house: TrialExecutor) -> LibraryFinder | PgvectorFinder:
-    finder = house.court.finder
+def _finder(executor: TrialExecutor) -> LibraryFinder | PgvectorFinder:
+    finder = executor.court.finder
     if not isinstance(finder, LibraryFinder | PgvectorFinder):
         raise NotLoaded("This court has no library that can be searched or changed.", reason="LIBRARY_NOT_LOADED")
     return finder

@@ -1,4 +1,4 @@
-"""Errors of the court as google.rpc statuses: the one place that knows which is which."""
+"""Maps errors of the court to google.rpc statuses; the only place that does so."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from serving.errors import Busy
 
 DOMAIN = "memecourt.v1"
 DEADLINE = "DEADLINE"
-"""Reason of the overrun that is the caller's own deadline, and not one of our time limits."""
+"""Reason of an overrun of the caller's own deadline, rather than of one of our time limits."""
 
 
-_MOST_BYTES, _MOST_OF_FIELD = 1000, 200
-"""Of a message, and of the name of a field, in UTF-8. They may quote what was asked for; a status travels as metadata,
-the message three times and once with three characters a byte, and clients refuse metadata of more than 8 KiB."""
+_MAX_MESSAGE_BYTES, _MAX_FIELD_BYTES = 1000, 200
+"""Maximum UTF-8 bytes of a message and of a field name, which may quote the request. A status is sent as metadata,
+which clients refuse beyond 8 KiB; it contains the message three times, once with three characters per byte."""
 
 _CODES: tuple[tuple[type[CourtError], code_pb2.Code.ValueType], ...] = (
     (Busy, code_pb2.RESOURCE_EXHAUSTED),
@@ -41,15 +41,15 @@ _CODES: tuple[tuple[type[CourtError], code_pb2.Code.ValueType], ...] = (
     (NotAllowed, code_pb2.PERMISSION_DENIED),
     (BadInput, code_pb2.INVALID_ARGUMENT),
 )
-"""The first that fits is meant: a kind stands above what it is a kind of."""
+"""The first match counts: subclasses come before their base classes."""
 
 
 def status_of(error: CourtError) -> status_pb2.Status:
-    """The google.rpc status of an error: its code, its message, one ErrorInfo, and what the code calls for besides."""
+    """Builds the google.rpc status of an error: code, message, one ErrorInfo, and details that the code calls for."""
     root, code = _root(error), _code_of(error)
-    message, field = _cut(root.message, _MOST_BYTES), _cut(root.field or "", _MOST_OF_FIELD)
+    message, field = _cut(root.message, _MAX_MESSAGE_BYTES), _cut(root.field or "", _MAX_FIELD_BYTES)
     info = error_details_pb2.ErrorInfo(reason=root.reason, domain=DOMAIN)
-    # The trial has a record, which says more than any status can.
+    # The trial's record says more than any status can.
     if isinstance(error, TrialAborted):
         info.metadata["trial_id"] = error.record.trial_id
     details: list[Message] = [info]
@@ -75,16 +75,16 @@ def failure_of(error: CourtError) -> wire.Failure:
     return wire.Failure(
         code=code,
         reason=root.reason,
-        message=_cut(root.message, _MOST_BYTES),
-        field=_cut(root.field or "", _MOST_OF_FIELD),
+        message=_cut(root.message, _MAX_MESSAGE_BYTES),
+        field=_cut(root.field or "", _MAX_FIELD_BYTES),
         retry_delay=_retry_delay(root, code),
         trial_id=error.record.trial_id if isinstance(error, TrialAborted) else "",
     )
 
 
 def _cut(text: str, most: int) -> str:
-    """Cuts a text to at most so many bytes."""
-    # The cut may fall within a character: what is left of that is dropped. A lone surrogate has no UTF-8 at all.
+    """Truncates a text to at most the given number of UTF-8 bytes."""
+    # The cut may fall within a character, whose rest is dropped. A lone surrogate can't be encoded in UTF-8 at all.
     return text.encode(errors="replace")[:most].decode(errors="ignore")
 
 
@@ -100,8 +100,7 @@ def _code_of(error: CourtError) -> code_pb2.Code.ValueType:
 
 
 def _retry_delay(root: CourtError, code: int) -> Duration | None:
-    # No delay where coming again could make a change twice (see calls.changing), and none after the caller's own
-    # deadline.
+    # No delay if a retry could make a change twice (see calls.changing), and none after the caller's own deadline.
     if not isinstance(root, Unavailable) or root.retry_after is None or code == code_pb2.DEADLINE_EXCEEDED:
         return None
     delay = Duration()

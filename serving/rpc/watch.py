@@ -1,4 +1,4 @@
-"""Watching a trial, or reviews: what is kept, as it is kept, in order and without gaps, at whichever server."""
+"""Subscriptions to a trial's events or to reviews: in order and without gaps, whichever server stores them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from serving.runner.runner import TrialRunner
 _log = logging.getLogger("memecourt.service")
 
 _LONGEST_ID = 128
-_REVIEWS = 100
-"""Reviews that are read at once."""
+_PAGE_SIZE = 100
+"""Log entries that are read at once."""
 
 
-async def _more(woken: asyncio.Event, hub: EventFeed) -> None:
-    """Returns when there may be more, or something else to see to; while the court closes, that is now and then."""
-    if not hub.closed:
+async def _wait_for_more(woken: asyncio.Event, feed: EventFeed) -> None:
+    """Waits until there may be more events or something else to check; polls while the court is closing."""
+    if not feed.closed:
         await woken.wait()
         return
     with suppress(TimeoutError):
@@ -50,47 +50,50 @@ async def watch_trial(
     *,
     trials: TrialReader,
     log: TransparencyLog,
-    reception: TrialRunner,
-    hub: EventFeed,
+    runner: TrialRunner,
+    feed: EventFeed,
 ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
-    """The events of a trial from a number on, those to come as they are kept, until the trial has ended.
+    """Streams the events of a trial from a sequence number on, including future ones, until the trial has ended.
 
-    What is told is always read from the docket, from where the caller is: the hub only says when to look. So nothing is
-    told twice or passed over, a caller that is slow to read costs no memory, and it does not matter whose trial it is.
+    Events are always read from the docket, from the caller's position on: the feed only signals when to read. So no
+    event is repeated or skipped, slow callers cost no memory, and it does not matter which server runs the trial.
 
     Raises:
         BadRequest: No trial is named, or the number is negative.
-        NotAllowed: The request that is named is none of the caller's business.
-        TrialUnknown: There is no such trial, none yet, or none that is the caller's business.
+        NotAllowed: The caller may not see the named request.
+        TrialUnknown: The trial does not exist (yet), or the caller may not see it.
         Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
-        Unavailable: The court closes, and no trial is held here any more.
+        Unavailable: The court is closing, and no trial is running here any more.
     """
     if request.from_seq < 0:
         raise BadRequest("from_seq counts from 0.", reason="OUT_OF_RANGE", field="from_seq")
-    trial_id = await trial_named(request, reception)
-    with hub.watching(trial_id, log) as woken:
-        # From the first event, whatever the caller asks from: the one that says whose trial it is has to be checked.
-        seq, over = 0, False
+    trial_id = await trial_named(request, runner)
+    with feed.watching(trial_id, log) as woken:
+        # Always from the first event, which says whose trial it is and has to be checked.
+        seq, has_ended = 0, False
         while True:
-            # Before looking: what is kept from now on wakes again, and what runs no longer has kept its end.
+            # Before reading: events stored from now on wake this again, and trials that no longer run have stored their
+            # end.
             woken.clear()
-            at_an_end = hub.closed and not reception.admission.running
+            is_final = feed.closed and not runner.admission.running
             check_in_force()
             for event in await _events(trials, trial_id, seq):
                 if isinstance(event, TrialOpened) and not current().sees(event.meme.namespace):
                     raise unknown_trial()
-                # A trial that failed may have been resumed: only the last end counts.
-                over = isinstance(event, VerdictGiven | TrialFailed) or (over and not isinstance(event, TrialResumed))
+                # A failed trial may have been resumed: only its last end counts.
+                has_ended = isinstance(event, VerdictGiven | TrialFailed) or (
+                    has_ended and not isinstance(event, TrialResumed)
+                )
                 seq = event.seq + 1
-                # Earlier ones were read for their check, and not to be sent.
+                # Earlier events were read only for the check.
                 if event.seq >= request.from_seq:
                     yield wire.WatchTrialResponse(event=listings.event_of(event))
-                    check_in_force()  # it may have taken long to be taken
-            if over:
+                    check_in_force()  # the caller may have taken long to receive it
+            if has_ended:
                 return
-            if at_an_end:
+            if is_final:
                 raise not_in_session()
-            await _more(woken, hub)
+            await _wait_for_more(woken, feed)
 
 
 async def _events(trials: TrialReader, trial_id: str, seq: int) -> Sequence[AnyEvent]:
@@ -99,19 +102,20 @@ async def _events(trials: TrialReader, trial_id: str, seq: int) -> Sequence[AnyE
     except TrialUnknown:
         if current().namespaces is None:
             raise
-        # Said like of a trial that is another's: what was erased, or is not there, may be told from that by nobody.
+        # The same error as for a trial of somebody else, so that nobody can tell whether it was erased or never
+        # existed.
         raise unknown_trial() from None
 
 
 async def watch_reviews(
-    request: wire.WatchReviewsRequest, trials: TrialReader, log: TransparencyLog, hub: EventFeed
+    request: wire.WatchReviewsRequest, trials: TrialReader, log: TransparencyLog, feed: EventFeed
 ) -> AsyncGenerator[wire.WatchReviewsResponse, None]:
-    """Reviews from an entry of the log on, those to come as they are kept, until the court closes.
+    """Streams reviews from a log entry on, including future ones, until the court closes.
 
-    As with trials, what is told is always read from the docket; the hub only says when to look.
+    As with trials, reviews are always read from the docket; the feed only signals when to read.
 
     Raises:
-        BadRequest: The log does not go as far as the caller says it did.
+        BadRequest: The log is shorter than the caller's position in it.
         Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
         Unavailable: The court closes.
     """
@@ -124,35 +128,36 @@ async def watch_reviews(
             reason="OUT_OF_RANGE",
             field="from_entry",
         )
-    # At once: a caller who is cut off before the first review knows where to go on.
+    # Sent at once, so that a caller who is disconnected before the first review knows where to resume.
     yield wire.WatchReviewsResponse(next_entry=number)
-    with hub.watching_reviews(log) as woken:
+    with feed.watching_reviews(log) as woken:
         while True:
             woken.clear()
-            # Before the log is read: what was stored until the court closed is still told.
-            closed = hub.closed
+            # Before the log is read: reviews stored before the court closed are still sent.
+            closed = feed.closed
             check_in_force()
-            page = await log.entries(number, _REVIEWS, {"VerdictReviewed"})
+            page = await log.entries(number, _PAGE_SIZE, {"VerdictReviewed"})
             for entry in page:
-                # Also for entries that are not told: the place in the log moves on past them.
+                # Also for entries that are not sent: the position in the log moves past them.
                 number = entry.number + 1
                 reviewed = await _reviewed(trials, entry, overruled_only=request.overruled_only)
                 if reviewed is not None:
                     yield wire.WatchReviewsResponse(next_entry=number, reviewed=reviewed)
-                    check_in_force()  # it may have taken long to be taken
-            # Says how far the log was read, so that a caller who comes back is not made to go through the same entries.
+                    check_in_force()  # the caller may have taken long to receive it
+            # Tells how far the log was read, so that a caller who reconnects does not go through the same entries
+            # again.
             if page and reviewed is None:
                 yield wire.WatchReviewsResponse(next_entry=number)
-            # There may be more already, and nothing wakes for what is stored by now.
-            if len(page) == _REVIEWS:
+            # There may be more already, and entries that are already stored wake nobody.
+            if len(page) == _PAGE_SIZE:
                 continue
             if closed:
                 raise not_in_session()
-            await _more(woken, hub)
+            await _wait_for_more(woken, feed)
 
 
 async def _reviewed(trials: TrialReader, entry: Entry, *, overruled_only: bool) -> wire.ReviewedVerdict | None:
-    """The review in an entry; None where it is not asked for, none of the caller's business, or erased."""
+    """Reads the review in a log entry; None if it is filtered out, not visible to the caller, or erased."""
     if entry.body is None:
         return None
     try:
@@ -165,7 +170,7 @@ async def _reviewed(trials: TrialReader, entry: Entry, *, overruled_only: bool) 
     except TrialUnknown:
         return None
     except (ValueError, DocketError):
-        # Somebody altered it, which `memecourt docket verify` tells of; those after it are told all the same.
+        # Somebody altered it, which `memecourt docket verify` reports; later reviews are still sent.
         _log.error("entry %d or its trial can't be read, and the review in it is not told", entry.number)
         return None
     if not current().sees(record.opened.meme.namespace) or record.verdict is None:
@@ -173,13 +178,13 @@ async def _reviewed(trials: TrialReader, entry: Entry, *, overruled_only: bool) 
     return listings.reviewed_of(record, event)
 
 
-async def trial_named(request: wire.WatchTrialRequest | wire.GetVerdictRequest, reception: TrialRunner) -> str:
-    """The id of the trial that a request names.
+async def trial_named(request: wire.WatchTrialRequest | wire.GetVerdictRequest, runner: TrialRunner) -> str:
+    """Returns the id of the trial that a request names.
 
     Raises:
         BadRequest: No trial is named.
-        NotAllowed: The request that is named is none of the caller's business.
-        TrialUnknown: None was begun for that request.
+        NotAllowed: The caller may not see the named request.
+        TrialUnknown: No trial was started for that request.
     """
     if request.WhichOneof("trial") == "trial_id":
         return within(request.trial_id, _LONGEST_ID, "trial_id")
@@ -188,15 +193,15 @@ async def trial_named(request: wire.WatchTrialRequest | wire.GetVerdictRequest, 
             "Name the trial by its id, or by the request that it is held for.", reason="FIELD_MISSING", field="trial"
         )
     namespace = within(request.request.namespace, _LONGEST_ID, "request.namespace")
-    # Before the request is looked up: whether there is one must not show in the answer.
+    # Before the lookup, so that the answer does not reveal whether there is such a request.
     check_namespace(namespace, "request.namespace")
     name = RequestName(namespace, within(request.request.request_id, _LONGEST_ID, "request.request_id"))
-    trial_id = await reception.trial_of(name)
+    trial_id = await runner.trial_of(name)
     if trial_id is None:
         raise unknown_trial()
     return trial_id
 
 
 def unknown_trial() -> TrialUnknown:
-    """Builds the error for a trial that is not there, or is not the caller's business: the two can't be told apart."""
+    """Builds the error for a trial that does not exist or is not visible; callers can't tell the two apart."""
     return TrialUnknown("There is no such trial, or it has not begun yet.")

@@ -1,8 +1,8 @@
 """Idempotency leases: which server handles which request, and which trial answers a meme, agreed through the docket.
 
-A request is claimed under its name, for a trial and by a server. So is a meme that has no verdict yet, under the key
-that it will be known by: of all servers that are asked about it at once, under whatever request ids, one holds its
-trial, and the others follow that.
+A lease binds a request, by name, to a trial and a server. A meme without a verdict is leased too, under its future
+cache key: of all servers that are asked about it concurrently, under whatever request ids, one runs its trial and the
+others wait for that.
 """
 
 from __future__ import annotations
@@ -18,102 +18,101 @@ from serving.docket.ports import Lease, LeaseStore, RequestName, TrialReader, Tr
 from serving.runner.heartbeat import Heartbeat
 
 MEMES = "\0meme"
-"""Namespace under which memes are claimed by their keys; no caller can name one that holds NUL."""
-_LED = "meme/"
-"""Before a key as the owner of a request's claim: whoever holds the meme of that key sees to it, whoever that is."""
+"""Namespace of leases on memes, by their keys; callers can't use a namespace that contains NUL."""
+_MEME_PREFIX = "meme/"
+"""Prefix of a meme's key as the owner of a request's lease: the owner is whichever server leases the meme."""
 _NO_OWNER = ""
-"""Owner of what a server that had claimed it has left, or never began."""
+"""Owner of a lease that a server gave up, or under which it never started a trial."""
 
 
 class LeaseTable:
-    """The claims of one server, and its view of those of others."""
+    """The leases of one server, and its view of those of others."""
 
     def __init__(self, leases: LeaseStore, trials: TrialReader, pulse: Heartbeat) -> None:
-        """Claims nothing yet.
+        """Starts without leases.
 
         Args:
             leases: Leases of all servers.
-            trials: Records of the trials that they name.
-            pulse: Tells which servers live, and what this one is called.
+            trials: Records of the trials that leases name.
+            pulse: Heartbeats: the name of this server, and which others are alive.
         """
         self._leases = leases
         self._trials = trials
         self._pulse = pulse
         self._numbers = itertools.count()
-        # Weak, so that a lock lives only while somebody uses it, and nothing grows with the trials that were (RE-7).
+        # Weak, so that a lock lives only while it is in use, and memory does not grow with past trials (RE-7).
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def owner(self) -> str:
-        """This server, with a new number: whoever compares it sees whether a claim has changed hands meanwhile."""
+        """Returns this server's name with a fresh number, so that compare-and-set detects a changed owner."""
         return f"{self._pulse.server}/{next(self._numbers)}"
 
     def wanted(self, name: RequestName, payload: str, trial_id: str, owner: str = "") -> Lease:
-        """A claim to be made.
+        """Builds a lease that is yet to be acquired.
 
         Args:
             name: Name of the request.
-            payload: Digest of what it asks.
-            trial_id: The trial.
-            owner: Server that runs the trial; this one if left out.
+            payload: Fingerprint of the request.
+            trial_id: Id of the trial.
+            owner: Server that runs the trial; this one if empty.
         """
         return Lease(name, payload, trial_id, owner or self.owner())
 
     async def claim(self, wanted: Lease) -> Lease:
-        """Claims a request for a trial, unless that has been done; then what stands.
+        """Acquires a lease unless there is one already; returns the current lease.
 
         Raises:
-            RequestConflict: The request of that name is another one.
-            Unavailable: The claim can't be stored now.
+            RequestConflict: The name belongs to a different request.
+            Unavailable: The lease can't be stored now.
         """
         return await self._leases.claim(
             wanted.name, payload=wanted.payload, trial_id=wanted.trial_id, owner=wanted.owner
         )
 
     def wanted_lead(self, key: str) -> Lease:
-        """The claim of a meme, by the key that it will be known by, for a trial that nobody has begun."""
+        """Builds a lease on a meme, by its future cache key, for a new trial."""
         return self.wanted(RequestName(MEMES, key), "", str(uuid.uuid4()))
 
     async def take_over(self, claim: Lease, trial_id: str | None = None, owner: str = "") -> Lease | None:
-        """Puts this server, or the owner named, and perhaps another trial in a claim, if that is still what stands."""
+        """Gives a lease to this server, or ``owner``, by compare-and-set; None if it has changed meanwhile."""
         return await self._leases.take_over(claim, owner=owner or self.owner(), trial_id=trial_id)
 
     async def leave(self, claim: Lease) -> None:
-        """A trial that this server was to begin is left to whoever comes: a request waits for it no longer.
+        """Gives up a lease on a trial that this server did not start, so that others can start it.
 
-        The docket writes in the order in which it is asked to. So it does not matter whether it is known that the claim
-        was made: what was being written when its caller left, is written before this.
+        The docket writes in request order. So it does not matter whether the lease was acquired: a write in progress
+        when its caller left is done before this one.
         """
         if self.own(claim):
             await self.take_over(claim, owner=f"{_NO_OWNER}/0")
 
     async def standing(self, claim: Lease) -> Lease:
-        """Returns the current lease in the place of a claim."""
+        """Returns the lease that is currently in force for the same request or meme."""
         return await self._leases.claim_of(claim.name) or claim
 
     async def ruling(self, claim: Lease, record: TrialRecord | None) -> Lease:
-        """The claim by which servers agree who holds a trial.
+        """Returns the lease that determines which server runs a trial.
 
-        That is the one of the request which it was opened for; before it is opened, that of the meme for all requests
-        that follow it.
+        For an opened trial this is the lease of its request; before that, for requests that follow a meme, the meme's
+        lease.
         """
         if record is not None:
             name = request_of(record)
-        elif claim.owner.startswith(_LED):
-            name = RequestName(MEMES, claim.owner.removeprefix(_LED))
+        elif claim.owner.startswith(_MEME_PREFIX):
+            name = RequestName(MEMES, claim.owner.removeprefix(_MEME_PREFIX))
         else:
             return claim
         return claim if name == claim.name else await self._leases.claim_of(name) or claim
 
     async def lead(self, wanted: Lease, answers: Callable[[TrialRecord], bool]) -> Lease:
-        """The trial that is to answer a meme of which no verdict is known.
+        """Acquires the lease on a meme without a verdict, or returns the existing one.
 
         Args:
-            wanted: Claim from :meth:`wanted_lead`. The claim may stand, and wait for its trial to be begun, also if
-                this raises.
-            answers: True if a trial that has ended may answer requests for the meme.
+            wanted: Lease from :meth:`wanted_lead`. It may be in force, with its trial not started, even if this raises.
+            answers: Returns True if an ended trial may answer requests for the meme.
 
         Returns:
-            The claim that stands; the one that was wanted, if this has made it.
+            The lease in force; ``wanted`` if this call acquired it.
 
         Raises:
             Unavailable: The docket can't say.
@@ -123,27 +122,27 @@ class LeaseTable:
             record = await self.record(lead.trial_id)
             if record is None or record.state is TrialState.OPEN or answers(record):
                 return lead
-            # It came to nothing that would serve another request. Its own request may be on trial anew.
+            # Its trial can't serve other requests. Its own request may be tried again.
             ruling = await self.ruling(lead, record)
             own = ruling.trial_id == lead.trial_id
             trial_id, owner = (wanted.trial_id, wanted.owner) if own else (ruling.trial_id, "")
-            # take_over compares before it sets: where another server is quicker, what that has written is judged next.
+            # take_over is a compare-and-set: if another server is quicker, the loop continues with what it has written.
             lead = await self.take_over(lead, trial_id, owner) or await self.standing(lead)
         return lead
 
     async def follow(self, claim: Lease, trial_id: str) -> Lease | None:
-        """Puts another trial in a claim, which goes on as it did: this server's, or with whoever holds the meme."""
-        return await self.take_over(claim, trial_id, claim.owner if claim.owner.startswith(_LED) else "")
+        """Replaces the trial of a lease, and keeps its kind of owner (this server, or that of the meme)."""
+        return await self.take_over(claim, trial_id, claim.owner if claim.owner.startswith(_MEME_PREFIX) else "")
 
     async def record(self, trial_id: str) -> TrialRecord | None:
-        """The record of a trial; None where it was not opened yet."""
+        """Returns the record of a trial; None if it was not opened yet."""
         try:
             return await self._trials.record(trial_id)
         except TrialUnknown:
             return None
 
     def taking(self, trial_id: str) -> asyncio.Lock:
-        """Held while a trial is taken over: what the docket says then must not be seen before it is held here."""
+        """Returns the lock that is held while a trial is taken over, until it is registered as running here."""
         lock = self._locks.get(trial_id)
         if lock is None:
             lock = self._locks[trial_id] = asyncio.Lock()
@@ -151,18 +150,18 @@ class LeaseTable:
 
     def left_alone(self, ruling: Lease, record: TrialRecord | None) -> bool:
         """True if no server is running a trial that has no verdict and is not in flight here."""
-        # Whoever ran it has stored its end and is done with it, whatever the claim says.
+        # Its server has stored its end and is done with it, whatever the lease says.
         if record is not None and record.state is TrialState.FAILED:
             return True
-        # The owner counts as gone if it is this server: callers check first that the trial is not in flight here.
+        # An owner that is this server counts as gone: callers check first that the trial is not running here.
         return self.gone(server_of(ruling))
 
     def gone(self, server: str) -> bool:
-        """True if a server runs none of its trials any more: it is this one, has left the trial, or is dead."""
+        """True if a lease's owner does not run the trial any more: it gave the lease up, is dead, or is this server."""
         return server in (self._pulse.server, _NO_OWNER) or self._pulse.dead(server)
 
     def lives(self, server: str) -> bool:
-        """True if a server's heartbeat was seen, and advances."""
+        """True if a server's heartbeat was seen to advance."""
         return self._pulse.lives(server)
 
     def own(self, claim: Lease) -> bool:
@@ -171,15 +170,15 @@ class LeaseTable:
 
 
 def owner_of_meme(key: str) -> str:
-    """Owner of the claims of requests that wait for the trial of a meme, by the key of that."""
-    return _LED + key
+    """Returns the owner for leases of requests that wait for a meme's trial."""
+    return _MEME_PREFIX + key
 
 
 def server_of(claim: Lease) -> str:
-    """The server that sees to a claim."""
+    """Returns the server in a lease's owner."""
     return claim.owner.partition("/")[0]
 
 
 def request_of(record: TrialRecord) -> RequestName:
-    """The request that a trial was opened for."""
+    """Returns the name of the request that a trial was opened for."""
     return RequestName(record.opened.meme.namespace, record.opened.request_id)

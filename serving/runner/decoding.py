@@ -1,7 +1,7 @@
-"""Decoding of pictures, shared by all callers.
+"""Picture decoding, shared by all callers.
 
-Each file is decoded once for all who wait for it, and a bounded number of files at once, in turns of the namespaces. A
-file that killed its process, or exceeded its limits, is not decoded again.
+Each file is decoded once for all callers that wait for it, and a bounded number of files concurrently, with fair
+queueing between namespaces. A file that crashed its process, or exceeded the limits, is not decoded again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from serving.telemetry import SILENT, Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A picture that was decoded.
+    """A decoded picture.
 
     Attributes:
         picture: Decoded picture.
@@ -36,7 +36,7 @@ class Decoded:
 
 
 class DecodingPool:
-    """Decodes pictures by one reader. Safe to call concurrently, within one event loop."""
+    """Decodes pictures with one reader. Safe for concurrent use within one event loop."""
 
     def __init__(
         self,
@@ -47,25 +47,25 @@ class DecodingPool:
         telemetry: Telemetry = SILENT,
         memory: PictureMemory | None = None,
     ) -> None:
-        """Decodes nothing yet.
+        """Starts idle.
 
         Args:
             pictures: Reader of pictures.
-            quarantine: Records the files that killed it.
-            most: Maximum number of files that are decoded at once.
-            telemetry: Records how long each took.
-            memory: Accounts for the bytes of the pictures that :meth:`picture` lends; None where nothing bounds them.
+            quarantine: Records the files that crashed the reader.
+            most: Maximum number of files that are decoded concurrently.
+            telemetry: Records decoding times.
+            memory: Accounts for the bytes of the pictures that :meth:`picture` lends; None if they are not limited.
         """
         self._pictures = pictures
         self._quarantine = quarantine
-        # No places for impatient callers: every caller here is patient (see _decode).
+        # No queue for impatient callers: every caller here is patient (see _decode).
         self._turns = Admission(most, 0)
         self._telemetry = telemetry
         self._memory = memory or UncountedPictures()
         self._decoding: dict[bytes, SingleFlight[Decoded]] = {}
 
     def at(self, file: bytes) -> bool:
-        """True if a file with this digest is being decoded, or waits for decoding."""
+        """True if a file with this digest is being decoded or is queued."""
         return file in self._decoding
 
     async def read(self, data: bytes, file: bytes, namespace: str) -> Decoded:
@@ -78,9 +78,9 @@ class DecodingPool:
 
         Raises:
             BadPicture: The picture can't be read, exceeds the limits, or is in quarantine.
-            Unavailable: The picture could not be tried; the same bytes may do later.
+            Unavailable: The picture could not be decoded now; a retry may succeed.
         """
-        # As if a text were given: a file that kills text readers may still be decoded.
+        # text_given: a file that crashes only text readers may still be decoded.
         self._quarantine.require(file, text_given=True)
         while True:
             decoding = self._decoding.get(file)
@@ -88,8 +88,8 @@ class DecodingPool:
             if decoding is None:
                 decoding = self._decoding[file] = SingleFlight(lambda: self._decoding.pop(file))
                 decoding.begin(self._decode(data, file, namespace))
-            # A decoding that its last caller has left is being cancelled, and whoever joined it would be cancelled too:
-            # its end is awaited, and another begun.
+            # A decoding whose last caller has left is being cancelled, and so would be anybody who joined it: wait for
+            # its end and start another.
             if not decoding.ending:
                 with decoding:
                     decoded = await decoding.result()
@@ -98,9 +98,9 @@ class DecodingPool:
 
     @asynccontextmanager
     async def picture(self, data: bytes, namespace: str) -> AsyncIterator[Picture]:
-        """Lends the picture in a file, whose memory is counted while the block lasts. Raises as :meth:`read`.
+        """Yields the picture in a file, and accounts for its memory inside the block. Raises as :meth:`read`.
 
-        If the block's work on the picture kills a process, that counts against the file, as in a trial.
+        If the block's work on the picture crashes a process, that counts against the file, as in a trial.
         """
         file = await digest_of_file(data)
         picture = (await self.read(data, file, namespace)).picture

@@ -1,4 +1,4 @@
-"""Runs a trial: decodes the picture, tries the meme and appends every event to the docket."""
+"""Trial execution: decodes the picture, runs the trial and appends every event to the docket."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class TrialResult:
     """Result of a trial.
 
     Attributes:
-        record: The whole trial.
-        picture_seconds: Time that decoding the picture took; it comes before the trial.
-        total_seconds: From the ask to the verdict.
+        record: Complete record of the trial.
+        picture_seconds: Seconds that decoding the picture took, before the trial.
+        total_seconds: Seconds from the request to the verdict.
     """
 
     record: TrialRecord
@@ -39,15 +39,15 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True)
 class TrialExecutor:
-    """A court with everything around it: asks go in, kept records come out.
+    """Runs trials and stores their records.
 
     Attributes:
-        court: Tries.
-        pictures: Decodes.
-        docket: Keeps.
-        near: Learns what each meme that was tried looks like; None where nobody wants to know.
-        feed: Is told of every event once the docket has stored it.
-        courts: Courts of namespaces that have a policy or a library of their own.
+        court: Court that runs the trials.
+        pictures: Reader that decodes pictures.
+        docket: Docket that stores the records.
+        near: Index of near-duplicates that each tried meme is added to; None if there is none.
+        feed: Feed that publishes every event once the docket has stored it.
+        courts: Courts of namespaces with their own policy or library.
     """
 
     court: Court
@@ -58,7 +58,7 @@ class TrialExecutor:
     courts: Mapping[str, Court] = field(default_factory=dict)
 
     def court_of(self, namespace: str) -> Court:
-        """The court that tries content of a namespace."""
+        """Returns the court for content of a namespace."""
         return self.courts.get(namespace, self.court)
 
     async def hear(
@@ -70,24 +70,24 @@ class TrialExecutor:
         picture: Picture | None = None,
         batch: bool = False,
     ) -> TrialResult:
-        """Decodes, tries and keeps.
+        """Decodes the picture, runs a trial and stores its record.
 
         Args:
             ask: Request to try.
-            within_s: Seconds until the caller's deadline; None where there is none.
-            trial_id: Names the trial; None for a new name.
-            picture: Decoded picture of the request, if it has one that has been decoded.
-            batch: True if it is one of many for which nobody waits singly.
+            within_s: Seconds until the caller's deadline; None if there is none.
+            trial_id: Id of the trial; None for a new one.
+            picture: Picture of the request, if it has already been decoded.
+            batch: True if the request belongs to a batch, so that nobody waits for this one.
 
         Raises:
             BadInput: The picture or the text can't be tried, or there is neither; nothing is recorded.
-            NotLoaded: The procedure, or what the ask is pinned to, is not available; nothing is recorded.
-            Unavailable: Something needed is not there now; nothing is recorded.
-            TrialAborted: The trial began and failed; its record is kept.
+            NotLoaded: The procedure, or a version that the request pins, is not available; nothing is recorded.
+            Unavailable: A dependency is not available now; nothing is recorded.
+            TrialAborted: The trial started and failed; its record is stored.
         """
         began = time.perf_counter()
         if ask.text is not None:
-            check_text(ask.text)  # before the picture: it costs nothing
+            check_text(ask.text)  # before the picture, since this check is cheap
         check_present(ask.text, picture=not ask.text_alone)
         court = self.court_of(ask.namespace)
         court.require(ask.procedure, text_given=ask.text is not None)
@@ -95,7 +95,7 @@ class TrialExecutor:
             picture = await self.pictures.read(ask.image)
         decoded = time.perf_counter()
         if picture is not None:
-            # Before the trial is opened: one that the docket has can then be taken up with its picture after a crash.
+            # Before the trial is opened, so that any trial in the docket can be resumed with its picture after a crash.
             await self.docket.writer.keep_picture(picture)
 
         case = TrialCase(
@@ -106,7 +106,7 @@ class TrialExecutor:
             namespace=ask.namespace,
             content_id=ask.content_id,
             trace_id=ask.trace_id or uuid.uuid4().hex,
-            # The deadline runs from the request: what decoding has taken comes off.
+            # The deadline counts from the request: subtract the time that decoding took.
             within_s=None if within_s is None else within_s - (time.perf_counter() - began),
             batch=batch,
             of_trial=ask.of_trial,
@@ -122,22 +122,22 @@ class TrialExecutor:
         ask: TrialRequest | None = None,
         batch: bool = False,
     ) -> TrialRecord:
-        """Takes a trial up where it was cut off.
+        """Resumes an interrupted trial.
 
         Args:
-            trial_id: Which.
-            within_s: Seconds until the caller's deadline; None where there is none.
+            trial_id: Id of the trial.
+            within_s: Seconds until the caller's deadline; None if there is none.
             ask: Request that the trial answers, if there is one.
-            batch: True if nobody waits for it singly.
+            batch: True if the trial belongs to a batch, so that nobody waits for this one.
 
         Raises:
-            TrialUnknown: There is none of that id.
-            CantResume: The trial is over, was begun with other versions than are loaded now, or quotes something that
-                was erased since.
+            TrialUnknown: There is no trial of that id.
+            CantResume: The trial has ended, was started with other versions than are loaded now, or quotes something
+                that was erased since.
             TrialAborted: The trial failed again.
         """
         record = await self.docket.trials.record(trial_id)
-        # Of one that is over, that is the reason to be told.
+        # For a decided trial, the error should say that it has ended.
         if record.state is not TrialState.DECIDED:
             _require_unerased(record)
         picture = await self.picture_of_trial(record)
@@ -158,10 +158,10 @@ class TrialExecutor:
 
         Args:
             record: Record of the trial, which has a verdict.
-            picture: Its picture, by :meth:`picture_of_trial`.
-            brief: The question.
-            within_s: Seconds until the caller's deadline; None where there is none.
-            batch: True if nobody waits for it singly.
+            picture: Picture of the trial, from :meth:`picture_of_trial`.
+            brief: Question to the Judge.
+            within_s: Seconds until the caller's deadline; None if there is none.
+            batch: True if the trial belongs to a batch, so that nobody waits for this one.
 
         Returns:
             The record with the event.
@@ -172,15 +172,15 @@ class TrialExecutor:
         """
         _require_unerased(record)
         namespace = record.opened.meme.namespace
-        # The sink of trials: the event is stored, and only then published.
+        # The same sink as for trials: an event is stored first and then published.
         storing = self._storing(picture, namespace, text=record.text, opened=record.opened)
-        # A namespace may have a policy or a library of its own, by which its trial was held.
+        # The namespace may have its own policy or library, with which its trial was run.
         court = self.court_of(namespace)
         ruled = await rule_on_question(court, record, picture, brief, keep=storing, within_s=within_s, batch=batch)
         return TrialRecord.of((*record.events, ruled))
 
     async def picture_of_trial(self, record: TrialRecord) -> Picture | None:
-        """The picture of a trial, as decoded then; None where its text was sent alone.
+        """Returns the decoded picture of a trial; None if its text was sent without one.
 
         Raises:
             CantResume: The picture is not in the docket.
@@ -201,12 +201,12 @@ class TrialExecutor:
         ask: TrialRequest | None = None,
         opened: TrialOpened | None = None,
     ) -> EventSink:
-        """The trial's one way out: checks what was asked for, stores events in the docket, then publishes them."""
+        """Builds the trial's event sink: it checks required versions, stores events and publishes them."""
 
         async def store(*events: AnyEvent) -> None:
             nonlocal text, opened
             for event in events:
-                # What is loaded may change at any time: what counts is what the trial is held with.
+                # Loaded versions may change at any time: those that the trial is run with count.
                 if ask is not None and isinstance(event, TrialOpened):
                     ask.require(event.versions, event.policy)
                     opened = event
@@ -215,24 +215,25 @@ class TrialExecutor:
                 if isinstance(event, TextRead):
                     text = event
                 if isinstance(event, VerdictGiven) and self.near is not None and text is not None:
-                    # Before the verdict: a look without one is passed over, a verdict without one would be lost in a
-                    # crash.
+                    # Before the verdict: after a crash, a fingerprint without a verdict is ignored, but a verdict
+                    # without its fingerprint would never be found.
                     await self.near.learn(
                         event.trial_id, picture, text=text.text, text_read=bool(text.reader), namespace=namespace
                     )
             await self.docket.writer.append(*events)
             if picture is not None and any(isinstance(event, TrialOpened) for event in events):
-                # Once more: until this trial stood in the docket, the last other one of its picture could be erased.
+                # Stored once more: before this trial was in the docket, the picture could be erased with the last other
+                # trial that used it.
                 await self.docket.writer.keep_picture(picture)
             for event in events:
-                # Only after the append: whoever this wakes reads the docket, and must find the event there.
+                # Only after the append: subscribers that this wakes must find the event in the docket.
                 await self.feed.publish(event)
 
         return store
 
 
 def _require_unerased(record: TrialRecord) -> None:
-    # What stands in the place of an erased text would reach models as if it were the text.
+    # The placeholder of an erased text would be shown to models as if it were the text.
     if quotes_erased(record.events):
         raise CantResume(
             "A precedent or a document that the trial quotes was erased since. Ask for a new trial.",

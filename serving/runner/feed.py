@@ -1,4 +1,4 @@
-"""Wakes subscribers of a trial, or of reviews, when the docket holds more of it."""
+"""Event feed: wakes subscribers of a trial or of reviews when the docket has new entries."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from serving.access.callers import in_force
 from serving.docket.ports import TransparencyLog
 
 POLL_S = 0.5
-"""How often the docket is asked for what other servers have kept, in seconds."""
+"""Seconds between two queries of the docket for what other servers have stored."""
 
 
-_REVIEWED = ""
-"""What those watch who watch reviews: no trial has this id."""
+_REVIEWS = ""
+"""Subscription key for reviews: no trial has this id."""
 
 
 class EventFeed:
-    """Tells listeners of stored events, and wakes those who watch a trial or reviews when there is more of it.
+    """Notifies listeners of stored events, and wakes subscribers of a trial or of reviews.
 
-    What this server keeps it tells at once. What others keep the docket is asked for now and then, once for all who
-    watch: a thousand that each asked for themselves would take a processor, and keep everybody else's reads waiting.
+    Events of this server are published at once. For those of other servers the docket is polled, once for all
+    subscribers: a thousand of them polling separately would saturate a CPU and delay all other reads.
     """
 
     def __init__(self) -> None:
@@ -35,36 +35,35 @@ class EventFeed:
         self.closed = False
 
     def subscribe(self, listener: EventListener) -> None:
-        """Have a listener told of every event that is published from now on, in the order of subscription."""
+        """Adds a listener to every future event; listeners are called in order of subscription."""
         self._listeners.append(listener)
 
     async def publish(self, event: AnyEvent) -> None:
-        """Tell of an event that the docket has stored."""
+        """Publishes an event that the docket has stored."""
         for listener in self._listeners:
             await listener(event)
         self._wake(event.trial_id)
 
     def tell_review(self) -> None:
-        """A review was kept."""
-        self._wake(_REVIEWED)
+        """Wakes subscribers of reviews after one was stored."""
+        self._wake(_REVIEWS)
 
     def close(self) -> None:
-        """The court closes: who watches what is not held here is sent away."""
+        """Marks the court as closing: subscriptions to trials that do not run here end."""
         self.closed = True
         self._wake_all()
 
     @contextmanager
     def watching(self, trial_id: str, log: TransparencyLog) -> Iterator[asyncio.Event]:
-        """While the block lasts, the event is set when there is more of that trial, or the call's token has changed.
+        """Yields an event that is set whenever there is more of a trial, or the call's token has changed.
 
-        Whoever reads what there is first, and then whenever it is set, misses nothing.
+        A subscriber that reads once first, and then whenever it is set, misses nothing.
         """
-        # Registered before the caller reads the docket for the first time: what is stored between the two still wakes
-        # it.
+        # Registered before the caller's first read of the docket: events stored in between still wake it.
         woken = asyncio.Event()
         self._watching.setdefault(trial_id, {})[woken] = in_force()
         if self._following is None:
-            self._following = asyncio.create_task(self._follow(log), context=Context())  # of no call
+            self._following = asyncio.create_task(self._follow(log), context=Context())  # not in any call's context
         try:
             yield woken
         finally:
@@ -77,7 +76,7 @@ class EventFeed:
 
     def watching_reviews(self, log: TransparencyLog) -> AbstractContextManager[asyncio.Event]:
         """Subscribes to reviews of any trials."""
-        return self.watching(_REVIEWED, log)
+        return self.watching(_REVIEWS, log)
 
     async def _follow(self, log: TransparencyLog) -> None:
         known = -1
@@ -85,20 +84,19 @@ class EventFeed:
             try:
                 size, added = await log.added(known if known >= 0 else await log.size())
             except CourtError:
-                self._wake_all()  # each of them finds out what is wrong
+                self._wake_all()  # each of them then sees the error itself
             else:
                 if size < known or known < 0:
-                    self._wake_all()  # another docket stands there, or some read before it was known how far it is
+                    self._wake_all()  # the docket was replaced, or read before its size was known
                 for kind, trial_id in added:
                     if trial_id:
                         self._wake(trial_id)
                     if kind == "VerdictReviewed":
-                        self._wake(_REVIEWED)
+                        self._wake(_REVIEWS)
                 known = size
             for watching in self._watching.values():
                 for woken, still in watching.items():
-                    # A token that is taken out ends its open streams (GR-1): the watcher wakes, and finds that out by
-                    # itself.
+                    # Revoking a token ends its open streams (GR-1): wake the subscriber, which then checks its token.
                     if not still():
                         woken.set()
             await asyncio.sleep(POLL_S)

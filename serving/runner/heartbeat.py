@@ -1,6 +1,6 @@
-"""Which servers live: each counts on, and whoever looks twice sees whose count stands still.
+"""Heartbeats: each server increments a counter in the docket, and one whose counter stops is considered dead.
 
-No clock is compared with another's: a server is judged by the looker's own monotonic clock, so that clocks may jump.
+Clocks of different servers are never compared: each server uses its own monotonic clock, so wall clocks may jump.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from court.errors import CourtError
 from serving.docket.ports import HeartbeatStore
 
 BEAT_S = 3.0
-"""Between two counts, in seconds."""
-# Five counts missed: a single one may be late on a busy machine.
+"""Seconds between two heartbeats."""
+# Five missed heartbeats: a single one may be late on a busy machine.
 DEAD_S = 15.0
-"""A server whose count has stood still for so long is dead, in seconds."""
+"""Seconds without a heartbeat after which a server is dead."""
 FORGET_S = 3600.0
-"""A server whose count has stood still for so long is forgotten, in seconds."""
+"""Seconds without a heartbeat after which a server is removed."""
 
 _NONE = -1
-"""For the count of a server that has none."""
+"""Stands for the missing counter of a server."""
 
 _log = logging.getLogger("memecourt.service")
 
 
 class Heartbeat:
-    """Counts for one server, and watches the others.
+    """Sends the heartbeats of one server, and watches those of the others.
 
     Attributes:
         server: Name of this server.
-        beat_s: Between two counts, in seconds.
+        beat_s: Seconds between two heartbeats.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class Heartbeat:
         forget_s: float = FORGET_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Counts nothing yet.
+        """Starts without a heartbeat.
 
         Args:
             store: Store of the servers' heartbeats.
             server: Name of this server.
-            beat_s: Between two counts, in seconds; None for the usual.
+            beat_s: Seconds between two heartbeats; None for the default.
             dead_s: Seconds without a heartbeat after which a server is dead; None for the default.
             forget_s: Seconds without a heartbeat after which a server is removed.
-            clock: Monotonic, in seconds.
+            clock: Monotonic clock, in seconds.
         """
         self._store = store
         self.server = server
@@ -67,25 +67,25 @@ class Heartbeat:
         self._moved: set[str] = set()
 
     async def beat(self) -> None:
-        """Counts on, and looks at the others. Raises Unavailable."""
+        """Sends a heartbeat, and reads those of the others. Raises Unavailable."""
         await self._store.beat(self.server)
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Looks at the others. Raises Unavailable."""
+        """Reads the heartbeats of the others. Raises Unavailable."""
         counts = await self._store.heartbeats()
         now = self._clock()
-        # While nobody could look, the others could not count either: of a long gap only so much says anything.
+        # While this server could not read the docket, others could not write to it either: cap the elapsed time.
         passed = min(now - self._looked, 2 * self.beat_s)
         self._looked = now
-        # Also servers that only a claim names, which dead() has entered: they may be gone before their first count.
+        # Also servers known only from a lease, added by dead(): they may have died before their first heartbeat.
         for server in {*counts, *self._still}:
-            count = counts.get(server, _NONE)  # one that never counted is like one that has stopped
+            count = counts.get(server, _NONE)  # one that never sent a heartbeat is treated like one that stopped
             before = self._counts.get(server)
             if count != _NONE and before not in (None, count):
                 self._moved.add(server)
             if count == _NONE and before not in (None, _NONE):
-                # It was removed: by the server itself when it went, or by others long after.
+                # It was removed: by the server itself on shutdown, or by others much later.
                 self._still[server] = max(self._still[server], self._dead_s)
             else:
                 self._still[server] = self._still.get(server, 0.0) + passed if before == count else 0.0
@@ -94,29 +94,29 @@ class Heartbeat:
             await self._forget(server)
 
     async def _forget(self, server: str) -> None:
-        """Removes a count that has stood still for long; of one that is removed already, remembers it for as long."""
+        """Removes a counter that stopped long ago, and forgets servers whose counter was removed that long ago."""
         count = self._counts[server]
         if count == _NONE:
             del self._counts[server], self._still[server]
             self._moved.discard(server)
         else:
-            # With the count that was read: a server that comes back at this moment is not removed.
+            # Compared with the counter that was read, so that a server that comes back right now is not removed.
             await self._store.retire(server, count)
 
     async def retire(self) -> None:
-        """This server goes, and holds nothing any more: the others need not wait to see that. Raises Unavailable."""
+        """Removes this server's counter, so that others need not wait for it to expire. Raises Unavailable."""
         await self._store.retire(self.server)
 
     def dead(self, server: str) -> bool:
-        """True if a server's heartbeat has stood still for long enough; for a new server, counted from now on."""
+        """True if a server has sent no heartbeat for long enough; an unknown server is watched from now on."""
         return self._still.setdefault(server, 0.0) >= self._dead_s
 
     def lives(self, server: str) -> bool:
-        """True if a server's heartbeat was seen to advance, and has not stood still for too long since."""
+        """True if a server's heartbeat was seen to advance, and has not stopped since."""
         return server in self._moved and not self.dead(server)
 
     async def run(self) -> None:
-        """Beats until it is cancelled. A docket that is away for a while is waited for."""
+        """Sends heartbeats until cancelled, and survives outages of the docket."""
         while True:
             await asyncio.sleep(self.beat_s)
             try:

@@ -1,4 +1,4 @@
-"""The trials that this server holds: each once for all callers who wait."""
+"""The trials running on this server, each shared by all callers that wait for it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from serving.telemetry import Telemetry
 _MOST_UNRESUMABLE = 4096
 
 _MOST_NEVER_BEGUN = 10_000
-"""Loose ends that are kept while the docket is away, before those of trials that were never begun are let go: where it
-can't be written, every request that comes leaves one, and hardly any has a claim that stands."""
+"""Maximum number of unstored ends before those of trials that never started are dropped: while the docket can't be
+written, every request leaves one, and hardly any of them holds a lease."""
 
 _log = logging.getLogger("memecourt.service")
 
 
 @dataclass(frozen=True, slots=True)
 class UnstoredEnd:
-    """End of a trial that may not be stored.
+    """The end of a trial that may not have been stored.
 
     Attributes:
         claims: Claims on requests and on the meme that this server made for the trial, or wanted to.
-        cause: Why it ended; None where it was never begun.
+        cause: Reason for its end; None if it never started.
     """
 
     claims: Collection[Lease]
@@ -45,7 +45,7 @@ class UnstoredEnd:
 
 
 class UnstoredEnds:
-    """Queue for the reaper, by trial id."""
+    """Queue of ends for the reaper, by trial id."""
 
     def __init__(self) -> None:
         self._ends: dict[str, UnstoredEnd] = {}
@@ -55,46 +55,46 @@ class UnstoredEnds:
         return len(self._ends)
 
     def leave(self, trial_id: str, end: UnstoredEnd) -> None:
-        """Note that something may be left of a trial that is not held here any more."""
+        """Queues the end of a trial that is not running here any more."""
         if end.cause is None and len(self._ends) >= _MOST_NEVER_BEGUN:
             return
         before = self._ends.get(trial_id)
-        # A cause outlives an end without one: only with a cause does the reaper close an open record.
+        # Keep an earlier cause: the reaper closes an open record only if there is one.
         if before is not None:
             end = UnstoredEnd({*before.claims, *end.claims}, end.cause or before.cause)
         self._ends[trial_id] = end
         self._some.set()
 
     async def wait(self) -> None:
-        """Wait until there is one."""
+        """Waits until the queue is not empty."""
         await self._some.wait()
 
     def first(self) -> tuple[str, UnstoredEnd] | None:
-        """The one that has been left for longest; None where there is none."""
+        """Returns the oldest entry; None if there is none."""
         found = next(iter(self._ends.items()), None)
         if found is None:
             self._some.clear()
         return found
 
     def settle(self, trial_id: str, end: UnstoredEnd) -> None:
-        """Forget one, unless more was left of the same trial meanwhile."""
+        """Removes an entry, unless it was updated meanwhile."""
         if self._ends.get(trial_id) is end:
             del self._ends[trial_id]
 
 
 class RunningTrial(SingleFlight[TrialRecord]):
-    """A trial of this server that callers wait for.
+    """A trial on this server that callers wait for.
 
     Attributes:
         trial_id: Id of the trial.
-        begun_by: The call whose deadline it keeps to; None where nobody's.
+        begun_by: Call whose deadline applies to the trial; None if there is none.
         claims: Claims on requests and on the meme that this server made for it, or wanted to.
-        file: SHA-256 of its picture file; empty until it is known.
+        file: SHA-256 of its picture file; empty until known.
         events: Stored events of the trial.
     """
 
     def __init__(self, trial_id: str, unneeded: Callable[[], object]) -> None:
-        """A trial that has not been begun."""
+        """Creates a trial that has not started."""
         super().__init__(unneeded)
         self.trial_id = trial_id
         self.begun_by: Call | None = None
@@ -109,26 +109,26 @@ class RunningTrial(SingleFlight[TrialRecord]):
 
 
 class TrialsInFlight:
-    """Trials by their ids, and those that are held for a meme by the key that it will be known by."""
+    """Trials by id, and those that lead for a meme by its future cache key."""
 
     def __init__(
         self,
-        house: TrialExecutor,
+        executor: TrialExecutor,
         known: VerdictCache,
         quarantine: Quarantine,
         telemetry: Telemetry,
         decoders: DecodingPool,
     ) -> None:
-        """Holds none yet.
+        """Starts without trials.
 
         Args:
-            house: Executor that runs and stores trials.
-            known: Learns of files that were decoded, and of verdicts.
-            quarantine: Says what is not tried again.
-            telemetry: Is told of trials that were taken up.
-            decoders: Decode the pictures of calls.
+            executor: Executor that runs and stores trials.
+            known: Cache that learns of decoded files and of verdicts.
+            quarantine: Quarantine of memes and files that must not be tried again.
+            telemetry: Records resumed trials.
+            decoders: Pool that decodes the pictures of calls.
         """
-        self._house = house
+        self._house = executor
         self._known = known
         self._quarantine = quarantine
         self._telemetry = telemetry
@@ -140,25 +140,26 @@ class TrialsInFlight:
         self._stopped = False
 
     def of(self, trial_id: str) -> RunningTrial | None:
-        """A trial that is held here, or about to be."""
+        """Returns a trial that is running here, or about to start."""
         return self._flights.get(trial_id)
 
     def leading(self, key: str) -> RunningTrial | None:
-        """The trial of the meme of that key."""
+        """Returns the trial that leads for the meme of a key."""
         return self._leading.get(key)
 
     def enlist(self, trial_id: str, key: str = "") -> RunningTrial:
-        """A trial that callers can enter. It is struck off when it is over, or when nobody is left to begin it.
+        """Registers a trial that callers can join. It is removed when it ends, or when no caller is left to start it.
 
         Args:
             trial_id: Id of the trial.
-            key: Key under which its meme will be known; empty if it answers its own request alone.
+            key: Future cache key of its meme; empty if it answers only its own request.
         """
 
         def strike() -> None:
-            # Not the one below: it would hold itself, and all that its trial said, until the collector comes round.
+            # Not the variable below: the closure would form a cycle that keeps the trial alive until garbage
+            # collection.
             flight = self._flights.pop(trial_id)
-            # Only its own entry: by now another trial may lead the same meme.
+            # Only its own entry: another trial may lead for the same meme by now.
             if key and self._leading.get(key) is flight:
                 del self._leading[key]
             self._strike_off(flight)
@@ -169,40 +170,40 @@ class TrialsInFlight:
         return flight
 
     def begin(self, flight: RunningTrial, call: Call) -> None:
-        """Begins the trial of a call. From here to the next caller's entering, nothing may be awaited."""
+        """Starts the trial of a call. Nothing may be awaited before the next caller has joined."""
         flight.begun_by = call
         self._begin(flight, self._try(call, flight))
 
     def take_up(self, flight: RunningTrial, call: Call | None = None) -> None:
-        """Takes a trial up from its record, for a call or for nobody; as :meth:`begin`."""
+        """Resumes a trial from its record, with or without a call; otherwise as :meth:`begin`."""
         flight.begun_by = call
         self._begin(flight, self._resume(flight, call))
 
     async def note(self, event: AnyEvent) -> None:
-        """Notes an event that was stored of a trial of this server; an :class:`~court.ports.EventListener`."""
+        """Tracks a stored event of a trial on this server; an :class:`~court.ports.EventListener`."""
         flight = self._flights.get(event.trial_id)
         if flight is None:
             return
         if isinstance(event, TrialResumed):
-            # Only now is it sure that the trial goes on: telemetry, which is told next, must know what was before.
+            # Only now is it certain that the trial continues: telemetry, which is notified next, must know its history.
             self._telemetry.resuming(TrialRecord.of(flight.events))
         elif isinstance(event, TextRead) and event.reader:
-            self._quarantine.text_read(flight.file)  # at once: the reader has survived this file
+            self._quarantine.text_read(flight.file)  # at once, since the reader has survived this file
         elif isinstance(event, PrecedentsCited):
             self._quarantine.compared(flight.file)
         flight.events.append(event)
 
     def resumable(self, record: TrialRecord) -> bool:
-        """True if a trial without a verdict may be resumed, as far as can be told without trying."""
+        """True if a trial without a verdict may be resumed, as far as is known without trying."""
         if self._unresumable.get(record.trial_id):
             return False
         failed = record.last(TrialFailed)
-        # CANCELLED means that the callers have left, which says nothing against the trial.
+        # CANCELLED means that all callers have left, which is no fault of the trial.
         return record.state is TrialState.OPEN or failed is None or failed.retryable or failed.reason == "CANCELLED"
 
     async def stop(self) -> None:
-        """Ends all trials, those too that are about to be begun; each still writes down its end."""
-        # Before the list is made: a trial that is begun after it is cancelled in _begin, so that none slips through.
+        """Cancels all trials, including those about to start; each still records its end."""
+        # Set before the list is built: a trial that starts later is cancelled in _begin, so that none is missed.
         self._stopped = True
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         for task in tasks:
@@ -216,12 +217,12 @@ class TrialsInFlight:
             flight.task.cancel(STOPPED)
 
     async def decoded(self, call: Call, place: AdmissionSlot | None = None) -> Picture | None:
-        """The picture of a call; None where its text was sent alone.
+        """Returns the decoded picture of a call; None if its text was sent without one.
 
         Args:
             call: Call whose picture is decoded.
-            place: Slot under which it is decoded and held: that of the call, or of the trial that it began. No slot is
-                needed if another call has the same file decoded.
+            place: Slot under which the picture is decoded and held: that of the call, or of the trial that it started.
+                Not needed if another call is decoding the same file.
         """
         place = place or call.place
         if place.picture is not None or call.ask.text_alone:
@@ -235,20 +236,19 @@ class TrialsInFlight:
         return decoded.picture
 
     async def _try(self, call: Call, flight: RunningTrial) -> TrialRecord:
-        """Holds the trial of a call."""
+        """Runs the trial of a call."""
         place = call.place.handed_on()  # the trial may outlive the call
         flight.file = call.file
         try:
             await place.take()
             digest = Meme(await self.decoded(call, place), call.ask.text).digest
             async with self._quarantine.trial(place, digest, call.ask.procedure):
-                # Again: a suspect gives its slot back in quarantine.trial, and its decoded picture with it.
+                # Decoded again if necessary: a suspect gave up its slot in quarantine.trial, and its picture with it.
                 picture = await self.decoded(call, place)
                 try:
-                    # Under the name that was claimed, also where it is a generated one: servers find the claim by the
-                    # record.
+                    # Under the leased name, even if it is generated: other servers find the lease through the record.
                     ask = replace(call.ask, request_id=call.name.request_id)
-                    hearing = await self._house.hear(
+                    result = await self._house.hear(
                         ask,
                         within_s=call.left,
                         trial_id=flight.trial_id,
@@ -260,12 +260,12 @@ class TrialsInFlight:
                     raise
         finally:
             await place.leave()
-        # After the slot is left: this needs no turn, and the next trial does not wait for it.
-        await self._learn(hearing.record)
-        return hearing.record
+        # After the slot is released: this needs none, and the next trial should not wait for it.
+        await self._learn(result.record)
+        return result.record
 
     async def _resume(self, flight: RunningTrial, call: Call | None = None) -> TrialRecord:
-        """Takes a trial up, for a call or for nobody."""
+        """Resumes a trial, with or without a call."""
         place = call.place.handed_on() if call else AdmissionSlot()
         try:
             await place.take()
@@ -293,8 +293,8 @@ class TrialsInFlight:
         return record
 
     async def _give_up(self, record: TrialRecord, error: CantResume) -> None:
-        """Writes down that a trial can't be taken up, so that it does not stand open for ever."""
-        # Before the docket is written: where that fails, this server still does not try it over and over.
+        """Records that a trial can't be resumed, so that it does not stay open for ever."""
+        # Before writing to the docket: even if that fails, this server does not retry it over and over.
         self._unresumable.keep(record.trial_id, True)
         if record.state is not TrialState.OPEN:
             return
@@ -305,38 +305,38 @@ class TrialsInFlight:
             step="resuming",
             reason=error.reason,
             message=error.message,
-            retryable=error.reason == "VERSIONS_DIFFER",  # a server that has those may still take it up
+            retryable=error.reason == "VERSIONS_DIFFER",  # a server with those versions may still resume it
         )
         await self._house.docket.writer.append(failed)
         self._telemetry.resuming(record)
         await self._house.feed.publish(failed)
 
     def _strike_off(self, flight: RunningTrial) -> None:
-        """Leaves to the reaper what may have to be put right of a trial that is over, or that nobody begins."""
+        """Hands to the reaper what may need cleaning up after a trial has ended or was abandoned."""
         task = flight.task
         if task is None or (flight.begun_by is None and _put_off(task)):
-            # Whoever comes next may take it up: resume_cut_off() of any server, which must find it open, or a call.
+            # It may be resumed by resume_cut_off() of any server, which must find it open, or by a call.
             self.unstored.leave(flight.trial_id, UnstoredEnd(flight.claims, None))
-        # EVENT_EXISTS: another server has gone on with this record, and its end is not this server's to write.
+        # EVENT_EXISTS: another server has continued this record, and only that one may write its end.
         elif (cause := cause_of(task)) is not None and cause.reason != "EVENT_EXISTS":
             self.unstored.leave(flight.trial_id, UnstoredEnd(flight.claims, cause))
 
     async def _learn(self, record: TrialRecord) -> None:
-        """The next who asks about the same meme need no trial."""
+        """Caches the verdict, so that later requests for the same meme need no trial."""
         try:
             await self._known.learn(record)
         except CourtError as error:
-            # The verdict is kept: it is not held back because it can't be found by its meme.
+            # The verdict is stored, so return it even if it can't be found by its meme.
             _log.warning("trial=%s can't be given again: reason=%s", record.trial_id, error.reason)
 
 
 def _put_off(trial: asyncio.Task[TrialRecord]) -> bool:
-    """True if a trial was not begun because something was away; one that was begun fails with TrialAborted."""
+    """True if a trial did not start because a dependency was unavailable; a started one fails with TrialAborted."""
     return not trial.cancelled() and isinstance(trial.exception(), Unavailable)
 
 
 def cause_of(task: asyncio.Task[object]) -> CourtError | None:
-    """Why a trial ended without telling it to the docket; None where it did tell, or where there is nothing to tell."""
+    """Returns why a trial ended without recording it; None if it did, or if there is nothing to record."""
     if task.cancelled():
         return Unavailable("The trial was broken off, and that could not be kept at once.", reason="CANCELLED")
     error = task.exception()

@@ -1,11 +1,11 @@
-"""Memes tried before that are nearly the one on trial: what each looked like stands in the docket, for every server.
+"""Index of near-duplicates among earlier memes, built from fingerprints that all servers share in the docket.
 
-A look is small: the perceptual hashes of the picture, the text and the digest of the pixels. All of them are held in
-memory; the pictures themselves are read from the docket for the few that are laid over each other. What a trial came to
-is asked of the docket as well, so that a review counts from the moment on when it is kept.
+A fingerprint is small: the perceptual hashes of the picture, the text and the digest of the pixels. All fingerprints
+are held in memory; pictures are read from the docket only for the few that are compared tile by tile. Outcomes of
+trials are read from the docket too, so that a review counts as soon as it is stored.
 
-A text that was sent alone has a look without hashes and pixels. Near to it are others that were sent alone, of the same
-letters: spaces, signs, case and what is written for a letter that it looks like tell none apart.
+A text that was sent without a picture has a fingerprint without hashes and pixels. Its near-duplicates are other such
+texts with the same letters: spaces, punctuation, case and look-alike characters make no difference.
 """
 
 from __future__ import annotations
@@ -50,37 +50,37 @@ T = TypeVar("T")
 Hashes = NDArray[np.uint8]
 
 _FORMAT: Final = 1
-"""Of a look; one of another format is passed over, so that an older server may use the docket of a newer one."""
+"""Format of fingerprints; those of other formats are skipped, so that old servers can use the docket of newer ones."""
 _THREADS: Final = 2
 _PAGE: Final = 10_000
-"""Looks that are read at once."""
+"""Fingerprints that are read at once."""
 _MOST: Final = 1_000_000
-"""Looks that are held; of more, the latest."""
+"""Maximum number of fingerprints in memory; the latest are kept."""
 _WEIGHED: Final = 200
-"""Memes near in picture whose texts are compared, nearest first; those of the very same letters go first."""
-_CITED: Final = 5
-"""Memes that are cited of those found harmful, and as many of the rest: nobody hides a harmful one behind others."""
-_LAID_OVER: Final = 3
-"""Pictures that are compared tile by tile to say how near a meme is: a tenth of a second of one processor each."""
-_TRIED: Final = 8
-"""The same to find a meme whose verdict may be given again."""
+"""Maximum number of memes with a similar picture whose texts are compared: same letters first, then the nearest."""
+_MAX_CITED: Final = 5
+"""Maximum number of harmful memes cited, and of others: so harmful ones can't be hidden behind many others."""
+_MAX_OVERLAID: Final = 3
+"""Maximum number of pictures compared tile by tile for citing: 0.1 s of CPU time each."""
+_MAX_OVERLAID_FOR_REUSE: Final = 8
+"""The same for finding a meme whose verdict can be reused."""
 _PATIENCE: Final = 2.0
-"""Seconds that a verdict, or the end, waits for a look to be kept. In PostgreSQL the looks of several servers are
-numbered one after the other, and one of these may hang."""
-_REMEMBERED: Final = 256
-"""Pictures whose hashes are kept from the question what is near to the verdict."""
+"""Seconds that a verdict or the shutdown waits for a fingerprint to be stored. In PostgreSQL, servers number their
+fingerprints one after the other, and one of them may hang."""
+_MAX_HASHED: Final = 256
+"""Maximum number of pictures whose hashes are cached between the search and the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFingerprint:
-    """Stored fingerprint of a meme's picture.
+    """Stored fingerprint of a meme.
 
     Attributes:
-        pixels_sha256: Digest of its pixels, under which the docket has its frames; empty for a text alone.
+        pixels_sha256: Digest of the pixels, under which the docket stores the frames; empty for a text without picture.
         namespace: Namespace of the content.
-        words: Its text.
+        words: Text of the meme.
         hashes: Hashes of all representative frames, with and without borders: uint8 of shape (n, 32); empty if the
-            picture has too little to go by, and for a text alone.
+            picture has too little detail, and for a text without picture.
     """
 
     pixels_sha256: str
@@ -93,9 +93,9 @@ class StoredFingerprint:
         return bytes([_FORMAT, len(self.hashes)]) + self.hashes.tobytes() + self.pack()
 
     def pack(self) -> bytes:
-        """All but the hashes, packed."""
+        """Serialises everything except the hashes."""
         namespace, text = self.namespace.encode(), self.words.text.encode("utf-8", "surrogatepass")
-        # Compression makes short texts longer. A flag says which of the two is stored.
+        # Compression makes short texts longer. A flag says which form is stored.
         packed = zlib.compress(text)
         small = len(packed) < len(text)
         head = _HEAD.pack(
@@ -107,16 +107,16 @@ class StoredFingerprint:
         return head + namespace + (packed if small else text)
 
 
-# Flags (1: the text was read, 2: it is compressed), pixels, fingerprint, length of the namespace. The slices in _Row
-# rely on this layout, which dockets contain: another one needs another _FORMAT.
+# Flags (1: the text was read by OCR, 2: it is compressed), pixels, fingerprint, length of the namespace. The slices in
+# _Row rely on this layout, which is stored in dockets: changing it requires a new _FORMAT.
 _HEAD: Final = struct.Struct(">B32s8sH")
 _NO_PICTURE: Final = bytes(32)
-"""Stands for the digest of the pixels where a text was sent alone."""
+"""Stands for the pixel digest of a text without picture."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """In-memory row of a trial: packed, for there may be a million. Unpacked a field at a time."""
+    """In-memory row of a trial: kept packed, since there may be a million, and unpacked field by field."""
 
     trial_id: str
     packed: bytes
@@ -147,21 +147,21 @@ class _Row:
 
 
 def _fingerprint(text: str) -> bytes:
-    """Eight bytes that texts of the same letters share."""
+    """Returns eight bytes that are equal for texts with the same letters."""
     return hashlib.blake2b(letters_of(text).encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 @dataclass(frozen=True, slots=True)
-class _Shelf:
-    """The looks at one moment. A search has one shelf, whatever is added meanwhile.
+class _Snapshot:
+    """The fingerprints at one moment. A search uses one snapshot, whatever is added meanwhile.
 
     Attributes:
-        index: Hashes under the numbers of rows.
-        rows: Trial id, NUL, look; the place is the row's number less ``first``. Only ever appended to.
-        texts: Numbers of the rows of texts alone by what texts of the same letters share, in order. Only ever appended
-            to; a later shelf may have put numbers there that are not of this one.
+        index: Hashes by row number.
+        rows: Trial id, NUL, fingerprint; the position is the row's number minus ``first``. Append-only.
+        texts: Row numbers of texts without picture, in order, by the fingerprint of their letters. Append-only; may
+            contain numbers added by a later snapshot.
         first: Number of the first row.
-        size: Rows that belong to this shelf.
+        size: Number of rows in this snapshot.
     """
 
     index: PdqIndex
@@ -174,8 +174,8 @@ class _Shelf:
         trial_id, _, packed = self.rows[number - self.first].partition(b"\0")
         return _Row(trial_id.decode(), packed)
 
-    def with_more(self, fingerprints: Sequence[tuple[int, str, bytes]], most: int) -> _Shelf:
-        """Another shelf, with these as well, and without the oldest where they are more than a quarter too many."""
+    def with_more(self, fingerprints: Sequence[tuple[int, str, bytes]], most: int) -> _Snapshot:
+        """Returns a snapshot with more rows; drops the oldest if it exceeds the limit by more than a quarter."""
         hashes: list[Hashes] = []
         numbers: list[int] = []
         rows: list[bytes] = []
@@ -185,12 +185,12 @@ class _Shelf:
                 continue
             count = fingerprint[1] if len(fingerprint) > 1 else 0
             end = 2 + BYTES * count
-            # The length comes from the look itself, which may be damaged: one bad row must not hide all others.
+            # The length comes from the data itself, which may be damaged: one bad row must not hide all others.
             if len(fingerprint) < end + _HEAD.size:
                 _log.error("trial %s: its look is damaged and is passed over", trial_id)
                 continue
             row, number = _Row(trial_id, fingerprint[end:]), self.first + self.size + len(rows)
-            # A picture with too little in it has no hashes, so no search could find it: it takes no memory.
+            # A picture with too little detail has no hashes and can't be found: don't keep it in memory.
             if not count and not row.text_alone:
                 continue
             if count:
@@ -203,30 +203,30 @@ class _Shelf:
             return self
         index = self.index.with_more(np.concatenate(hashes), numbers) if hashes else self.index
         more = replace(self, index=index, size=self.size + len(rows))
-        # In place, since a copy of a million rows costs too much. Searches on an earlier shelf do not see them: the
-        # numbers in its index and its size end before them.
+        # In place, since copying a million rows costs too much. Searches on an earlier snapshot do not see them: its
+        # index and its size end before them.
         self.rows.extend(rows)
         for mark, number in alone:
             self.texts.setdefault(mark, []).append(number)
-        # Dropping the oldest copies all that is left, so it is done for a quarter at a time.
+        # Dropping the oldest copies all remaining rows, so a quarter is dropped at a time.
         return more if more.size <= 1.25 * most else more._latest(most)
 
-    def _latest(self, most: int) -> _Shelf:
+    def _latest(self, most: int) -> _Snapshot:
         gone = self.size - most
         first = self.first + gone
         texts = {mark: [n for n in numbers if n >= first] for mark, numbers in self.texts.items()}
         left = {mark: numbers for mark, numbers in texts.items() if numbers}
-        return _Shelf(self.index.without_below(first), rows=self.rows[gone:], texts=left, first=first, size=most)
+        return _Snapshot(self.index.without_below(first), rows=self.rows[gone:], texts=left, first=first, size=most)
 
     def same_letters(self, mark: bytes) -> Iterator[_Row]:
-        """Rows of texts alone that share a fingerprint, the latest first."""
+        """Yields rows of texts without picture that share a fingerprint, the latest first."""
         numbers = self.texts.get(mark, ())
         return (self.row(n) for n in reversed(numbers) if self.first <= n < self.first + self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A meme that is near in picture, before anybody asked what its trial came to."""
+    """A meme with a similar picture, before its trial's outcome was looked up."""
 
     trial_id: str
     pixels_sha256: str
@@ -239,10 +239,10 @@ class _Candidate:
 
 
 class NearDuplicateIndex:
-    """Finds memes tried before by their looks (:class:`court.ports.DuplicateFinder`), and keeps the looks of new ones.
+    """Finds earlier memes by fingerprint (:class:`court.ports.DuplicateFinder`), and stores those of new ones.
 
-    Several servers with the same docket see each other's: each reads on in it before it searches. Searches run in
-    threads of their own; what is done to pixels, in guarded processes.
+    Servers that share a docket see each other's memes: each reads new fingerprints before a search. Searches run in
+    separate threads, and pixels are compared in sandboxed processes.
     """
 
     def __init__(
@@ -255,16 +255,16 @@ class NearDuplicateIndex:
         nearness: MatchThresholds | None = None,
         most: int = _MOST,
     ) -> None:
-        """Opens nothing yet.
+        """Starts empty.
 
         Args:
-            fingerprints: Fingerprints of the pictures of trials.
+            fingerprints: Store of the fingerprints of trials.
             trials: Records and pictures of trials.
-            index: Labels of trials.
+            index: Index with the labels of trials.
             settings: Settings: which memes are visible (``reuse``: other namespaces' only if it is ``everywhere``), and
                 whether a verdict may be reused for a near-duplicate (``reuse_near``).
-            nearness: Thresholds of near and same, instead of the default.
-            most: Looks that are held in memory; of more, the latest.
+            nearness: Thresholds for similar and same; None for the default.
+            most: Maximum number of fingerprints in memory; the latest are kept.
         """
         self._fingerprints = fingerprints
         self._trials = trials
@@ -273,7 +273,7 @@ class NearDuplicateIndex:
         self._reuses = settings.reuse_near and settings.reuse != "off"
         self._nearness = nearness or MatchThresholds()
         self._most = most
-        self._shelf = _Shelf(PdqIndex(np.empty((0, BYTES), np.uint8), []), rows=[], texts={}, first=0, size=0)
+        self._shelf = _Snapshot(PdqIndex(np.empty((0, BYTES), np.uint8), []), rows=[], texts={}, first=0, size=0)
         self._read_up_to = 0
         self._reading: asyncio.Task[None] | None = None
         self._begun = self._done = 0
@@ -290,16 +290,16 @@ class NearDuplicateIndex:
         await self._comparer.warm()
 
     async def catch_up(self) -> None:
-        """Reads the looks that have been kept since, here or elsewhere. Of callers at once, one reads for all.
+        """Reads new fingerprints, stored by any server. One read serves all concurrent callers.
 
         Raises:
             Unavailable: The docket can't be read now.
         """
-        wanted = self._begun + 1  # a reading that began before this call may have missed what is meant
+        wanted = self._begun + 1  # a read that started before this call may miss recent entries
         while self._done < wanted:
             reading = self._reading
             if reading is None or reading.done():
-                # Its own task: a caller who leaves takes nobody else's along, and no page is half shelved.
+                # A separate task: a cancelled caller neither cancels the others nor leaves a page half processed.
                 self._begun += 1
                 reading = self._reading = asyncio.create_task(self._read_on(self._begun))
             await asyncio.wait([reading])
@@ -309,7 +309,7 @@ class NearDuplicateIndex:
     async def _read_on(self, number: int) -> None:
         while fingerprints := await self._fingerprints.fingerprints(self._read_up_to, most=_PAGE):
             self._shelf = await self._aside(lambda: self._shelf.with_more(fingerprints, self._most))
-            # Only once they are shelved: what fails in between is read again.
+            # Only once they are in the snapshot: after a failure the page is read again.
             self._read_up_to = fingerprints[-1][0]
             if len(fingerprints) < _PAGE:
                 break
@@ -320,16 +320,16 @@ class NearDuplicateIndex:
     ) -> Sequence[NearDuplicate]:
         """Finds near-duplicates; see :meth:`court.ports.DuplicateFinder.find`.
 
-        Cited are the nearest five of those found harmful and the nearest five of the rest, those with the same text
-        before others. Pictures are laid over each other only where the texts agree, and of the nearest three; of the
-        rest it is not said that they are the same picture, unless every pixel is.
+        It cites the nearest five harmful memes and the nearest five others, those with the same text first. Pictures
+        are compared tile by tile only for the nearest three whose texts agree; the others count as the same picture
+        only if all pixels are equal.
         """
         found = await self._candidates(picture, MemeText(text, text_read), namespace)
         labels = await self._index.labels([each.trial_id for each in found]) if found else {}
         cited, compared = [], 0
         for each in _cited(found, labels):
             same = picture is not None and each.pixels_sha256 == picture.pixels_sha256
-            if picture is not None and not same and each.same_text and compared < _LAID_OVER:
+            if picture is not None and not same and each.same_text and compared < _MAX_OVERLAID:
                 compared += 1
                 same = await self._is_same_picture(each, picture)
             cited.append(
@@ -353,19 +353,18 @@ class NearDuplicateIndex:
         *,
         usable: Callable[[str], Awaitable[bool]] | None = None,
     ) -> str | None:
-        """The trial whose verdict may be given again for this meme: hash near, texts alike and no tile different.
+        """Finds a trial whose verdict can be reused for this meme: similar hash, equivalent text, no differing tile.
 
         Args:
             picture: Picture of the meme.
             text: Text of the meme; empty if it has none.
             text_read: True if the text was read off the picture.
             namespace: Namespace of the content.
-            usable: Function that tells whether the trial of an id will do, such as one run with the same versions;
-                called before pictures are compared. A trial without a verdict, or whose verdict was overruled, never
-                will.
+            usable: Function that returns True if the trial of an id is acceptable, such as one run with the same
+                versions; called before pictures are compared. Trials without a verdict in force are never used.
 
         Returns:
-            Its id; None where there is none, and always where the settings do not allow it.
+            Id of the trial; None if there is none, or if the settings do not allow reuse.
 
         Raises:
             Unavailable: The docket can't be read now.
@@ -374,10 +373,10 @@ class NearDuplicateIndex:
             return None
         tried = 0
         for each in await self._candidates(picture, MemeText(text, text_read), namespace):
-            if tried == _TRIED:
+            if tried == _MAX_OVERLAID_FOR_REUSE:
                 break
             # DP-4: the same picture with another text never gets this verdict. The record is read each time, so that a
-            # review counts at once.
+            # review counts immediately.
             if not each.same_text or not await self._is_in_force(each.trial_id):
                 continue
             if usable is not None and not await usable(each.trial_id):
@@ -390,17 +389,17 @@ class NearDuplicateIndex:
     async def learn(
         self, trial_id: str, picture: Picture | None, *, text: str, text_read: bool, namespace: str
     ) -> None:
-        """Keeps what the meme of a trial looks like; of a text that was sent alone, its letters.
+        """Stores the fingerprint of a trial's meme.
 
-        To be called before its verdict is kept: a look without a verdict is passed over, and a verdict without a look
-        would never be found. Where it takes long, it goes on behind the caller's back, and the log says so.
+        To be called before the verdict is stored: a fingerprint without a verdict is ignored, but a verdict without a
+        fingerprint would never be found. If storing takes long, it continues in the background and this is logged.
 
         Raises:
             Unavailable: The fingerprint can't be stored now.
         """
         pixels, upright = "", np.empty((0, BYTES), np.uint8)
         if picture is not None:
-            # Only the upright position is stored: a search compares it with all eight of the picture that is new.
+            # Only the upright orientation is stored: a search compares it with all eight of the new picture.
             pixels, upright = picture.pixels_sha256, np.ascontiguousarray((await self._hashes_of(picture))[:, 0])
         stored = StoredFingerprint(pixels, namespace, MemeText(text, text_read), upright)
         keeping = asyncio.ensure_future(self._fingerprints.put_fingerprint(trial_id, stored.to_bytes()))
@@ -414,45 +413,47 @@ class NearDuplicateIndex:
         _log.warning("trial %s: its look is not kept yet; its verdict does not wait for that", trial_id)
 
     async def close(self) -> None:
-        """Waits until what is being read or compared is done, and lets go of the threads."""
+        """Waits for running reads and comparisons, and stops the threads."""
         going_on = [*self._keeping, *([self._reading] if self._reading is not None else [])]
         if going_on:
             _, hanging = await asyncio.wait(going_on, timeout=_PATIENCE)
             for task in hanging:
                 task.cancel()
         await self._comparer.aclose()
-        # In a thread, for it waits until running searches are done.
+        # In a thread, since it blocks until running searches are done.
         await asyncio.to_thread(self._threads.shutdown)
 
     async def _candidates(self, picture: Picture | None, words: MemeText, namespace: str) -> Sequence[_Candidate]:
         await self.catch_up()
         if picture is None:
-            shelf = self._shelf
-            return await self._aside(lambda: self._same_letters(shelf, words.text, namespace))
+            snapshot = self._shelf
+            return await self._aside(lambda: self._same_letters(snapshot, words.text, namespace))
         hashes = await self._hashes_of(picture)
-        # Taken once, before the thread begins: meanwhile the loop may put another shelf in its place.
-        shelf = self._shelf
-        return await self._aside(lambda: self._search(shelf, hashes, words, namespace))
+        # Read once, before the thread starts: the event loop may replace the snapshot meanwhile.
+        snapshot = self._shelf
+        return await self._aside(lambda: self._search(snapshot, hashes, words, namespace))
 
-    def _same_letters(self, shelf: _Shelf, text: str, namespace: str) -> list[_Candidate]:
-        """Finds trials of texts alone of the same letters, the latest first; none for a text without letters."""
+    def _same_letters(self, snapshot: _Snapshot, text: str, namespace: str) -> list[_Candidate]:
+        """Finds trials of texts without picture that have the same letters, latest first."""
         letters = letters_of(text)
         if not letters:
             return []
-        rows = (row for row in shelf.same_letters(_fingerprint(text)) if self._everywhere or row.namespace == namespace)
-        # The fingerprint is short: two texts may share it by chance.
+        rows = (
+            row for row in snapshot.same_letters(_fingerprint(text)) if self._everywhere or row.namespace == namespace
+        )
+        # The fingerprint is short, so that different texts may share it by chance.
         same = (row for row in rows if letters_of(row.words.text) == letters)
         return [_Candidate(row.trial_id, "", 0, Agreement.SAME) for row in itertools.islice(same, _WEIGHED)]
 
-    def _search(self, shelf: _Shelf, hashes: Hashes, words: MemeText, namespace: str) -> list[_Candidate]:
-        """Finds trials with a near picture: equal texts first, then the nearest, then the latest."""
-        close = shelf.index.within(hashes.reshape(-1, BYTES), self._nearness.radius)
+    def _search(self, snapshot: _Snapshot, hashes: Hashes, words: MemeText, namespace: str) -> list[_Candidate]:
+        """Finds trials with a similar picture: equal texts first, then the nearest, then the latest."""
+        close = snapshot.index.within(hashes.reshape(-1, BYTES), self._nearness.radius)
         if not close:
             return []
-        mark, rows = _fingerprint(words.text), ((bits, -number, shelf.row(number)) for number, bits in close.items())
+        mark, rows = _fingerprint(words.text), ((bits, -number, snapshot.row(number)) for number, bits in close.items())
         candidates = [found for found in rows if self._everywhere or found[2].namespace == namespace]
-        # The very same letters go first: whoever floods the docket with other captions on a picture does not push the
-        # match out of those that are weighed.
+        # The same letters go first, so that flooding the docket with other captions on a picture does not push the
+        # match out of the candidates.
         candidates.sort(key=lambda found: (found[2].fingerprint != mark, *found[:2]))
         misread = self._nearness.misread
         weighed = [(_agreement(row, words, mark, misread), bits, age, row) for bits, age, row in candidates[:_WEIGHED]]
@@ -460,12 +461,12 @@ class NearDuplicateIndex:
         return [_Candidate(row.trial_id, row.pixels_sha256, bits, agreement) for agreement, bits, _, row in weighed]
 
     async def _hashes_of(self, picture: Picture) -> Hashes:
-        """Hashes all frames with and without borders, in eight positions: uint8 of shape (n, 8, 32)."""
+        """Hashes all frames with and without borders, in eight orientations: uint8 of shape (n, 8, 32)."""
         known = self._hashes.get(picture.pixels_sha256)
         if known is None:
             known = await self._comparer.hashes(picture)
             self._hashes[picture.pixels_sha256] = known
-            if len(self._hashes) > _REMEMBERED:
+            if len(self._hashes) > _MAX_HASHED:
                 self._hashes.popitem(last=False)
         return known
 
@@ -477,7 +478,7 @@ class NearDuplicateIndex:
     async def _is_in_force(self, trial_id: str) -> bool:
         try:
             record = await self._trials.record(trial_id)
-        except TrialUnknown:  # it was erased since its look was read
+        except TrialUnknown:  # erased after its fingerprint was read
             return False
         reviews = record.all(VerdictReviewed)
         return record.state is TrialState.DECIDED and all(r.outcome is not ReviewOutcome.OVERRULED for r in reviews)
@@ -486,7 +487,8 @@ class NearDuplicateIndex:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except RuntimeError as error:
-            # An executor that is shut down raises a bare RuntimeError; only its text tells it from a fault of the work.
+            # A shut-down executor raises a bare RuntimeError; only its message distinguishes it from an error of the
+            # work.
             if "shutdown" not in str(error):
                 raise
             raise Unavailable("The court is closing. Ask again later.", reason="CLOSING") from None
@@ -499,8 +501,8 @@ def _retrieve_error(keeping: asyncio.Future[None]) -> None:
 
 
 def _cited(found: Iterable[_Candidate], labels: Mapping[str, Label]) -> Iterator[_Candidate]:
-    """The first of either kind; trials without a verdict have nothing to say."""
-    left = {True: _CITED, False: _CITED}
+    """Yields the first few candidates of each kind; trials without a verdict are skipped."""
+    left = {True: _MAX_CITED, False: _MAX_CITED}
     for each in found:
         label = labels.get(each.trial_id)
         if label is not None and left[label is Label.HARMFUL]:
@@ -511,8 +513,8 @@ def _cited(found: Iterable[_Candidate], labels: Mapping[str, Label]) -> Iterator
 def _agreement(row: _Row, new: MemeText, mark: bytes, misread: float) -> Agreement:
     known = row.words
     if row.fingerprint != mark and max(len(known.text), len(new.text)) > MISREAD_MOST:
-        return Agreement.OTHER  # as it would be said of them, without taking two hundred long texts apart
+        return Agreement.OTHER  # the likely result, without analysing two hundred long texts
     agreement = agreement_of(known, new, misread)
     if agreement is Agreement.SAME and (known.read or new.read) and not letters_of(new.text):
-        return Agreement.MISREAD  # nothing was read on either, which does not say that nothing stands there
+        return Agreement.MISREAD  # no text was read on either, which does not mean that there is none
     return agreement

@@ -1,4 +1,4 @@
-"""Quarantine of pictures that killed the process decoding them, and of memes whose trials killed the model server."""
+"""Quarantine of pictures that crashed the process decoding them, and of memes whose trials crashed the model server."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from serving.docket.ports import Failure, TrialIndex
 from serving.runner.request import AdmissionSlot
 from serving.runner.single_flight import LRUCache
 
-# RE-6 promises this number, over restarts and servers: it is counted from the docket.
+# RE-6 promises this number across restarts and servers: it is counted from the docket.
 MOST_KILLS = 2
-"""Times that a model server may break off in trials of a picture, with no verdict of a model between, before it is
+"""Number of model server crashes in trials of a picture, without a model's verdict in between, after which it is
 refused."""
 _MOST_FILES = 65_536
 _KILLS = frozenset({"PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"})
-"""Reasons of a picture reader whose process died, or was ended because of what the picture cost."""
+"""Error reasons if a picture crashed the reader's process or exceeded its resource limits."""
 _KILLED = "PICTURE_READER_KILLED"
-"""The process was killed from outside, which is hardly the file's doing. But code that a file has subverted can send
-itself that signal, and a file can be what the memory of the machine was too small for: twice is once too often."""
+"""Error reason if the process was killed from outside, which is rarely the file's fault. But exploited code can send
+itself that signal, and the file may have exhausted the machine's memory: so the second time counts."""
 _UNREAD = "TEXT_READER_FAILED"
 _UNREAD_KILLED = "TEXT_READER_KILLED"
 _COMPARED = "COMPARER_FAILED"
 _COMPARED_TWICE = frozenset({"COMPARER_KILLED", "ENCODER_ENDED", "ENCODER_STUCK"})
-"""Others are compared in the encoder's process at the same time, and end with it."""
+"""Reasons that count only the second time: other memes share the encoder's process and fail together with it."""
 
 
 class Quarantine:
-    """Remembers, for as long as this process lives, which files killed a worker; the docket knows of model servers."""
+    """Remembers in memory which files crashed a worker, and counts crashes of model servers from the docket."""
 
     def __init__(self, trials: TrialIndex) -> None:
-        """Refuses nothing yet.
+        """Starts empty.
 
         Args:
-            trials: Holds the failed trials of each picture, of this process and all others.
+            trials: Index of the failed trials of each picture, from all servers.
         """
         self._trials = trials
-        # Whether a file is refused; not yet where its process was killed from outside once.
+        # True if a file is refused; False after its process was killed from outside once.
         self._files: LRUCache[bytes, bool] = LRUCache(_MOST_FILES)
         self._unread: LRUCache[bytes, bool] = LRUCache(_MOST_FILES)
         self._uncompared: LRUCache[bytes, bool] = LRUCache(_MOST_FILES)
         self._suspect = asyncio.Lock()
 
     def require(self, file: bytes, *, text_given: bool) -> None:
-        """Raises BadPicture if a file of that digest has killed a worker that it would be given to again."""
+        """Raises BadPicture if a file of that digest has crashed a worker that would process it again."""
         if self._files.get(file):
             raise _quarantined("The process that decoded it was killed or worn out.")
         if self._uncompared.get(file):
@@ -56,49 +56,49 @@ class Quarantine:
             raise _quarantined("The process that read the text off it failed or was killed. Send the text with it.")
 
     def refused(self, file: bytes, reason: str) -> None:
-        """Takes note of why a file could not be decoded."""
+        """Records why a file could not be decoded."""
         if reason in _KILLS or reason == _KILLED:
             _blame(self._files, file, at_once=reason != _KILLED)
 
     def read(self, file: bytes) -> None:
-        """Takes note that a file could be decoded: a process that was killed over it before was not killed by it."""
+        """Records that a file could be decoded, so that it did not cause an earlier kill."""
         _clear(self._files, file)
 
     def failed(self, file: bytes, reason: str) -> None:
-        """Takes note of why the trial of a file failed."""
+        """Records why the trial of a file failed."""
         if reason in (_UNREAD, _UNREAD_KILLED):
             _blame(self._unread, file, at_once=reason == _UNREAD)
         elif reason == _COMPARED or reason in _COMPARED_TWICE:
             _blame(self._uncompared, file, at_once=reason == _COMPARED)
 
     def compared(self, file: bytes) -> None:
-        """Clears a file that was compared with precedents and memes tried before."""
+        """Clears a file that was successfully compared with precedents and earlier memes."""
         _clear(self._uncompared, file)
 
     def text_read(self, file: bytes) -> None:
-        """Clears a file whose text was read."""
+        """Clears a file whose text was read successfully."""
         _clear(self._unread, file)
 
     async def require_meme(self, digest: str, procedure: Procedure) -> None:
-        """Raises BadInput if a meme has killed a model server twice, and would be shown to one again."""
+        """Raises BadInput if a meme has crashed a model server twice and would be shown to one again."""
         await self._kills(digest, procedure)
 
     @asynccontextmanager
     async def trial(self, place: AdmissionSlot, digest: str, procedure: Procedure) -> AsyncIterator[None]:
-        """A trial of a meme, in its turn, for as long as the context lasts.
+        """Runs a trial inside the context, one at a time for suspects.
 
-        Of trials that were running when a model server died, one is to blame and the others are not. They are held
-        again one at a time, so that the next death has one suspect. A suspect that waits for others has no turn
-        meanwhile: those that are under no suspicion do not wait for it.
+        Of the trials that were running when a model server crashed, only one is to blame. They are retried one at a
+        time, so that the next crash has a single suspect. A waiting suspect gives up its slot, so that others do not
+        wait for it.
 
         Args:
-            place: Slot of the trial. That of a suspect holds no decoded picture any more.
+            place: Slot of the trial. A suspect's slot no longer holds its decoded picture.
             digest: Digest of the meme (:attr:`court.meme.Meme.digest`).
             procedure: Procedure of the trial.
 
         Raises:
-            BadInput: The meme has killed a model server twice.
-            Unavailable: The docket can't say; or there is no turn again.
+            BadInput: The meme has crashed a model server twice.
+            Unavailable: The docket can't be read, or the slot can't be taken again.
         """
         await place.take()
         if not await self._kills(digest, procedure):
@@ -107,12 +107,12 @@ class Quarantine:
         await place.leave()
         async with self._suspect:
             await place.take()
-            await self._kills(digest, procedure)  # again: it may have been on trial meanwhile
+            await self._kills(digest, procedure)  # checked again: it may have been tried meanwhile
             yield
 
     async def _kills(self, digest: str, procedure: Procedure) -> int:
         if procedure is Procedure.SUMMARY:
-            return 0  # shown to no model
+            return 0  # not shown to any model
         kills = _deaths(await self._trials.failures(digest))
         if kills < MOST_KILLS:
             return kills
@@ -123,31 +123,31 @@ class Quarantine:
 
 
 def _blame(files: LRUCache[bytes, bool], file: bytes, *, at_once: bool) -> None:
-    """Refuses a file from now on; if not at once, then only when there was something before."""
+    """Refuses a file from now on: at once, or only if this is the second incident."""
     if not file:
-        return  # a text that was sent alone has no file: what one of them did, all others would pay for
+        return  # texts without picture have no file and would all share one entry
     files.keep(file, at_once or files.get(file) is not None)
 
 
 def _clear(files: LRUCache[bytes, bool], file: bytes) -> None:
-    """Forgets that a process was killed over a file; what is refused stays so, others may have begun before that."""
+    """Forgets a first incident of a file; a refused file stays refused, since other trials may have started earlier."""
     if files.get(file) is False:
         files.drop(file)
 
 
 def _deaths(failures: Sequence[Failure]) -> int:
-    """Counts the model server deaths that explain failures in this order.
+    """Counts the model server crashes that explain these failures, in order.
 
-    Of trials that were held at once all fail when it dies once, and a picture that many ask for is on trial often.
+    One crash fails all concurrent trials, and a popular picture is often in several of them.
     """
     deaths, at_once, last = 0, 0, -1
     for failure in failures:
         if not failure.failed.broke_off:
             continue
-        # It began after the first of the group had ended, so no one death explains both.
+        # It started after the first of the group had ended, so a single crash can't explain both.
         if failure.begun > last:
             at_once, last = 0, failure.ended
-        # Trials that overlap may have seen the same deaths: of a group the most that one has seen counts.
+        # Overlapping trials may have seen the same crashes: count the maximum that one trial of the group has seen.
         deaths += max(0, failure.failed.broke_off - at_once)
         at_once = max(at_once, failure.failed.broke_off)
     return deaths

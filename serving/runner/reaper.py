@@ -1,9 +1,9 @@
-"""Reaper: finishes trials whose failure could not be stored, and releases requests without a server.
+"""Reaper: records failures of trials that could not be stored, and releases orphaned leases.
 
-A trial that ends without a verdict writes that down itself; but the docket may be away just then. And a caller may
-leave while its request is claimed, or before its trial is begun, which says to other servers that this one is at it.
-Both are put right as soon as the docket can be written: no trial stands open that nobody holds, and no request waits
-for a server that has forgotten it.
+A trial that ends without a verdict records this itself, but the docket may be unavailable at that moment. And a caller
+may leave while its request is being leased or before its trial starts, so that other servers wait for this one. The
+reaper fixes both as soon as the docket can be written: no trial stays open without a server that runs it, and no
+request waits for a server that has given it up.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from serving.runner.feed import EventFeed
 from serving.runner.in_flight import TrialsInFlight, UnstoredEnd
 
 AGAIN_S = 1.0
-"""Between two attempts while the docket is away, in seconds."""
+"""Seconds between two attempts while the docket is unavailable."""
 
 _log = logging.getLogger("memecourt.service")
 
 
 class Reaper:
-    """Sees to them one after the other."""
+    """Cleans up unstored ends one by one."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Reaper:
         """Prepares the reaper; :meth:`run` starts it.
 
         Args:
-            writer: Stores ends.
+            writer: Writer that stores the ends of trials.
             leases: Leases of all servers.
-            claims: Claims of this server.
-            in_flight: The trials of this server, and the ends that they could not store.
-            now: The time, UTC.
-            feed: Is told of each trial's end that is stored here.
+            claims: Lease table of this server.
+            in_flight: Trials of this server, and the ends that they could not store.
+            now: Returns the current time, UTC.
+            feed: Feed that publishes each end that is stored here.
         """
         self._writer = writer
         self._leases = leases
@@ -58,7 +58,7 @@ class Reaper:
         self._feed = feed
 
     async def run(self) -> None:
-        """Sees to what is left until it is cancelled."""
+        """Cleans up until cancelled."""
         while True:
             await self._unstored.wait()
             try:
@@ -68,31 +68,31 @@ class Reaper:
                 await asyncio.sleep(AGAIN_S)
 
     async def reap(self) -> None:
-        """Sees to all that is left. Raises where the docket can't be read or written; what is left then stays."""
+        """Cleans up all entries. Raises if the docket is unavailable; the remaining entries then stay queued."""
         while (found := self._unstored.first()) is not None:
             await self._reap(*found)
             self._unstored.settle(*found)
 
     async def _reap(self, trial_id: str, end: UnstoredEnd) -> None:
-        # Under the lock no call of this server takes the trial up between these checks and its end.
+        # The lock prevents calls of this server from resuming the trial between these checks and its end.
         async with self._claims.taking(trial_id):
             if self._in_flight.of(trial_id) is not None:
-                return  # it was taken up again
+                return  # it was resumed
             record = await self._claims.record(trial_id)
             if record is not None and record.state is not TrialState.OPEN:
                 return
-            # Never opened, or put off: the trial stays as it is, and giving the claims back lets whoever comes next
-            # begin it.
+            # Never opened, or deferred: leave the trial as it is, and release the leases so that the next call can
+            # start it.
             if record is None or end.cause is None:
                 for claim in end.claims:
                     await self._claims.leave(claim)
                 return
             name = request_of(record)
             ruling = await self._leases.claim_of(name)
-            # An end may be written only by who owns the claim. Taking it over, which fails if it has changed hands,
-            # makes sure.
+            # Only the owner of the lease may write an end. Taking it over makes sure, since that fails if it changed
+            # hands.
             if ruling is None or ruling.trial_id != trial_id or not await self._taken(ruling):
-                return  # another server holds it
+                return  # another server runs it
             failed = TrialFailed(
                 trial_id=trial_id,
                 seq=len(record.events),
@@ -106,7 +106,7 @@ class Reaper:
             try:
                 await self._writer.append(failed)
             except CourtError as error:
-                # Another event has this place in the record: the trial has its end already, or goes on at another
+                # The record has another event at this position: the trial has ended already, or continues on another
                 # server.
                 if error.reason != "EVENT_EXISTS":
                     raise

@@ -1,7 +1,7 @@
-"""Rejudging: memes of stored trials tried once more by what is loaded now, each in a new trial that names the old one.
+"""Rejudging: tries the memes of stored trials again with the current versions, in new trials that refer to the old.
 
-The new trial's id follows from the old one's and from all that may differ (versions, policy, procedure), so that the
-same command, repeated or interrupted, holds no trial twice. Nothing of the old trial is changed.
+The new trial's id is derived from the old id and everything that may differ (versions, policy, procedure), so that the
+same command, repeated or interrupted, runs no trial twice. The old trial is not changed.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
 from serving.runner.verdict_cache import VerdictCache
 
-# Never to be changed: with another, the same command would try everything once more.
+# Never change this: with another value, the same command would try everything again.
 _NAMES = uuid.UUID("b5e3c9a4-52f1-4a43-8a0e-9d1f2f0f7c11")
 
 
 class RejudgeOutcome(StrEnum):
-    """Outcome of trying a meme once more."""
+    """Outcome of rejudging a meme."""
 
     SAME = "SAME"
-    """The new trial came to the same label."""
+    """The new trial gave the same label."""
     DIFFERENT = "DIFFERENT"
-    """It came to another one."""
+    """The new trial gave another label."""
     UNCHANGED = "UNCHANGED"
-    """Nothing that was loaded then has changed: there is nothing to be tried anew."""
+    """No version has changed, so there is no reason for another trial."""
     ERASED = "ERASED"
-    """The new trial was erased: what somebody had erased is not made once more."""
+    """The new trial was erased, so it is not repeated."""
     FAILED = "FAILED"
     """There is no new verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejudged:
-    """An old trial and what came of its meme.
+    """An old trial and the result of rejudging its meme.
 
     Attributes:
         old: Record of the old trial.
@@ -63,28 +63,28 @@ class Rejudged:
 
 
 class Rejudging:
-    """Tries memes of stored trials once more, by a court that is open."""
+    """Tries memes of stored trials again with an open court."""
 
-    def __init__(self, house: TrialExecutor, known: VerdictCache, *, within_s: float) -> None:
-        """Tries nothing yet.
+    def __init__(self, executor: TrialExecutor, known: VerdictCache, *, within_s: float) -> None:
+        """Prepares for rejudging.
 
         Args:
-            house: The court.
-            known: Learns the new verdicts, so that whoever asks of such a meme next is given them.
-            within_s: Seconds that each trial has.
+            executor: The court.
+            known: Cache that learns the new verdicts, so that later requests for these memes get them.
+            within_s: Time limit of each trial in seconds.
         """
-        self._house = house
+        self._executor = executor
         self._known = known
         self._within_s = within_s
 
     def is_unchanged(self, old: TrialRecord) -> bool:
-        """True if a trial of that meme would be held now with all that it was held with then."""
-        court = self._house.court_of(old.opened.meme.namespace)
+        """True if a new trial of the meme would use the same versions as the old one."""
+        court = self._executor.court_of(old.opened.meme.namespace)
         now = court.versions(old.opened.procedure)
         return (now, court.policy.digest) == (old.opened.versions, old.opened.policy.digest)
 
     async def rejudge(self, old: TrialRecord) -> Rejudged:
-        """Tries the meme of a trial that has a verdict once more, unless that was done or nothing has changed."""
+        """Tries the meme of a decided trial again, unless that was done already or no version has changed."""
         if self.is_unchanged(old):
             return Rejudged(old, RejudgeOutcome.UNCHANGED)
         try:
@@ -100,7 +100,7 @@ class Rejudging:
         return Rejudged(old, RejudgeOutcome.SAME if same else RejudgeOutcome.DIFFERENT, record, is_new=is_new)
 
     async def _try_once_more(self, old: TrialRecord) -> tuple[TrialRecord, bool]:
-        """The record of the new trial, and whether it was held, or taken up, only now."""
+        """Returns the record of the new trial, and True if it was run or resumed just now."""
         for attempt in itertools.count():
             trial_id = self._id_of(old, attempt)
             record = await self._stored(trial_id)
@@ -109,22 +109,22 @@ class Rejudging:
             if record.state is TrialState.DECIDED:
                 return record, False
             try:
-                return await self._house.resume(trial_id, within_s=self._within_s, batch=True), True
+                return await self._executor.resume(trial_id, within_s=self._within_s, batch=True), True
             except CantResume as error:
                 if error.reason != "TRIAL_FAILED":
                     raise
-                # For good: whoever repeats the command wants another attempt, in a trial of its own.
+                # It failed for good: repeating the command makes another attempt in a separate trial.
         raise AssertionError("unreachable")
 
     def _id_of(self, old: TrialRecord, attempt: int) -> str:
-        court = self._house.court_of(old.opened.meme.namespace)
+        court = self._executor.court_of(old.opened.meme.namespace)
         now = court.versions(old.opened.procedure).model_dump(mode="json")
         return str(uuid.uuid5(_NAMES, digest([old.trial_id, now, court.policy.digest, old.opened.procedure, attempt])))
 
     async def _stored(self, trial_id: str) -> TrialRecord | None:
         try:
-            return await self._house.docket.trials.record(trial_id)
-        # A kind of the next: the trial was there, and is not to be held anew under another number.
+            return await self._executor.docket.trials.record(trial_id)
+        # A subclass of the next exception: the trial existed, and must not be repeated under another number.
         except TrialErased:
             raise
         except TrialUnknown:
@@ -132,11 +132,11 @@ class Rejudging:
 
     async def _judge(self, old: TrialRecord, trial_id: str) -> TrialRecord:
         meme, text = old.opened.meme, old.text
-        picture = await self._house.picture_of_trial(old)
+        picture = await self._executor.picture_of_trial(old)
         ask = TrialRequest(
-            # Only whether there is one counts: the picture has been decoded.
+            # Only its presence counts, since the picture is already decoded.
             image=b"" if picture is None else b"decoded",
-            # As it was asked: a text that was read is read again.
+            # As in the original request: a text read off the picture is read again.
             text=text.text if text is not None and meme.text_given else None,
             language=text.language if text is not None else "",
             procedure=old.opened.procedure,
@@ -145,18 +145,18 @@ class Rejudging:
             content_id=meme.content_id,
             of_trial=old.trial_id,
         )
-        house = self._house
-        result = await house.hear(ask, within_s=self._within_s, trial_id=trial_id, picture=picture, batch=True)
+        executor = self._executor
+        result = await executor.hear(ask, within_s=self._within_s, trial_id=trial_id, picture=picture, batch=True)
         return result.record
 
 
 async def rejudge_all(rejudging: Rejudging, selection: Selection, *, at_once: int) -> AsyncIterator[Rejudged]:
-    """Yields what comes of each decided trial of a selection, in its order; what was judged anew itself is left out.
+    """Yields the result for each decided trial of a selection, in order; skips trials that rejudged others.
 
     Args:
-        rejudging: Tries.
+        rejudging: Object that tries the memes.
         selection: Trials to go through.
-        at_once: Trials held at once.
+        at_once: Maximum number of concurrent trials.
     """
     running: list[asyncio.Task[Rejudged]] = []
     try:
@@ -169,7 +169,7 @@ async def rejudge_all(rejudging: Rejudging, selection: Selection, *, at_once: in
         while running:
             yield await running.pop(0)
     finally:
-        # A caller that stops early leaves no trial running.
+        # A caller that stops early must leave no trial running.
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""One request on its way through the reception: what is asked, whose turn it is, and what came of it."""
+"""A request on its way through the runner: its content, its admission slot and its answer."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from serving.docket.ports import RequestName
 from serving.runner.admission import Admission
 
 _TO_END_S = 0.25
-"""What a call gets beyond its deadline for its trial to write down that it ended by it, in seconds."""
+"""Seconds that a call may exceed its deadline so that its trial can record that it ended by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """A verdict that was given again, and what it takes to give it to a request that asks the same once more.
+    """A reused verdict with all that is needed to answer an identical request again.
 
     Attributes:
         ask: Request without its picture.
         file: SHA-256 of the picture file.
-        payload: Digest of what was asked.
-        key: Key under which the meme is known.
-        versions: Versions object of the time: see :meth:`serving.runner.verdict_cache.VerdictCache.versions_in_use`.
+        payload: Fingerprint of the request.
+        key: Cache key of the meme.
+        versions: Versions object at that time: see :meth:`serving.runner.verdict_cache.VerdictCache.versions_in_use`.
         trial_id: Id of the trial with the verdict.
     """
 
@@ -47,9 +47,9 @@ class Answer:
     """Answer to a request that has a verdict.
 
     Attributes:
-        record: The whole trial that the verdict is from.
-        picture_seconds: Time that decoding the picture took; 0 where this call decoded none.
-        total_seconds: From the ask to the answer.
+        record: Complete record of the trial that gave the verdict.
+        picture_seconds: Seconds that decoding the picture took; 0 if this call decoded none.
+        total_seconds: Seconds from the request to the answer.
         name: Name of the request: the caller's id for it, or a generated one.
         reused: True if the trial was run for another request.
         near: True if the trial was run for a near-duplicate.
@@ -66,15 +66,15 @@ class Answer:
 
 
 class PictureMemory(Protocol):
-    """Accounts for the memory that decoded pictures take."""
+    """Accounts for the memory of decoded pictures."""
 
     def change_pictures(self, by: int) -> None:
-        """Decoded pictures take so many bytes more, or fewer, from now on."""
+        """Adjusts the number of bytes used by decoded pictures."""
         ...
 
 
 class UncountedPictures:
-    """Accounts for nothing, where nothing bounds the memory of pictures."""
+    """Null implementation, for when the memory of pictures is not limited."""
 
     def change_pictures(self, by: int) -> None:
         """See the port."""
@@ -82,19 +82,19 @@ class UncountedPictures:
 
 @dataclass(slots=True)
 class AdmissionSlot:
-    """The place of a call, or of the trial that it began, among those that may run; it holds the decoded picture.
+    """Admission slot of a call, or of the trial that it started; it holds the decoded picture.
 
-    Only who is admitted holds a decoded picture: as many are in memory as may run, however many wait.
+    Only admitted calls hold a decoded picture, so that memory is bounded by the running calls, however many wait.
 
     Attributes:
-        admission: Admission control that the call waits at; None if it needs none.
+        admission: Admission control that the call waits for; None if it needs none.
         namespace: Namespace of the slot.
-        within_s: Seconds that the caller had when it came; None where there is no deadline.
-        patient: True if the caller waits however many wait, as a stream does: it has many requests on their way, and
-            model servers work on those of others first.
+        within_s: Seconds until the deadline when the call arrived; None if there is none.
+        patient: True if the caller waits however long the queue is, as a stream does: it has many requests in flight,
+            and model servers process those of others first.
         memory: Accounts for the bytes of the picture.
-        entered: The slot, while it is taken.
-        picture: Decoded, while it is held.
+        entered: Context of the slot while it is taken.
+        picture: Decoded picture while it is held.
     """
 
     admission: Admission | None = None
@@ -106,21 +106,21 @@ class AdmissionSlot:
     picture: Picture | None = None
 
     async def take(self) -> None:
-        """Wait to be admitted, unless it is so already."""
+        """Waits to be admitted, unless it already is."""
         if self.admission is not None and self.entered is None:
             slot = self.admission.acquire(self.namespace, within_s=self.within_s, patient=self.patient)
             await slot.__aenter__()
-            # Only once admitted: a caller that is cancelled while it waits has nothing to give back.
+            # Only once admitted: a caller that is cancelled while waiting has nothing to release.
             self.entered = slot
 
     def require(self) -> None:
-        """Raise Busy where admission would be refused, and Unavailable where the court closes; waits for nothing."""
+        """Raises Busy if admission would be refused, and Unavailable if the court is closing; does not wait."""
         if self.admission is not None and self.entered is None:
             self.admission.check(self.namespace, within_s=self.within_s, patient=self.patient)
 
     async def leave(self) -> None:
-        """Let the next one in: what is waited for now is others' work."""
-        # Cleared before anything is awaited, so that a second call gives neither slot nor bytes back again.
+        """Releases the slot and the picture: from here on this call only waits for others' work."""
+        # Cleared before anything is awaited, so that a second call can't release slot or bytes twice.
         entered, self.entered = self.entered, None
         picture, self.picture = self.picture, None
         if picture is not None:
@@ -129,23 +129,23 @@ class AdmissionSlot:
             await entered.__aexit__(None, None, None)
 
     def keep(self, picture: Picture) -> None:
-        """Hold a picture until the slot is left; not without one."""
-        # Without a place nothing bounds how many pictures are held at once.
+        """Holds a picture until the slot is released; does nothing without a slot."""
+        # Without a slot, nothing would limit the number of pictures in memory.
         if self.picture is None and (self.admission is None or self.entered is not None):
             self.picture = picture
             self.memory.change_pictures(size_of(picture))
 
     def handed_on(self) -> AdmissionSlot:
-        """Another slot, which has what this one had from now on."""
+        """Transfers the slot and the picture to a new object."""
         other = replace(self)
-        # Not counted down: the bytes are the other slot's to give back.
+        # Bytes are not subtracted here: the new object releases them.
         self.entered = self.picture = None
         return other
 
 
 @dataclass(slots=True)
 class Call:
-    """A request on its way.
+    """A request that is being processed.
 
     Attributes:
         ask: Request of the call.
@@ -153,7 +153,7 @@ class Call:
         file: SHA-256 of the picture file; empty where the text was sent alone.
         place: Admission slot of the call.
         began: Arrival time by the performance counter, in seconds.
-        clock: Ends it at the caller's deadline.
+        clock: Timeout that ends it at the caller's deadline.
         deadline: Deadline by the event loop's clock, in seconds; None if there is none.
         picture_seconds: Seconds that decoding its picture took.
     """
@@ -169,35 +169,35 @@ class Call:
 
     @property
     def payload(self) -> str:
-        """Digest of what is asked."""
+        """Fingerprint of the request."""
         return request_fingerprint(self.ask, self.file)
 
     @property
     def left(self) -> float | None:
-        """Seconds until the deadline; None where there is none."""
+        """Seconds until the deadline; None if there is none."""
         return None if self.deadline is None else self.deadline - asyncio.get_running_loop().time()
 
     def ends_with_trial(self) -> None:
-        """The trial that this call began keeps to the deadline by itself; the call waits for it to say so."""
-        # Otherwise both would end at the same moment, and the call would miss what the record says.
+        """Extends the timeout a little, since the call's own trial ends at the deadline and records why."""
+        # Otherwise both would end at the same moment, and the call would miss the recorded reason.
         if self.deadline is not None:
             self.clock.reschedule(self.deadline + _TO_END_S)
 
 
 def size_of(picture: Picture) -> int:
-    """Bytes that a decoded picture takes."""
+    """Returns the size of a decoded picture in bytes."""
     return sum(len(frame.png) for frame in picture.frames)
 
 
 def request_fingerprint(ask: TrialRequest, file: bytes) -> str:
-    """Digest of all that makes a request the one that it is: the same id may stand for no other.
+    """Digests everything that identifies a request: the same request id must not be used for another one.
 
     Args:
         ask: Request to digest.
-        file: SHA-256 of its picture file; empty where there is none.
+        file: SHA-256 of its picture file; empty if there is none.
     """
-    # Claims in dockets contain this digest. To add a field is to have a request that is repeated across the upgrade
-    # refused as another one under the same id.
+    # Leases in dockets contain this digest. If a field were added, a request repeated across the upgrade would be
+    # refused as a different one with the same id.
     pins, policy = ask.pins, ask.policy
     return digest(
         [
@@ -215,12 +215,12 @@ def request_fingerprint(ask: TrialRequest, file: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequiredVersions:
-    """Versions that a caller insists on, each as a record gives it. What is empty may be anything.
+    """Versions that a caller requires, in the form that records use. Empty fields match any version.
 
     Attributes:
         models: Model per role, by the role's name in lower case.
         prompts: Digest of the prompt set.
-        library: Digest of the library of precedents.
+        library: Digest of the precedent library.
         encoder: Name and digest of the encoder.
         settings: Digest of the trial's settings.
     """
@@ -237,7 +237,7 @@ ANY_VERSIONS = RequiredVersions()
 
 @dataclass(frozen=True, slots=True)
 class RequiredPolicy:
-    """The policy that a caller insists on, as a record gives it. What is empty may be anything."""
+    """Policy that a caller requires, in the form that records use. Empty fields match any policy."""
 
     id: str = ""
     version: str = ""
@@ -246,21 +246,21 @@ class RequiredPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """Request for a trial, checked in form but not yet in substance.
+    """Request for a trial, validated in form but not in content.
 
     Attributes:
-        image: The picture file; empty where the text is sent alone.
+        image: Picture file; empty for a text without picture.
         text: Text of the meme; None to have it read off the picture.
         language: BCP 47 tag or empty.
         procedure: Procedure of the trial.
-        request_id: The caller's name for the request, or empty.
+        request_id: Idempotency key from the caller, or empty.
         namespace: Namespace of the content.
         content_id: Caller's id of the content.
         trace_id: 32 hex digits, or empty for a new one.
-        pins: Versions that it must be tried with.
-        try_anew: True to try it even if the verdict of an earlier trial would serve.
-        policy: The policy that it must be tried by; None for whichever is loaded.
-        of_trial: Id of the trial whose meme is tried once more; empty for a trial of its own.
+        pins: Versions that the trial must use.
+        try_anew: True to run a trial even if an earlier verdict could be reused.
+        policy: Policy that the trial must use; None for whichever is loaded.
+        of_trial: Id of the trial whose meme is rejudged; empty for a first trial.
     """
 
     image: bytes
@@ -278,20 +278,20 @@ class TrialRequest:
 
     @property
     def text_alone(self) -> bool:
-        """True if a text is to be tried that no picture was sent with."""
+        """True if the request is for a text without picture."""
         return not self.image
 
     def require(self, versions: Versions, policy: Policy | PolicyReference, library: str | None = None) -> None:
-        """Raises NotLoaded if this is to be tried with something else.
+        """Raises NotLoaded unless the given versions and policy satisfy the request.
 
         Args:
             versions: Versions that a trial is or would be run with.
             policy: Policy of the trial.
-            library: Digest of the library that precedents were found in, where they were: it may have been changed
-                after the trial began. That of the versions if not given.
+            library: Digest of the library that was searched, which may have changed after the trial started; that of
+                ``versions`` if not given.
         """
         if self.pins != ANY_VERSIONS:
-            # Compared as records have them, by digests: names of models or libraries may mean something else tomorrow.
+            # Compared by digest, as in records: the names of models or libraries may later refer to something else.
             in_use = {name: getattr(versions, name) for name in ("prompts", "library", "encoder", "settings")}
             if library is not None:
                 in_use["library"] = library
@@ -323,6 +323,6 @@ class TrialRequest:
             )
 
     def require_of(self, record: TrialRecord) -> None:
-        """Raises NotLoaded if a trial was held with something else than this is to be tried with."""
+        """Raises NotLoaded unless a trial's versions and policy satisfy the request."""
         cited = record.precedents
         self.require(record.opened.versions, record.opened.policy, cited.findings.library.digest if cited else None)

@@ -1,13 +1,13 @@
-"""Ask twice, pay once: which requests need a trial, and which have their verdict already.
+"""Request handling: decides which requests need a trial, and which are answered by an existing one.
 
-A request is claimed in the docket before its trial is begun, under its namespace and id, with a digest of what it asks.
-Whoever asks the same again, at whichever server, finds the claim and gets the same trial: from its record, by waiting
-for it, or by taking it up where it was cut off. A claim names the server that sees to it and a number that is new each
-time; who takes a trial up puts another in its place, and only if nobody else has.
+Before its trial starts, a request is leased in the docket under its namespace and id, with its fingerprint. A repeated
+request, at any server, finds the lease and gets the same trial: from its record, by waiting for it, or by resuming it
+if it was interrupted. A lease names its server and a number that is new each time; a server that takes over a trial
+replaces the lease by compare-and-set.
 
-A meme that is known (:mod:`serving.runner.verdict_cache`) is claimed for the trial that it is known by. An unknown one
-is claimed itself, before any request for it: requests for it that come while its trial is held, at whichever server,
-wait for that trial (:mod:`serving.runner.claims`).
+A request for a known meme (:mod:`serving.runner.verdict_cache`) is leased to the meme's trial. An unknown meme is
+leased itself, before any request for it: requests for it during its trial, at any server, wait for that trial
+(:mod:`serving.runner.claims`).
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 
 _POLL_S = (0.1, 1.0)
-"""Between two looks at a trial that another server holds: the first, and the longest, in seconds."""
+"""First and longest interval in seconds between two polls of a trial on another server."""
 
-_ITS_OWN = frozenset({"DEADLINE", "PIN_NOT_LOADED", "POLICY_NOT_LOADED"})
-"""Reasons of a trial's end that are the business of the caller alone who began it."""
+_CALLER_SPECIFIC = frozenset({"DEADLINE", "PIN_NOT_LOADED", "POLICY_NOT_LOADED"})
+"""Reasons of a trial's failure that only concern the caller who started it."""
 
 _log = logging.getLogger("memecourt.service")
 
 
 class TrialRunner:
-    """Answers requests, holding a trial only where one is needed. Safe to call concurrently, within one event loop.
+    """Answers requests, running a trial only if one is needed. Safe for concurrent use within one event loop.
 
     Attributes:
-        decoders: Pool that decodes pictures, of its trials and others.
+        decoders: Pool that decodes pictures, for its trials and for others.
     """
 
     def __init__(
         self,
-        house: TrialExecutor,
+        executor: TrialExecutor,
         settings: Settings,
         telemetry: Telemetry = SILENT,
         *,
@@ -79,85 +79,89 @@ class TrialRunner:
         admission: Admission | None = None,
         memory: PictureMemory | None = None,
     ) -> None:
-        """Answers nothing yet: see :meth:`__aenter__`.
+        """Prepares the runner; it answers requests once entered as a context manager.
 
         Args:
-            house: Executor that runs and stores trials.
-            settings: Settings: whose verdicts are reused, and whether a text is tried alone.
-            telemetry: Is told what was given again.
-            pulse: Tells which servers live, and what this one is called.
-            admission: Admission control; None for one of the size in the settings.
-            memory: Accounts for the bytes of decoded pictures; None where nothing bounds them.
+            executor: Executor that runs and stores trials.
+            settings: Settings: which verdicts are reused, and whether texts are tried without a picture.
+            telemetry: Records reused verdicts.
+            pulse: Heartbeats: the name of this server, and which others are alive.
+            admission: Admission control; None for one as in the settings.
+            memory: Accounts for the bytes of decoded pictures; None if they are not limited.
         """
-        self._house = house
-        self._trials = house.docket.trials
-        self._leases = house.docket.leases
-        self._near = house.near if settings.reuse_near else None
+        self._house = executor
+        self._trials = executor.docket.trials
+        self._leases = executor.docket.leases
+        self._near = executor.near if settings.reuse_near else None
         self._reuse = settings.reuse != "off"
         self._text_alone = settings.text_alone
         self._telemetry = telemetry
-        self._pulse = pulse or Heartbeat(house.docket.heartbeats, uuid.uuid4().hex)
-        self._claims = LeaseTable(house.docket.leases, house.docket.trials, self._pulse)
-        self._known = VerdictCache(house.docket.verdict_keys, house.docket.trials, house.court_of, settings)
-        self._quarantine = Quarantine(house.docket.index)
+        self._pulse = pulse or Heartbeat(executor.docket.heartbeats, uuid.uuid4().hex)
+        self._claims = LeaseTable(executor.docket.leases, executor.docket.trials, self._pulse)
+        self._known = VerdictCache(executor.docket.verdict_keys, executor.docket.trials, executor.court_of, settings)
+        self._quarantine = Quarantine(executor.docket.index)
         self.decoders = DecodingPool(
-            house.pictures, self._quarantine, settings.picture_workers, telemetry=telemetry, memory=memory
+            executor.pictures, self._quarantine, settings.picture_workers, telemetry=telemetry, memory=memory
         )
         self._hearings = TrialsInFlight(
-            house=house, known=self._known, quarantine=self._quarantine, telemetry=telemetry, decoders=self.decoders
+            executor=executor,
+            known=self._known,
+            quarantine=self._quarantine,
+            telemetry=telemetry,
+            decoders=self.decoders,
         )
         self._quotas = quotas_of(settings)
         self.admission = admission or Admission(
             settings.concurrent_trials, settings.waiting_trials, quotas=self._quotas
         )
         self._memory = memory or UncountedPictures()
-        # In this order: what a trial was before it was taken up must be known to who counts what comes of it.
-        house.feed.subscribe(self._hearings.note)
-        house.feed.subscribe(telemetry.watch)
+        # In this order: telemetry, which counts outcomes, must know the earlier state of a resumed trial.
+        executor.feed.subscribe(self._hearings.note)
+        executor.feed.subscribe(telemetry.watch)
         self._loose_ends = Reaper(
-            writer=house.docket.writer,
-            leases=house.docket.leases,
+            writer=executor.docket.writer,
+            leases=executor.docket.leases,
             claims=self._claims,
             in_flight=self._hearings,
-            now=house.court.now,
-            feed=house.feed,
+            now=executor.court.now,
+            feed=executor.feed,
         )
         self._beside: list[asyncio.Task[None]] = []
         self._open = False
         self._closing = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        """From now on other servers see that this one lives, and requests are answered.
+        """Starts the heartbeat and answers requests from now on.
 
         Raises:
             Unavailable: The docket is not there now.
         """
-        # Before the first claim: the claims of a server that no other has seen count soon pass for those of a dead one.
+        # Before the first lease: leases of a server without a heartbeat soon look like those of a dead one.
         await self._pulse.beat()
         for namespace, quota in self._quotas.items():
-            # A server that is started again must not begin the day anew.
+            # A restart must not reset the daily quota.
             quota.count_before(await self._house.docket.index.count_opened(namespace, quota.since()))
         self._beside = [asyncio.create_task(work) for work in (self._pulse.run(), self._loose_ends.run())]
         self._open = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Ends what is running; each trial still writes down its end, and who waits for it is told so."""
+        """Cancels running trials; each still records its end, and its callers are notified."""
         self.close()
-        # Trials end while the heartbeat goes on: otherwise another server could take one up whose end is being written.
+        # Trials end while the heartbeat continues: otherwise another server could resume one whose end is being stored.
         await self._hearings.stop()
         for task in self._beside:
             task.cancel()
         if self._beside:
             await asyncio.wait(self._beside)
             self._beside = []
-            with suppress(CourtError):  # the docket is away: others see for themselves that this server is gone
-                # The last ends before the heartbeat goes: once it is gone, other servers take over at once.
+            with suppress(CourtError):  # the docket is unavailable: others will notice the missing heartbeat
+                # Store the last ends before removing the heartbeat, after which other servers take over at once.
                 await self._loose_ends.reap()
                 await self._pulse.retire()
 
     def close(self) -> None:
-        """From now on no request is taken any more, and no trial that was cut off; those that were go on."""
+        """Accepts no more requests and resumes no more trials; running ones continue."""
         self._open = False
         self._closing.set()
 
@@ -168,22 +172,22 @@ class TrialRunner:
         within_s: float | None = None,
         patient: bool = False,
     ) -> Answer:
-        """The verdict on a request.
+        """Returns the verdict on a request.
 
-        A call that is cancelled leaves; a trial goes on for as long as one call waits for it, and no longer.
+        A cancelled call only stops waiting; a trial continues as long as at least one call waits for it.
 
         Args:
             ask: Request to try.
             within_s: Seconds until the caller's deadline; None where there is none.
-            patient: True if the caller waits however many wait, as a stream does.
+            patient: True if the caller waits however long the queue is, as a stream does.
 
         Raises:
             BadInput: The picture or the text can't be tried, is in quarantine or missing; nothing is recorded.
-            NotLoaded: The procedure or a version that it is pinned to is not available; nothing is recorded.
+            NotLoaded: The procedure or a pinned version is not available; nothing is recorded.
             RequestConflict: Another request was asked under this name.
             Busy: The limits of running trials and waiting callers are reached; nothing is stored for it.
-            Unavailable: Something needed is not there now. What has been kept is taken up when it is asked again.
-            TrialAborted: The trial began and failed; its record is kept.
+            Unavailable: A dependency is not available now. A repeated request resumes what has been stored.
+            TrialAborted: The trial started and failed; its record is stored.
         """
         began = time.perf_counter()
         if not self._open:
@@ -203,7 +207,7 @@ class TrialRunner:
                 self._quarantine.require(file, text_given=ask.text is not None)
                 slot = AdmissionSlot(self.admission, ask.namespace, within_s, patient, memory=self._memory)
                 call = Call(ask=ask, name=name, file=file, place=slot, began=began, clock=clock, deadline=clock.when())
-                # Before a turn is taken: what is in memory does not wait behind trials.
+                # Before taking a slot: a verdict in memory does not wait behind trials.
                 answer = await self._at_hand(call) if self._reuse and not ask.try_anew else None
                 if answer is None:
                     try:
@@ -214,37 +218,37 @@ class TrialRunner:
                     self._telemetry.reused(near=answer.near)
                 return answer
         except TimeoutError:
-            # A TimeoutError from within is not the caller's deadline.
+            # A TimeoutError raised inside is not the caller's deadline.
             if not clock.expired():
                 raise
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
 
     async def again(self, cached: CachedAnswer, request_id: str) -> TrialRecord | None:
-        """The trial whose verdict answers a request that asks what another has asked, id aside.
+        """Answers a request that equals an earlier one except for its id.
 
         Args:
-            cached: From the :class:`Answer` to that one.
-            request_id: The caller's own for this request; empty where there is none.
+            cached: Cached part of the :class:`Answer` to the earlier one.
+            request_id: Id of this request; empty if there is none.
 
         Returns:
-            Its record; None where that is not at hand any more, and the request is to be answered like any other.
+            Record of the trial; None if it is not in memory any more, and the request must be answered normally.
 
         Raises:
             BadPicture: The picture is in quarantine.
             RequestConflict: Another request was asked under this name.
             Unavailable: The docket is not there now, or the court is not in session.
         """
-        # The same object means the same versions: this compares them all without a digest.
+        # The same object means the same versions: compares them all without a digest.
         if not self._open or self._known.versions_in_use(cached.ask) is not cached.versions:
             return None
         self._quarantine.require(cached.file, text_given=cached.ask.text is not None)
         record = await self._known.at_hand(cached.key)
-        # The meme may have been tried anew meanwhile; what was prepared is for the earlier trial.
+        # The meme may have been tried again meanwhile; the cached answer is for the earlier trial.
         if record is None or record.trial_id != cached.trial_id:
             return None
         if request_id:
             if (record.opened.meme.namespace, record.opened.request_id) == (cached.ask.namespace, request_id):
-                return None  # the request that the trial was held for
+                return None  # the request that the trial was run for
             name = RequestName(cached.ask.namespace, request_id)
             claim = await self._claims.claim(self._claims.wanted(name, cached.payload, cached.trial_id))
             if claim.trial_id != cached.trial_id:
@@ -253,21 +257,20 @@ class TrialRunner:
         return record
 
     async def trial_of(self, name: RequestName) -> str | None:
-        """Id of the trial that answers a request, which may not have been opened yet; None where nobody asked that."""
+        """Returns the id of a request's trial, which may not have been opened yet; None if there is no such request."""
         claim = await self._leases.claim_of(name)
         return None if claim is None else claim.trial_id
 
     def forget(self, trial_id: str) -> None:
-        """A verdict was overruled: at this server it is given to nobody again, from now on."""
+        """Stops reusing an overruled verdict on this server."""
         self._known.forget(trial_id)
 
     async def resume_cut_off(self) -> None:
-        """Takes up the trials that servers which have died left open, one after the other.
+        """Resumes the open trials of dead servers, one after the other.
 
-        Returns when each that stands open as it begins has ended or has a server that lives; once this is closed, when
-        the one that is held has ended. What can't be begun because the docket, or what else it takes, is away, is tried
-        again until it can. A trial that was claimed and never opened is not known well enough to be held before it is
-        asked for again.
+        Returns when each trial that is open at the start has ended or belongs to a live server; after :meth:`close`,
+        when the current one has ended. Trials that can't be resumed because the docket or another dependency is
+        unavailable are retried. A trial that was leased but never opened can only be started by a repeated request.
         """
         waiting = await self._cut_off()
         while waiting:
@@ -278,7 +281,7 @@ class TrialRunner:
                 try:
                     if await self._taken_over(claim):
                         del waiting[trial_id]
-                except Unavailable as error:  # not begun: one that was, and failed, is TrialAborted
+                except Unavailable as error:  # it did not start; a trial that started and failed raises TrialAborted
                     away = error.reason
                 except CourtError as error:
                     del waiting[trial_id]
@@ -289,7 +292,7 @@ class TrialRunner:
                 await self._pause()
 
     async def _cut_off(self) -> dict[str, Lease]:
-        """The claims of all trials that are open, by their ids; none once this is closed."""
+        """Returns the leases of all open trials, by trial id; none once closed."""
         while not self._closing.is_set():
             try:
                 return {claim.trial_id: claim for claim in await self._leases.open_claims()}
@@ -299,17 +302,17 @@ class TrialRunner:
         return {}
 
     async def _pause(self) -> None:
-        """Between two looks at what was cut off; over at once when this is closed."""
+        """Waits between two scans for interrupted trials; returns at once when closed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._pulse.beat_s):
                 await self._closing.wait()
 
-    # A request on its way.
+    # Processing of a request.
 
     def _require(self, ask: TrialRequest) -> None:
-        """Raises NotLoaded where it can be seen from the ask alone that it can't be tried now.
+        """Raises NotLoaded if the request alone shows that it can't be tried now.
 
-        Not asked of what has its verdict already, which is given whatever is loaded by now.
+        Not called for requests that already have a verdict, which is returned whatever is loaded now.
         """
         court = self._house.court_of(ask.namespace)
         court.require(ask.procedure, text_given=ask.text is not None)
@@ -317,7 +320,7 @@ class TrialRunner:
             ask.require(self._known.versions(ask), court.policy)
 
     async def _at_hand(self, call: Call) -> Answer | None:
-        """The answer where everything needed is in memory: nothing is decoded, and one claim is written at most."""
+        """Returns the answer if it is in memory: nothing is decoded, and at most one lease is written."""
         digest = self._digest_at_hand(call)
         if digest is None:
             return None
@@ -328,9 +331,9 @@ class TrialRunner:
         return self._answered_again(call, record, key, in_use)
 
     async def _claim_for(self, call: Call, trial_id: str) -> Lease | None:
-        """Has the trial of a known meme answer a request; the claim to follow where another does already.
+        """Leases a request to the trial of a known meme; returns the lease to follow if there is another one already.
 
-        A request without an id of the caller's is not claimed: it can't be asked again, so nothing is to be kept.
+        A request without an id from the caller is not leased, since it can't be repeated.
         """
         if not call.ask.request_id:
             return None
@@ -338,7 +341,7 @@ class TrialRunner:
         return claim if claim.trial_id != trial_id else None
 
     async def _answer(self, call: Call) -> Answer:
-        """The answer where a trial may be needed."""
+        """Returns the answer if a trial may be needed."""
         claim = await self._leases.claim_of(call.name) if call.ask.request_id else None
         if claim is None:
             return await self._first(call)
@@ -348,7 +351,7 @@ class TrialRunner:
             )
         answer = await self._follow(call, claim)
         if answer.reused:
-            if not whole(answer.record):  # which this request has not been told
+            if not whole(answer.record):  # cut short for a reason that does not concern this request
                 digest = await self._digest(call)
                 if key := self._key(call, digest):
                     answer = await self._due(call, claim, answer, digest=digest, key=key)
@@ -356,7 +359,7 @@ class TrialRunner:
         return answer
 
     def _key(self, call: Call, digest: str) -> str:
-        """The key of what is asked, tried with what is loaded now; empty where it gets a trial of its own.
+        """Returns the cache key of a request with the current versions; empty if it gets its own trial.
 
         Raises:
             NotLoaded: The court does not have the versions that the request pins.
@@ -365,15 +368,15 @@ class TrialRunner:
         return self._known.key(call.ask, digest) if self._reuse and not call.ask.try_anew else ""
 
     async def _first(self, call: Call) -> Answer:
-        """The answer to a request that nobody asked before."""
+        """Answers a new request."""
         self._require(call.ask)
         digest = await self._digest(call)
         await self._quarantine.require_meme(digest, call.ask.procedure)
-        # Only after the picture is decoded: what is loaded may change while this call waits for that.
+        # Only after the picture is decoded: the loaded versions may change during that.
         key, in_use = self._key(call, digest), self._known.versions_in_use(call.ask)
         if key and (earlier := await self._known.find(key) or await self._nearly(call)):
             call.ask.require_of(earlier)
-            # The same request has come to another server first: both give the answer of the trial that is claimed.
+            # Another server got the same request first: both answer with the leased trial.
             if (claim := await self._claim_for(call, earlier.trial_id)) is not None:
                 return await self._follow(call, claim)
             if self._known.answers(earlier, key):
@@ -383,31 +386,31 @@ class TrialRunner:
         return await self._due(call, claim, answer, digest=digest, key=key)
 
     async def _due(self, call: Call, claim: Lease, answer: Answer, *, digest: str, key: str) -> Answer:
-        """The answer that a call is due, given that of a trial which may have been held for another.
+        """Returns the final answer to a call, given that of a trial that may have been run for another call.
 
-        That may have been cut short for a caller who had less time, or held with something else than was loaded when
-        this one asked: this one is due a trial that was not.
+        That trial may have been cut short by another caller's deadline, or run with other versions than were loaded
+        when this request arrived: this call then needs another trial.
         """
         while answer.reused and not self._known.answers(answer.record, key):
             key = self._key(call, digest)
             lead, _ = await self._lead(key)
             with self._unless_left(lead):
-                # Where this fails, the same request is being answered elsewhere, and this call follows that.
+                # If this fails, the same request is being answered elsewhere, and this call follows that.
                 own = await self._claims.take_over(claim, lead.trial_id, owner_of_meme(key))
                 claim = own or await self._claims.standing(claim)
                 answer = await self._follow(call, claim)
         return answer
 
     def _digest_at_hand(self, call: Call) -> str | None:
-        """Digest of a call's meme, where no picture has to be decoded for it; else None."""
+        """Returns the digest of a call's meme if no picture must be decoded for it; else None."""
         return text_digest(call.ask.text or "") if call.ask.text_alone else self._known.pixels_of(call.file)
 
     async def _digest(self, call: Call) -> str:
-        """Digest of a call's meme, whose picture is decoded if it has not been lately."""
+        """Returns the digest of a call's meme; decodes the picture unless that was done recently."""
         return self._digest_at_hand(call) or Meme(await self._hearings.decoded(call), call.ask.text).digest
 
     async def _join(self, call: Call, key: str) -> tuple[Lease, Answer]:
-        """The answer of the trial that is held for a meme, at whichever server, or of one that this call begins."""
+        """Returns lease and answer of a meme's trial, at any server, or of one that this call starts."""
         flight, lead = self._hearings.leading(key), None
         while flight is not None and flight.ending:
             await flight.over()
@@ -416,7 +419,7 @@ class TrialRunner:
             await self._require_turn(call, key)
         if flight is None and key:
             lead, made = await self._lead(key)
-            # Whoever else asks for it here has got the same answer, and may have been quicker.
+            # Concurrent calls on this server got the same answer from lead(), and one may have been quicker.
             flight = self._hearings.enlist(lead.trial_id, key) if made else self._hearings.of(lead.trial_id)
         elif flight is None:
             flight = self._hearings.enlist(str(uuid.uuid4()))
@@ -427,32 +430,32 @@ class TrialRunner:
             return claim, await self._follow(call, claim)
         with flight:
             wanted = self._claims.wanted(call.name, call.payload, flight.trial_id)
-            # Before it is written: where the caller leaves meanwhile the claim may stand, and the reaper has to give it
-            # back.
+            # Registered before it is written: if the caller leaves meanwhile, the lease may be in force, and the reaper
+            # has to release it.
             flight.claims |= {wanted} if lead is None else {wanted, lead}
             claim = await self._claims.claim(wanted)
             return claim, await self._follow(call, claim)
 
     async def _require_turn(self, call: Call, key: str) -> None:
-        """Raises Busy where a trial would be refused its turn, before anything is written down for it.
+        """Raises Busy if a trial would get no slot, before anything is written for it.
 
-        An overloaded server has that to say most of all, and it is to cost it little.
+        On an overloaded server this is the common case, so it must be cheap.
         """
         try:
             call.place.require()
         except Busy:
             if not key or await self._leases.claim_of(RequestName(MEMES, key)) is None:
-                raise  # else another server may be at it, and this call waits for that
+                raise  # otherwise another server may be running it, and this call waits for that
 
     async def _lead(self, key: str) -> tuple[Lease, bool]:
-        """The claim of a meme, and whether this call has just made it: then nobody else begins its trial."""
+        """Returns the lease of a meme, and True if this call has just acquired it and must start the trial."""
         wanted = self._claims.wanted_lead(key)
         with self._unless_left(wanted):
             lead = await self._claims.lead(wanted, lambda record: self._known.answers(record, key))
         return lead, lead == wanted
 
     async def _follow(self, call: Call, claim: Lease) -> Answer:
-        """The answer to a request that is claimed: its trial is waited for, taken up or begun, as need be."""
+        """Answers a leased request: waits for its trial, resumes it or starts it."""
         pause, longest = _POLL_S
         while True:
             flight = self._hearings.of(claim.trial_id)
@@ -460,10 +463,10 @@ class TrialRunner:
                 found = await self._stored_outcome(call, claim)
                 if isinstance(found, TrialRecord):
                     return self._answered(call, found, near=await self._differs_in_pixels(call, found))
-                if found is None:  # another server is at it
+                if found is None:  # another server is running it
                     await call.place.leave()
                     await asyncio.sleep(pause)
-                    # Trials at another server may take long: longer pauses keep many waiting calls from loading the
+                    # Trials on another server may take long: back off, so that many waiting calls don't load the
                     # docket.
                     pause = min(2 * pause, longest)
                 claim = found or await self._claims.standing(claim)
@@ -480,7 +483,7 @@ class TrialRunner:
             claim = await self._claims.standing(claim)
 
     async def _run_versions(self, call: Call, flight: RunningTrial) -> TrialRecord:
-        """The record of a trial of this server, which is begun if nobody has."""
+        """Returns the record of a trial on this server, starting it if necessary."""
         if flight.task is None:
             self._hearings.begin(flight, call)
         if flight.begun_by is call:
@@ -494,18 +497,18 @@ class TrialRunner:
             record = flight.record
             if record is None:
                 raise stopped from None
-            # The stop came after the verdict was stored, and a stored verdict counts.
+            # It was cancelled after the verdict was stored, and a stored verdict counts.
             if record.state is TrialState.DECIDED:
                 return record
             raise TrialAborted(stopped, record) from None
 
     def _goes_on(self, call: Call, flight: RunningTrial, error: CourtError) -> bool:
-        """True if the call looks again for an answer, after a trial that it waited for has failed."""
+        """True if a call should look for an answer again after the trial that it waited for has failed."""
         if error.reason == "EVENT_EXISTS" or isinstance(error, CantResume):
-            # Neither is about the meme itself: another look finds out where its trial stands now.
-            return True  # another server has taken it up, or it must be held anew
-        # The deadline was another caller's, or the pins were.
-        return error.reason in _ITS_OWN and flight.begun_by is not call
+            # Neither is about the meme itself: look up the current state of its trial.
+            return True  # another server has resumed it, or it must be tried again
+        # The deadline or the pinned versions were another caller's.
+        return error.reason in _CALLER_SPECIFIC and flight.begun_by is not call
 
     def _answered(self, call: Call, record: TrialRecord, *, near: bool = False) -> Answer:
         opened = record.opened
@@ -520,14 +523,14 @@ class TrialRunner:
         )
 
     def _answered_again(self, call: Call, record: TrialRecord, key: str, versions: object) -> Answer:
-        """The answer from the trial of a known meme, and what it takes to give it to others who ask the same."""
+        """Builds the answer from a known meme's trial, cached for identical requests."""
         answer = self._answered(call, record)
         if not answer.reused:
-            return answer  # asked twice: what is said to it differs from what is said to others
+            return answer  # a repeated request: its answer differs from those to others
         ask = replace(call.ask, image=b"")
         return replace(
             answer,
-            # Without the file's bytes: the answer may stay in memory for long.
+            # Without the picture file: the answer may stay in memory for long.
             cached=CachedAnswer(
                 ask=ask, file=call.file, payload=call.payload, key=key, versions=versions, trial_id=record.trial_id
             ),
@@ -536,7 +539,7 @@ class TrialRunner:
     # Pictures.
 
     async def _nearly(self, call: Call) -> TrialRecord | None:
-        """The trial of a meme that is nearly the one in a call and whose verdict may be given again, or None."""
+        """Returns the trial of a near-duplicate whose verdict can be reused, or None."""
         if self._near is None or call.ask.text_alone:
             return None
         await call.place.take()
@@ -557,7 +560,7 @@ class TrialRunner:
             try:
                 record = found[trial_id] = await self._trials.record(trial_id)
             except TrialUnknown:
-                return False  # erased just now
+                return False  # it was just erased
             return reusable(record) and self._known.same_versions(record, call.ask)
 
         read = call.ask.text is None
@@ -571,48 +574,47 @@ class TrialRunner:
     async def _differs_in_pixels(self, call: Call, record: TrialRecord) -> bool:
         """True if the trial's picture differs from the caller's."""
         meme = record.opened.meme
-        # The same file has the same pixels: nothing needs decoding.
+        # The same file has the same pixels, so that nothing needs decoding.
         if meme.bytes_sha256 == call.file.hex():
             return False
         return await self._digest(call) != meme.digest
 
-    # Claims and trials.
+    # Leases and trials.
 
     async def _stored_outcome(self, call: Call, claim: Lease) -> TrialRecord | Lease | None:
-        """Reads a trial that is not in flight at this server from the docket.
+        """Reads a trial that is not running on this server from the docket, and resumes or restarts it if orphaned.
 
         Returns:
-            Its record, if it has a verdict; the claim to follow, if it could be taken up or has changed; None where
-            another server is at it.
+            Its record, if it has a verdict; the lease to follow, if it was resumed or has changed; None if another
+            server is running it.
         """
         record = await self._claims.record(claim.trial_id)
         if record is not None and record.state is TrialState.DECIDED:
             return record
         ruling = await self._claims.ruling(claim, record)
         if ruling.trial_id != claim.trial_id:
-            # Whoever it was opened for has gone on to another trial, and so do all who were answered by it.
+            # The request that it was opened for has moved to another trial, and so do all that follow it.
             return await self._claims.follow(claim, ruling.trial_id)
         if not self._claims.left_alone(ruling, record):
             return None
         if record is not None:
-            # Also for a trial that goes on: RE-6 counts over restarts, and resuming it would show the meme to a model
-            # again.
+            # Also before resuming: RE-6 counts across restarts, and resuming would show the meme to a model again.
             await self._quarantine.require_meme(record.opened.meme.digest, record.opened.procedure)
         anew = record is not None and not self._hearings.resumable(record)
         if record is None or anew:
             self._require(call.ask)
-        # The turn comes before the claim: a server that is too busy to begin the trial must not keep others from it.
+        # First the slot, then the lease: a server too busy to start the trial must not keep others from doing so.
         await call.place.take()
         trial_id, owner = str(uuid.uuid4()) if anew else claim.trial_id, self._claims.owner()
         wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, claim)}
         async with self._claims.taking(claim.trial_id):
-            # Looked at again under the lock: until then another call may have begun the trial.
+            # Checked again under the lock: another call may have started the trial meanwhile.
             if self._hearings.of(claim.trial_id):
                 return claim  # another call of this server was quicker
             with self._unless_left(*wanted):
                 if await self._claims.take_over(ruling, trial_id, owner) is None:
                     return await self._claims.standing(claim)
-                # A trial that is resumed keeps its id, which the claim of this request names already.
+                # A resumed trial keeps its id, which this request's lease already names.
                 if ruling != claim and (anew or record is None):
                     await self._claims.take_over(claim, trial_id, owner)
             flight = self._hearings.enlist(trial_id)
@@ -621,29 +623,28 @@ class TrialRunner:
                 self._hearings.begin(flight, call)
             else:
                 self._hearings.take_up(flight, call)
-        # _follow enters the trial next, and nothing suspends between here and there: a task without a caller would be
-        # cancelled by nobody.
+        # _follow joins the trial next without suspending in between: a task without callers would never be cancelled.
         return replace(claim, trial_id=trial_id)
 
     async def _taken_over(self, claim: Lease) -> bool:
-        """Takes up an open trial whose server has died.
+        """Resumes an open trial whose server has died.
 
         Returns:
-            Whether nothing is left to do: False where it is not known yet if its server lives.
+            True if nothing is left to do; False if it is not known yet whether its server is alive.
 
         Raises:
-            Unavailable: The trial could not be begun now, and stays open as before.
+            Unavailable: The trial could not be started now, and stays open as before.
             As :meth:`court.trial.Court.resume`.
         """
         record = await self._claims.record(claim.trial_id)
-        # It was never begun, has ended, or is in this server's hands.
+        # It never started, has ended, or is running on this server.
         if record is None or record.state is not TrialState.OPEN or self._hearings.of(claim.trial_id):
             return True
-        ruling = await self._claims.standing(claim)  # it may have been tried before, and put off
+        ruling = await self._claims.standing(claim)  # it may have been attempted before, and deferred
         server = server_of(ruling)
         if ruling.trial_id != claim.trial_id:
             return True
-        if not self._claims.gone(server):  # nor is it this one, which lives
+        if not self._claims.gone(server):  # nor is it this server, which is alive
             return self._claims.lives(server)
         async with self._claims.taking(claim.trial_id):
             if self._hearings.of(claim.trial_id):
@@ -651,7 +652,7 @@ class TrialRunner:
             wanted = replace(ruling, owner=self._claims.owner())
             with self._unless_left(wanted):
                 if await self._claims.take_over(ruling, owner=wanted.owner) is None:
-                    return False  # it has changed hands; who has it now is to be seen
+                    return False  # it changed hands: check its new server next time
             flight = self._hearings.enlist(claim.trial_id)
             flight.claims.add(wanted)
             self._hearings.take_up(flight)
@@ -665,10 +666,10 @@ class TrialRunner:
 
     @contextmanager
     def _unless_left(self, *wanted: Lease) -> Iterator[None]:
-        """Claims are made for a trial that is begun next. Where that fails, or the caller leaves, they may stand."""
+        """Hands leases to the reaper if acquiring them fails or the caller leaves, since they may be in force."""
         try:
             yield
-        # Also CancelledError, with which a caller leaves.
+        # Includes CancelledError, raised when a caller leaves.
         except BaseException:
             self._hearings.unstored.leave(wanted[0].trial_id, UnstoredEnd(wanted, None))
             raise
@@ -676,7 +677,7 @@ class TrialRunner:
 
 def _fits(ask: TrialRequest, record: TrialRecord) -> bool:
     """True if a trial was run with everything that the request pins."""
-    # Most requests pin nothing, and need no comparison.
+    # Most requests pin nothing, so they need no comparison.
     if ask.pins == ANY_VERSIONS and ask.policy is None:
         return True
     try:

@@ -1,8 +1,8 @@
-"""A shadow: another library, prompts, models or policy tries what the court has tried, and nobody is told.
+"""Shadow mode: a candidate library, prompt set, model or policy tries the court's memes without any visible effect.
 
-It begins when the court's verdict is stored and has gone out, one meme at a time, and only while no caller waits for a
-turn and half of the turns are free. What it says goes into a docket of its own: no answer, queue, webhook or metric of
-verdicts knows of it. Its trials name those of the court, by which the two can be compared.
+It starts after the court's verdict is stored and published, with one meme at a time, and only while no caller waits and
+half of the admission slots are free. Its verdicts go into a separate docket and appear in no answer, queue, webhook or
+metric of verdicts. Its trials refer to those of the court, so that the two can be compared.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from serving.runner.request import TrialRequest
 from serving.views.recorded_evidence import EvidenceOnRecord
 
 _WITHIN_S: Final = 600.0
-"""Seconds that a trial of the shadow has: it waits for nobody, and nobody waits for it."""
+"""Time limit of a shadow trial in seconds; generous, since nobody waits for it."""
 _BUSY_S: Final = 0.25
-"""Seconds between two looks at whether the court has turns to spare."""
+"""Seconds between two checks whether the court has spare capacity."""
 _ERASED_S: Final = 60.0
-"""Seconds between two looks at what was erased from the court's docket."""
-# In pieces: a docket that has been in use for long has many.
+"""Seconds between two checks for erasures in the court's docket."""
+# Entries per page: an old docket has many.
 _ERASURES = 500
-# Fixed for good: another value would give every trial of the shadow another id.
+# Never change this: another value would change the id of every shadow trial.
 _NAMES = uuid.UUID("6f0dbe09-7ee5-4f3d-9e0c-3e5a6f1c7d8b")
 
 _log = logging.getLogger("memecourt.shadow")
 
 
 def shadow_id(trial_id: str) -> str:
-    """Returns the id of the shadow's trial of a meme that the court has tried."""
+    """Returns the id of the shadow trial that belongs to a trial of the court."""
     return str(uuid.uuid5(_NAMES, trial_id))
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowCourt:
-    """The means by which the shadow tries.
+    """The candidate court and its docket.
 
     Attributes:
-        docket: Docket of the shadow.
-        court_of: Gives its court for a namespace.
-        share: Share of the court's verdicts after which it tries the same meme.
-        waiting: Memes that wait for it at most.
+        docket: Docket of the shadow trials.
+        court_of: Returns the candidate court for a namespace.
+        share: Share of the court's verdicts whose memes it tries as well.
+        waiting: Maximum number of waiting memes.
         procedure: Procedure of its trials; None for that of the court.
     """
 
@@ -68,18 +68,18 @@ class ShadowCourt:
 
 
 class Shadow:
-    """Tries after the court what the court has tried. Used from one event loop."""
+    """Runs shadow trials after those of the court. Used from one event loop."""
 
     def __init__(
         self, live: TrialExecutor, admission: Admission, shadow: ShadowCourt, report: Callable[[str], None]
     ) -> None:
-        """Waits for verdicts.
+        """Starts without waiting memes.
 
         Args:
-            live: The court.
-            admission: Turns of the court, which go before.
-            shadow: Means by which the shadow tries.
-            report: Is told what came of each meme: ``decided``, ``failed`` or ``dropped``.
+            live: Executor of the court.
+            admission: Admission control of the court, which has priority.
+            shadow: Candidate court.
+            report: Called with the outcome of each meme: ``decided``, ``failed`` or ``dropped``.
         """
         self._live = live
         self._admission = admission
@@ -89,10 +89,10 @@ class Shadow:
         self._some = asyncio.Event()
 
     async def note(self, event: AnyEvent) -> None:
-        """Notes a verdict of the court; an :class:`~court.ports.EventListener`, which the court waits for."""
+        """Queues the meme of a verdict; an :class:`~court.ports.EventListener`, which the court waits for."""
         if not isinstance(event, VerdictGiven) or not self._is_chosen(event.trial_id):
             return
-        # The oldest gives way: the shadow follows what the court tries now.
+        # Drop the oldest, so that the shadow follows the court's current traffic.
         if len(self._waiting) >= self._shadow.waiting:
             self._waiting.popleft()
             self._report("dropped")
@@ -100,7 +100,7 @@ class Shadow:
         self._some.set()
 
     async def run(self) -> None:
-        """Tries what waits, until it is cancelled."""
+        """Tries waiting memes until cancelled."""
         while True:
             await self._some.wait()
             while self._waiting:
@@ -110,9 +110,9 @@ class Shadow:
             self._some.clear()
 
     async def follow_erasures(self, *, every_s: float = _ERASED_S) -> None:
-        """Erases from the shadow's docket what is erased from the court's, until it is cancelled.
+        """Mirrors erasures from the court's docket to the shadow's until cancelled.
 
-        Trials with their memes, and the texts of precedents and documents.
+        They cover trials with their memes, and the texts of precedents and documents.
         """
         first = 0
         due: set[str] = set()
@@ -126,26 +126,26 @@ class Shadow:
                         precedents |= await self._erased_by(entry)
                     first = entries[-1].number + 1
                 if due:
-                    # Again where a file still holds something of them: what is erased already is then no error.
+                    # Repeated if a file still contains some of it: erasing something twice is no error.
                     await self._erase(due)
                     due.clear()
                 if precedents:
-                    # Also those that the shadow has not quoted: its library may have them, and quote them later.
+                    # Also those that the shadow has not quoted: its library may contain them and quote them later.
                     why = "It was erased from the court's docket."
                     at = self._live.court.now()
                     await self._shadow.docket.eraser.erase_precedents(precedents, who="shadow", why=why, at=at)
                     precedents.clear()
-            # It goes on: one that is away is asked again.
+            # Continue: an unavailable docket is tried again.
             except CourtError as error:
                 _log.error("what was erased can't be erased here now: reason=%s", error.reason)
             await asyncio.sleep(every_s)
 
     async def _erased_by(self, entry: Entry) -> set[str]:
-        """Ids of precedents, and names of documents, that an erasure in the court's log has erased."""
+        """Returns the ids of precedents and names of documents that an erasure in the court's log covers."""
         assert entry.body is not None, "that of an erasure is never erased"
         if not (count := erased_of(entry.body).buried):
             return set()
-        # What stands for them from then on was logged right before it.
+        # Their tombstones were logged right before it.
         graves = await self._live.docket.log.entries(entry.number - count, count, {PART})
         return {part_owner(grave.body) for grave in graves if grave.body is not None}
 
@@ -154,7 +154,7 @@ class Shadow:
         await eraser.erase_all(dict.fromkeys(trial_ids, ()), who="shadow", why=why, at=self._live.court.now())
 
     async def _until_idle(self) -> None:
-        # Looked at and not waited for: the shadow is to be in nobody's queue.
+        # Polled rather than queued: the shadow must not take a place in the queue.
         while not self._admission.has_room:  # noqa: ASYNC110
             await asyncio.sleep(_BUSY_S)
 
@@ -163,9 +163,9 @@ class Shadow:
             record = await self._live.docket.trials.record(trial_id)
             await self._try_meme(record)
         except TrialUnknown:
-            return  # erased meanwhile
+            return  # it was erased meanwhile
         except CourtError as error:
-            # Also a trial that failed: its record says so, and the shadow goes on with the next.
+            # Includes failed trials: their record says so, and the shadow continues with the next.
             _log.warning("trial=%s not tried by the shadow: reason=%s", trial_id, error.reason)
             self._report("failed")
         else:
@@ -176,9 +176,9 @@ class Shadow:
         assert text is not None, "there is no verdict without"
         picture = await self._live.picture_of_trial(record)
         ask = TrialRequest(
-            # Only whether there is one counts: the picture has been decoded.
+            # Only its presence counts, since the picture is already decoded.
             image=b"" if picture is None else b"decoded",
-            # As it was read, so that only the candidate differs.
+            # The text as the court read it, so that only the candidate differs.
             text=text.text,
             language=text.language,
             procedure=shadow.procedure or opened.procedure,
@@ -190,25 +190,25 @@ class Shadow:
         court = replace(shadow.court_of(ask.namespace), duplicates=None)
         source = court.evidence_source
         if source is not None and opened.settings.get("evidence_source") == source.identity:
-            # A search endpoint is asked once about a meme; the shadow asks it only for what the court did not.
+            # A search endpoint is queried once per meme; the shadow queries it only for what the court did not.
             court = replace(court, evidence_source=EvidenceOnRecord(record, source))
-        house = TrialExecutor(court, self._live.pictures, shadow.docket)
+        executor = TrialExecutor(court, self._live.pictures, shadow.docket)
         trial_id = shadow_id(record.trial_id)
         try:
-            await house.hear(ask, within_s=_WITHIN_S, trial_id=trial_id, picture=picture, batch=True)
+            await executor.hear(ask, within_s=_WITHIN_S, trial_id=trial_id, picture=picture, batch=True)
         finally:
-            # Also where it failed: its record has the meme all the same.
+            # Also after a failure: its record contains the meme anyway.
             if not await _has_record(self._live.docket, record.trial_id):
                 await self._erase([trial_id])
 
     def _is_chosen(self, trial_id: str) -> bool:
-        """True if the shadow is to try this: by the id, so that a larger share adds to it."""
+        """True if the shadow tries a trial's meme; decided by the id, so that a larger share is a superset."""
         digest = hashlib.sha256(b"memecourt shadow\0" + trial_id.encode()).digest()
         return int.from_bytes(digest[:8]) < self._shadow.share * 2**64
 
 
 async def _has_record(docket: Docket, trial_id: str) -> bool:
-    """True if a docket has a record of a trial; False if it never had one, or that was erased."""
+    """True if a docket has a record of a trial; False if there never was one, or it was erased."""
     try:
         await docket.trials.record(trial_id)
     except TrialUnknown:

@@ -1,4 +1,4 @@
-"""Work that several callers wait for, and that goes on for as long as one of them does; and what was lately used."""
+"""Single-flight tasks shared by several callers, and a least-recently-used cache."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ V = TypeVar("V")
 
 
 class WorkCancelled(Exception):
-    """The work was cancelled by somebody else than the caller that waits for it."""
+    """The shared work was cancelled, but not by the caller that waits for it."""
 
 
 class SingleFlight(Generic[T]):
-    """A task with callers. Each enters it, begins it if nobody has, and waits; when the last has left, it is cancelled.
+    """A task shared by callers. Each joins it, starts it if necessary, and waits; it is cancelled when the last leaves.
 
     Attributes:
-        task: The work; None until one of the callers has begun it, and again when it is over and all have left: what
-            it raised holds on to whoever waited for it, and they would hold it.
+        task: Task of the work; None before a caller has started it, and again when it is done and all callers have
+            left, since its exception and its callers' frames would reference each other.
     """
 
     def __init__(self, unneeded: Callable[[], object] = lambda: None) -> None:
-        """Without callers.
+        """Starts without callers.
 
         Args:
-            unneeded: Is called when the work is over, or when nobody is left to begin it.
+            unneeded: Called when the work is done, or when no caller is left to start it.
         """
         self.task: asyncio.Task[T] | None = None
         self._callers = 0
@@ -38,57 +38,57 @@ class SingleFlight(Generic[T]):
 
     @property
     def ending(self) -> bool:
-        """True if only the end of the work is left."""
+        """True if the work is done or being cancelled."""
         return self._is_over or (self.task is not None and (self.task.done() or self.task.cancelling() > 0))
 
     def __enter__(self) -> Self:
-        """One more caller."""
+        """Adds a caller."""
         self._callers += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        """One less."""
+        """Removes a caller."""
         self._callers -= 1
         if self._callers:
             return
-        # The last one out lets go of the task, whose error would keep its callers' frames alive.
+        # The last caller drops the task, whose exception would keep the callers' frames alive.
         if self._is_over:
             self.task = None
         elif self.task is None:
             self._unneeded()
-        # RE-5: with its last caller the work ends, and the model call that it waits for.
+        # RE-5: the work, including a pending model call, is cancelled with its last caller.
         elif not self.task.done():
             self.task.cancel()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> None:
-        """Begins the work. From here to the next caller's entering, nothing may be awaited."""
+        """Starts the work. Nothing may be awaited before the next caller has joined."""
         self.task = asyncio.ensure_future(work)
         self.task.add_done_callback(self._over)
 
     async def result(self) -> T:
         """Waits for the result of the work.
 
-        A caller that is cancelled meanwhile just leaves.
+        A caller that is cancelled meanwhile simply leaves.
 
         Raises:
-            Ended: The work was cancelled.
+            WorkCancelled: The work was cancelled.
             As the work.
         """
         assert self.task is not None, "begun by one of the callers"
-        # Not `await self.task`: that would pass the cancellation of one caller on to the work of all.
+        # Not `await self.task`: that would propagate one caller's cancellation to the shared work.
         await asyncio.wait([self.task])
         if self.task.cancelled():
             raise WorkCancelled
         return self.task.result()
 
     async def over(self) -> None:
-        """Waits until the work is over, however it ends."""
+        """Waits until the work is done, however it ends."""
         if self.task is not None:
             await asyncio.wait([self.task])
 
     def _over(self, task: asyncio.Task[T]) -> None:
-        # What failed when all callers had left is nobody's to hear of, nor the event loop's. Where it was cancelled
-        # this takes the error away, which remembers all that was under way, and so the task: each would hold the other.
+        # Retrieve the exception so that the event loop does not report it after all callers have left. For a cancelled
+        # task this also drops the stored error, which references the task and would form a cycle.
         with suppress(asyncio.CancelledError):
             task.exception()
         self._is_over = True
@@ -98,7 +98,7 @@ class SingleFlight(Generic[T]):
 
 
 class LRUCache(Generic[K, V]):
-    """Keeps what was last used, and as many of it as may be."""
+    """Bounded map that evicts the least recently used entry."""
 
     def __init__(self, most: int) -> None:
         """Empty."""
@@ -113,16 +113,16 @@ class LRUCache(Generic[K, V]):
         return value
 
     def keep(self, key: K, value: V) -> None:
-        """Keeps it, in the place of what has not been used for longest."""
+        """Stores an entry, and evicts the least recently used one if full."""
         self._values[key] = value
         self._values.move_to_end(key)
         while len(self._values) > self._most:
             self._values.popitem(last=False)
 
     def drop(self, key: K) -> None:
-        """Keeps it no longer."""
+        """Removes an entry."""
         self._values.pop(key, None)
 
     def items(self) -> list[tuple[K, V]]:
-        """All that is kept, the last used last."""
+        """Returns all entries, the most recently used last."""
         return list(self._values.items())

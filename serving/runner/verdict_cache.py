@@ -1,8 +1,7 @@
-"""Known memes: which earlier trial answers a meme, if any does.
+"""Verdict cache: finds the earlier trial whose verdict can be reused for a meme.
 
-A meme is known by a key: its digest (:attr:`court.meme.Meme.digest`), its text (or that it is to be read off the
-picture), whose content it is, and everything that the trial is held with. Another version of any of these is another
-key.
+The cache key consists of the meme's digest (:attr:`court.meme.Meme.digest`), its text (or that it must be read off the
+picture), the namespace, and all versions that the trial uses. A change of any of these gives another key.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from serving.runner.single_flight import LRUCache
 from serving.settings import Settings
 
 FRESH_S = 2.0
-"""For so long what the docket said of a key is not asked again, in seconds: a verdict that is overruled at another
-server is given again for so long at most."""
+"""Seconds for which an entry confirmed by the docket is used without another check: a verdict that is overruled at
+another server may be reused for this long."""
 _MOST_RECORDS = 512
-"""Verdicts at hand, of memes that were asked for again: a full trial's record takes some 100 KiB."""
+"""Maximum number of records in memory, of memes that were requested again; that of a full trial takes about 100 KiB."""
 _MOST_PICTURES = 8192
-"""Files whose pixels are known by digest: some 300 bytes each."""
+"""Maximum number of files whose pixel digest is cached: about 300 bytes each."""
 
 
 def reusable(record: TrialRecord) -> bool:
-    """True if a trial's verdict may answer another request.
+    """True if a trial's verdict can be reused for other requests.
 
-    It was given, and not overruled, in a trial that was whole.
+    It must be in force, and from a complete trial.
     """
     review = record.last(VerdictReviewed)
     return (
@@ -45,13 +44,13 @@ def reusable(record: TrialRecord) -> bool:
 
 
 _INCOMPLETE = (ReviewReason.CUT_SHORT, ReviewReason.GUARD_FAILED, ReviewReason.CLAIM_UNCHECKED)
-"""Reasons for review of verdicts that could have had more to go by."""
+"""Review reasons of verdicts that were based on incomplete information."""
 
 
 def whole(record: TrialRecord) -> bool:
-    """True if a trial reached its verdict with all the time it needed, and with one library.
+    """True if a trial was not cut short and used a single version of the library.
 
-    Where that was changed after the trial began, it was held with neither.
+    If the library changed after the trial started, its verdict belongs to neither version.
     """
     verdict, cited = record.verdict, record.precedents
     return (
@@ -65,11 +64,11 @@ def whole(record: TrialRecord) -> bool:
 class _AtHand:
     record: TrialRecord
     checked: float
-    """Time at which the docket last confirmed that this record answers its key; monotonic, in seconds."""
+    """Time at which the docket last confirmed this entry, by the monotonic clock in seconds."""
     checking: asyncio.Task[None] | None = None
-    """Running check of the same; None if none runs."""
+    """Running check of the entry; None if there is none."""
     used: bool = False
-    """True if a request was answered by it since the last check."""
+    """True if the entry has answered a request since the last check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class _VersionsKey:
 
 
 class VerdictCache:
-    """Keys and their trials: at hand in memory, and in the docket."""
+    """Maps keys to trials, in memory and in the docket."""
 
     def __init__(
         self,
@@ -90,14 +89,14 @@ class VerdictCache:
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Knows nothing yet.
+        """Starts empty.
 
         Args:
-            keys: Which trial answers which key.
+            keys: Store that maps keys to trial ids.
             trials: Records of those trials.
-            court_of: Gives the court that tries content of a namespace.
-            settings: Settings: whose verdicts are reused.
-            clock: Monotonic, in seconds.
+            court_of: Returns the court for content of a namespace.
+            settings: Settings: which verdicts are reused.
+            clock: Monotonic clock, in seconds.
         """
         self._keys = keys
         self._trials = trials
@@ -110,23 +109,23 @@ class VerdictCache:
         self._at_hand: LRUCache[str, _AtHand] = LRUCache(_MOST_RECORDS)
 
     def versions(self, ask: TrialRequest) -> Versions:
-        """Returns the versions with which a trial of a request that began now would be run."""
+        """Returns the versions that a trial of a request would use now."""
         return self._now(ask).versions
 
     def versions_in_use(self, ask: TrialRequest) -> object:
-        """Returns the same object for as long as a new trial of such a request would be run with the same versions."""
+        """Returns the same object as long as a new trial of such a request would use the same versions."""
         return self._now(ask)
 
     def pixels_of(self, file: bytes) -> str | None:
-        """Digest of the pixels in a file of that digest, if it has been decoded lately."""
+        """Returns the pixel digest of a file, by its file digest, if it was decoded recently."""
         return self._pixels.get(file)
 
     def remember_pixels(self, file: bytes, pixels_sha256: str) -> None:
-        """A file was decoded."""
+        """Caches the pixel digest of a decoded file."""
         self._pixels.keep(file, pixels_sha256)
 
     def key(self, ask: TrialRequest, meme_digest: str) -> str:
-        """The key of what is asked, were it tried now."""
+        """Returns the key of a request with the current versions."""
         return self._key(
             token=self._now(ask).token,
             namespace=ask.namespace,
@@ -136,11 +135,11 @@ class VerdictCache:
         )
 
     def key_of(self, record: TrialRecord) -> str:
-        """The key that a trial with a verdict answers."""
+        """Returns the key that a decided trial answers."""
         opened, text = record.opened, record.last(TextRead)
         assert text is not None, "there is no verdict without"
         token = _token(opened.versions, opened.policy.digest, opened.procedure)
-        # A text that was read is no part of the request: there the key says that it is to be read.
+        # A text read off the picture is not part of the request: the key then says that it must be read.
         own_text = text.text if opened.meme.text_given else None
         return self._key(
             token=token,
@@ -151,37 +150,37 @@ class VerdictCache:
         )
 
     def answers(self, record: TrialRecord, key: str) -> bool:
-        """True if a trial's verdict may answer other requests whose meme has that key."""
+        """True if a trial's verdict can answer other requests with a key."""
         return reusable(record) and self.key_of(record) == key
 
     def same_versions(self, record: TrialRecord, ask: TrialRequest) -> bool:
-        """True if a trial was run with what a trial of this request would be run with now, its meme aside."""
+        """True if a trial used the same versions that a trial of this request would use now."""
         text = record.text
         token = _token(record.opened.versions, record.opened.policy.digest, record.opened.procedure)
         return token == self._now(ask).token and text is not None and text.language == ask.language
 
     async def at_hand(self, key: str) -> TrialRecord | None:
-        """The trial that answers a key, where its record is in memory and the docket said so lately or says so now."""
+        """Returns the trial for a key if its record is in memory and the docket confirms it, or did so recently."""
         known = self._at_hand.get(key)
         if known is None:
             return None
         known.used = True
         age = self._clock() - known.checked
         if age > FRESH_S / 2:
-            # Asked in good time, so that who comes often never waits; and once for all who do.
+            # Refreshed early, so that frequent requests never wait, and once for all waiting callers.
             checking = known.checking or self._check_due()
             if age > FRESH_S:
                 await asyncio.wait([checking])
                 checking.result()
-                # The check has found it overruled or replaced, or forget() has, while this call waited.
+                # It was found to be overruled or replaced while this call waited.
                 if self._at_hand.get(key) is not known:
                     return None
         return known.record
 
     def _check_due(self) -> asyncio.Task[None]:
-        """Has the docket asked about all that is asked for and not fresh: one by one would hold calls up."""
+        """Starts one check of all used entries that are not fresh: separate checks would delay calls."""
         now = self._clock()
-        # Only what has been requested since: memes that nobody sends any more cost the docket nothing.
+        # Only entries used since their last check: memes that nobody sends any more cost the docket nothing.
         due = {
             key: known
             for key, known in self._at_hand.items()
@@ -194,10 +193,10 @@ class VerdictCache:
         return checking
 
     async def _check(self, due: Mapping[str, _AtHand]) -> None:
-        """Asks the docket whether trials still answer their keys. Raises Unavailable."""
+        """Checks in the docket whether trials still answer their keys. Raises Unavailable."""
         try:
             now = self._clock()
-            # The age of what the docket says counts from before the question, which is the safe side.
+            # The age counts from before the query, to be safe.
             answering = await self._keys.get_many([*due])
             for known in due.values():
                 known.checked, known.used = now, False
@@ -209,7 +208,7 @@ class VerdictCache:
                 self._at_hand.drop(key)
 
     async def find(self, key: str) -> TrialRecord | None:
-        """The trial that answers a key, in memory or in the docket, or None."""
+        """Returns the trial for a key, from memory or from the docket, or None."""
         if (record := await self.at_hand(key)) is not None:
             return record
         now = self._clock()
@@ -221,21 +220,21 @@ class VerdictCache:
         except TrialUnknown:  # erased just now
             return None
         if not self.answers(record, key):
-            return None  # overruled just now; or whoever writes to that table put another trial there
+            return None  # just overruled, or the table was tampered with and names another trial
         self._at_hand.keep(key, _AtHand(record, now))
         return record
 
     async def learn(self, record: TrialRecord) -> None:
-        """A trial came to a verdict. Raises Unavailable where that can't be kept now."""
+        """Stores the key of a decided trial. Raises Unavailable if it can't be stored now."""
         if self._off or not reusable(record):
             return
-        # Not at hand yet: most memes are never asked for again, and another trial may have been first.
+        # Not loaded into memory: most memes are never requested again, and another trial may have been first.
         await self._keys.put(self.key_of(record), record.trial_id)
 
     def forget(self, trial_id: str) -> None:
-        """A trial answers nothing any more."""
+        """Drops a trial, so that its verdict is not reused any more."""
         for key, known in self._at_hand.items():
-            # items() is a copy, so that entries may be dropped meanwhile.
+            # items() is a copy, so that entries can be dropped during the loop.
             if known.record.trial_id == trial_id:
                 self._at_hand.drop(key)
 
@@ -243,10 +242,10 @@ class VerdictCache:
         return digest([token, None if self._everywhere else namespace, meme_digest, text, language])
 
     def _now(self, ask: TrialRequest) -> _VersionsKey:
-        """Versions are made once for each library: they take longer than all else about a known meme."""
+        """Returns cached versions, built once per library: building them costs more than the rest of a cache hit."""
         court, procedure = self._court_of(ask.namespace), ask.procedure
         library = court.finder.library.digest
-        # By the object: most namespaces share a court, which lives as long as this does.
+        # By object identity: most namespaces share a court, which lives as long as this cache.
         current = self._versions.get((id(court), procedure))
         if current is None or current.library != library:
             versions = court.versions(procedure)
@@ -257,7 +256,7 @@ class VerdictCache:
 
 def _run_versions(checking: asyncio.Task[None]) -> None:
     if not checking.cancelled():
-        checking.exception()  # who waited for it has been told; if nobody did, the next one asks again
+        checking.exception()  # waiting callers got the error; if there were none, the next caller checks again
 
 
 def _token(versions: Versions, policy: str, procedure: Procedure) -> str:

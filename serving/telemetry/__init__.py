@@ -1,10 +1,10 @@
 """Telemetry of a running court: metrics, traces and logs.
 
-None of them holds anything of a meme, but for traces of an operator who wants it
+None of them contains anything of a meme, except traces if the operator enables it
 (:mod:`serving.telemetry.span_contents`).
 
-The parts of the server are given a :class:`Telemetry` and tell it what happens; :data:`SILENT` listens and does
-nothing. OpenTelemetry is imported only where traces are asked for, and need not be installed where they are not.
+The parts of the server report to a :class:`Telemetry`; :data:`SILENT` ignores everything. OpenTelemetry is imported,
+and needs to be installed, only if traces are enabled.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["SILENT", "Telemetry", "open_telemetry"]
 
 _MOST_TRIALS = 20_000
-"""Trials that are followed at once: twice as many as any server may hold. One whose end is never told of, because the
-docket could not keep it, is forgotten when so many others have come."""
+"""Maximum number of trials tracked at once: twice as many as a server may run. A trial whose end is never reported,
+because the docket could not store it, is dropped after this many others."""
 
 _log = logging.getLogger("memecourt.telemetry")
 _trials_log = logging.getLogger("memecourt.trials")
 
 
 class Telemetry:
-    """Is told what happens, and makes metrics, spans and log lines of it. Nothing that it is told can fail.
+    """Turns reported events into metrics, spans and log lines. Its methods never raise.
 
     Attributes:
         metrics_port: Port of the metrics; None if they are not served.
@@ -55,7 +55,7 @@ class Telemetry:
         log: bool = False,
         metrics_port: int | None = None,
     ) -> None:
-        """Listens.
+        """Combines the outputs.
 
         Args:
             metrics: Metrics to count with; None to count nothing.
@@ -70,110 +70,110 @@ class Telemetry:
         self._trials: OrderedDict[str, ObservedTrial] = OrderedDict()
 
     def interceptor(self) -> grpc.aio.ServerInterceptor:
-        """Counts and times every call of a server, and makes a span of each that is about memes.
+        """Returns the interceptor that counts and times every call, and creates spans for calls about memes.
 
-        It goes first: what a later interceptor refuses is counted too.
+        It comes first, so that calls refused by later interceptors are counted too.
         """
         from serving.telemetry.rpc_calls import CallsInterceptor
 
         return CallsInterceptor(self._metrics, self._tracing)
 
     def trace_id(self) -> str:
-        """Trace of the call that is being answered, 32 hex digits: the one that its trial's record must name.
+        """Returns the trace id of the current call, 32 hex digits, to be stored in its trial's record.
 
-        Empty where nothing is traced, or outside a call.
+        Empty if tracing is off, or outside of a call.
         """
         return self._tracing.trace_id() if self._tracing else ""
 
     async def watch(self, event: AnyEvent) -> None:
-        """Takes note of an event of a trial, once it is kept; a :class:`~court.ports.EventListener`."""
+        """Records a stored event of a trial; a :class:`~court.ports.EventListener`."""
         try:
             self._take_note(event)
         except Exception as error:
-            # A verdict must not be lost because it could not be counted. Only kind and place: an event holds text.
+            # A verdict must not be lost because counting failed. Only type and traceback: messages may contain text.
             fault = "\n".join([type(error).__name__, "".join(traceback.format_tb(error.__traceback__))])
             _log.error("trial=%s event=%s not counted: %s", event.trial_id, event.kind, fault)
 
     def resuming(self, record: TrialRecord) -> None:
-        """Is told what was said before, when a trial is taken up again: its events to come don't say it once more."""
+        """Restores the state of a resumed trial from its earlier events."""
         if self._metrics is None and self._tracing is None and not self._logs:
             return
         self._follow(ObservedTrial.of(record))
 
     def decoded(self, seconds: float) -> None:
-        """A picture was decoded, in so many seconds."""
+        """Records the decoding of a picture and its duration."""
         if self._metrics:
             self._metrics.decoded(seconds)
 
     def reused(self, *, near: bool) -> None:
-        """A verdict of an earlier trial was given again: of the same meme, or of one that is nearly the same."""
+        """Records a reused verdict, of the same meme or of a near-duplicate."""
         if self._metrics:
             self._metrics.reused(near=near)
         if self._tracing:
             self._tracing.reused(near=near)
 
     def streamed(self, code: int) -> None:
-        """A request in a stream was answered: with a verdict, code 0, or with a failure, of that google.rpc code."""
+        """Records the answer to a request in a stream: code 0 for a verdict, or the google.rpc code of a failure."""
         if self._metrics:
             self._metrics.streamed(code)
 
     def reviewed(self, outcome: ReviewOutcome) -> None:
-        """A person upheld or overruled a verdict; :meth:`watch` does not count that."""
+        """Records a review, which :meth:`watch` does not count."""
         if self._metrics:
             self._metrics.reviewed(outcome)
 
     def shadow_tried(self, outcome: str) -> None:
-        """The shadow tried a meme, or passed it over: ``decided``, ``failed`` or ``dropped``."""
+        """Records the outcome of a shadow trial: ``decided``, ``failed`` or ``dropped``."""
         if self._metrics:
             self._metrics.shadow_tried(outcome)
 
     def webhook_attempted(self, hook: str, outcome: str) -> None:
-        """A message was sent to a receiver of webhooks: ``delivered``, ``failed``, or ``given_up`` besides."""
+        """Records a webhook attempt: ``delivered`` or ``failed``; ``given_up`` is recorded in addition."""
         if self._metrics:
             self._metrics.webhook_attempted(hook, outcome)
 
     def webhook_waits(self, hook: str, *, lag: int, oldest_s: float) -> None:
-        """A receiver of webhooks is so many entries of the log behind, and its oldest message waits for so long."""
+        """Records a webhook receiver's lag in log entries, and the age of its oldest message."""
         if self._metrics:
             self._metrics.webhook_waits(hook, lag=lag, oldest_s=oldest_s)
 
     def webhook_elsewhere(self, hook: str) -> None:
-        """Another server sends to a receiver of webhooks, and tells how far it is."""
+        """Records that another server sends to a webhook receiver and reports its lag."""
         if self._metrics:
             self._metrics.webhook_elsewhere(hook)
 
     def observe_serving(self, services: Iterable[str], is_serving: Callable[[str], bool]) -> None:
-        """Says where to look whether services answer; called from another thread."""
+        """Registers the status of services; ``is_serving`` is called from another thread."""
         if self._metrics:
             self._metrics.state.observe_serving(services, is_serving)
 
     def observe_certificate(self, expires: Callable[[], datetime]) -> None:
-        """Says where to look when the server's certificate expires; called from another thread."""
+        """Registers the certificate's expiry time; ``expires`` is called from another thread."""
         if self._metrics:
             self._metrics.state.observe_certificate(expires)
 
     def docket_written(self, seconds: float) -> None:
-        """The docket has stored something, in so many seconds."""
+        """Records the duration of a write to the docket."""
         if self._metrics:
             self._metrics.state.docket_written(seconds)
 
     def docket_measured(self, *, entries: int, queue: int, oldest_s: float) -> None:
-        """The docket was looked into: entries of its log, and verdicts that wait for a review."""
+        """Records the size of the docket's log, and the verdicts waiting for review."""
         if self._metrics:
             self._metrics.state.docket_measured(entries=entries, queue=queue, oldest_s=oldest_s)
 
     def sample_measured(self, *, reviewed: int, error: float | None, low: float | None, expected: float | None) -> None:
-        """The random sample of reviews was looked at."""
+        """Records figures of the random sample of reviews."""
         if self._metrics:
             self._metrics.state.sample_measured(reviewed=reviewed, error=error, low=low, expected=expected)
 
     def expired(self, erased: int, overdue: int) -> None:
-        """Trials were erased by age; some may be overdue that could not be."""
+        """Records the result of a retention pass: erased trials, and overdue ones that could not be erased."""
         if self._metrics:
             self._metrics.state.expired(erased, overdue)
 
     def anchored(self, entries: int) -> None:
-        """A checkpoint is kept outside that covers so many entries; 0 before the first is."""
+        """Records the number of entries covered by the witnessed checkpoint; 0 before the first."""
         if self._metrics:
             self._metrics.state.anchored(entries)
 
@@ -185,19 +185,19 @@ class Telemetry:
         bytes: Callable[[], float] | None = None,  # noqa: A002 - what it is
         library: Callable[[], float] | None = None,
     ) -> None:
-        """Says where to look when metrics are asked for; called from another thread, each must be quick and safe there.
+        """Registers sources of gauges, which are called from another thread and must be fast and thread-safe.
 
         Args:
-            running: Trials that are being held.
-            waiting: Requests that wait their turn.
+            running: Number of running trials.
+            waiting: Number of waiting requests.
             bytes: Bytes of requests and decoded pictures in memory.
-            library: Memes in the library that is searched.
+            library: Number of memes in the library.
         """
         if self._metrics:
             self._metrics.observe(running=running, waiting=waiting, held_bytes=bytes, library=library)
 
     def prefix_cache(self, models: Mapping[str, str], works: Mapping[str, bool]) -> None:
-        """Says of the model of each role whether its servers' prefix cache works, where that is known."""
+        """Records for each role's model, if known, whether its servers' prefix cache works."""
         if self._metrics:
             self._metrics.prefix_cache(models, works)
 
@@ -208,9 +208,9 @@ class Telemetry:
             self._follow(ObservedTrial.opened(event))
         elif isinstance(event, TrialResumed):
             self._follow(self._trials.get(event.trial_id) or ObservedTrial.unknown(event))
-            # From here: the time in which no server held it is no part of what it took.
+            # Measured from here: the time during which no server ran it does not count.
             self._trials[event.trial_id].began = event.at
-        # Unknown where its beginning was forgotten, or came before this server: it is counted all the same.
+        # Unknown if its opening was dropped or happened before this server started: counted anyway.
         trial = self._trials.get(event.trial_id) or ObservedTrial.unknown(event)
         if self._logs:
             trial.log(_trials_log, event)
@@ -220,27 +220,27 @@ class Telemetry:
         if self._tracing:
             self._tracing.note(event, trial, calls)
         if isinstance(event, VerdictGiven | TrialFailed):
-            # After metrics and spans, which need what came before.
+            # After metrics and spans, which need the earlier state.
             self._trials.pop(event.trial_id, None)
 
     def _follow(self, trial: ObservedTrial) -> None:
         self._trials[trial.trial_id] = trial
         while len(self._trials) > _MOST_TRIALS:
-            # The one that was followed first, so the likeliest to have ended without a word.
+            # The oldest, which is the most likely to have ended without a report.
             self._trials.popitem(last=False)
 
 
 SILENT = Telemetry()
-"""Listens and does nothing."""
+"""Ignores everything."""
 
 
 @asynccontextmanager
 async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
-    """Opens telemetry by the settings until the block is left; waiting spans are then exported.
+    """Opens telemetry by the settings; exports pending spans at the end of the block.
 
     Raises:
         BadRequest: Metrics can't be served at that address.
-        NotLoaded: Traces are asked for, and OpenTelemetry is not installed.
+        NotLoaded: Traces are enabled, and OpenTelemetry is not installed.
     """
     from serving.telemetry.metrics import Metrics
     from serving.telemetry.metrics_port import MetricsPort
@@ -249,7 +249,7 @@ async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
         tracing = None
         if settings.traces:
             tracing = _open_tracing(settings)
-            # In a thread: the last spans may take seconds, and the loop has other things to end.
+            # In a thread: exporting the last spans may take seconds, while the loop has other work to finish.
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         metrics = port = None
         if settings.metrics:
@@ -265,7 +265,7 @@ def _open_tracing(settings: Settings) -> Tracing:
     try:
         from serving.telemetry.tracing import open_tracing
     except ModuleNotFoundError as error:
-        # Any other module that is missing is a fault that this remedy would not mend.
+        # The suggested fix does not help if any other module is missing.
         if (error.name or "").partition(".")[0] != "opentelemetry":
             raise
         raise NotLoaded(
@@ -279,7 +279,7 @@ def _open_tracing(settings: Settings) -> Tracing:
 
 
 def _console_of(settings: Settings) -> str:
-    """Address of the console, for links to it: as people reach it, or where it listens; empty where there is none."""
+    """Returns the console's address for links: its public one, or where it listens; empty if there is none."""
     if settings.console_origin:
         return settings.console_origin
     return f"{'https' if settings.tls_certificate else 'http'}://{settings.console}" if settings.console else ""

@@ -1,4 +1,4 @@
-"""Looks into the docket now and then, for metrics of what is in it."""
+"""Measures the docket periodically for metrics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from serving.docket.review.queue import ReviewQueue
 from serving.telemetry import Telemetry
 
 EVERY_S = 10.0
-"""Seconds between two looks."""
+"""Seconds between two measurements of the docket."""
 SAMPLE_EVERY_S = 600.0
-"""Seconds between two measurements of the random sample, for which its records are read."""
+"""Seconds between two measurements of the random sample, which read its records."""
 
 _log = logging.getLogger("memecourt.telemetry")
 
@@ -23,11 +23,11 @@ _log = logging.getLogger("memecourt.telemetry")
 async def measure_sample(
     telemetry: Telemetry, queue: ReviewQueue, trials: TrialReader, *, wanted: float, every_s: float = SAMPLE_EVERY_S
 ) -> None:
-    """Measures the error of the random sample of the last 28 days until it is cancelled."""
+    """Measures the error of the random sample of the last 28 days until cancelled."""
     while True:
         try:
             report = await measure_drift(queue, trials, now=datetime.now(UTC), weeks=RECENT_DAYS // 7, wanted=wanted)
-        # It goes on, as below: what can't be read now may be at the next measurement.
+        # Continue: the next measurement may succeed.
         except CourtError as error:
             _log.warning("the random sample can't be measured now: reason=%s", error.reason)
         else:
@@ -41,15 +41,15 @@ async def measure_sample(
 async def measure_docket(
     telemetry: Telemetry, reviews: ReviewStore, log: TransparencyLog, *, every_s: float = EVERY_S
 ) -> None:
-    """Looks until it is cancelled. Of several servers on one docket each says the same of it."""
+    """Measures the docket until cancelled. All servers of one docket report the same."""
     while True:
         try:
             waiting, entries = await reviews.awaiting_review(), await log.size()
-        # It goes on: a docket that can't be read now must not end the measuring of it.
+        # Continue: an outage of the docket must not end the measurements.
         except CourtError as error:
             _log.warning("the docket can't be measured now: reason=%s", error.reason)
         else:
             age_s = (datetime.now(UTC) - waiting.oldest).total_seconds() if waiting.oldest else 0.0
-            # Not below 0: clocks of servers differ.
+            # At least 0, since clocks of servers differ.
             telemetry.docket_measured(entries=entries, queue=waiting.count, oldest_s=max(0.0, age_s))
         await asyncio.sleep(every_s)

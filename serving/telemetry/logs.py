@@ -1,8 +1,8 @@
-"""Lines of the log, as text or as JSON: who, what, which trial and request, and never anything of a meme.
+"""Log formatting, as text or JSON, which never reveals anything of a meme.
 
-Our own messages are written without it. Those of libraries may hold anything that they were given (a statement with
-its parameters, a request with its body, the text of an exception), so of theirs only where they come from is told; and
-of an exception, whosoever, its kind and place. What is written to the log does not depend on anybody's care elsewhere.
+Our own messages contain none. Those of libraries may contain anything (a statement with its parameters, a request with
+its body, the message of an exception), so only their origin is logged; of any exception, only type and traceback. So
+the log is safe regardless of the care taken elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Literal, TextIO
 
 _OURS = ("memecourt", "court", "retrieval", "serving", "eval")
 _HARMLESS = ("opentelemetry",)
-"""Libraries whose messages are told in full: nothing of a meme is ever handed to them."""
+"""Libraries whose messages are logged in full, since they never receive anything of a meme."""
 
 _PLACEHOLDER = re.compile(r"(?:(?P<key>[a-z_]+)=)?%(?!%)[#0\- +]*[\d*]*(?:\.[\d*]+)?[a-zA-Z]")
 _BARE = re.compile(r"[^\s\"'=\\]+")
@@ -31,7 +31,7 @@ _STANDARD = ("time", "level", "logger", "message", "error", "where")
 
 
 def set_up(log_format: Literal["text", "json"], stream: TextIO | None = None) -> None:
-    """Has all that this process logs, warns of, or drops in a thread, written by our rules; ours from INFO on.
+    """Applies these rules to all logs, warnings and uncaught exceptions of the process; our own messages from INFO on.
 
     Args:
         log_format: Format of the log.
@@ -41,16 +41,16 @@ def set_up(log_format: Literal["text", "json"], stream: TextIO | None = None) ->
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     root = logging.getLogger()
     for old in root.handlers[:]:
-        # It would write the same records by other rules, and so perhaps the text of a meme.
+        # It would write the same records by other rules, and perhaps the text of a meme.
         root.removeHandler(old)
     root.addHandler(handler)
-    # Libraries' debug and info lines are not even made; of their warnings only the place is shown.
+    # Libraries' debug and info messages are not even created; of their warnings only the origin is shown.
     root.setLevel(logging.WARNING)
     logging.getLogger("memecourt").setLevel(logging.INFO)
     logging.captureWarnings(True)
-    # No line names its thread or process, so that they need not be looked up.
+    # No line contains thread or process, so don't look them up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    # By themselves both print the exception with its message, which may contain a meme's text.
+    # By default both print the exception's message, which may contain a meme's text.
     sys.unraisablehook = _unraisable
     threading.excepthook = _in_thread
 
@@ -59,10 +59,10 @@ class TextLines(logging.Formatter):
     """``2026-01-02 03:04:05,678 INFO memecourt.trials trial=… event=…``; further lines of one message are indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and the lines of a fault's place below it."""
+        """Formats a line, followed by the lines of a traceback."""
         message, where = safe_parts(record)
         line = f"{_second(record.created // 1)},{int(record.msecs):03d} {record.levelname} {record.name} {message}"
-        # The usual case, and every line passes here: one check in place of one for each character.
+        # The common case, on the path of every line: one check instead of one per character.
         if not where and line.isprintable():
             return line
         return "\n  ".join(_visible(part) for part in (line + (f"\n{where}" if where else "")).split("\n"))
@@ -73,7 +73,7 @@ class JsonLines(logging.Formatter):
     ``where``."""  # noqa: D205, D209
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line of JSON."""
+        """Formats a line of JSON."""
         message, where = safe_parts(record)
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -87,12 +87,12 @@ class JsonLines(logging.Formatter):
             line["error"] = record.exc_info[0].__qualname__
         if where:
             line["where"] = where
-        return _as_json(line)  # ASCII: no character of a caller ends a line
+        return _as_json(line)  # ASCII, so that no character from a caller can end the line
 
 
 @lru_cache(maxsize=4)
 def _second(created: float) -> str:
-    """A second as the library writes it; many lines share one."""
+    """Formats a second as the library does; cached, since many lines share it."""
     return time.strftime(logging.Formatter.default_time_format, time.localtime(created))
 
 
@@ -101,7 +101,7 @@ def fields(record: logging.LogRecord) -> Mapping[str, Any]:
     arguments = record.args if isinstance(record.args, tuple) else ()
     keys = _keys(str(record.msg)) if arguments else ()
     if len(keys) != len(arguments):
-        # Better no names than a value under the name of another.
+        # Rather no names than a value under the wrong name.
         return {}
     return {key: value for key, value in zip(keys, arguments, strict=True) if key}
 
@@ -122,7 +122,7 @@ def safe_parts(record: logging.LogRecord) -> tuple[str, str]:
         return f"{PurePath(record.pathname).name}:{record.lineno} (what libraries say is not logged)", where
     if ours and isinstance(record.args, tuple) and record.args:
         keys = _keys(str(record.msg))
-        # Only where every placeholder was recognised: else values could be quoted under another's key.
+        # Only if every placeholder was recognised: otherwise values could appear under the wrong key.
         if len(keys) == len(record.args):
             arguments = tuple(_quoted(value) if key else value for key, value in zip(keys, record.args, strict=True))
             return str(record.msg) % arguments, where
@@ -134,14 +134,14 @@ def _of(record: logging.LogRecord, names: tuple[str, ...]) -> bool:
 
 
 def _quoted(value: Any) -> Any:
-    """A value after ``key=``, in quotes where it could be taken for more than one."""
+    """Quotes a value after ``key=`` if it could be mistaken for more than one."""
     return value if not isinstance(value, str) or _BARE.fullmatch(value) else json.dumps(value, ensure_ascii=False)
 
 
 def _place(error: BaseException | None) -> str:
-    """Kind and place of an exception and of those that it came from; what they say is left out."""
+    """Returns types and tracebacks of an exception and its causes, without their messages."""
     places: list[str] = []
-    # Bounded, for a chain of causes can be of any length.
+    # Limited, since a chain of causes can be of any length.
     while error is not None and len(places) < 10:
         places.append(type(error).__qualname__ + "\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip("\n"))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -149,7 +149,7 @@ def _place(error: BaseException | None) -> str:
 
 
 def _visible(line: str) -> str:
-    """A line without control characters: what a caller chose must not steer a terminal or pass for another line."""
+    """Escapes control characters: text from callers must not control a terminal or fake another line."""
     return "".join(c if c.isprintable() or c == "\t" else f"<U+{ord(c):04X}>" for c in line)
 
 

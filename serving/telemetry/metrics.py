@@ -1,7 +1,7 @@
-"""Metrics for Prometheus, counted from the events that the docket has kept: they say what the records say.
+"""Metrics for Prometheus, counted from stored events, so that they agree with the records.
 
-No label holds anything that a caller chose: no namespace, no id, no address. What a label may be is a closed set (words
-of the court, methods of the wire, reasons that stand in our code) or what the operator has set up (models).
+No label contains anything chosen by a caller: no namespace, id or address. Label values come from closed sets (terms of
+the court, gRPC methods, reasons in our code) or from the operator's configuration (models).
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 Metric: TypeAlias = Counter | Gauge | Histogram
 M = TypeVar("M", Counter, Gauge, Histogram)
 
-# Buckets double or so, from what the quickest of each takes to what is beyond any patience; in seconds.
+# Buckets in seconds roughly double, from the fastest case to beyond any timeout.
 _REQUEST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _TRIAL_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _CALL_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _WORKERS = ("document reader", "encoder", "picture comparer", "picture reader", "text reader")
-"""Those that are counted from 0 on: nobody alerts on a count that is missing."""
+"""Workers whose count starts at 0, since alerts can't use missing counters."""
 _WEBHOOK_OUTCOMES = ("delivered", "failed", "given_up")
 _ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
 
 
 class _WorkerDeaths(Collector):
-    """Counts the guarded processes that ended in the middle of their work, by what they do."""
+    """Counts guarded worker processes that died while working, by kind."""
 
     _name, _labelnames = "memecourt_worker_deaths", ("worker",)
 
@@ -64,27 +64,27 @@ class _WorkerDeaths(Collector):
 
     def collect(self) -> list[CounterMetricFamily]:
         (family,) = self.describe()
-        # Beside the known ones, those that have died under another name: none may go uncounted.
+        # Also workers that died under any other name, so that none is missed.
         for worker in (*_WORKERS, *(worker_deaths.keys() - set(_WORKERS))):
             family.add_metric([worker], worker_deaths[worker])
         return [family]
 
 
 class Metrics:
-    """All metrics of one server, in a registry of their own.
+    """All metrics of one server, in their own registry.
 
     Attributes:
         registry: Registry of the metrics.
-        state: Metrics of what is now.
+        state: Gauges of the current state.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Counts from zero.
+        """Creates the metrics.
 
         Args:
-            settings: Their limits are metrics too, for alerts to compare with.
+            settings: Settings, whose limits are exported for alerts to compare with.
         """
-        # A second series beside each counter, to say since when it counts: process_start_time_seconds says that.
+        # Disables the extra creation-time series of each counter: process_start_time_seconds suffices.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._by_labels: dict[tuple[Metric, tuple[str, ...]], Metric] = {}
         self.registry = registry = CollectorRegistry(auto_describe=True)
@@ -133,7 +133,7 @@ class Metrics:
         self._rested = counter("sides_rested", "Sides that asked no more, by why.", ("side", "reason"))
         self._rounds = histogram("side_rounds", "Rounds of a side that examined.", _ROUNDS, ("side",))
         self._for_review = counter("verdicts_for_review", "Verdicts that ask for a person.", ("procedure",))
-        for procedure in Procedure:  # whoever alerts on how many came needs the first of them counted
+        for procedure in Procedure:  # start at 0, so that alerts on increases notice the first one
             self._for_review.labels(procedure.value)
         self._review_reasons = counter("review_reasons", "Reasons why verdicts ask for a person.", ("reason",))
         self._near = counter("near_duplicates", "Near duplicates found, by what they were found to be.", ("label",))
@@ -174,14 +174,14 @@ class Metrics:
         # What is not a trial.
         self._reused = counter("reused_verdicts", "Answers with an earlier verdict: exact, or near.", ("kind",))
         self._reviews = counter("reviews", "Verdicts that people upheld or overruled.", ("outcome",))
-        for outcome in ReviewOutcome:  # a count that is missing is not the count 0, and nobody alerts on it
+        for outcome in ReviewOutcome:  # start at 0, since alerts can't use missing counters
             self._reviews.labels(outcome.value)
 
         self._shadow = counter("shadow_trials", "Memes that the shadow tried after the court.", ("outcome",))
         self._webhook_attempts = counter(
             "webhook_deliveries", "Attempts to hand a message to a receiver of webhooks.", ("hook", "outcome")
         )
-        # From 0 on, for an alert to notice the first failure.
+        # Start at 0, so that alerts notice the first failure.
         for hook in settings.webhooks:
             for result in _WEBHOOK_OUTCOMES:
                 self._webhook_attempts.labels(hook.name, result)
@@ -210,7 +210,7 @@ class Metrics:
         limit.labels("request_memory_bytes").set(settings.picture_memory)
 
     def begun(self, service: str, method: str) -> None:
-        """A call came."""
+        """Counts the start of a call."""
         self._series(self._in_progress, service, method).inc()
 
     def ended(self, service: str, method: str, code: str, seconds: float) -> None:
@@ -220,52 +220,52 @@ class Metrics:
         self._series(self._request_s, service, method).observe(seconds)
 
     def _series(self, metric: M, *labels: str) -> M:
-        """The series of these labels. Looked up here: the library's own look-up would be half of what a call costs."""
+        """Returns a labelled series from a cache: the library's own lookup would double the cost of a call."""
         try:
-            # No lock: two threads that both miss get the same series from the library.
+            # No lock needed: two threads that both miss get the same series from the library.
             return self._by_labels[metric, labels]  # type: ignore[return-value]
         except KeyError:
             return self._by_labels.setdefault((metric, labels), metric.labels(*labels))  # type: ignore[return-value]
 
     def streamed(self, code: int) -> None:
-        """A request in a stream was answered, as Judge would have ended with that code."""
+        """Counts an answered request of a stream, with the code with which Judge would have ended."""
         self._stream.labels(CODES.get(code, "UNKNOWN")).inc()
 
     def decoded(self, seconds: float) -> None:
-        """A picture was decoded."""
+        """Observes the decoding of a picture."""
         self._picture_s.observe(seconds)
 
     def reused(self, *, near: bool) -> None:
-        """An earlier verdict was given again."""
+        """Counts a reused verdict."""
         self._reused.labels("near" if near else "exact").inc()
 
     def reviewed(self, outcome: ReviewOutcome) -> None:
-        """A person reviewed a verdict."""
+        """Counts a review."""
         self._reviews.labels(outcome.value).inc()
 
     def prefix_cache(self, models: Mapping[str, str], works: Mapping[str, bool]) -> None:
-        """Sets the gauge for each role of which it is known."""
+        """Sets the gauge for each role for which it is known."""
         for role, working in works.items():
             self._prefix_cache.labels(role, models[role]).set(working)
 
     def shadow_tried(self, outcome: str) -> None:
-        """The shadow tried a meme, or passed it over."""
+        """Counts a shadow trial, or a dropped meme."""
         self._shadow.labels(outcome).inc()
 
     def webhook_attempted(self, hook: str, outcome: str) -> None:
-        """A message was sent to a receiver of webhooks, or is sent no more."""
+        """Counts a webhook attempt, or a message that was given up."""
         self._webhook_attempts.labels(hook, outcome).inc()
 
     def webhook_waits(self, hook: str, *, lag: int, oldest_s: float) -> None:
-        """Notes how far a receiver of webhooks is behind."""
+        """Sets the lag of a webhook receiver."""
         self._webhook_lag.labels(hook).set(lag)
         self._webhook_oldest_s.labels(hook).set(oldest_s)
 
     def webhook_elsewhere(self, hook: str) -> None:
-        """Leaves it to another server to tell how far a receiver of webhooks is behind."""
+        """Removes the lag of a webhook receiver, which another server reports now."""
         for gauge in (self._webhook_lag, self._webhook_oldest_s):
             with suppress(KeyError):
-                # Left standing, it would show for ever what was true when this server sent last.
+                # Otherwise it would show the last value of this server for ever.
                 gauge.remove(hook)
 
     def observe(
@@ -287,7 +287,7 @@ class Metrics:
                 gauge.set_function(read)
 
     def note(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ObservedModelCall]) -> None:
-        """An event of a trial was kept; ``calls`` are the calls that it is the first to tell of."""
+        """Counts a stored event of a trial; ``calls`` are the model calls that it reports first."""
         for each in calls:
             self._count_call(each, trial)
         match event:
@@ -315,7 +315,7 @@ class Metrics:
                 self._end(event, trial, TrialState.DECIDED, event.verdict.label.value)
                 if event.verdict.needs_human_review:
                     self._for_review.labels(trial.procedure).inc()
-                # A set: a verdict may give one reason several times, and counts once for each.
+                # A set, since a verdict may give a reason several times.
                 for reason in {review.reason for review in event.verdict.review}:
                     self._review_reasons.labels(reason.value).inc()
             case TrialFailed():
@@ -324,7 +324,7 @@ class Metrics:
 
     def _count_call(self, model_call: ObservedModelCall, trial: ObservedTrial) -> None:
         call = model_call.call
-        # The name that it was asked by: what a server calls itself in its replies is not ours to bound.
+        # The configured name: names in servers' replies are unbounded.
         labels = (call.role.value, trial.models.get(call.role.value, "unknown"))
         self._calls.labels(*labels).inc(model_call.calls)
         if call.fault:
@@ -337,7 +337,7 @@ class Metrics:
     def _end(self, event: VerdictGiven | TrialFailed, trial: ObservedTrial, outcome: TrialState, label: str) -> None:
         self._trials.labels(trial.procedure, outcome.value, label).inc()
         if trial.began is not None:
-            seconds = max(0.0, (event.at - trial.began).total_seconds())  # the machine's clock may have been set back
+            seconds = max(0.0, (event.at - trial.began).total_seconds())  # the clock may have been set back
             self._trial_s.labels(trial.procedure, outcome.value).observe(seconds)
         if event.unused:
             self._unused_calls.inc(event.unused.calls)
@@ -348,4 +348,4 @@ class Metrics:
 
 
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
-"""Names of gRPC status codes, which are those of google.rpc, by number."""
+"""Names of gRPC status codes (the same as google.rpc) by number."""

@@ -1,4 +1,4 @@
-"""Every call of the server, counted, timed and traced, whoever answers it."""
+"""Interceptor that counts, times and traces every call of the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     _Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
 
 _OTHER = ("_OTHER", "_OTHER")
-"""Names of a service and a method that the server does not have: anybody may make such up."""
+"""Label values for unknown services and methods, whose names are arbitrary."""
 
 _KNOWN = {
     f"/{service.full_name}/{method.name}": (str(service.full_name), str(method.name))
@@ -34,13 +34,13 @@ _KNOWN = {
     for method in service.methods
 }
 _OURS = tuple(str(service.full_name) for service in wire.DESCRIPTOR.services_by_name.values())
-_CLOCKS_S = 0.25
-"""A caller's deadline passes by its own clock, and it then cancels: a little before the deadline here, which began when
-the call came. A call that is cancelled with no more than so many seconds left has run out of time."""
+_CLOCK_SKEW_S = 0.25
+"""Tolerance in seconds for deadlines: callers cancel by their own clock, slightly before the deadline here, which
+counts from the arrival of the call. A call cancelled with no more time left counts as timed out."""
 
 
 class CallsInterceptor(grpc.aio.ServerInterceptor):
-    """Stands around the answering of every call."""
+    """Wraps the handler of every call."""
 
     def __init__(self, metrics: Metrics | None, tracing: Tracing | None) -> None:
         self._metrics = metrics
@@ -52,19 +52,19 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        """The handler of a call, with its counting around it."""
+        """Returns a call's handler, wrapped to count it."""
         handler = await continuation(handler_call_details)
         if self._metrics is None and self._tracing is None:
             return handler
-        # Made-up names would be a series each, and so memory for whoever sends them.
+        # Arbitrary names would each create a series, and so let callers consume memory.
         name = _KNOWN.get(handler_call_details.method, _OTHER)
         if handler is None:
-            # Here, for there is no handler around which it could be counted.
+            # Counted here, since there is no handler to wrap.
             if self._metrics:
                 self._metrics.begun(*name)
                 self._metrics.ended(*name, "UNIMPLEMENTED", 0.0)
             return handler
-        # A method's handler is the same each time, but where another interceptor answers in its stead.
+        # A method's handler is the same each time, unless another interceptor replaces it.
         known = self._wrapped.get(name)
         if known is None or known[0] is not handler:
             known = self._wrapped[name] = handler, self._around(handler, name)
@@ -87,7 +87,7 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
                 return await answer(request, context)
 
         return getattr(grpc, f"{shape}_rpc_method_handler")(  # type: ignore[no-any-return]
-            # gRPC tells the two kinds of handlers apart in the same way, so the wrapper must be of the same kind.
+            # gRPC distinguishes the two kinds of handlers in the same way, so the wrapper must be of the same kind.
             generated if inspect.isasyncgenfunction(answer) else awaited,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
@@ -95,7 +95,7 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    """A call while it is answered. A class and not a generator: it stands in the way of every call, known memes too."""
+    """Measures a running call. A class rather than a generator for speed, since it is on the path of every call."""
 
     def __init__(
         self, name: tuple[str, str], context: ServiceCall, metrics: Metrics | None, tracing: Tracing | None
@@ -113,7 +113,7 @@ class _Call:
             self._metrics.begun(*self._name)
         if self._tracing:
             metadata = self._context.invocation_metadata() or ()
-            # Binary metadata (keys that end in -bin) has no trace context.
+            # Binary metadata (keys ending in -bin) has no trace context.
             headers = {key: value for key, value in metadata if isinstance(value, str)}
             self._span = self._tracing.begin_call(*self._name, headers)
 
@@ -125,15 +125,15 @@ class _Call:
             self._metrics.ended(*self._name, code, time.perf_counter() - self._began)
 
     def _code(self, error: BaseException | None) -> str:
-        # The latter where a stream's answering is closed between two responses.
+        # GeneratorExit if a stream is closed between two responses.
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             left = self._context.time_remaining()
-            return "DEADLINE_EXCEEDED" if left is not None and left <= _CLOCKS_S else "CANCELLED"
+            return "DEADLINE_EXCEEDED" if left is not None and left <= _CLOCK_SKEW_S else "CANCELLED"
         return _status_name(self._context) or ("UNKNOWN" if error else "OK")
 
 
 def _status_name(context: ServiceCall) -> str:
-    """The name of the status that the answering has set, or empty."""
+    """Returns the name of the status that the handler has set, or an empty string."""
     code: Any = context.code()
     number = code.value[0] if isinstance(code, grpc.StatusCode) else code
     return CODES.get(number, "UNKNOWN") if number else ""

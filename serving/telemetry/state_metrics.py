@@ -1,4 +1,4 @@
-"""Metrics of what is now: whether services answer, how the docket fares, who waits for a review."""
+"""Gauges of the current state: health of services, the docket, and the review queue."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WRITE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class StateMetrics:
-    """Gauges of one server; not a number where something is not known, or there is none of it."""
+    """Gauges of one server; NaN if a value is unknown or does not exist."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Knows nothing yet."""
+        """Creates the gauges, all unknown."""
 
         def gauge(name: str, description: str, labels: Iterable[str] = ()) -> Gauge:
             return Gauge(f"memecourt_{name}", description, list(labels), registry=registry)
@@ -50,44 +50,44 @@ class StateMetrics:
             unknown.set(math.nan)
 
     def observe_serving(self, services: Iterable[str], is_serving: Callable[[str], bool]) -> None:
-        """Registers services whose state is looked up when metrics are asked for."""
+        """Registers services whose status is read at each scrape."""
         for service in services:
             self._serving.labels(service).set_function(partial(is_serving, service))
 
     def observe_certificate(self, expires: Callable[[], datetime]) -> None:
-        """Registers the certificate in use."""
+        """Registers the expiry time of the certificate in use."""
         self._expiry.set_function(lambda: expires().timestamp())
 
     def docket_written(self, seconds: float) -> None:
-        """Notes the time that a write took."""
+        """Observes the duration of a write."""
         self._write_s.observe(seconds)
 
     def anchored(self, entries: int) -> None:
-        """Notes how many entries a checkpoint covers that is kept outside; 0 before the first is."""
+        """Sets the number of entries covered by the witnessed checkpoint; 0 before the first."""
         self._anchored = entries
 
     def sample_measured(self, *, reviewed: int, error: float | None, low: float | None, expected: float | None) -> None:
-        """Notes the error of the random sample, as far as it is known."""
+        """Sets the error of the random sample, as far as it is known."""
         self._sample_reviewed.set(reviewed)
         for gauge, value in ((self._sample_error, error), (self._sample_low, low), (self._sample_expected, expected)):
             gauge.set(math.nan if value is None else value)
 
     def expired(self, erased: int, overdue: int) -> None:
-        """Notes what a pass of retention came to."""
+        """Counts the result of a retention pass."""
         self._expired.inc(erased)
         self._overdue.set(overdue)
 
     def docket_measured(self, *, entries: int, queue: int, oldest_s: float) -> None:
-        """Notes what was found in the docket.
+        """Sets the figures of the docket.
 
         Args:
-            entries: Entries of its log.
-            queue: Verdicts that wait for a review.
-            oldest_s: Age of the one that has waited longest, in seconds; 0 where none waits.
+            entries: Number of entries in its log.
+            queue: Number of verdicts waiting for review.
+            oldest_s: Age of the longest waiting verdict in seconds; 0 if there is none.
         """
         self._entries.set(entries)
         self._queue.set(queue)
         self._oldest_s.set(oldest_s)
         if self._anchored is not None:
-            # The two are read at different times: the checkpoint may already cover more.
+            # The two are read at different times, so the checkpoint may already cover more.
             self._lag.set(max(0, entries - self._anchored))

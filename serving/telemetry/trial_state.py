@@ -1,4 +1,4 @@
-"""State of a running trial, from which its events are counted."""
+"""Tracked state of a running trial, needed to count its events."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from court.record import TrialRecord
 
 @dataclass(frozen=True, slots=True)
 class ObservedModelCall:
-    """A call of a model that an event tells of.
+    """A model call reported by an event.
 
     Attributes:
-        call: Its figures.
+        call: Figures of the call.
         task: Task of the call: the last part of the prompt's id, or ``odds``.
-        calls: Number of requests: two where a reply was requested again, or where odds were.
+        calls: Number of requests: two if a reply was requested again, or for odds.
     """
 
     call: ModelCall
@@ -39,17 +39,17 @@ class ObservedModelCall:
 
 @dataclass(slots=True)
 class ObservedTrial:
-    """A trial that is being followed.
+    """A tracked trial.
 
     Attributes:
-        trial_id: Its own.
+        trial_id: Id of the trial.
         procedure: Procedure of the trial; UNKNOWN if its beginning was not observed.
-        request_id: The caller's name for it.
+        request_id: Id of its request.
         trace_id: Trace id of its record, 32 hex digits or empty.
-        models: Model per role, as they are asked for.
-        began: Start of the observed part: the trial's opening, or its being resumed.
-        ahead: Summaries that were told of before their turn, by side and round: their calls are counted.
-        span: Its span, where it is traced.
+        models: Configured model per role.
+        began: Start of the observed part: the trial's opening or resumption.
+        ahead: Summaries run ahead of their round, by side and round, whose calls are already counted.
+        span: Span of the trial, if it is traced.
         events: Observed events, if traces include contents.
     """
 
@@ -65,7 +65,7 @@ class ObservedTrial:
 
     @classmethod
     def opened(cls, event: TrialOpened) -> ObservedTrial:
-        """A trial that begins."""
+        """Starts tracking a new trial."""
         return cls(
             trial_id=event.trial_id,
             procedure=event.procedure.value,
@@ -77,40 +77,40 @@ class ObservedTrial:
 
     @classmethod
     def of(cls, record: TrialRecord) -> ObservedTrial:
-        """A trial that is taken up again."""
+        """Starts tracking a resumed trial."""
         trial = cls.opened(record.opened)
         trial.began = None  # when it is resumed
         trial.events = list(record.events)
         for event in record.events:
-            # For what it remembers: calls of summaries run ahead that were counted before must not count again.
+            # Rebuilds `ahead`: calls of summaries run ahead must not be counted twice.
             trial.calls(event)
         return trial
 
     @classmethod
     def unknown(cls, event: AnyEvent) -> ObservedTrial:
-        """A trial of which nothing is known but this event."""
+        """Starts tracking a trial of which only this event is known."""
         return cls(event.trial_id, "UNKNOWN", "", "")
 
     def calls(self, event: AnyEvent) -> Sequence[ObservedModelCall]:
-        """The calls of models that this event is the first to tell of."""
+        """Returns the model calls that this event is the first to report."""
         found: list[ObservedModelCall] = []
         calls = calls_in(event)
         if isinstance(event, SummarisedAhead):
             self.ahead.add((event.side, event.round))
-        # The same call, reported a second time once its round counts.
+        # The same call, reported again once its round counts.
         elif isinstance(event, Summarised) and (event.side, event.round) in self.ahead:
             calls = ()
         for call in calls:
             found.append(ObservedModelCall(call, call.prompt_id.rpartition("/")[2], 2 if call.fault else 1))
-        # Each order of the options was a request of its own.
+        # Each order of the options was a separate request.
         if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
             found.append(ObservedModelCall(event.odds.call, "odds", len(event.odds.harmful)))
         return found
 
     def log(self, log: logging.Logger, event: AnyEvent) -> None:
-        """One line an event; nothing of the meme itself, nor of whose content it is."""
+        """Logs one line per event, without anything of the meme or its namespace."""
         if log.isEnabledFor(logging.INFO):
-            # By hand: who logs it is not told of our own lines, and would be looked for on the stack each time.
+            # Built by hand: the caller is not shown in our lines, and logging would search the stack for it each time.
             identity = (event.trial_id, self.request_id, event.seq, event.kind)
             log.handle(log.makeRecord(log.name, logging.INFO, fn="", lno=0, msg=_LINE, args=identity, exc_info=None))
 

@@ -1,4 +1,4 @@
-"""A record as a page tells it: what the trial came to, step by step, what each call cost, and what is amiss."""
+"""View model of a trial's page: outcome, steps, costs, and differences found on recomputation."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class TrialOutcome:
     """Outcome of a trial.
 
     Attributes:
-        title: In words.
-        kind: ``harmful``, ``benign``, ``doubt`` or ``open``: a class of the page.
-        overruled: True if a person decided otherwise than the court.
-        review: The last one, or None.
+        title: Title in words.
+        kind: CSS class: ``harmful``, ``benign``, ``doubt`` or ``open``.
+        overruled: True if a person overruled the court.
+        review: Last review, or None.
     """
 
     title: str
@@ -71,14 +71,14 @@ class Step:
     """A row of the waterfall.
 
     Attributes:
-        seq: Number of the event that the step led to.
+        seq: Sequence number of the event that the step produced.
         name: Name of the step.
-        kind: Owner of the step, a class of the page.
-        begin: Seconds from the trial's beginning.
+        kind: CSS class of the step's owner.
+        begin: Start in seconds since the trial's opening.
         seconds: Duration in seconds.
         call: Model call of the step; None if there was none.
-        counts: True if the verdict rests on it; a round that was run ahead may turn out superfluous.
-        bar: Drawn.
+        counts: True if the verdict uses it; a round that was run ahead may turn out superfluous.
+        bar: Markup of the bar.
     """
 
     seq: int
@@ -93,7 +93,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Total cost of a trial's calls, without those that no other event reports."""
+    """Total cost of the trial's model calls that events report."""
 
     calls: int
     tokens_in: int
@@ -103,7 +103,7 @@ class Costs:
 
     @property
     def cached_share(self) -> float:
-        """Share of the prompts' tokens that model servers had in their caches."""
+        """Share of prompt tokens that model servers had in their caches."""
         return self.tokens_cached / self.tokens_in if self.tokens_in else 0.0
 
 
@@ -112,7 +112,7 @@ class SideEvidence:
     """Evidence that speaks for one of the labels.
 
     Attributes:
-        words: One or more pieces, in the order in which they were given.
+        words: One or more pieces of evidence, in the given order.
         source: ``judge`` for what the Judge named, ``side`` for an advocate's justification, ``precedent`` for the text
             of the nearest precedent.
     """
@@ -123,18 +123,18 @@ class SideEvidence:
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """A trial as its page tells it.
+    """View model of a trial.
 
     Attributes:
         record: Stored record.
         transcript: The record laid out by steps.
         outcome: Outcome of the trial.
-        curves: Entropy by round, per side that was examined.
-        steps: In order of time.
-        costs: All of them.
-        differences: Values that come out otherwise than recorded, by event.
+        curves: Entropy by round, for each examined side.
+        steps: Steps in chronological order.
+        costs: Total costs.
+        differences: Recomputed values that differ from the record, by event.
         readings: The Judge's reading of each precedent, by its id.
-        steering: Signs of steering, by the event that they stand in.
+        steering: Signs of steering, by event.
         claims: Claims of fact that an expert witness checked.
         live: True if the trial may still go on.
     """
@@ -153,7 +153,7 @@ class TrialView:
 
     @property
     def verdict_event(self) -> VerdictGiven | None:
-        """The verdict's event."""
+        """Returns the verdict's event."""
         return self.record.last(VerdictGiven)
 
     @property
@@ -163,12 +163,12 @@ class TrialView:
 
     @property
     def rested(self) -> Mapping[Side, SideRested]:
-        """Why each side asked no more."""
+        """Returns why each side stopped asking."""
         return {event.side: event for event in self.record.all(SideRested)}
 
     @property
     def evidence(self) -> Mapping[Side, SideEvidence | None]:
-        """Evidence of harm (the Accuser's side) and benign evidence (the Defender's); None where there is none."""
+        """Returns evidence of harm (the Accuser's side) and benign evidence (the Defender's); None if there is none."""
         return {side: _evidence(self.record, self.transcript, side) for side in Side}
 
     @property
@@ -178,10 +178,10 @@ class TrialView:
 
 
 def _evidence(record: TrialRecord, transcribed: Transcript, side: Side) -> SideEvidence | None:
-    """Returns what the Judge named for a side; else what the side itself argued; else the nearest precedent."""
+    """Returns the evidence that the Judge named for a side, or else its justification, or the nearest precedent."""
     accuses = side is Side.ACCUSER
     ruling, argument, cited = transcribed.ruling, transcribed.arguments.get(side), record.precedents
-    # The Judge's own words come first: they are what the verdict rests on.
+    # The Judge's own evidence comes first, since the verdict is based on it.
     if ruling is not None and (named := ruling.harmful_evidence if accuses else ruling.harmless_evidence):
         return SideEvidence(named, "judge")
     if argument is not None and argument.justification:
@@ -191,10 +191,10 @@ def _evidence(record: TrialRecord, transcribed: Transcript, side: Side) -> SideE
 
 
 def view_of(record: TrialRecord) -> TrialView:
-    """A record, finished or not."""
+    """Builds the view model of a record, finished or not."""
     transcribed = transcript(record)
     verdict_event = record.last(VerdictGiven)
-    # Worked out at each view and never stored: a record that is altered later shows it too.
+    # Recomputed for each view and never stored, so that later alterations of a record show too.
     amiss: dict[int, list[Difference]] = {}
     for difference in differences(record):
         amiss.setdefault(difference.seq, []).append(difference)
@@ -219,7 +219,7 @@ def view_of(record: TrialRecord) -> TrialView:
 
 
 def outcome_of(record: TrialRecord) -> TrialOutcome:
-    """Returns the outcome of a trial: the reviewer's word if there is one."""
+    """Returns the outcome of a trial, by the last review if there is one."""
     review = record.last(VerdictReviewed)
     verdict = record.verdict
     if verdict is None:
@@ -227,7 +227,7 @@ def outcome_of(record: TrialRecord) -> TrialOutcome:
             return TrialOutcome("No verdict: the trial failed", "doubt", overruled=False, review=None)
         return TrialOutcome("Being held", "open", overruled=False, review=None)
     overruled = review is not None and review.outcome is ReviewOutcome.OVERRULED
-    # An upheld verdict keeps its own label, also where it is undecided.
+    # An upheld verdict keeps its own label, even if it is undecided.
     label = review.label if review is not None and overruled else verdict.label
     title = f"Overruled: {_TELLS[label].lower()}" if overruled else _TELLS[label]
     kind = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "benign", Label.UNDECIDED: "doubt"}[label]
@@ -242,7 +242,7 @@ def _curves(transcribed: Transcript) -> Mapping[Side, Markup]:
                 points.setdefault(side, []).append(Point(one.number, turn.entropy, not turn.ahead))
     if not points:
         return {}
-    # One scale for both sides, so that their curves can be compared.
+    # The same scale for both sides, so that their curves can be compared.
     bits = [point.bits for each in points.values() for point in each]
     rounds = max(point.round for each in points.values() for point in each)
     return {
@@ -251,7 +251,7 @@ def _curves(transcribed: Transcript) -> Mapping[Side, Markup]:
 
 
 def _steps(record: TrialRecord) -> Sequence[Step]:
-    """Every step that took time. An event is kept when its step has ended; so it began as long before."""
+    """Returns all steps that took time. Events are stored at the end of a step, so its start is computed."""
     rested = {event.side: event.rounds for event in record.all(SideRested)}
     ahead = {(event.side, event.round): event for event in record.all(SummarisedAhead)}
     opened = record.opened.at
@@ -277,7 +277,7 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
                 seconds=seconds,
                 call=call,
                 counts=counts,
-                bar=Markup(""),  # drawn below, when the whole length is known
+                bar=Markup(""),  # drawn below, once the total length is known
             )
         )
 
@@ -288,7 +288,7 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
             case Described(call=call):
                 add(event, "description", "proposer", call=call)
             case QuestionAsked(side=side, round=number, call=call):
-                # As long as a side has not rested, every round of it counts.
+                # Until a side rests, all of its rounds count.
                 counts = number <= rested.get(side, number)
                 add(event, f"{_name(side)} asks, round {number}", side.lower(), call=call, counts=counts)
             case AnswerGiven(side=side, round=number, call=call):
@@ -297,7 +297,7 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
             case SummarisedAhead(side=side, round=number, call=call):
                 counts = number <= rested.get(side, number)
                 add(event, f"{_name(side)} sums up, round {number}", side.lower(), call=call, counts=counts)
-            # A summary run ahead is drawn where it was run, and only once.
+            # A summary run ahead is drawn once, where it was run.
             case Summarised(side=side, round=number, call=ModelCall() as call) if (side, number) not in ahead:
                 add(event, f"{_name(side)} sums up, round {number}", side.lower(), call=call)
             case PrecedentsCited(latency_s=seconds):
@@ -330,7 +330,7 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
                 add(event, f"Judge answers: {question.id}", "judge", call=call)
             case _:
                 pass
-    # What began before the trial was opened (two odds in one row, clocks) begins the drawing.
+    # Steps that start before the opening (two odds requests in one row, clock skew) shift the drawing.
     shift = max((-step.begin for step in steps if step.begin < 0), default=0.0)
     whole = max((step.begin + step.seconds for step in steps), default=0.0) + shift
     drawn = [replace(step, bar=_bar(step, shift=shift, whole=whole)) for step in steps]
@@ -338,7 +338,7 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
 
 
 def _bar(step: Step, *, shift: float, whole: float) -> Markup:
-    """A step's bar on a scale that begins so many seconds before the trial and is ``whole`` seconds long."""
+    """Draws a step's bar on a scale that starts ``shift`` seconds before the trial and is ``whole`` seconds long."""
     return bar(
         step.begin + shift,
         step.seconds,
@@ -352,7 +352,7 @@ def _costs(record: TrialRecord, steps: Sequence[Step]) -> Costs:
     calls = [step.call for step in steps if step.call is not None]
     odds = sum(1 for event in record.events if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None)
     return Costs(
-        # A reply that was asked for again is two calls, and the odds are asked for in two.
+        # A repeated reply counts as two calls, and odds take two.
         calls=len(calls) + sum(1 for call in calls if call.fault) + odds,
         tokens_in=sum(call.tokens_in for call in calls),
         tokens_out=sum(call.tokens_out for call in calls),
@@ -366,5 +366,5 @@ def _name(side: Side) -> str:
 
 
 def interrupted(record: TrialRecord) -> bool:
-    """True if the trial was interrupted and resumed: times between its steps then mean nothing."""
+    """True if the trial was interrupted and resumed, so that times between its steps are meaningless."""
     return bool(record.all(TrialResumed))

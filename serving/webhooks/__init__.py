@@ -1,1 +1,1 @@
-"""Webhooks: what happens is told to receivers over HTTP, signed, at least once, by Standard Webhooks 1.0.0."""
+"""Webhooks: signed messages over HTTP with at-least-once delivery, by Standard Webhooks 1.0.0."""

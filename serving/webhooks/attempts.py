@@ -1,4 +1,4 @@
-"""One attempt to hand a message over, and when the next one is due."""
+"""Delivery attempts of a message, and the retry schedule."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from serving.webhooks.messages import Message
 from serving.webhooks.signing import Signer, signature_of, signers_of
 
 AFTER_S = (5.0, 5 * 60.0, 30 * 60.0, 2 * 3600.0, 5 * 3600.0, 10 * 3600.0, 14 * 3600.0, 20 * 3600.0, 24 * 3600.0)
-"""Seconds from each attempt that failed to the next, three days in all; after the last there is none."""
+"""Delays in seconds after each failed attempt, three days in all; after the last, the message is given up."""
 ATTEMPTS = len(AFTER_S) + 1
 JITTER = 0.2
-"""Share by which a pause may be longer, by chance: what failed together is not sent together again."""
+"""Maximum random extension of a delay, as a share, so that messages that failed together are not retried together."""
 
 CONNECTIONS = 8
-"""Connections to one receiver, and messages that are on their way to it at once."""
+"""Maximum number of connections to one receiver, and so of messages in flight."""
 _THROTTLED = (429, 502, 503, 504)
 _PAUSE_S = 30.0
-"""Seconds of pause for a receiver that has too much to do and does not say for how long."""
-# Whatever a receiver says: one header must not stop its messages for days.
+"""Pause in seconds for an overloaded receiver that does not say how long."""
+# Caps the receiver's own value: one header must not stop its messages for days.
 _LONGEST_PAUSE_S = 3600.0
 _READ_BYTES = 4096
-"""Bytes of an answer that are read, for the connection to be used again; where there are more, it is closed."""
+"""Bytes of an answer that are read so that the connection can be reused; it is closed if there are more."""
 
 
 class Outcome(Enum):
@@ -43,7 +43,7 @@ class Outcome(Enum):
     DELIVERED = "delivered"
     FAILED = "failed"
     GONE = "gone"
-    """The receiver wants nothing any more (410)."""
+    """The receiver wants no more messages (410)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class ReceiverAnswer:
 
     Attributes:
         outcome: Outcome of the attempt.
-        error: Reason why it failed, in our words; empty where it did not.
-        pause_s: Seconds in which it wants nothing; 0 where it did not say.
+        error: Reason of a failure, as a message of our own; empty if there was none.
+        pause_s: Pause in seconds that the receiver asked for; 0 for none.
     """
 
     outcome: Outcome
@@ -62,15 +62,15 @@ class ReceiverAnswer:
 
 
 class Receiver:
-    """A receiver of webhooks that messages are sent to.
+    """A webhook receiver.
 
     Attributes:
-        settings: Settings of it.
+        settings: Settings of the receiver.
         signers: Secrets that messages are signed with.
     """
 
     def __init__(self, settings: WebhookSettings, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        """Reads its secrets and connects to nothing yet.
+        """Reads the secrets without connecting.
 
         Raises:
             BadRequest: The secrets, the certificate authorities or the address can't be used.
@@ -78,7 +78,7 @@ class Receiver:
         self.settings = settings
         self.signers: Sequence[Signer] = signers_of(settings)
         self._clock = clock
-        # At the start: a name that DNS has no form for would fail at every attempt.
+        # At startup, since an invalid host name would fail at every attempt.
         try:
             httpx2.URL(settings.url).host.encode("idna")
         except (httpx2.InvalidURL, UnicodeError):
@@ -90,11 +90,11 @@ class Receiver:
         try:
             self._client = http_client(
                 connections=CONNECTIONS,
-                # BO-8, with each connection: a name may lead elsewhere than it did last time.
+                # BO-8, for each connection: a name may resolve to another address than last time.
                 public_only=not settings.allow_private,
                 ca_file=str(settings.ca_file) if settings.ca_file else None,
             )
-        except OSError:  # of which the errors of TLS are
+        except OSError:  # includes TLS errors
             raise BadRequest(
                 f"The certificate authorities of the webhook {settings.name} can't be used: its ca_file is no PEM file "
                 "of certificates.",
@@ -103,8 +103,8 @@ class Receiver:
             ) from None
 
     async def send(self, message: Message) -> ReceiverAnswer:
-        """Makes one attempt, signed now."""
-        # At each attempt anew: receivers refuse a timestamp that is some minutes old.
+        """Makes one attempt, with a fresh signature."""
+        # Signed for each attempt, since receivers refuse timestamps that are some minutes old.
         body, timestamp = message.body(), int(self._clock().timestamp())
         headers = {
             "Content-Type": "application/json",
@@ -120,12 +120,12 @@ class Receiver:
                 self._client.stream("POST", self.settings.url, content=body, headers=headers) as response,
             ):
                 answer = _answer_in(response)
-                # The status has come: what else comes, or does not, changes nothing.
+                # The status has arrived, and the body does not matter.
                 with suppress(httpx2.HTTPError):
                     await _read_some(response)
                 return answer
         except TimeoutError:
-            # Nor does a body that comes too slowly change a status that came in time.
+            # A slow body does not invalidate a status that arrived in time.
             return answer or ReceiverAnswer(Outcome.FAILED, "no answer in time")
         except AddressRefused:
             return ReceiverAnswer(
@@ -140,7 +140,7 @@ class Receiver:
 
 
 def next_attempt(attempts: int, now: datetime) -> datetime | None:
-    """Returns the time of the attempt after so many that failed; None where there is none."""
+    """Returns the time of the next attempt after a number of failures; None if there is none."""
     if attempts >= ATTEMPTS:
         return None
     return now + timedelta(seconds=AFTER_S[attempts - 1] * random.uniform(1.0, 1.0 + JITTER))
@@ -155,9 +155,9 @@ def _answer_in(response: httpx2.Response) -> ReceiverAnswer:
     pause = 0.0
     if status in _THROTTLED:
         wait_s = retry_after(response.headers)
-        # 503 alone says that it failed; with a time in it, that it has too much to do.
+        # A 503 alone is a failure; with Retry-After it means overload.
         pause = min(wait_s or (0.0 if status == 503 else _PAUSE_S), _LONGEST_PAUSE_S)
-    # A redirect too: where it leads nobody has allowed (BO-8).
+    # Includes redirects, whose target nobody has allowed (BO-8).
     return ReceiverAnswer(Outcome.FAILED, f"status {status}", pause)
 
 
@@ -170,7 +170,7 @@ async def _read_some(response: httpx2.Response) -> None:
 
 
 def _words(error: Exception) -> str:
-    """Reason in words of ours: what libraries say holds addresses, and what servers say is theirs."""
+    """Describes an error in our own words: messages of libraries and servers may contain addresses or other data."""
     match error:
         case httpx2.ConnectTimeout():
             return "no connection in time"

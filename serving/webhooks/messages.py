@@ -1,6 +1,7 @@
-"""Messages that entries of the log become: thin, so that nothing of a meme has to be erased at receivers.
+"""Builds messages from log entries: thin, so that nothing of a meme ever has to be erased at receivers.
 
-No text, picture or rationale, and no reason that a person wrote. Whoever is told fetches the trial, while there is one.
+They contain no text, picture or rationale, and no reason written by a person. Receivers fetch the trial, while it
+exists.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ KINDS: Mapping[str, tuple[WebhookEvent, ...]] = {
     _ERASED: (RECORD_ERASED,),
     _PRECEDENT: (PRECEDENT_CHANGED,),
 }
-"""Types of messages that entries of each kind may become."""
+"""Types of messages that may be built from each kind of entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message, before it is signed.
+    """An unsigned message.
 
     Attributes:
-        id: Identifies it at every attempt, by whichever server: receivers know by it what they were sent before.
-        entry: Number of the entry that it tells of; -1 for a test.
+        id: Id that is the same for every attempt by any server, so that receivers can deduplicate.
+        entry: Number of the log entry that it reports; -1 for a test.
         event: Type of the event.
         at: Time of the entry.
-        data: Content, by the type.
+        data: Content, depending on the type.
     """
 
     id: str
@@ -68,33 +69,33 @@ class Message:
 
 
 def wanted_kinds(hook: WebhookSettings) -> frozenset[str]:
-    """Returns the kinds of entries of which a receiver is told."""
+    """Returns the kinds of entries that a receiver subscribes to."""
     return frozenset(kind for kind, events in KINDS.items() if set(events) & set(hook.events))
 
 
 def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *, docket: str) -> Sequence[Message]:
-    """Returns the messages that an entry becomes for a receiver; none where it is not for it, or was erased.
+    """Builds an entry's messages for a receiver; none if it has not subscribed, or the entry was erased.
 
     Args:
         entry: The entry.
-        subject: Its trial; None where it is of no trial.
+        subject: Trial of the entry; None if it has none.
         hook: The receiver.
         docket: Identity of the docket, the same for all its servers.
 
     Raises:
-        ValueError: The body can't be read: somebody altered it.
+        ValueError: The body can't be read because somebody altered it.
     """
     if entry.kind not in KINDS or entry.body is None:
         return ()
     if entry.kind == _PRECEDENT:
         if hook.namespaces is not None:
-            return ()  # it may have been made of anybody's content
+            return ()  # it may have been made from content of any namespace
         facts: Mapping[WebhookEvent, Mapping[str, Any]] = {PRECEDENT_CHANGED: _precedent(entry.body)}
     elif subject is None or (hook.namespaces is not None and subject.namespace not in hook.namespaces):
         return ()
     elif entry.kind == _ERASED:
         facts = {RECORD_ERASED: {"verdict_id": entry.trial_id, "content": {"namespace": subject.namespace}}}
-    # PR-1: what is erased while a message waits is not sent any more.
+    # PR-1: messages about trials that were erased meanwhile are not sent.
     elif subject.erased:
         return ()
     else:
@@ -118,14 +119,14 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
 
 
 def trial_run(at: datetime) -> Message:
-    """Returns a message that tells of nothing, to see whether a receiver takes any."""
-    # Random, or a receiver would take the second test for one that it was sent before.
+    """Builds a test message without content, to check that a receiver accepts messages."""
+    # Random, or a receiver would treat a second test as a duplicate.
     id_ = message_id(secrets.token_hex(16), -1, TEST)
     return Message(id=id_, entry=-1, event=TEST, at=at.astimezone(UTC), data={})
 
 
 def message_id(docket: str, entry: int, event: str) -> str:
-    """Returns the id of a message. It has no dot in it, which separates it from what is signed besides."""
+    """Returns the id of a message. It contains no dot, which separates the signed parts."""
     digest = sha256(f"{docket}\n{entry}\n{event}".encode()).digest()
     return "msg_" + base64.b32encode(digest[:20]).decode().lower()
 
@@ -137,7 +138,7 @@ def _of_event(event: AnyEvent) -> Mapping[WebhookEvent, Mapping[str, Any]]:
             data = _found(verdict.label, needs_review=verdict.needs_human_review)
             if not verdict.needs_human_review:
                 return {VERDICT_GIVEN: data}
-            # By the contract's names, which receivers know from the API.
+            # With the contract's names, which receivers know from the API.
             reasons = sorted({f"REVIEW_REASON_{review.reason}" for review in verdict.review})
             return {VERDICT_GIVEN: data, REVIEW_WANTED: {**data, "review_reasons": reasons, "second_opinion": False}}
         case SecondOpinionAsked():
@@ -149,7 +150,7 @@ def _of_event(event: AnyEvent) -> Mapping[WebhookEvent, Mapping[str, Any]]:
             review = {"outcome": f"REVIEW_OUTCOME_{event.outcome}", "blind": event.blind}
             return {REVIEW_DECIDED: {**_found(event.label, needs_review=False), "review": review}}
         case TrialFailed():
-            # A trial without a verdict allows nothing: a person has to decide.
+            # A trial without a verdict never allows content: a person has to decide.
             failure = {"step": event.step, "reason": event.reason, "retryable": event.retryable}
             return {TRIAL_FAILED: {"decision": "review", "failure": failure}}
         case _:

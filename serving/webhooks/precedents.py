@@ -1,7 +1,7 @@
-"""Changes of precedents, put on record in the docket's log, from which receivers are told of them.
+"""Records changes of precedents in the docket's log, from which webhook messages are built.
 
-A library has a history of its own, to which servers, consoles and commands add. It is compared with the log each time
-that the library has become another one: so nothing is passed over, whoever made a change.
+Servers, consoles and commands add to the library's own history. It is compared with the log whenever the library has
+changed, so that no change is missed, whoever made it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serving.docket.log.entries import PrecedentChanged
 from serving.docket.ports import ReviewStore
 
 POLL_S = 2.0
-"""Seconds between two looks at the library."""
+"""Seconds between two checks of the library."""
 
 _log = logging.getLogger("memecourt.webhooks")
 
@@ -26,14 +26,14 @@ _log = logging.getLogger("memecourt.webhooks")
 async def note_precedent_changes(
     reviews: ReviewStore, finder: LibraryFinder | PgvectorFinder, *, every_s: float = POLL_S
 ) -> None:
-    """Puts changes of the library that is served on record, until it is cancelled.
+    """Records changes of the served library until cancelled.
 
-    Of a library of which nothing is on record yet, those from now on.
+    For a library without recorded changes, only those from now on.
 
     Args:
-        reviews: Puts them on record.
-        finder: Searches the library.
-        every_s: Seconds between two looks.
+        reviews: Store that records the changes.
+        finder: Finder of the served library.
+        every_s: Seconds between two checks.
     """
     noted, since = "", None
     while True:
@@ -46,7 +46,7 @@ async def note_precedent_changes(
                 changes = [_noted(change, identity.name) for change in history]
                 if added := await reviews.note_changes(changes, since=since):
                     _log.info("changes of precedents are on record: changes=%d", added)
-                # Only once they are stored, so that a round that fails is made again.
+                # Only once they are stored, so that a failed round is repeated.
                 noted = identity.digest
         except CourtError as error:
             _log.warning("changes of precedents can't be put on record now: reason=%s", error.reason)

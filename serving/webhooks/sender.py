@@ -1,9 +1,9 @@
-"""Sends messages to receivers: from where each is in the log, at least once, by one server at a time.
+"""Sends messages to receivers from their position in the log, at least once, by one server at a time.
 
-The log is the outbox. A receiver has a place in it, and goes on from there after a crash; only what it did not take at
-the first attempt is written down, so that it holds up nothing else. A server sends to a receiver while it owns its row;
-another takes over when that server's heartbeat stands still. What was sent and could not be stored as sent is sent
-again, under the same id.
+The log is the outbox. Each receiver has a position in it, from which sending resumes after a crash; only messages that
+failed at the first attempt are stored separately, so that they don't block others. A server sends to a receiver while
+it owns the receiver's row; another takes over when that server's heartbeat stops. A sent message that could not be
+stored as sent is sent again, under the same id.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from serving.webhooks.attempts import CONNECTIONS, Outcome, Receiver, ReceiverAn
 from serving.webhooks.messages import Message, messages_of, wanted_kinds
 
 POLL_S = 0.5
-"""Seconds between two looks for something to send."""
+"""Seconds between two polls for something to send."""
 _SHARED_S = 0.9 * POLL_S
-"""Seconds for which a state that was read serves all senders: a little less than until the same one looks again."""
+"""Seconds for which a state is shared by all senders: slightly less than the poll interval."""
 AGAIN_S = 5.0
-"""Seconds until the next look where the docket could not be asked."""
+"""Seconds until the next poll after an error of the docket."""
 MOST_WAITING = 1000
-"""Messages that wait for another attempt beyond which nothing more is read from the log: a receiver that takes nothing
-has the rest waiting there."""
+"""Maximum number of messages waiting for a retry: beyond it, nothing more is read from the log, where the rest of an
+unavailable receiver's messages waits."""
 DEAD_AFTER = timedelta(hours=72)
-"""A receiver that has taken nothing for so long is disabled when the first message is given up."""
-_STORE_ANYWAY = 1000
-"""Entries that are none of a receiver's after which its place is stored all the same."""
+"""Time without any delivery after which a receiver is disabled when a message is given up."""
+_MAX_UNSTORED = 1000
+"""Number of skipped entries after which a receiver's position is stored even without a message."""
 _NOTHING = Backlog(waiting=0, given_up=0, oldest=None)
-_LAST_S = 5.0
-"""Seconds that attempts have to end when sending is to stop."""
+_DRAIN_S = 5.0
+"""Seconds for running attempts to finish on shutdown."""
 
 _log = logging.getLogger("memecourt.webhooks")
 
@@ -48,17 +48,17 @@ Clock = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """Returns the time, UTC."""
+    """Returns the current time, UTC."""
     return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempted:
-    """A message that was sent, or was found to be nobody's any more.
+    """A message that was sent, or is not to be sent any more.
 
     Attributes:
-        delivery: The delivery as it stood before.
-        answer: Answer of its receiver; None where there was nothing to send.
+        delivery: Delivery before the attempt.
+        answer: Answer of the receiver; None if nothing was sent.
     """
 
     delivery: Delivery
@@ -66,33 +66,33 @@ class _Attempted:
 
 
 class SharedStates:
-    """State of all receivers, read once for all senders of a server that look at about the same time."""
+    """Cached state of all receivers, shared by all senders of a server."""
 
     def __init__(self, deliveries: DeliveryStore, *, good_s: float = 0.0) -> None:
-        """Has read nothing yet; what was read serves for so many seconds."""
+        """Starts empty; a state is reused for ``good_s`` seconds."""
         self._deliveries = deliveries
         self._good_s = good_s
         self._until = 0.0
         self._reading: asyncio.Future[HookStates] | None = None
 
     async def get(self) -> HookStates:
-        """The state, as it was at most so many seconds ago. Raises CourtError where the docket can't be read now."""
+        """Returns the state, at most ``good_s`` seconds old. Raises CourtError if the docket can't be read."""
         now = asyncio.get_running_loop().time()
         reading = self._reading
-        # What failed is read anew by the next who asks, instead of failing for them too.
+        # After an error the next caller reads again instead of getting the same error.
         if reading is None or (reading.done() and (now >= self._until or reading.cancelled() or reading.exception())):
             self._until = now + self._good_s
             reading = self._reading = asyncio.ensure_future(self._deliveries.states())
-        # Shielded: a sender that is ended must not end the reading of the others.
+        # Shielded, so that cancelling one sender does not cancel the read for the others.
         return await asyncio.shield(reading)
 
     def forget(self) -> None:
-        """Has the state read anew: something of it was changed."""
+        """Invalidates the cached state after a change."""
         self._reading = None
 
 
 class HookSender:
-    """Sends to one receiver, whenever this server is the one that does."""
+    """Sends to one receiver while this server owns it."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class HookSender:
         clock: Clock = utc_now,
         states: SharedStates | None = None,
     ) -> None:
-        """Sends nothing yet.
+        """Prepares the sender.
 
         Args:
             receiver: The receiver.
-            docket: Docket whose log it is told of.
-            pulse: Heartbeat of this server, as far as it sends.
+            docket: Docket whose log is sent.
+            pulse: Heartbeat of this server as a sender.
             telemetry: Counts attempts.
-            clock: The time, UTC.
+            clock: Returns the current time, UTC.
             states: State of the receivers, shared with other senders; read for each round if not given.
         """
         self._states = states or SharedStates(docket.deliveries)
@@ -123,7 +123,7 @@ class HookSender:
         self._kinds = wanted_kinds(receiver.settings)
         self._at_once = asyncio.Semaphore(CONNECTIONS)
         self._identity = ""
-        # Its place as it is stored, and how far nothing behind that is for it.
+        # Stored position, and position up to which the entries after it are not for this receiver.
         self._looked = (-1, -1)
 
     @property
@@ -132,16 +132,16 @@ class HookSender:
         return self._receiver.settings.name
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Sends until it is to stop; what is on its way then is finished."""
+        """Sends until told to stop; running attempts are finished."""
         while not stopping.is_set():
             try:
-                # Right on while there is something to send: the pause is for an empty log alone.
+                # Continue at once while there is something to send.
                 pause = 0.0 if await self.work() else POLL_S
             except CourtError as error:
                 _log.warning("webhook=%s waits for the docket: reason=%s", self.name, error.reason)
                 pause = AGAIN_S
             except Exception as error:
-                # A fault of ours must not end what nobody would start again.
+                # A bug must not end this task, which nobody would restart.
                 _log.error("webhook=%s could not be sent: error=%s", self.name, type(error).__qualname__)
                 pause = AGAIN_S
             with suppress(TimeoutError):
@@ -149,13 +149,13 @@ class HookSender:
                     await stopping.wait()
 
     async def work(self) -> bool:
-        """Makes one round: sends what is due and what is new, and stores what came of it.
+        """Runs one round: sends due and new messages, and stores the outcomes.
 
         Returns:
-            False where there was nothing to do.
+            False if there was nothing to do.
 
         Raises:
-            CourtError: The docket can't be asked or written now.
+            CourtError: The docket can't be read or written now.
         """
         states = await self._states.get()
         hook = await self._own(states)
@@ -165,39 +165,38 @@ class HookSender:
         now, size = self._clock(), states.log_size
         backlog = states.backlogs.get(self.name, _NOTHING)
         stored, looked = self._looked
-        # The stored place decides where it is another than this server has seen: a replay or another server has moved
-        # it.
+        # If the stored position has changed, a replay or another server has moved it, and it takes precedence.
         reached = looked if stored == hook.next_entry else hook.next_entry
         takes = hook.disabled_at is None and (hook.paused_until is None or now >= hook.paused_until)
         reads = takes and backlog.waiting < MOST_WAITING
 
-        # What failed before goes first and within the same bound, so that new messages can't crowd it out.
+        # Retries go first within the same limit, so that new messages can't starve them.
         due = await self._docket.deliveries.due(self.name, now, most=CONNECTIONS) if takes and backlog.waiting else ()
-        page = CONNECTIONS if reads else 1  # one, to know since when it waits
+        page = CONNECTIONS if reads else 1  # one, to know how long it has been waiting
         new = await self._docket.log.entries(reached, page, self._kinds) if reached < size else ()
         oldest = [*([backlog.oldest] if backlog.oldest else []), *(_time_of(entry) for entry in new[:1])]
         waits_s = max(0.0, (now - min(oldest)).total_seconds()) if oldest else 0.0
         self._telemetry.webhook_waits(self.name, lag=max(0, size - reached), oldest_s=waits_s)
         if reads:
-            # A page that is not full says that nothing else up to `size` is for this receiver. `size` was read before
-            # the page, so that nothing stored since is passed over.
+            # If the page is not full, nothing else up to `size` is for this receiver. `size` was read before the page,
+            # so that later entries are not skipped.
             reached = max(new[-1].number + 1 if new else reached, size if len(new) < page else 0)
 
         attempted = await self._attempt_all([*await self._again(due), *(await self._first(new) if reads else ())])
-        # Otherwise each entry that is none of its own would cost a write for each receiver.
-        if not attempted and (reached == hook.next_entry or reached < hook.next_entry + _STORE_ANYWAY):
+        # Otherwise every skipped entry would cost a write for each receiver.
+        if not attempted and (reached == hook.next_entry or reached < hook.next_entry + _MAX_UNSTORED):
             self._looked = (hook.next_entry, reached)
             return False
         return await self._settle(hook, reached, attempted)
 
     async def _own(self, states: HookStates) -> Hook | None:
-        """The row of the receiver, once this server is the one that sends; None where another is."""
+        """Returns the receiver's row if this server owns it, or could take it over; None otherwise."""
         hook = states.hooks.get(self.name)
         if hook is None or hook.owner == self._pulse.server:
             return hook
         if hook.owner and not self._pulse.dead(hook.owner):
             return None
-        # Of several servers that see the same owner dead, the docket gives the row to one.
+        # If several servers see a dead owner, the docket gives the row to one of them.
         self._states.forget()
         if not await self._docket.hooks.take(hook, self._pulse.server):
             return None
@@ -205,16 +204,16 @@ class HookSender:
         return replace(hook, owner=self._pulse.server)
 
     async def _first(self, entries: Sequence[Entry]) -> Sequence[tuple[Delivery, Message | None]]:
-        """Messages of entries that were not looked at yet."""
+        """Returns the messages of new entries."""
         found: list[tuple[Delivery, Message | None]] = []
         for message in await self._messages(entries):
-            # No due time: what has never failed is stored nowhere, and a crash has it read from the log again.
+            # No due time: messages that have not failed are not stored, and are read from the log again after a crash.
             delivery = Delivery(message.entry, message.event, message.at, attempts=0, due_at=None, error="")
             found.append((delivery, message))
         return found
 
     async def _again(self, due: Sequence[Delivery]) -> Sequence[tuple[Delivery, Message | None]]:
-        """Messages that are due again; None for those that must not be sent any more."""
+        """Returns the messages of due retries; None for those that must not be sent any more."""
         entries = [entry for each in due for entry in await self._docket.log.entries(each.entry, 1)]
         messages = {(message.entry, message.event): message for message in await self._messages(entries)}
         return [(each, messages.get((each.entry, each.event))) for each in due]
@@ -223,9 +222,9 @@ class HookSender:
         if not entries:
             return ()
         if not self._identity:
-            # Of all its keys the first: with a later one, what was sent before would come again under another id.
+            # The first of all its keys: a later one would change the ids of messages that were sent before.
             self._identity = str((await self._docket.log_keys.keys())[0])
-        # After the entries: what was erased between the two is not sent.
+        # Read after the entries, so that trials erased in between are not sent.
         named = {entry.trial_id for entry in entries if entry.trial_id}
         subjects = await self._docket.deliveries.subjects(named)
         found: list[Message] = []
@@ -234,7 +233,7 @@ class HookSender:
             try:
                 found += messages_of(entry, about, self._receiver.settings, docket=self._identity)
             except ValueError:
-                # Somebody altered it, which `memecourt docket verify` tells of.
+                # Somebody altered it, which `memecourt docket verify` reports.
                 _log.error("entry %d can't be read, and webhook=%s is not told of it", entry.number, self.name)
         return found
 
@@ -254,17 +253,17 @@ class HookSender:
         answers = [each.answer for each in attempted if each.answer is not None]
         for each in attempted:
             if each.answer is None or each.answer.outcome is Outcome.DELIVERED:
-                # An erased message as well: it must not be sent any more, and waits for nothing.
+                # Includes messages of erased trials, which must not be sent any more.
                 gone.append(each.delivery)
                 continue
             tried = each.delivery.attempts + 1
             due_at = next_attempt(tried, now)
             waiting.append(replace(each.delivery, attempts=tried, due_at=due_at, error=each.answer.error))
         taken = any(answer.outcome is Outcome.DELIVERED for answer in answers)
-        # A round in which nothing was sent says nothing about the receiver.
+        # A round without attempts says nothing about the receiver.
         failing_since = hook.failing_since
         if answers:
-            # One message that is taken is enough: a receiver that refuses only some is never disabled for it.
+            # One accepted message is enough: a receiver that refuses only some is never disabled.
             failing_since = None if taken else failing_since or now
         pause_s = max((answer.pause_s for answer in answers), default=0.0)
         after = replace(
@@ -273,13 +272,14 @@ class HookSender:
             failing_since=failing_since,
             paused_until=now + timedelta(seconds=pause_s) if pause_s else None,
         )
-        # Without a next time there was one attempt too many; it stays listed, for a person to look at.
+        # Without a next attempt the message is given up, but stays listed for a person to see.
         given_up = [each for each in waiting if each.due_at is None]
         if any(answer.outcome is Outcome.GONE for answer in answers):
             after = replace(after, disabled_at=now, why="It wants nothing any more: it answered with status 410.")
         elif given_up and failing_since and now - failing_since >= DEAD_AFTER:
             after = replace(after, disabled_at=now, why=f"It took nothing for three days: {given_up[-1].error}.")
-        # Nothing is lost: whoever has the row now goes on from the stored place, and sends again under the same ids.
+        # If this fails nothing is lost: the row's owner resumes from the stored position and resends under the same
+        # ids.
         stored = await self._docket.deliveries.settle(hook, after, gone=gone, remaining=waiting)
         self._states.forget()
         if not stored:
@@ -313,13 +313,13 @@ class HookSender:
 async def send_webhooks(
     docket: Docket, receivers: Sequence[Receiver], *, telemetry: Telemetry, pulse: Heartbeat | None = None
 ) -> None:
-    """Sends to receivers until it is cancelled; what is on its way then has seconds to end, and others take over.
+    """Sends to receivers until cancelled; running attempts then get seconds to finish, and other servers take over.
 
     Args:
-        docket: Docket whose log they are told of.
-        receivers: The receivers; closed at the end.
+        docket: Docket whose log is sent.
+        receivers: Receivers, which are closed at the end.
         telemetry: Counts attempts.
-        pulse: Heartbeat of this server, as far as it sends.
+        pulse: Heartbeat of this server as a sender.
     """
     pulse = pulse or Heartbeat(docket.heartbeats, f"webhooks-{uuid.uuid4().hex}")
     stopping = asyncio.Event()
@@ -334,14 +334,14 @@ async def send_webhooks(
     finally:
         stopping.set()
         if sending:
-            # An attempt that is cut off is made again by another server, under the same id.
-            _, late = await asyncio.wait(sending, timeout=_LAST_S)
+            # An interrupted attempt is repeated by another server, under the same id.
+            _, late = await asyncio.wait(sending, timeout=_DRAIN_S)
             for task in late:
                 task.cancel()
         beating.cancel()
         await asyncio.gather(*sending, beating, return_exceptions=True)
         with suppress(CourtError):
-            # Only after the senders have ended, or another server would send the same at the same time.
+            # Only after the senders have ended, or another server would send the same messages concurrently.
             await docket.hooks.release(pulse.server)
             await pulse.retire()
         for receiver in receivers:
@@ -349,7 +349,7 @@ async def send_webhooks(
 
 
 async def _registered(docket: Docket, names: Sequence[str]) -> None:
-    """Enters receivers, once the docket can be written."""
+    """Registers receivers once the docket can be written."""
     while True:
         try:
             return await docket.hooks.register(names)

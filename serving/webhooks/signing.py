@@ -1,6 +1,6 @@
 """Signatures of messages by Standard Webhooks: ``v1`` (HMAC-SHA256) and ``v1a`` (Ed25519).
 
-Secrets lie in files that nobody else may read. Their prefix says what they are: ``whsec_`` or ``whsk_``.
+Secrets are stored in private files. Their prefix determines the scheme: ``whsec_`` or ``whsk_``.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from serving.settings import WebhookSettings
 
 _HMAC, _PRIVATE, _PUBLIC = "whsec_", "whsk_", "whpk_"
 _HMAC_BYTES = (24, 64)
-"""Fewest and most bytes of a secret, by the specification."""
+"""Minimum and maximum bytes of a secret, by the specification."""
 _SEED = 32
 _OTHERS, _OTHERS_OF_MOUNTED = 0o077, 0o037
-"""Rights that nobody else may have. A file of another user, as a secret that is mounted, its group may read."""
+"""Permissions that others must not have. For a file of another user, such as a mounted secret, its group may read."""
 
 
 class Signer(Protocol):
-    """Signs messages by one secret.
+    """Signs messages with one secret.
 
     Attributes:
-        public_key: Key that signatures are verified with, as it is handed out; empty where that is the secret itself.
+        public_key: Public key that verifies signatures; empty for shared secrets.
     """
 
     public_key: str
 
     def sign(self, message: bytes) -> str:
-        """Returns the signature with the name of its scheme."""
+        """Returns the signature, prefixed by its scheme."""
         ...
 
 
 class HmacSigner(Signer):
-    """Signs by a secret that the receiver has too."""
+    """Signs with a secret shared with the receiver."""
 
     public_key = ""
 
@@ -61,10 +61,10 @@ class HmacSigner(Signer):
 
 
 class Ed25519Signer(Signer):
-    """Signs by a key of which the receiver has the public half alone."""
+    """Signs with a private key, of which the receiver has the public half."""
 
     def __init__(self, key: bytes) -> None:
-        """Takes the seed of a key, its public half behind it or not. Raises ValueError if it is none."""
+        """Takes the seed of a key, optionally followed by the public half. Raises ValueError if it is invalid."""
         if len(key) not in (_SEED, 2 * _SEED):
             raise ValueError("a key has 32 bytes, or 64 with its public half")
         self._key = Ed25519PrivateKey.from_private_bytes(key[:_SEED])
@@ -82,25 +82,25 @@ def signers_of(hook: WebhookSettings) -> Sequence[Signer]:
     """Reads the secrets of a receiver, the one in force first.
 
     Raises:
-        BadRequest: A file can't be read, may be read by others, or holds no secret.
+        BadRequest: A file can't be read, is readable by others, or contains no valid secret.
     """
     files = [hook.secret_file, *([hook.old_secret_file] if hook.old_secret_file else [])]
     return [_signer_in(path, hook.name) for path in files]
 
 
 def signature_of(signers: Sequence[Signer], message_id: str, timestamp: int, body: bytes) -> str:
-    """Returns the header ``webhook-signature``: one signature by each secret."""
+    """Returns the header ``webhook-signature`` with one signature per secret."""
     message = b".".join((message_id.encode(), str(timestamp).encode(), body))
     return " ".join(signer.sign(message) for signer in signers)
 
 
 def make_secret(path: Path, *, ed25519: bool) -> Signer:
-    """Writes a new secret into a new file that only its owner may read. Raises BadRequest where that can't be done."""
+    """Writes a new secret into a new private file. Raises BadRequest if that fails."""
     prefix = _PRIVATE if ed25519 else _HMAC
     text = prefix + base64.b64encode(secrets.token_bytes(_SEED)).decode()
     try:
-        # O_EXCL: a secret that is in use is never overwritten. The mode is set with the creation, so that at no moment
-        # others can read it.
+        # O_EXCL: never overwrite a secret in use. The mode is set at creation, so that others can't read it at any
+        # moment.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(text + "\n")
@@ -112,9 +112,9 @@ def make_secret(path: Path, *, ed25519: bool) -> Signer:
 def _signer_in(path: Path, hook: str) -> Signer:
     try:
         with path.open("rb") as file:
-            # Of the file that is open: what the path names could be another one by now.
+            # Of the open file, since the path may refer to another one by now.
             found = os.fstat(file.fileno())
-            # A secret is far shorter; a path that was mistyped may name a file of any size.
+            # A secret is far shorter; a mistyped path may name a file of any size.
             text = file.read(1024)
     except OSError as error:
         raise _unusable(hook, path, f"can't be read: {error.strerror}") from None
@@ -124,7 +124,7 @@ def _signer_in(path: Path, hook: str) -> Signer:
     try:
         return _parsed(text.decode("ascii").strip())
     except ValueError as error:
-        # Only for ValueError itself: a UnicodeDecodeError, which is one too, quotes bytes of the file.
+        # Only for ValueError itself: its subclass UnicodeDecodeError quotes bytes of the file.
         why = f" ({error})" if type(error) is ValueError else ""
         raise _unusable(
             hook,
@@ -134,10 +134,10 @@ def _signer_in(path: Path, hook: str) -> Signer:
 
 
 def _parsed(text: str) -> Signer:
-    """The signer of a secret. Raises ValueError if it is none."""
+    """Parses a secret. Raises ValueError if it is invalid."""
     for prefix, kind in ((_HMAC, HmacSigner), (_PRIVATE, Ed25519Signer)):
         if text.startswith(prefix):
-            # Without validate, b64decode leaves foreign characters out: a mistyped secret would become another one.
+            # Without validate, b64decode skips invalid characters, so a mistyped secret would become another one.
             try:
                 return kind(base64.b64decode(text.removeprefix(prefix), validate=True))
             except binascii.Error:

@@ -1010,7 +1010,7 @@ def test_moderations_work_with_openai_s_own_library(tmp_path):
 # Fuzzing
 
 
-@settings(max_examples=300 if FULL else 60, deadline=None)
+@settings(max_examples=300 if FULL else 60)
 @given(
     media=st.sampled_from(["application/json", "multipart/form-data; boundary=b", "image/png", "image/", ""]),
     body=st.one_of(

@@ -46,7 +46,6 @@ def world(
     return np.hstack([texts, pictures]), memes
 
 
-@settings(deadline=None)
 @given(
     found=st.lists(st.tuples(st.floats(-1, 1), st.booleans()), min_size=1, max_size=30),
     k=st.integers(1, 40),

@@ -157,7 +157,6 @@ def brute_force(marks, rows, queries, radius):
     return found
 
 
-@settings(deadline=None)
 @given(blocks=st.lists(hashes, max_size=6), seed=st.integers(0, 2**32 - 1), radius=st.integers(0, 256))
 def test_index_matches_brute_force(blocks, seed, radius):
     rng = np.random.default_rng(seed)
@@ -281,7 +280,6 @@ def test_texts_read_from_pictures_may_have_misread_letters(one, other, agree_giv
             assert (agreement_of(MemeText(a, pair[0]), MemeText(b, pair[1])) is not Agreement.OTHER) is agree_read
 
 
-@settings(deadline=None)
 @given(a=st.text("ab", max_size=8), b=st.text("ab", max_size=8), misread=st.sampled_from([0.0, 0.2, 0.5, 0.9]))
 def test_misread_letters_are_counted_by_levenshtein_distance(a, b, misread):
     table = np.zeros((len(a) + 1, len(b) + 1), int)

@@ -33,7 +33,7 @@ def reference(
     return sorted(scores, key=lambda pair: (-pair[0], pair[1]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     pairs=st.lists(st.tuples(half, half), min_size=1, max_size=60),
     query=st.tuples(half, half),

@@ -315,13 +315,13 @@ def fence_holds_quickly(text):
     return folded(around).count(MARK) == 2 and len(re.findall(rf"^\[(begin|end) {MARK}\]$", around, re.MULTILINE)) == 2
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=10).map("".join))
 def test_pi_3_fence_holds_for_any_text(text):
     assert fence_holds(text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text("0123456789abcdef", min_size=1, max_size=16), st.data())
 def test_pi_3_fence_holds_for_any_mark(mark, data):
     pieces = st.lists(st.sampled_from([mark, mark[:1], mark[1:], mark.upper(), "[end ", "]", "\n", "\u200b"]))

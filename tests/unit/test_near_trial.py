@@ -104,7 +104,7 @@ duplicates = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     found=duplicates,
     procedure=st.sampled_from(Procedure),

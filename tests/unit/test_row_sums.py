@@ -90,7 +90,7 @@ def test_each_file_kind_has_a_writer():
 
 
 @pytest.mark.parametrize("kind", FileKind)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS, missing=st.sampled_from(["problem", "none", "drop"]))
 def test_read_refused_excluded_and_elsewhere_rows_add_up_to_all_rows(tmp_path, kind, rows, missing):
     rows = [row | {"n": f"r{n}"} for n, row in enumerate(rows)]

@@ -151,7 +151,7 @@ def test_replies_follow_a_json_schema():
     assert with_stand_in(steps, Settings(values={"label": "NONSENSE"}))["label"] == "HARMFUL"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(low=st.integers(0, 80), room=st.integers(0, 80), words=st.integers(0, 30))
 def test_strings_respect_their_length_limits(low, room, words):
     schema = {"type": "string", "minLength": low, "maxLength": low + room}

@@ -304,7 +304,7 @@ MEMBERS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(MEMBERS)
 def test_every_key_is_read_or_refused_once(tmp_path, members):
     members = [(f"{key}{ending}", content) for key, ending, content in members if key + ending]

@@ -136,7 +136,7 @@ def test_empty_query_finds_the_first_rows():
     assert hits.rows.tolist() == [0, 1, 2, 3] and not hits.scores.any()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     pairs=st.lists(st.tuples(half, half), min_size=1, max_size=60),
     query=st.tuples(half, half),

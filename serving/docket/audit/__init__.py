@@ -1,1 +1,1 @@
-"""Recomputing everything that the docket claims, and witnessing its checkpoints elsewhere."""
+"""Audits the docket by recomputing everything that it claims, and sends its checkpoints to external witnesses."""

@@ -1,7 +1,7 @@
-"""Pushes the docket's checkpoints to a place that the service can't rewrite, while it serves.
+"""Anchoring: sends the docket's checkpoints to a witness that the service can't rewrite.
 
-Verdicts do not wait for it: what has not arrived yet is the unanchored tail, and what can't be delivered now is
-delivered later, as the newest checkpoint then. Earlier ones need not arrive: each speaks for all that was before it.
+Verdicts do not wait for it: entries not yet covered form the unanchored tail. After an outage only the newest
+checkpoint is sent, since each covers everything before it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from court.errors import BadRequest, CourtError, Unavailable
 from serving.docket.ports import TransparencyLog
 
 EVERY_S = 1.0
-"""Seconds from one look for a newer checkpoint to the next."""
+"""Seconds between two checks for a newer checkpoint."""
 _LONGEST_S = 60.0
-"""Seconds between two attempts at a place that does not take them, at most."""
+"""Maximum seconds between two attempts while the witness is unavailable."""
 _PATIENCE_S = 10.0
 _LAST_S = 2.0
 
@@ -33,19 +33,19 @@ _log = logging.getLogger("memecourt.anchor")
 
 
 class CheckpointWitness(Protocol):
-    """Takes checkpoints and keeps them."""
+    """An external store of checkpoints."""
 
     async def push(self, note: str) -> None:
-        """Hands one over; it is kept when this returns. Raises Unavailable where it could not be."""
+        """Stores a checkpoint durably. Raises Unavailable if that fails."""
         ...
 
     async def aclose(self) -> None:
-        """Lets go."""
+        """Closes the connection."""
         ...
 
 
 class FileWitness(CheckpointWitness):
-    """A file that checkpoints are added to: on another machine's share, or one that can only be appended to."""
+    """Appends checkpoints to a file, on another machine's share or append-only."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,7 +63,7 @@ class FileWitness(CheckpointWitness):
 
     def _append(self, note: str) -> None:
         with self._path.open("ab+") as file:
-            # One that was cut off in the middle is set apart, and spoils none of the others.
+            # Separate a truncated last checkpoint, so that it does not spoil the next one.
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 note = note if file.read(1) == b"\n" else f"\n\n{note}"
@@ -73,7 +73,7 @@ class FileWitness(CheckpointWitness):
 
 
 class HttpWitness(CheckpointWitness):
-    """An address that checkpoints are sent to, each in the body of a POST; any 2xx says that it is kept."""
+    """Sends each checkpoint to an address in the body of a POST; any 2xx confirms that it is stored."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -96,10 +96,10 @@ class HttpWitness(CheckpointWitness):
 
 
 def open_witness(named: str) -> CheckpointWitness:
-    """The place that a setting names: a file, or an http or https address.
+    """Opens the witness in the settings: a file, or an http or https address.
 
     Raises:
-        BadRequest: The place can't be a witness.
+        BadRequest: The setting is not a valid witness.
     """
     if "://" not in named:
         return FileWitness(Path(named))
@@ -118,13 +118,13 @@ async def keep_anchored(
     every_s: float = EVERY_S,
     on_anchored: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Pushes every checkpoint that is newer than the last one pushed, until it is cancelled; the newest at the end.
+    """Sends newer checkpoints to a witness until cancelled, and then the newest one.
 
     Args:
         log: The log.
-        place: Keeper of checkpoints.
-        every_s: Seconds between two looks for a newer one.
-        on_anchored: Is told how many entries the one covers that is kept there.
+        place: Witness that stores the checkpoints.
+        every_s: Seconds between two checks for a newer one.
+        on_anchored: Called with the number of entries covered by each stored checkpoint.
     """
     pushed, wait = "", every_s
     try:
@@ -136,13 +136,13 @@ async def keep_anchored(
                     _log.info("checkpoints are taken again")
                 wait = every_s
             except CourtError as error:
-                # Once for a whole outage, and not at every attempt.
+                # Once per outage rather than at every attempt.
                 if wait == every_s:
                     _log.warning("checkpoints can't be kept outside now: %s", error.message)
                 wait = min(2 * wait, _LONGEST_S)
             await asyncio.sleep(wait)
     finally:
-        # Bounded: a place that does not answer must not hold up the end of the server.
+        # With a timeout: an unresponsive witness must not delay the shutdown.
         with suppress(CourtError, TimeoutError):
             async with asyncio.timeout(_LAST_S):
                 await _push(log, place, pushed)

@@ -1,4 +1,4 @@
-"""The rows of a docket as they stand, for whoever checks them, and what follows from its entries."""
+"""The audit: reads a docket's raw rows, recomputes derived data from its entries, and compares."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _AT_ONCE = 1000  # rows in memory
 _LISTED_KINDS = frozenset(
     kind.__name__ for kind in (TrialOpened, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed)
 )
-"""Kinds of events that the listing is made from; other events change nothing in it."""
-# Truth values as they stand: SQLite takes any value for one, and queries may take it otherwise than its driver does.
+"""Kinds of events that the listing is derived from; others don't affect it."""
+# Raw truth values: SQLite accepts any value, which queries may interpret differently from its driver.
 _TRUE_OR_FALSE = [column.name for column in t.trials.c if isinstance(column.type, Boolean)]
 _TRUTHS: Mapping[Any, bool] = {0: False, 1: True}
 _TRIALS = [
@@ -48,7 +48,7 @@ class Rows(StoredDocket):
     """Rows of the tables, valid while the connection is open."""
 
     def __init__(self, connection: Connection) -> None:
-        """Reads over a connection whose reads all see one moment."""
+        """Reads from a connection with one consistent snapshot."""
         self._connection = connection
 
     @override
@@ -82,26 +82,26 @@ class Rows(StoredDocket):
     @override
     def state(self) -> Mapping[str, Any]:
         rows = self._connection.execute(select(t.log)).all()
-        # With several rows nothing says which of them counts.
+        # With several rows it is undefined which one counts.
         if len(rows) != 1:
             return {}
         state = rows[0]._mapping
-        # Not empty: that would pass for a docket that has never signed anything.
+        # Not empty, which would look like a docket that has never signed anything.
         return {**state, "checkpoint": _as(str, state["checkpoint"], "?")}
 
     def _rows(self, query: Select[Any]) -> Iterator[Any]:
-        # In pieces: a large docket does not fit into memory.
+        # In chunks, since a large docket does not fit into memory.
         return iter(self._connection.execute(query, execution_options={"yield_per": _AT_ONCE}))
 
 
 def _as(kind: type[T], value: Any, instead: T) -> T:
-    """A value where it is of the type of its column: SQLite takes any in any."""
+    """Returns a value if it has its column's type, which SQLite does not enforce."""
     return value if isinstance(value, kind) else instead
 
 
 @contextmanager
 def _whatever_stands(connection: Connection) -> Iterator[None]:
-    """SQLite keeps as text what is none, and its driver then ends the reading: here it is given as bytes."""
+    """Reads invalid text as bytes: SQLite stores it, and its driver would otherwise abort the read."""
     if connection.dialect.name != "sqlite":
         yield
         return
@@ -111,15 +111,15 @@ def _whatever_stands(connection: Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        # The connection goes back to the pool, where others expect text.
+        # The connection returns to the pool, where others expect text.
         driver.text_factory = usual
 
 
 def _faults_of_indexes(connection: Connection) -> Iterator[str]:
-    """Finds the faults of the indexes of the tables that are checked, in a SQLite file.
+    """Finds corrupt indexes of the checked tables in a SQLite file.
 
-    The check itself reads whole tables and would not see it; but whoever lists trials or reads one goes by an index,
-    and does not find a row that was taken out of it. PostgreSQL checks its own with an extension (amcheck).
+    The audit itself reads whole tables and would not notice; but listings and reads use indexes, and would miss a row
+    that was removed from one. PostgreSQL has an extension for this (amcheck).
     """
     if connection.dialect.name != "sqlite":
         return
@@ -137,7 +137,7 @@ def _text_or_bytes(data: bytes) -> str | bytes:
 
 
 def _written_now(review: Any) -> Any:
-    """A kept review as this version writes it: an earlier one knew fewer fields."""
+    """Normalises a stored review to the current version, since earlier ones had fewer fields."""
     if not isinstance(review, str):
         return review
     try:
@@ -147,18 +147,18 @@ def _written_now(review: Any) -> Any:
 
 
 def _entry_in(row: Any) -> Entry:
-    """The entry in a row; one that no commitment and no tree fits where a value is of another type than its column."""
+    """Converts a row to an entry; a value of the wrong type gives an entry that never verifies."""
     kinds = {"number": int, "kind": str, "trial_id": str, "seq": int, "at": str, "commitment": bytes}
     whole = all(type(row._mapping[name]) is kind for name, kind in kinds.items())
     whole = whole and all(isinstance(value, bytes | None) for value in (row.body, row.salt))
-    # Anything else would end the whole check by an error of its own, and hide what is wrong elsewhere.
+    # Otherwise an error here would abort the whole audit and hide other findings.
     if whole:
         return log_queries.entry_in(row)
     return Entry(number=row.number, kind="", trial_id="", seq=-1, at="", commitment=b"", body="", salt=b"")
 
 
 class FromEntries(Derived):
-    """Listing, parts and pictures, made anew."""
+    """Listing, parts and pictures, recomputed from the entries."""
 
     def __init__(self) -> None:
         self._trials: dict[str, dict[str, Any]] = {}
@@ -173,7 +173,7 @@ class FromEntries(Derived):
                 self._part(entry.number, entry.body)
             elif entry.kind in _LISTED_KINDS and entry.body is not None:
                 self._event(entry.body)
-        # A body may be anything here: it becomes a finding of this entry, and the check goes on.
+        # A body may be anything here: it becomes a finding of this entry, and the audit continues.
         except (ValueError, KeyError, TypeError, RecursionError):
             raise BadEntry(f"The body of entry {entry.number} can't be read as what its header says.") from None
 
@@ -196,7 +196,7 @@ class FromEntries(Derived):
         if isinstance(event, TrialOpened):
             self._trials[event.trial_id] = {**trial_row(event), "erased": False}
         else:
-            # A KeyError, where the trial was never opened, becomes a finding in add().
+            # A KeyError, for a trial that was never opened, becomes a finding in add().
             self._trials[event.trial_id] |= trial_change(event)
 
     def _part(self, number: int, body: str) -> None:
@@ -210,19 +210,19 @@ class FromEntries(Derived):
 
 
 class Auditor:
-    """Checks a docket as a whole, and proves what it holds of one trial."""
+    """Audits a whole docket, and builds proofs for single trials."""
 
     def __init__(
         self, transactions: Transactions, trials: TrialReader, *, log: TransparencyLog, keys: LogKeys, signer: Signer
     ) -> None:
-        """Reads nothing yet.
+        """Prepares the auditor.
 
         Args:
             transactions: Transactions of the docket.
             trials: Its records and pictures.
             log: Its log.
             keys: Keys of the log.
-            signer: Gives the docket's private key, by its public one.
+            signer: Returns the docket's private key, by its public one.
         """
         self._transactions = transactions
         self._trials = trials
@@ -231,7 +231,7 @@ class Auditor:
         self._signer = signer
 
     async def read(self, read: Callable[[Connection], T]) -> T:
-        """Reads the tables as they stand, all of it at one moment."""
+        """Reads the raw tables in one snapshot."""
         return await self._transactions.read(read)
 
     async def audit(
@@ -243,7 +243,7 @@ class Auditor:
     ) -> Report:
         """Checks a whole docket; see :mod:`serving.docket.log.verify` for what is found and what can't be.
 
-        All rows are of one moment; the docket may go on being written to. Pictures are looked at afterwards.
+        All rows are from one snapshot, while the docket may be written to. Pictures are checked afterwards.
 
         Raises:
             Unavailable: The docket can't be read now.
@@ -257,14 +257,14 @@ class Auditor:
                     report.wrong(Fault.INDEX_DIFFERS, text)
                 return report
 
-        # One read for all tables: entries that come meanwhile would look as if rows were missing.
+        # One read for all tables: otherwise new entries would look like missing rows.
         report = await self.read(checked)
 
         async def still_wanted(digest: str) -> bool:
             one = select(literal(1)).select_from(t.trials).where(t.trials.c.pixels_sha256 == digest).limit(1)
             return await self.read(lambda connection: connection.execute(one).first() is not None)
 
-        # Outside of that moment, since pictures may lie elsewhere: one that is gone is asked about once more
+        # Outside of the snapshot, since pictures may be stored elsewhere: a missing one is checked again
         # (still_wanted).
         await verify_pictures(
             derived.pictures(),
@@ -276,21 +276,21 @@ class Auditor:
         return report
 
     async def bundle(self, trial_id: str, *, with_access: bool = False, anchors: Sequence[Anchor] = ()) -> str:
-        """Writes one trial with its proofs and its signed count, as the text of a file.
+        """Builds the bundle file of a trial, with its proofs and its signed count of entries.
 
         Args:
             trial_id: Id of the trial.
-            with_access: True to include who looked at its picture.
-            anchors: Checkpoints that the receiver has: the log is shown to continue them.
+            with_access: True to include who viewed its picture.
+            anchors: Checkpoints that the receiver has: the bundle proves that the log continues them.
 
         Raises:
-            BadNote: A checkpoint that the receiver has is not of this docket, or of a larger log than there is.
+            BadNote: A checkpoint of the receiver is not of this docket, or covers a larger log.
             TrialUnknown: There is none of that id.
-            DocketError: The docket's private key is not there.
+            DocketError: The docket's private key is missing.
             Unavailable: The docket can't be read or signed now.
         """
         public = await self._log.vkey()
-        # Before anything is read: without the private key no count can be signed, and no bundle is complete.
+        # Before anything is read: without the private key no count can be signed.
         key = self._signer(public)
         known = await self._keys.keys()
         checkpoints = {(open_checkpoint(note, known).size, note) for anchor in anchors for note in anchor.notes}
@@ -301,7 +301,7 @@ class Auditor:
             if note is None:
                 return None
             checkpoint = read_checkpoint(split_note(note)[0])
-            # The receiver knows of entries that are not here: a bundle would cover up that the log was cut.
+            # The receiver knows of entries that are missing here: a bundle would cover up a truncated log.
             if any(size > checkpoint.size for size, _ in checkpoints):
                 raise BadNote(
                     "A checkpoint of the receiver's is of a larger log than this docket has: entries are missing here."
@@ -314,14 +314,14 @@ class Auditor:
                 [entry for entry in found if entry.kind == PART],
                 checkpoint=note,
                 size=checkpoint.size,
-                # In the same read as the entries: a count of another moment would not fit them.
+                # In the same snapshot as the entries, so that the count matches.
                 count=signed_count(key, checkpoint, trial_id, len(own)),
                 read=log_queries.nodes(connection),
                 known=sorted(checkpoints),
                 withheld=withheld,
             )
 
-        # Others may add entries between the signature and the next read.
+        # Others may append between the signature and the next read.
         while (text := await self.read(made)) is None:
             await self._log.sign()
         return text

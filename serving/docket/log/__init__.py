@@ -1,1 +1,1 @@
-"""The docket as a transparency log: what it consists of, how it is signed, and how it is checked. No database here."""
+"""The docket's transparency log: data structures, signatures and verification, independent of any database."""

@@ -1,8 +1,8 @@
-"""Checkpoints kept outside of the docket, and public keys, as whoever checks it has them in files.
+"""Reads externally stored checkpoints (anchors) and public keys from files, for verification.
 
-A docket vouches for itself only as far as its checkpoints are known elsewhere: who has its files and its key can write
-another one. An anchor is a file of checkpoints, one after the other as they are signed, at a place that the service can
-add to and not rewrite.
+A docket is only trustworthy as far as its checkpoints are known elsewhere: anybody with its files and its key can write
+another one. An anchor is a file of signed checkpoints in order, at a place that the service can append to but not
+rewrite.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from serving.docket.log.errors import BadNote
 from serving.docket.log.notes import VerifierKey
 
-# Read as a whole; at some 300 bytes a note these are millions of checkpoints.
+# Maximum size, since files are read as a whole: at about 300 bytes per note, millions of checkpoints.
 _MOST_BYTES = 1 << 30
 _NOTE = re.compile(r"(?:^(?!— )[^\n]+\n)+\n(?:^— [^\n]+\n)+", re.MULTILINE)
-"""A checkpoint: lines of text, an empty line, lines of signatures."""
+"""Pattern of a checkpoint: lines of text, an empty line, lines of signatures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Checkpoints from one place outside.
+    """Checkpoints from one external source.
 
     Attributes:
-        name: Name of the place, for readers of the findings.
-        notes: The signed checkpoints, unchecked.
+        name: Name of the source, for the findings.
+        notes: Signed checkpoints, not yet verified.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Anchor:
 
 
 def read_anchor(path: Path) -> Anchor:
-    """The checkpoints in a file: notes one after the other, or JSON with ``checkpoint`` in it (a receipt, a bundle).
+    """Reads the checkpoints in a file: a sequence of notes, or JSON with ``checkpoint`` (a receipt or bundle).
 
     Raises:
         BadNote: The file can't be read, or contains no checkpoint.
@@ -52,7 +52,7 @@ def read_anchor(path: Path) -> Anchor:
         raise BadNote(f"The anchor {path.name} can't be read: {error.strerror}.") from None
     try:
         notes = tuple(_in_json(text) if text.lstrip().startswith(("{", "[")) else _in_text(text))
-    # JSON that is nested deeper than its parser goes.
+    # JSON nested too deeply for its parser.
     except RecursionError:
         notes = ()
     if not notes:
@@ -61,7 +61,7 @@ def read_anchor(path: Path) -> Anchor:
 
 
 def read_keys(path: Path) -> list[VerifierKey]:
-    """The public keys in a file, one a line. Raises BadNote if it can't be read, or there is none in it."""
+    """Reads the public keys in a file, one per line. Raises BadNote if it can't be read or contains none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
@@ -75,7 +75,7 @@ def read_keys(path: Path) -> list[VerifierKey]:
 
 
 def _in_text(text: str) -> Iterator[str]:
-    """Notes that stand one after the other, empty lines between them or not; what is none comes too, to be told of."""
+    """Yields consecutive notes, with or without empty lines in between, and invalid text, which is reported later."""
     end = 0
     for found in _NOTE.finditer(text):
         if text[end : found.start()].strip():
@@ -92,7 +92,7 @@ def _in_json(text: str) -> Iterator[str]:
         values = [json.loads(text)]
     except ValueError:
         try:
-            # Not splitlines(): texts in JSON may hold other line separators, such as U+2028, unescaped.
+            # Not splitlines(): JSON texts may contain other line separators, such as U+2028, unescaped.
             values = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError:
             return

@@ -1,6 +1,6 @@
-"""One trial, handed over: its entries, the proof of each, and how many there are, signed.
+"""Bundles: a trial's entries, the proof of each, and their signed number, for verification by others.
 
-:mod:`memecourt.verify` checks a bundle without anything of ours.
+:mod:`memecourt.verify` verifies a bundle independently of this code.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from serving.docket.log.merkle import ReadNode, consistency_proof, inclusion_pro
 from serving.docket.log.notes import Checkpoint, SigningKey, sign_note
 
 FORMAT = "memecourt-bundle/1"
-"""Of bundles; stands in each."""
+"""Format of bundles, included in each."""
 COUNT = "memecourt-count/1"
-"""First line of what is signed of the count. A checkpoint has a number in its second line: neither passes for the
-other."""
+"""First line of the signed count. A checkpoint has a number in its second line, so neither passes for the other."""
 ACCESS = "PictureShown"
-"""Entries of this kind say who looked: their bodies are withheld unless they are asked for."""
+"""Kind of entries that say who viewed a picture: their bodies are withheld unless requested."""
 
 
 def signed_count(key: SigningKey, checkpoint: Checkpoint, trial_id: str, entries: int) -> str:
-    """The docket's word that a trial has so many entries in the log of a checkpoint, as a signed note.
+    """Signs the number of entries that a trial has in the log of a checkpoint.
 
     Raises:
-        BadNote: The id of the trial can't stand in a line.
+        BadNote: The id of the trial contains a line break.
     """
-    # A line break would let an id add lines of its own to what is signed.
+    # A line break would let an id add lines to the signed text.
     if "\n" in trial_id:
         raise BadNote("The id of a trial is one line.")
     root = base64.b64encode(checkpoint.root).decode()

@@ -1,8 +1,8 @@
 """Entries of the log: a header that stays, and a body that may be erased.
 
-A leaf of the tree is a header. It holds a commitment to the body, made with a salt that is kept beside the body: with
-both, anyone can check that the body is the one that was logged; without them nothing about the body can be learned or
-tried out, and everything else still verifies.
+A leaf of the tree is a header. It contains a commitment to the body, made with a salt that is stored with the body:
+with both, anyone can verify that the body is the logged one; without them, nothing about the body can be learned or
+guessed, and everything else still verifies.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from serving.docket.log.errors import BadEntry
 from serving.docket.log.merkle import leaf_hash
 
 FORMAT = 1
-"""Of headers; stands in each."""
+"""Format of headers, included in each."""
 SALT_SIZE = 32
-"""Bytes."""
+"""Size of a salt in bytes."""
 NO_SEQ = -1
-"""Sequence number of an entry that is no event of a trial."""
+"""Sequence number of entries that are not events of a trial."""
 
 
 _EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
@@ -35,10 +35,10 @@ class Entry:
     """One entry of the log.
 
     Attributes:
-        number: Its place in the log, counted from 0 without gaps.
+        number: Position in the log, counted from 0 without gaps.
         kind: Kind of the event, or one of our own (:data:`OWN_KINDS`).
-        trial_id: The trial it belongs to, or empty.
-        seq: Its place among the events of that trial, counted from 0 without gaps; -1 where it is no event.
+        trial_id: Id of the trial that it belongs to, or empty.
+        seq: Position among the events of the trial, counted from 0 without gaps; -1 if it is not an event.
         at: Time of the event as text: ISO 8601, UTC.
         commitment: HMAC-SHA256 of the body under the salt, 32 bytes.
         body: Content of the event as canonical JSON; None once it is erased.
@@ -55,8 +55,8 @@ class Entry:
     salt: bytes | None
 
     def header(self) -> bytes:
-        """Header of the entry, which is logged for ever: canonical JSON, the data of the leaf."""
-        # canonical_plain does not sort: the keys have to stand in order here.
+        """Returns the entry's permanent header: canonical JSON, the data of the leaf."""
+        # canonical_plain does not sort, so the keys must be in order here.
         return canonical_plain(
             {
                 "at": self.at,
@@ -70,7 +70,7 @@ class Entry:
         )
 
     def leaf(self) -> bytes:
-        """The hash of its leaf."""
+        """Returns the hash of its leaf."""
         return leaf_hash(self.header())
 
     @property
@@ -87,37 +87,37 @@ class _OwnEntry(BaseModel):
 
 
 class PictureShown(_OwnEntry):
-    """Somebody looked at the picture of a trial as it is."""
+    """Somebody viewed an unblurred picture of a trial."""
 
     kind: Literal["PictureShown"] = "PictureShown"
     who: str = Field(min_length=1)
     what: str
-    """Which picture: ``frame 0``, or ``precedent`` and its id."""
+    """Picture that was shown: ``frame 0``, or ``precedent`` and its id."""
 
 
 class Erased(_OwnEntry):
-    """Bodies of entries were erased. Its own never is: what is gone without such an entry was taken."""
+    """Bodies of entries were erased. Its own body never is; bodies missing without such an entry were tampered with."""
 
     kind: Literal["Erased"] = "Erased"
     who: str = Field(min_length=1)
     why: str = Field(min_length=1)
     numbers: tuple[int, ...]
-    """Of the entries whose bodies were erased, ascending."""
+    """Numbers of the entries whose bodies were erased, ascending."""
     buried: int = 0
-    """Precedents of which nothing is kept any more, whoever quotes them."""
+    """Number of precedents of which nothing is stored any more, even if quoted later."""
     left: dict[str, str | bool | None] = Field(default_factory=dict)
-    """What the listing still says of the trial: nothing else vouches for it any more. Empty where no trial is meant."""
+    """Remaining row of the trial in the listing, which can't be derived any more; empty if no trial was erased."""
 
 
 class PrecedentChanged(_OwnEntry):
-    """A precedent of the library that is served was changed; noted where receivers of webhooks are told of it."""
+    """A precedent of the served library was changed; only recorded if webhook receivers subscribe to it."""
 
     kind: Literal["PrecedentChanged"] = "PrecedentChanged"
     trial_id: Literal[""] = ""
     precedent_id: str = Field(min_length=1)
     change: Literal["add", "remove", "relabel", "revoke"]
     library: str
-    """Its name."""
+    """Name of the library."""
     number: int = Field(ge=1)
     """Number of the change in the library's history."""
 
@@ -130,31 +130,31 @@ class KeyRotated(_OwnEntry):
     who: str = Field(min_length=1)
     why: str = Field(min_length=1)
     compromised: bool = False
-    """Whether others may have the key that is retired."""
+    """True if the retired key may have leaked."""
     note: str
-    """Statement of the change, signed with both keys."""
+    """Statement of the rotation, signed by both keys."""
 
 
 OWN_KINDS = frozenset({"PictureShown", "Erased", "Part", "PrecedentChanged", "KeyRotated"})
-"""Kinds of entries that are no events of a trial."""
+"""Kinds of entries that are not events of a trial."""
 
 
 def commitment_to(body: bytes, salt: bytes) -> bytes:
-    """Returns the commitment in the header to a body in UTF-8."""
+    """Returns the header's commitment to a UTF-8 body."""
     return hmac.digest(salt, body, sha256)
 
 
 def check(entry: Entry) -> None:
-    """Checks that the body is the one that the header commits to, and that both tell of the same.
+    """Verifies that the body matches the header's commitment and fields.
 
-    An erased body is right here: whether it was erased by an entry that says so shows only in the whole log.
+    An erased body is accepted: only the whole log shows whether it was erased properly.
 
     Raises:
         BadEntry: The entry is inconsistent; the message says how.
     """
     if entry.erased:
         return
-    # An erasure takes both: where one of them is left, this was none.
+    # An erasure removes both, so a remaining one indicates tampering.
     if entry.body is None or entry.salt is None:
         raise BadEntry(f"Entry {entry.number} has lost its {'body' if entry.body is None else 'salt'}.")
     if not hmac.compare_digest(commitment_to(entry.body.encode(), entry.salt), entry.commitment):
@@ -162,20 +162,20 @@ def check(entry: Entry) -> None:
 
 
 def body_of(value: BaseModel) -> str:
-    """The body of an entry for an event, or for one of our own kinds."""
+    """Builds the body of an entry for an event, or for one of our own kinds."""
     return canonical(value.model_dump(mode="json"))
 
 
 def event_of(body: str) -> AnyEvent:
-    """The event in a body. Raises ValueError (of which pydantic's ValidationError is one) if it is none."""
-    # Marks stand for what JSON can't hold: such a body goes by way of the values themselves.
+    """Parses the event in a body. Raises ValueError (or its subclass ValidationError) if it is invalid."""
+    # Markers stand for values that JSON can't represent, so such a body needs the slower parser.
     return _EVENT.validate_python(parse(body)) if '"$' in body else parse_event(body)
 
 
 def erased_of(body: str) -> Erased:
-    """Parses the body of an erasure entry. Raises BadEntry if it is none."""
+    """Parses the body of an erasure entry. Raises BadEntry if it is invalid."""
     try:
         return Erased.model_validate(parse(body))
-    # RecursionError: a body may be nested deeper than the parser goes.
+    # RecursionError: a body may be nested too deeply for the parser.
     except (ValueError, RecursionError):
         raise BadEntry("An entry that says what was erased can't be read.") from None

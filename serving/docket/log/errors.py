@@ -15,7 +15,7 @@ from court.errors import CourtError
 
 
 class LogError(CourtError):
-    """A part of the log is not what it has to be."""
+    """A part of the log is invalid."""
 
     default_reason = "BAD_LOG"
 

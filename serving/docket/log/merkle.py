@@ -1,8 +1,8 @@
-"""The Merkle tree of RFC 6962 §2.1: its root as it grows, what is stored of it, and proofs from what is stored.
+"""The Merkle tree of RFC 6962 §2.1: its root as it grows, its stored tiles, and proofs from these.
 
 A node is named by its level and its index in that level, both counted from 0, leaves at level 0: a node is the root
-over the leaves ``[index << level, (index + 1) << level)``. Stored are tiles, as C2SP tlog-tiles has them: 256 nodes
-side by side at every eighth level; all other nodes follow from those.
+over the leaves ``[index << level, (index + 1) << level)``. It is stored as tiles (C2SP tlog-tiles): 256 adjacent nodes
+at every eighth level; all other nodes are computed from those.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from serving.docket.log.errors import BadProof
 HASH_SIZE = 32
 """Bytes of a hash (SHA-256)."""
 TILE_HEIGHT = 8
-"""Levels from one stored level to the next."""
+"""Number of levels between stored levels."""
 TILE_WIDTH = 1 << TILE_HEIGHT
-"""Nodes in a full tile."""
+"""Number of nodes in a full tile."""
 EMPTY_ROOT = hashlib.sha256(b"").digest()
-"""Of a tree without leaves (RFC 6962 §2.1)."""
+"""Root hash of a tree without leaves (RFC 6962 §2.1)."""
 
 ReadNode = Callable[[int, int], bytes]
-"""Gives the hash of a node by level and index; asked only for nodes whose leaves are all there."""
+"""Returns the hash of a node by level and index; only called for complete nodes."""
 ReadTile = Callable[[int, int], bytes]
-"""Gives a tile by tile level (0 holds leaves, 1 nodes of level 8 …) and index: at most 256 hashes, joined."""
+"""Returns a tile by tile level (0 for leaves, 1 for nodes of level 8 …) and index: at most 256 hashes, joined."""
 
 
 def leaf_hash(data: bytes) -> bytes:
-    """The hash of a leaf (RFC 6962 §2.1): a prefix keeps it apart from that of a node."""
+    """Returns the hash of a leaf (RFC 6962 §2.1), whose prefix distinguishes it from that of a node."""
     return hashlib.sha256(b"\x00" + data).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """The hash of two nodes (RFC 6962 §2.1)."""
+    """Returns the hash of two nodes (RFC 6962 §2.1)."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node all of whose leaves are there: it never changes again."""
+    """A complete node, which never changes again."""
 
     level: int
     index: int
@@ -48,19 +48,19 @@ class Node:
 
 
 class Frontier:
-    """A tree that grows at its end, of which only the roots of its perfect subtrees are kept: at most one per level."""
+    """A growing tree, represented by the roots of its perfect subtrees: at most one per level."""
 
     __slots__ = ("_hashes", "_size")
 
     def __init__(self, size: int = 0, hashes: Sequence[bytes] = ()) -> None:
-        """Takes up a tree.
+        """Restores a tree.
 
         Args:
-            size: Its leaves.
+            size: Number of leaves.
             hashes: Roots of its perfect subtrees, the largest and leftmost first: one for each 1 in the binary size.
 
         Raises:
-            BadProof: These hashes are not those of a tree of that size.
+            BadProof: The number of hashes does not fit the size.
         """
         if size < 0 or len(hashes) != size.bit_count() or any(len(one) != HASH_SIZE for one in hashes):
             raise BadProof(
@@ -72,7 +72,7 @@ class Frontier:
 
     @property
     def size(self) -> int:
-        """Leaves so far."""
+        """Number of leaves so far."""
         return self._size
 
     @property
@@ -81,10 +81,10 @@ class Frontier:
         return tuple(self._hashes)
 
     def append(self, leaf: bytes) -> list[Node]:
-        """Adds the hash of a leaf; gives the nodes that are complete with it, from the leaf upwards."""
+        """Adds the hash of a leaf; returns the nodes that it completes, from the leaf upwards."""
         index, level = self._size, 0
         complete = [Node(0, index, leaf)]
-        # Each 1 at the end of the index is a perfect subtree on the left, of the size that the new one has by then.
+        # Each trailing 1 of the index is a perfect subtree on the left, of the same size as the new one by then.
         while index & 1:
             index >>= 1
             level += 1
@@ -95,16 +95,16 @@ class Frontier:
         return complete
 
     def root(self) -> bytes:
-        """The root over all leaves so far."""
+        """Returns the root over all leaves so far."""
         return _joined(self._hashes)
 
     def to_bytes(self) -> bytes:
-        """Size (8 bytes, big-endian) and hashes, joined."""
+        """Serialises the size (8 bytes, big-endian) and the hashes."""
         return self._size.to_bytes(8, "big") + b"".join(self._hashes)
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Frontier:
-        """Restores a frontier from :meth:`to_bytes`. Raises BadProof if the bytes are none."""
+        """Restores a frontier from :meth:`to_bytes`. Raises BadProof if the bytes are invalid."""
         if len(stored) < 8 or (len(stored) - 8) % HASH_SIZE:
             raise BadProof("What is stored of the log's tree is damaged. Restore the docket from a copy.")
         return cls(int.from_bytes(stored[:8], "big"), _split(stored[8:]))
@@ -117,7 +117,7 @@ class TileUpdate:
     Attributes:
         level: Level of the tile: its nodes are at ``level * 8`` in the tree.
         index: Index of the tile in its level.
-        first: Place in the tile of the first of these hashes, 0 to 255.
+        first: Position of the first of these hashes in the tile, 0 to 255.
         hashes: One or more, joined.
     """
 
@@ -131,35 +131,35 @@ def tile_updates(nodes: Iterable[Node]) -> list[TileUpdate]:
     """Computes the changes to stored tiles from newly complete nodes, in order of completion; ordered by tile."""
     found: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
     for node in nodes:
-        # Only every eighth level is stored; what lies between follows from it.
+        # Only every eighth level is stored; the others are computed.
         if node.level % TILE_HEIGHT == 0:
             tile = (node.level // TILE_HEIGHT, node.index // TILE_WIDTH)
-            # The place of the first hash stands: the nodes of a tile are completed one after the other.
+            # The position of the first hash is kept, since the nodes of a tile are completed in order.
             found.setdefault(tile, (node.index % TILE_WIDTH, []))[1].append(node.hash)
     return [TileUpdate(*tile, first, b"".join(hashes)) for tile, (first, hashes) in sorted(found.items())]
 
 
 def tile_widths(size: int) -> Iterator[tuple[int, int, int]]:
-    """Level, index and width (in hashes) of all tiles that a tree of a size has."""
+    """Yields level, index and width (in hashes) of all tiles of a tree of a given size."""
     level = 0
     while size:
         full, remainder = divmod(size, TILE_WIDTH)
         yield from ((level, index, TILE_WIDTH) for index in range(full))
         if remainder:
             yield level, full, remainder
-        # Only a full tile stands for a node of the next level.
+        # Only a full tile forms a node of the next level.
         size, level = full, level + 1
 
 
 @dataclass(slots=True)
 class TileNodes:
-    """Reads nodes from tiles; each tile is asked for once. An object of this is a :data:`ReadNode`."""
+    """Reads nodes from tiles, each of which is read once. Instances are a :data:`ReadNode`."""
 
     read: ReadTile
     _tiles: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
 
     def __call__(self, level: int, index: int) -> bytes:
-        """The hash of a node. Raises BadProof where its tile is too short."""
+        """Returns the hash of a node. Raises BadProof if its tile is too short."""
         rise = level % TILE_HEIGHT
         tile = (level // TILE_HEIGHT, (index << rise) // TILE_WIDTH)
         if tile not in self._tiles:
@@ -178,12 +178,12 @@ class TileNodes:
 
 
 def inclusion_proof(number: int, size: int, read: ReadNode) -> list[bytes]:
-    """The audit path of a leaf (RFC 6962 §2.1.1), the leaf's sibling first.
+    """Builds the audit path of a leaf (RFC 6962 §2.1.1), the leaf's sibling first.
 
     Args:
         number: Number of the leaf, counted from 0.
-        size: Leaves of the tree that it is to be shown in.
-        read: Gives nodes.
+        size: Number of leaves of the tree.
+        read: Reads nodes.
 
     Raises:
         BadProof: The tree has no such leaf.
@@ -194,10 +194,10 @@ def inclusion_proof(number: int, size: int, read: ReadNode) -> list[bytes]:
 
 
 def consistency_proof(old: int, new: int, read: ReadNode) -> list[bytes]:
-    """Shows that a tree is the start of a later one (RFC 6962 §2.1.2); empty where nothing needs to be shown.
+    """Proves that a tree is a prefix of a later one (RFC 6962 §2.1.2); empty if no proof is needed.
 
     Raises:
-        BadProof: The sizes are the wrong way round.
+        BadProof: The old size exceeds the new one.
     """
     if not 0 <= old <= new:
         raise BadProof(f"A log of {old} entries can't be the start of one of {new}.")
@@ -207,7 +207,7 @@ def consistency_proof(old: int, new: int, read: ReadNode) -> list[bytes]:
 
 
 def verify_inclusion(number: int, size: int, leaf: bytes, proof: Sequence[bytes], root: bytes) -> None:
-    """Checks an audit path (RFC 9162 §2.1.3.2, which words what RFC 6962 leaves to the reader).
+    """Verifies an audit path (by the algorithm in RFC 9162 §2.1.3.2, which RFC 6962 lacks).
 
     Args:
         number: Number of the leaf.
@@ -217,18 +217,18 @@ def verify_inclusion(number: int, size: int, leaf: bytes, proof: Sequence[bytes]
         root: Root hash of the tree.
 
     Raises:
-        BadProof: The proof does not show that the leaf is in that tree at that place.
+        BadProof: The proof does not show that the leaf is in the tree at that position.
     """
     if not 0 <= number < size:
         raise BadProof(f"A log of {size} entries has no entry {number}.")
     here, last = number, size - 1
     for sibling in proof:
-        # Nothing can follow above the root: RFC 9162 says to fail here.
+        # Nothing can follow above the root, so RFC 9162 fails here.
         if last == 0:
             raise BadProof(f"The proof of entry {number} is too long for a log of {size} entries.")
         if here & 1 or here == last:
             leaf = node_hash(sibling, leaf)
-            # The last node of an uneven level has no sibling there, and rises until it has one.
+            # The last node of an odd level has no sibling there, and moves up until it has one.
             while not here & 1 and here:
                 here >>= 1
                 last >>= 1
@@ -236,13 +236,13 @@ def verify_inclusion(number: int, size: int, leaf: bytes, proof: Sequence[bytes]
             leaf = node_hash(leaf, sibling)
         here >>= 1
         last >>= 1
-    # Where the proof is too short, `last` is not yet 0: it ends below the root.
+    # If the proof is too short, it ends below the root and `last` is not yet 0.
     if last or leaf != root:
         raise BadProof(f"The proof does not show entry {number} in the log of {size} entries with that root.")
 
 
 def _joined(hashes: Sequence[bytes]) -> bytes:
-    """The root over perfect subtrees that stand side by side, the largest first."""
+    """Returns the root over adjacent perfect subtrees, the largest first."""
     if not hashes:
         return EMPTY_ROOT
     # RFC 6962 splits after the largest power of two, so that the smallest subtrees on the right are joined first.
@@ -257,9 +257,9 @@ def _split(joined: bytes) -> list[bytes]:
 
 
 def _perfect(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The perfect subtrees, as level and index, of which the tree over leaves ``[start, end)`` consists, left to right.
+    """Yields the perfect subtrees (level and index) of the tree over leaves ``[start, end)``, left to right.
 
-    Such a range starts where a subtree of at least its length may start: only those are asked for.
+    ``start`` must be aligned to a subtree of at least the range's length.
     """
     while start < end:
         level = (end - start).bit_length() - 1
@@ -278,7 +278,7 @@ def _split_at(start: int, end: int) -> int:
 
 
 def _path(number: int, start: int, end: int) -> list[tuple[int, int]]:
-    """PATH of RFC 6962 §2.1.1, as ranges of leaves."""
+    """Computes PATH of RFC 6962 §2.1.1 as ranges of leaves."""
     path: list[tuple[int, int]] = []
     while end - start > 1:
         middle = _split_at(start, end)
@@ -293,9 +293,9 @@ def _path(number: int, start: int, end: int) -> list[tuple[int, int]]:
 
 
 def _subproof(old: int, start: int, end: int, *, whole: bool) -> list[tuple[int, int]]:
-    """SUBPROOF of RFC 6962 §2.1.2, as ranges of leaves; ``old`` is counted from the start of the log."""
+    """Computes SUBPROOF of RFC 6962 §2.1.2 as ranges of leaves; ``old`` counts from the start of the log."""
     if old == end:
-        # As a whole, the old tree's root is what the verifier has already. A part of it has to be sent.
+        # The verifier already has the root of the whole old tree, but not that of a part of it.
         return [] if whole else [(start, end)]
     middle = _split_at(start, end)
     if old <= middle:

@@ -1,7 +1,7 @@
 """Signed notes (C2SP signed-note, Ed25519) and checkpoints of a log (C2SP tlog-checkpoint).
 
-A note is text, an empty line, and a line per signature. A checkpoint is a note that names a log, its size and the root
-of its tree. Keys are written as Go's ``golang.org/x/mod/sumdb/note`` writes them, so that its tools read them.
+A note is a text, an empty line, and a line per signature. A checkpoint is a note with a log's name, its size and the
+root of its tree. Keys use the format of Go's ``golang.org/x/mod/sumdb/note``, so that its tools can read them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from serving.docket.log.merkle import HASH_SIZE
 _ED25519 = b"\x01"  # the signature type, C2SP signed-note "Signature types"
 _PRIVATE = "PRIVATE+KEY+"
 _SIGNATURE = "— "
-# Bounds on what a stranger's note can cost. Go's note package reads 100 signatures at most, too.
-_MOST_SIGNATURES = 100
+# Limits the cost of untrusted notes. Go's note package also reads at most 100 signatures.
+_MAX_SIGNATURES = 100
 _MOST_BYTES = 1 << 20
 _NO_KEY = "This is no {what}: {form}. Copy the whole line that `memecourt docket key` printed."
 _TORN = "name, digits and key don't belong together"
@@ -34,11 +34,11 @@ _SIGNING_FORM = "it has to read PRIVATE+KEY+NAME+8 hexadecimal digits+base64"
 
 @dataclass(frozen=True, slots=True)
 class VerifierKey:
-    """A public key that signatures are checked with.
+    """A public key that verifies signatures.
 
     Attributes:
-        name: Name of the key's owner: of a log, its origin.
-        public: 32 bytes (RFC 8032).
+        name: Name of the key's owner; for a log, its origin.
+        public: Public key, 32 bytes (RFC 8032).
     """
 
     name: str
@@ -51,17 +51,17 @@ class VerifierKey:
 
     @property
     def id(self) -> bytes:
-        """Four bytes that tell keys of the same name apart."""
+        """Four bytes that distinguish keys of the same name."""
         # C2SP signed-note: SHA-256 of name, newline, signature type and public key, cut to 4 bytes.
         return hashlib.sha256(self.name.encode() + b"\n" + _ED25519 + self.public).digest()[:4]
 
     def __str__(self) -> str:
-        """The key as text: ``NAME+ID+KEY``."""
+        """Returns the key as text: ``NAME+ID+KEY``."""
         return f"{self.name}+{self.id.hex()}+{_encoded(_ED25519 + self.public)}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The key in a text. Raises BadNote if it is none."""
+        """Parses a key. Raises BadNote if it is invalid."""
         name, id_, public = _key_parts(text.strip(), "public key of a docket", _VERIFIER_FORM)
         key = cls(name, public)
         if key.id != id_:
@@ -78,16 +78,16 @@ class VerifierKey:
 
 
 class SigningKey:
-    """A private key that notes are signed with. It does not show itself: not in ``repr``, nor in an error."""
+    """A private key that signs notes. It never appears in ``repr`` or in errors."""
 
     __slots__ = ("_key", "verifier")
 
     def __init__(self, name: str, seed: bytes) -> None:
-        """Takes a key up.
+        """Loads a key.
 
         Args:
             name: Name of the key's owner.
-            seed: 32 bytes (RFC 8032), the private key.
+            seed: Private key, 32 bytes (RFC 8032).
         """
         if len(seed) != 32:
             raise BadNote("A private key of Ed25519 has 32 bytes.")
@@ -96,12 +96,12 @@ class SigningKey:
 
     @classmethod
     def create(cls, name: str) -> Self:
-        """A new key, from the system's randomness."""
+        """Generates a key from the system's randomness."""
         return cls(name, Ed25519PrivateKey.generate().private_bytes_raw())
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The key in a text that :meth:`secret` gave. Raises BadNote if it is none."""
+        """Parses a key from :meth:`secret`. Raises BadNote if it is invalid."""
         what = "private key of a docket"
         text = text.strip()
         if not text.startswith(_PRIVATE):
@@ -118,17 +118,17 @@ class SigningKey:
         return self.verifier.name
 
     def secret(self) -> str:
-        """The key as text, to be kept where nobody else reads it."""
+        """Returns the private key as text, which must be kept secret."""
         return f"{_PRIVATE}{self.name}+{self.verifier.id.hex()}+{_encoded(_ED25519 + self._key.private_bytes_raw())}"
 
     def sign(self, message: bytes) -> bytes:
-        """64 bytes (RFC 8032)."""
+        """Returns a signature of 64 bytes (RFC 8032)."""
         return self._key.sign(message)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Signed statement about a log.
+    """Statement about the state of a log, to be signed.
 
     Attributes:
         origin: Names the log.
@@ -142,27 +142,27 @@ class Checkpoint:
 
     @property
     def text(self) -> str:
-        """Text that is signed."""
+        """Returns the text to be signed."""
         return f"{self.origin}\n{self.size}\n{_encoded(self.root)}\n"
 
 
 def sign_note(text: str, keys: Sequence[SigningKey]) -> str:
-    """A text with its signatures. Raises BadNote if it can't be the text of a note."""
+    """Signs a text as a note. Raises BadNote if the text is not allowed in a note."""
     _check_text(text)
     lines = [f"{_SIGNATURE}{key.name} {_encoded(key.verifier.id + key.sign(text.encode()))}\n" for key in keys]
     return f"{text}\n{''.join(lines)}"
 
 
 def open_note(note: str, keys: Iterable[VerifierKey]) -> str:
-    """The text of a note that at least one of the keys has signed.
+    """Returns the text of a note after verifying that at least one of the keys has signed it.
 
-    Signatures of other keys are passed over; one that names a trusted key and is wrong makes the whole note bad.
+    Signatures of other keys are ignored; an invalid signature of a trusted key invalidates the whole note.
 
     Raises:
         BadNote: The note is malformed, or not signed by one of the keys.
     """
     text, signatures = split_note(note)
-    # By both: the four bytes are too few to tell any two keys apart, and a name may have several.
+    # By name and id: four bytes are too few to be unique, and a name may have several keys.
     trusted = {(key.name, key.id): key for key in keys}
     signed = False
     for name, id_, signature in signatures:
@@ -178,29 +178,29 @@ def open_note(note: str, keys: Iterable[VerifierKey]) -> str:
 
 
 def split_note(note: str) -> tuple[str, list[tuple[str, bytes, bytes]]]:
-    """Text and signatures (name, id of the key, signature) of a note, unchecked.
+    """Splits a note into its text and signatures (name, key id, signature), without verifying them.
 
     Raises:
         BadNote: The note is malformed.
     """
-    # Before anything is split: notes come from files and servers of others.
+    # Checked before splitting, since notes come from untrusted files and servers.
     if len(note) > _MOST_BYTES:
         raise BadNote("This is no signed note: it is too long.")
-    # The text may hold empty lines of its own: the last one in the note ends it.
+    # The text may contain empty lines: the last one in the note ends it.
     text, gap, below = note.rpartition("\n\n")
-    # The first newline of the gap belongs to the text that is signed.
+    # The first newline of the gap belongs to the signed text.
     text += "\n"
     if not gap or not below.endswith("\n"):
         raise BadNote("This is no signed note: a text, an empty line and lines of signatures have to stand in it.")
     _check_text(text)
     lines = below[:-1].split("\n")
-    if len(lines) > _MOST_SIGNATURES:
-        raise BadNote(f"This note has {len(lines)} signatures; at most {_MOST_SIGNATURES} are read.")
+    if len(lines) > _MAX_SIGNATURES:
+        raise BadNote(f"This note has {len(lines)} signatures; at most {_MAX_SIGNATURES} are read.")
     return text, [_signature(line) for line in lines]
 
 
 def sign_checkpoint(key: SigningKey, origin: str, size: int, root: bytes) -> str:
-    """A signed checkpoint.
+    """Signs a checkpoint.
 
     Args:
         key: Key of the log; by custom its name is the origin.
@@ -218,13 +218,13 @@ def open_checkpoint(note: str, keys: Iterable[VerifierKey]) -> Checkpoint:
         BadNote: The note is malformed, not signed by one of the keys, or signed by a key of another name than its
             log's.
     """
-    keys = list(keys)  # gone through twice below
+    keys = list(keys)  # iterated twice below
     checkpoint = read_checkpoint(open_note(note, keys))
     own = [key for key in keys if key.name == checkpoint.origin]
     if not own:
         raise BadNote("This checkpoint is of another log than the key.")
     if len(own) < len(keys):
-        open_note(note, own)  # a key of one log says nothing of another, though both are trusted
+        open_note(note, own)  # a key of one log can't vouch for another, even if both are trusted
     return checkpoint
 
 
@@ -232,20 +232,20 @@ def read_checkpoint(text: str) -> Checkpoint:
     """Parses the text of a checkpoint; extra lines, which others may have added, are ignored.
 
     Raises:
-        BadNote: The text is no checkpoint.
+        BadNote: The text is not a checkpoint.
     """
     lines = text.removesuffix("\n").split("\n")
     # Further lines are allowed (C2SP tlog-checkpoint), empty ones are not.
     if len(lines) < 3 or not all(lines):
         raise BadNote("This is no checkpoint: it has to have lines for the log's name, its size and its root.")
-    # Without leading zeros, so that a size has one spelling. 19 digits also bound what int() has to parse.
+    # Without leading zeros, so that the representation is unique. 19 digits also limit what int() has to parse.
     if not re.fullmatch(r"0|[1-9][0-9]{0,18}", lines[1], re.ASCII):
         raise BadNote("This is no checkpoint: the second line has to be the size of the log.")
     return _checked(Checkpoint(lines[0], int(lines[1]), _decoded(lines[2])))
 
 
 def check_name(name: str) -> None:
-    """Raises BadNote if this can't be the name of a key."""
+    """Raises BadNote if a key's name is invalid."""
     if not name or "+" in name or any(letter.isspace() or not letter.isprintable() for letter in name):
         raise BadNote("The name of a key has to be one or more printable letters, without spaces or plus signs.")
 
@@ -263,7 +263,7 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise BadNote("The text of a note has to be Unicode.") from None
-    # Of control characters only the newline: what is signed is to look the same to everyone.
+    # No control characters except newlines, so that the signed text looks the same to everyone.
     if not text.endswith("\n") or any(letter < " " and letter != "\n" for letter in text):
         raise BadNote("The text of a note ends in a newline and holds no other control characters.")
 
@@ -274,17 +274,17 @@ def _signature(line: str) -> tuple[str, bytes, bytes]:
         raise BadNote("A line below the empty line of this note is no signature.")
     check_name(name)
     signature = _decoded(encoded)
-    # Four bytes of the key's id, and at least one of a signature; its true length depends on the kind of key.
+    # Four bytes of the key's id, and at least one of a signature, whose length depends on the kind of key.
     if len(signature) < 5:
         raise BadNote("A signature of this note is cut short.")
     return name, signature[:4], signature[4:]
 
 
 def _key_parts(text: str, what: str, form: str) -> tuple[str, bytes, bytes]:
-    """Name, id and 32 bytes of a key."""
-    # Never with the text in it, which may be a private key.
+    """Parses name, id and 32 bytes of a key."""
+    # The error never contains the text, which may be a private key.
     bad = BadNote(_NO_KEY.format(what=what, form=form))
-    # Base64 may hold plus signs too: only the first two are separators.
+    # Base64 may contain plus signs too: only the first two are separators.
     name, _, remainder = text.partition("+")
     id_, _, encoded = remainder.partition("+")
     if not re.fullmatch(r"[0-9a-f]{8}", id_):
@@ -308,6 +308,6 @@ def _decoded(text: str) -> bytes:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError):
         raise BadNote("A part of this note or key is no base64.") from None
-    if _encoded(data) != text:  # the same bytes have one spelling
+    if _encoded(data) != text:  # the encoding must be canonical
         raise BadNote("A part of this note or key is no base64 as it has to be written.")
     return data

@@ -1,8 +1,7 @@
 """Agreement of reviewers among themselves and with the court, beyond chance.
 
-Cohen's kappa for two who judged the same memes (Cohen 1960, with the asymptotic variance of Fleiss, Cohen and Everitt
-1969), Fleiss' kappa for more of them (Fleiss 1971). Where a kappa is not defined, there is none: it is never 0 or 1
-instead.
+Cohen's kappa for two people who judged the same memes (Cohen 1960, with the asymptotic variance of Fleiss, Cohen and
+Everitt 1969), Fleiss' kappa for more (Fleiss 1971). An undefined kappa is None, never 0 or 1.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ _Z95 = 1.959963984540054
 
 
 FEWEST = 10
-"""Memes below which a kappa says nothing: one more that agrees would make another figure of it."""
+"""Minimum number of memes for a meaningful kappa: below it, a single meme changes the figure too much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kappa:
-    """Agreement of two, or of many.
+    """Agreement of two or more reviewers.
 
     Attributes:
-        n: Memes that at least two have judged.
-        observed: Share of them, or for many of the pairs of judgements, that agree; None where n is 0.
-        expected: The share that would agree by chance, from how often each label was given; None where n is 0.
-        value: ``(observed - expected) / (1 - expected)``; None where everybody always gives the same label.
-        low: Lower end of the 95 % interval of the value; None where it has none.
-        high: The upper end.
+        n: Number of memes that at least two have judged.
+        observed: Share of memes that agree, or for many reviewers of pairs of judgements; None if n is 0.
+        expected: Share that would agree by chance, from the frequency of each label; None if n is 0.
+        value: ``(observed - expected) / (1 - expected)``; None if everybody always gives the same label.
+        low: Lower end of the 95 % interval of the value; None if there is none.
+        high: Upper end of the interval.
     """
 
     n: int
@@ -45,7 +44,7 @@ class Kappa:
 
     @property
     def enough(self) -> bool:
-        """True if there are memes enough to show the value."""
+        """True if there are enough memes to show the value."""
         return self.n >= FEWEST
 
 
@@ -53,7 +52,7 @@ def cohen(pairs: Sequence[tuple[str, str]]) -> Kappa:
     """Cohen's kappa of two judges.
 
     Args:
-        pairs: Labels by the first and the second reviewer, one pair a meme.
+        pairs: Labels by the first and the second reviewer, one pair per meme.
     """
     n = len(pairs)
     if not n:
@@ -64,7 +63,7 @@ def cohen(pairs: Sequence[tuple[str, str]]) -> Kappa:
     second = {label: sum(share for (_, b), share in cells.items() if b == label) for label in labels}
     observed = sum(share for (a, b), share in cells.items() if a == b)
     expected = sum(first[label] * second[label] for label in labels)
-    # Everybody always gave the same label: below, this would be a division by 0.
+    # Everybody always gave the same label: avoid a division by 0 below.
     if math.isclose(expected, 1.0):
         return Kappa(n, observed, expected)
     kappa = (observed - expected) / (1 - expected)
@@ -72,9 +71,9 @@ def cohen(pairs: Sequence[tuple[str, str]]) -> Kappa:
     agreeing = sum(share * (1 - (first[a] + second[a]) * (1 - kappa)) ** 2 for (a, b), share in cells.items() if a == b)
     differing = sum(share * (second[a] + first[b]) ** 2 for (a, b), share in cells.items() if a != b)
     spread = agreeing + (1 - kappa) ** 2 * differing - (kappa - expected * (1 - kappa)) ** 2
-    # Rounding may leave a variance of 0 a little below it.
+    # Rounding may make a variance of 0 slightly negative.
     half = _Z95 * math.sqrt(max(spread, 0.0) / n) / (1 - expected)
-    # The normal approximation does not know that a kappa lies in [-1, 1].
+    # The normal approximation may exceed the range of kappa, [-1, 1].
     return Kappa(
         n, observed=observed, expected=expected, value=kappa, low=max(kappa - half, -1.0), high=min(kappa + half, 1.0)
     )
@@ -83,8 +82,8 @@ def cohen(pairs: Sequence[tuple[str, str]]) -> Kappa:
 def fleiss(memes: Sequence[Sequence[str]]) -> Kappa:
     """Fleiss' kappa of many judges.
 
-    Where all memes have the same number of judgements this is Fleiss' own. Where they have not, each meme counts once:
-    its share of agreeing pairs, and its shares of labels.
+    If all memes have the same number of judgements, this is Fleiss' original. If not, each meme counts once, with its
+    share of agreeing pairs and its shares of labels.
 
     Args:
         memes: Labels of each meme, in any order; memes with fewer than two judgements are left out.
@@ -111,13 +110,13 @@ class Agreement:
     """Agreement of reviewers.
 
     Attributes:
-        reviewed: Memes with a judgement that counts here.
-        judgements: Number of reviewers' judgements over all of these.
-        all: Among all reviewers: Fleiss' kappa.
-        pairs: Cohen's kappa of each two reviewers who judged at least one meme in common.
-        court: Cohen's kappa of each reviewer with the court, where the court had a label.
-        court_all: Cohen's kappa of all judgements with the court's labels, taken together.
-        undecided: Judgements of memes on which the court was undecided: they are in no figure with the court.
+        reviewed: Number of memes with a judgement that counts here.
+        judgements: Number of judgements of these memes.
+        all: Fleiss' kappa among all reviewers.
+        pairs: Cohen's kappa of each pair of reviewers with at least one meme in common.
+        court: Cohen's kappa of each reviewer with the court, over memes for which the court had a label.
+        court_all: Cohen's kappa of all judgements together with the court's labels.
+        undecided: Number of judgements of memes on which the court was undecided, which figures with the court exclude.
     """
 
     reviewed: int
@@ -132,18 +131,18 @@ class Agreement:
 def agreement(
     labels: Mapping[K, Mapping[str, str]], court: Mapping[K, Mapping[str, str]], *, undecided: str
 ) -> Agreement:
-    """The figures.
+    """Computes all figures.
 
     Args:
         labels: Label of each reviewer, by meme.
         court: Label of the court in the trial that each of these reviewers reviewed, by meme.
-        undecided: The court's word for no label.
+        undecided: Value that stands for no label by the court.
     """
     reviewers = sorted({who for words in labels.values() for who in words})
     pairs = {}
     for one, other in combinations(reviewers, 2):
         common = [(words[one], words[other]) for words in labels.values() if one in words and other in words]
-        # Two who have no meme in common agree and disagree about nothing.
+        # A pair without a common meme has no kappa.
         if common:
             pairs[one, other] = cohen(common)
     with_court = {

@@ -1,8 +1,8 @@
-"""Blinding: tracks which reviewers must not learn the court's verdict before they have given their own.
+"""Blinding: which reviewers must not see the court's verdict before they have given their own.
 
-A verdict is kept from a reviewer while its case waits and they were neither shown it nor have reviewed it. With it go
-the verdicts of other trials of the same meme (the same pixels, a text of the same letters; where a text was sent alone,
-the very same text): most say the same.
+A verdict is hidden from a reviewer while its case waits and they have neither seen nor reviewed it. So are verdicts of
+other trials of the same meme, since most are equal. The same meme means the same pixels and a text with the same
+letters, or for a text without picture the identical text.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def is_blinded(who: str, namespaces: frozenset[str] | None = None) -> ColumnElem
     """Builds the SQL condition that a case's verdict is hidden from a reviewer.
 
     Args:
-        who: The reviewer.
+        who: Name of the reviewer.
         namespaces: Namespaces that they may review; None for all.
     """
-    # Other trials of the meme that still wait for this reviewer's own word: this verdict would give theirs away.
+    # Other trials of the meme that still wait for this reviewer: this verdict would give theirs away.
     waits_too = [_same_meme(), _same_meme_case.waiting, ~saw_verdict(who, _same_meme_case)]
     if namespaces is not None:
-        # A trial that they may not review never gets their word, and would hide this verdict from them for ever.
+        # A trial that they may not review never gets their review, and would hide this verdict for ever.
         waits_too.append(_same_meme_case.namespace.in_(sorted(namespaces)))
     return and_(~saw_verdict(who, _case), or_(_case.waiting, exists().where(*waits_too)))
 

@@ -1,8 +1,8 @@
-"""Verdicts that were overruled as precedents: what a person found of a meme is cited when one like it is tried.
+"""Corrections: turns overruled verdicts into precedents, which are cited when a similar meme is tried.
 
-Such a precedent is named after its trial, ``trial:ID``, which is its source as well. It stands as long as the
-overruling does: where a later review finds otherwise it is changed or taken out, and a person can take it back at any
-time. Each of these is a change of the library with its own who and why, which can itself be revoked.
+Such a precedent is named after its trial, ``trial:ID``, which is also its source. It lasts as long as the overruling: a
+later review that differs changes or removes it, and a person can withdraw it at any time. Each of these is a change of
+the library with its author and reason, and can itself be revoked.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from serving.docket.ports import TrialErased, TrialReader
 from serving.docket.store.pictures import picture_of
 
 _MOST_WHY = 2000
-_TRIES = 5
-"""Of a change to a precedent that others change at the same time."""
+_ATTEMPTS = 5
+"""Maximum number of attempts to change a precedent that others change concurrently."""
 
 
 class Overrulings(StrEnum):
@@ -36,7 +36,7 @@ class Overrulings(StrEnum):
 
     NEVER = "never"
     CHOSEN = "chosen"
-    """Those of which the reviewer says so."""
+    """Those that the reviewer chooses."""
     ALWAYS = "always"
 
 
@@ -46,7 +46,7 @@ def name_of(trial_id: str) -> str:
 
 
 class Corrections:
-    """Makes precedents of overrulings, and takes them back."""
+    """Makes precedents of overrulings, and withdraws them."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class Corrections:
         *,
         own: Mapping[str, Opened] | None = None,
     ) -> None:
-        """Changes nothing yet.
+        """Prepares for corrections.
 
         Args:
-            opened: Opens what changes the library.
-            encoder: Gives what the library was made with; asked in a thread, when a meme is put in.
-            trials: Records and their pictures.
-            overrulings: Which become precedents.
-            own: Opens what changes the libraries of namespaces that have one of their own.
+            opened: Opens the writer of the library.
+            encoder: Returns the library's encoder; called in a thread when a meme is added.
+            trials: Reader of records and their pictures.
+            overrulings: Rule for which overrulings become precedents.
+            own: Opens the writers of namespaces with their own library.
         """
         self._opened = opened
         self._encoder = encoder
@@ -73,11 +73,11 @@ class Corrections:
         self.overrulings = overrulings
 
     def _library(self, record: TrialRecord) -> Opened:
-        """Opens the library that precedents were found in for a trial's namespace."""
+        """Returns the library of a trial's namespace."""
         return self._own.get(record.opened.meme.namespace, self._opened)
 
     async def _library_of(self, trial_id: str) -> Opened:
-        # Without libraries of namespaces the record need not be read.
+        # The record is only needed if namespaces have their own libraries.
         return self._library(await self._trials.record(trial_id)) if self._own else self._opened
 
     def wanted(self, *, chosen: bool) -> bool:
@@ -85,7 +85,7 @@ class Corrections:
         return self.overrulings is Overrulings.ALWAYS or (chosen and self.overrulings is Overrulings.CHOSEN)
 
     async def of(self, trial_id: str) -> LabelledMeme | None:
-        """The precedent that a trial has become; None where it has not, or it was taken back."""
+        """Returns the precedent made from a trial; None if there is none, or it was withdrawn."""
         try:
             opened = await self._library_of(trial_id)
         except TrialErased:
@@ -93,25 +93,24 @@ class Corrections:
         return await changed(opened, lambda writer: writer.meme(name_of(trial_id)))
 
     async def follow(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> Change | None:
-        """Brings the library in line with a review that has been kept.
+        """Updates the library after a stored review.
 
-        An overruling puts the meme in where that is wanted, or gives it the other label where it is in. Upholding the
-        verdict takes out what an earlier overruling put in. Where the trial was reviewed again while the library was
-        being changed, the library follows that as well, and where it was erased, nothing of it stays: whoever comes
-        last, the library is as the last review says.
+        An overruling adds the meme if wanted, or relabels it if it is already there. Upholding the verdict removes what
+        an earlier overruling added. If the trial is reviewed again or erased while the library is being changed, this
+        is applied too, so that the library always matches the last review.
 
         Args:
             record: Record of the trial.
-            review: The last one.
-            chosen: True if its reviewer wants a precedent of it.
+            review: Last review of the trial.
+            chosen: True if the reviewer wants a precedent.
 
         Returns:
-            The change; None where there was nothing to change.
+            The change; None if there was nothing to change.
 
         Raises:
             BadLibrary: There is no library, or it is damaged.
-            BadRequest: The meme has nothing that can be compared, or what is asked does not fit the library.
-            Unavailable: The library can't be changed now. The review stands all the same.
+            BadRequest: The meme has nothing that can be compared, or does not fit the library.
+            Unavailable: The library can't be changed now. The review still stands.
         """
         trial_id = record.trial_id
         change = await self._bring(record, review, chosen=chosen)
@@ -119,42 +118,42 @@ class Corrections:
             try:
                 record = await self._trials.record(trial_id)
             except TrialErased:
-                # Erased while the library was being changed: what was put in meanwhile has to go as well (PR-1).
+                # Erased while the library was being changed: what was added meanwhile must be removed too (PR-1).
                 await forget(self._library(record), trial_id, who=review.reviewer, why="The trial was erased.")
                 return None
             last = record.last(VerdictReviewed)
             if last is None or last.seq <= review.seq:
                 return change
-            review = last  # who gave it says themselves whether it is to be a precedent
+            review = last  # the caller of that review decides whether it becomes a precedent
             change = await self._bring(record, review, chosen=False) or change
 
     async def _bring(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> Change | None:
-        for _ in range(_TRIES):
+        for _ in range(_ATTEMPTS):
             try:
                 return await self._bring_now(record, review, chosen=chosen)
             except (CantChange, NoSuchPrecedent, PrecedentExists):
-                continue  # somebody else has changed the same precedent since it was looked at
-        # Outside of the loop: the error of the last attempt goes to the caller.
+                continue  # somebody else has changed the same precedent meanwhile
+        # The last attempt is outside of the loop, so that its error is raised.
         return await self._bring_now(record, review, chosen=chosen)
 
     async def _bring_now(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> Change | None:
         name = name_of(record.trial_id)
-        # A meme that nobody could decide is evidence for neither label.
+        # An undecided meme is evidence for neither label.
         if review.outcome is ReviewOutcome.UPHELD or review.label is Label.UNDECIDED:
             why = f"The verdict was upheld: {review.reason}"
             return await changed(self._library(record), lambda writer: _without(writer, name, review.reviewer, why))
         wanted = self.wanted(chosen=chosen)
-        # Before the library is opened for the change: frames may have to come over the network.
+        # Before the library is opened for the change, since frames may come over the network.
         picture = await self._picture(record) if wanted else None
         return await changed(
             self._library(record), lambda writer: self._put(writer, record, review, picture, wanted=wanted)
         )
 
     async def take_back(self, trial_id: str, *, who: str, why: str) -> Change:
-        """Takes a precedent out that an overruling put in; the overruling itself stands.
+        """Withdraws the precedent of an overruling; the overruling itself stands.
 
         Raises:
-            NoSuchPrecedent: The trial is none, or no longer.
+            NoSuchPrecedent: The trial has no precedent (any more).
             As :meth:`follow`.
         """
         opened = await self._library_of(trial_id)
@@ -172,12 +171,12 @@ class Corrections:
         why = _short(f"{record.verdict.label if record.verdict else 'No verdict'} was overruled: {review.reason}")
         label: PrecedentLabel = Label.HARMFUL if review.label is Label.HARMFUL else Label.NOT_HARMFUL
         stands = writer.meme(name)
-        # Looked at within the change, since others may have changed the same precedent meanwhile.
+        # Checked within the change, since others may have changed the same precedent meanwhile.
         if stands is None and wanted:
             removal = next(
                 (r for r in reversed(writer.history(name)) if _took_out(r.change) and not r.revoked_by), None
             )
-            # An id is never given to a second meme, so that one which was there before can't be added again.
+            # An id is never reused, so a precedent that was removed can't be added again.
             if removal is None:
                 return add_precedent(
                     writer,
@@ -196,9 +195,9 @@ class Corrections:
                         policy=record.opened.policy.id,
                     ),
                 )[0]
-            # It was in the library before: revoking its removal brings it back without encoding it anew.
+            # It was in the library before: revoking its removal restores it without encoding it again.
             change = writer.revoke(removal.change.number, who=who, why=why)
-            # It comes back with the label that it had, which may be the other one.
+            # It is restored with its former label, which may be the other one.
             stands = writer.meme(name)
             if stands is None or stands.label is label:
                 return change
@@ -208,19 +207,19 @@ class Corrections:
 
 
 async def forget(opened: Opened, trial_id: str, *, who: str, why: str) -> bool:
-    """Takes the precedent of a trial that is being erased out of a library, for good.
+    """Deletes the precedent of an erased trial from a library for good.
 
-    A library on disk is written anew without it, and without what its history held of it. One in a database keeps what
-    was taken out in its history, as far as a revocation needs it.
+    A library on disk is rewritten without it, including its history. One in a database keeps in its history what a
+    revocation of the removal needs.
 
     Args:
-        opened: Opens what changes the library.
+        opened: Opens the writer of the library.
         trial_id: Id of the trial.
-        who: Erases it.
-        why: Reason for the removal; stands in the history.
+        who: Author of the erasure.
+        why: Reason of the removal, recorded in the history.
 
     Returns:
-        Whether there was anything of it.
+        True if there was anything to delete.
 
     Raises:
         As :meth:`Corrections.follow`.
@@ -234,7 +233,7 @@ async def forget_precedent(opened: Opened, name: str, *, who: str, why: str) -> 
     def work(writer: Writer) -> bool:
         if writer.meme(name) is not None:
             writer.remove(name, who=who, why=_short(why))
-        # Also where it was removed before: the history still has it, as far as a revocation needs it.
+        # Even if it was removed before: the history may still contain it.
         known = bool(writer.history(name))
         if known:
             writer.forget()
@@ -244,7 +243,7 @@ async def forget_precedent(opened: Opened, name: str, *, who: str, why: str) -> 
 
 
 def policy_of(record: TrialRecord) -> Policy | None:
-    """The policy that a trial was held by, where its words are known: kept with it, or MemeCourt's own."""
+    """Returns the policy of a trial if its text is known: stored with it, or MemeCourt's own."""
     content = getattr(record.opened.policy, "content", None)
     if isinstance(content, Policy):
         return content
@@ -252,7 +251,7 @@ def policy_of(record: TrialRecord) -> Policy | None:
 
 
 def _categories(record: TrialRecord, review: VerdictReviewed) -> tuple[str, ...]:
-    """Returns the categories of the clause that a finding of harm rests on."""
+    """Returns the categories of the clause that a finding of harm is based on."""
     policy = policy_of(record)
     if review.label is not Label.HARMFUL or policy is None:
         return ()
@@ -270,5 +269,5 @@ def _took_out(change: Change) -> bool:
 def _short(why: str) -> str:
     if not why.strip():
         raise BadRequest("Say why.", reason="FIELD_MISSING", field="why")
-    # Cut and not refused: a reason that the docket takes is longer here by the words before it.
+    # Truncated rather than refused: a reason that the docket accepts gets a prefix here.
     return why if len(why) <= _MOST_WHY else why[: _MOST_WHY - 1] + "…"

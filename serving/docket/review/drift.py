@@ -1,7 +1,7 @@
-"""Drift: the error of verdicts that chance brought to the desk, week by week, and the cut-off of risk that follows.
+"""Drift: weekly error of randomly sampled verdicts, and the risk cut-off that follows from it.
 
-Only the random sample stands for all content: everything else came to the desk because something was doubtful. What
-counts is the first word of a reviewer, against the court's label.
+Only the random sample is representative: everything else was reviewed because something was doubtful. The first review
+of each verdict is compared with the court's label.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from serving.docket.ports import TrialReader, TrialUnknown
 from serving.docket.review.queue import ReviewQueue, SampledReview
 
 RECENT_DAYS: Final = 28
-"""Days whose error is held against what was expected of it."""
+"""Days whose error is compared with the expected error."""
 FEWEST: Final = 30
-"""Reviews of the sample below which no drift is told: an interval is too wide for it."""
+"""Minimum number of sampled reviews for reporting drift: with fewer, the interval is too wide."""
 _Z95: Final = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
 class SampledVerdict:
-    """A verdict of the random sample that a person has reviewed.
+    """A reviewed verdict of the random sample.
 
     Attributes:
         trial_id: Id of the trial.
         opened_at: UTC.
-        wrong: True if the person found the other label.
-        risk: Estimated probability that it is; None where the verdict has none.
-        passed: True if nobody would have looked at it, but for chance.
-        curve: Risks measured on the library; None where none are.
+        wrong: True if the reviewer found the other label.
+        risk: Estimated probability that the verdict is wrong; None if it has none.
+        passed: True if it would not have been reviewed without the sampling.
+        curve: Risk curve measured on the library; None if there is none.
     """
 
     trial_id: str
@@ -47,16 +47,16 @@ class SampledVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFigure:
-    """Error of some verdicts of the sample.
+    """Error of a group of sampled verdicts.
 
     Attributes:
-        drawn: Verdicts with a label that chance drew.
-        reviewed: Number of these that a person found a label for.
-        wrong: Number of the reviewed with the other label.
-        passed_wrong: Number of the wrong that nobody would have looked at, but for chance.
-        expected: Mean risk of the reviewed that have one; None where none has.
-        low: Lower end of the 95 % interval (Wilson) of the error; None where nothing was reviewed.
-        high: Upper end.
+        drawn: Number of sampled verdicts with a label.
+        reviewed: Number of these for which a reviewer found a label.
+        wrong: Number of reviewed verdicts with the other label.
+        passed_wrong: Number of wrong verdicts that would not have been reviewed without the sampling.
+        expected: Mean risk of the reviewed verdicts that have one; None if none has.
+        low: Lower end of the 95 % interval (Wilson) of the error; None if nothing was reviewed.
+        high: Upper end of the interval.
     """
 
     drawn: int
@@ -69,18 +69,18 @@ class ErrorFigure:
 
     @property
     def error(self) -> float | None:
-        """Share of the reviewed that is wrong; None where nothing was reviewed."""
+        """Share of reviewed verdicts that are wrong; None if nothing was reviewed."""
         return self.wrong / self.reviewed if self.reviewed else None
 
     @property
     def passed_error(self) -> float | None:
-        """Share of all reviewed that is wrong and that nobody would have looked at."""
+        """Share of reviewed verdicts that are wrong and would not have been reviewed without the sampling."""
         return self.passed_wrong / self.reviewed if self.reviewed else None
 
     @property
     def drifted(self) -> bool:
-        """True if the error is surely more than the verdicts' own risks say, by enough reviews."""
-        # The lower end of the interval: chance alone seldom reaches it, so that an alarm means something.
+        """True if the error significantly exceeds the verdicts' own risks, with enough reviews."""
+        # Compare the lower end of the interval, so that chance alone rarely raises an alarm.
         if self.reviewed < FEWEST or self.low is None or self.expected is None:
             return False
         return self.low > self.expected
@@ -88,13 +88,13 @@ class ErrorFigure:
 
 @dataclass(frozen=True, slots=True)
 class ProposedCutoff:
-    """Cut-off of risk that keeps the share of wrong labels nobody looks at below what is wanted.
+    """Risk cut-off that keeps the share of wrong unreviewed labels below a target.
 
     Attributes:
-        cutoff: Risk above which a person looks.
-        share: Share of the sample that would go to a person for it.
-        error: Bound of the share that is wrong and unseen, ``(wrong + 1) / (n + 1)``.
-        rate: The ``review_rate`` at which the library's own curve has this cut-off; None where there is no curve.
+        cutoff: Risk above which a verdict is reviewed.
+        share: Share of the sample that would be reviewed.
+        error: Upper bound of the share that is wrong and unreviewed, ``(wrong + 1) / (n + 1)``.
+        rate: ``review_rate`` at which the library's own curve has this cut-off; None if there is no curve.
     """
 
     cutoff: float
@@ -108,7 +108,7 @@ class DriftReport:
     """Error of the random sample.
 
     Attributes:
-        weeks: Figure of each week by its Monday, rising; weeks without a drawn verdict are missing.
+        weeks: Figure of each week by its Monday, ascending; weeks without a sampled verdict are missing.
         recent: Figure of the last 28 days.
         proposed: Cut-off that follows from all weeks; None where no verdict has a risk, or too few were reviewed.
     """
@@ -127,18 +127,18 @@ async def measure_drift(
     wanted: float,
     namespace: str | None = None,
 ) -> DriftReport:
-    """Reads the random sample of the last weeks and what people found of it.
+    """Reads the random sample of the last weeks and its reviews.
 
     Args:
         queue: Queue of the reviews.
         trials: Records of the trials.
-        now: End of the time that is looked at.
-        weeks: Weeks that are looked at.
-        wanted: Share of memes whose label may be wrong without a person looking.
+        now: End of the period.
+        weeks: Length of the period in weeks.
+        wanted: Target for the share of memes whose label is wrong and unreviewed.
         namespace: Namespace of the content; None for all.
     """
     drawn = await queue.sampled(since=now - timedelta(weeks=weeks), until=now, namespace=namespace)
-    # One record at a time: only reviewed ones of a small sample are read, and each may be large.
+    # One record at a time: only the reviewed part of a small sample is read, and records may be large.
     reviewed = {each.trial_id: await _verdict_of(each, trials) for each in drawn if each.found is not None}
     known = {trial_id: verdict for trial_id, verdict in reviewed.items() if verdict is not None}
     by_week: dict[date, list[SampledReview]] = defaultdict(list)
@@ -154,7 +154,7 @@ async def measure_drift(
 
 
 def propose_cutoff(verdicts: Sequence[SampledVerdict], wanted: float) -> ProposedCutoff | None:
-    """The highest cut-off at which no more than a wanted share is wrong and unseen, by conformal risk control.
+    """Finds the highest cut-off that meets the target, by conformal risk control.
 
     The bound is ``(wrong + 1) / (n + 1)``, as for the curve of a library (:class:`court.precedents.RiskCurve`).
     """
@@ -162,25 +162,25 @@ def propose_cutoff(verdicts: Sequence[SampledVerdict], wanted: float) -> Propose
     n = len(rated)
     if n < FEWEST:
         return None
-    # Where no cut-off keeps below what is wanted, a person looks at everything.
+    # If no cut-off meets the target, everything is reviewed.
     best, wrong = ProposedCutoff(0.0, 1.0, 1 / (n + 1), None), 0
     for place, (risk, is_wrong) in enumerate(rated):
         wrong += is_wrong
-        # Of equal risks all are passed or none.
+        # Verdicts of equal risk are all passed or none.
         if place + 1 < n and rated[place + 1][0] == risk:
             continue
-        # The number of wrong ones only grows: beyond the first risk that is too much, none is little enough.
+        # The number of wrong ones only grows, so no later cut-off can meet the target.
         if (wrong + 1) / (n + 1) > wanted:
             break
         best = ProposedCutoff(risk, 1 - (place + 1) / n, (wrong + 1) / (n + 1), None)
-    # From the latest verdict that has one: that is the library in use.
+    # From the latest verdict with a curve, since that is the library in use.
     curve = next((each.curve for each in reversed(verdicts) if each.curve is not None), None)
     rate = None if curve is None else next((p.rate for p in curve.points if p.cutoff <= best.cutoff), 1.0)
     return ProposedCutoff(best.cutoff, best.share, best.error, rate)
 
 
 def wilson(wrong: int, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927), which is right for few and for none."""
+    """Returns the 95 % interval of a share (Wilson 1927), which also works for small and zero counts."""
     z2, share = _Z95**2, wrong / n
     middle, half = share + z2 / (2 * n), _Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
     return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
@@ -205,7 +205,7 @@ async def _verdict_of(review: SampledReview, trials: TrialReader) -> SampledVerd
 
 
 def _figure(drawn: Sequence[SampledReview], known: Mapping[str, SampledVerdict]) -> ErrorFigure:
-    # Drawn and not reviewed, or erased since: counted as drawn, and no part of any share.
+    # Unreviewed or since erased verdicts count as drawn, but are in no share.
     verdicts = [known[each.trial_id] for each in drawn if each.trial_id in known]
     risks = [each.risk for each in verdicts if each.risk is not None]
     wrong = sum(each.wrong for each in verdicts)

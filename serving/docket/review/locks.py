@@ -1,7 +1,7 @@
-"""Case locks: one reviewer at a time, for a while, and until they have decided.
+"""Case locks: a case belongs to one reviewer at a time, until they decide or the lock expires.
 
-What they say is kept in the transaction that gives the case back: of two who send at once, or of one who sends twice,
-one is heard.
+A review is stored in the transaction that releases the case, so that of two concurrent reviews, or of one sent twice,
+only one is stored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from serving.docket.store.tables import stamp
 from serving.docket.store.transactions import Rank
 
 LOCK_MINUTES: Final = 15
-"""For so long a case is one reviewer's, unless that is renewed."""
+"""Minutes until a lock expires unless it is renewed."""
 
 _lock = t.locks.c
 
@@ -37,42 +37,42 @@ S = TypeVar("S", bound=ReviewEvent)
 
 
 class CaseError(CourtError):
-    """A case is not this person's to look at now."""
+    """The reviewer can't have this case now."""
 
 
 class CaseTaken(CaseError):
-    """Somebody else is looking at this case."""
+    """Somebody else has locked the case."""
 
     default_reason = "CASE_TAKEN"
 
 
 class CaseClosed(CaseError):
-    """Raised where a case needs no review any more: it was reviewed meanwhile, or never needed to be."""
+    """Raised if a case needs no review: it was reviewed meanwhile, or never needed one."""
 
     default_reason = "CASE_CLOSED"
 
 
 class AnotherWanted(CaseError):
-    """This case waits for another person's word than this one's."""
+    """The case waits for another person's review."""
 
     default_reason = "ANOTHER_PERSON_WANTED"
 
 
 class NotLocked(CaseError):
-    """Whoever reviews a case takes it first, and this one was not taken, or for longer ago than a lock lasts."""
+    """The reviewer does not hold the case: they did not take it, or their lock has expired."""
 
     default_reason = "CASE_NOT_HELD"
 
 
 class AlreadyReviewed(CaseError):
-    """Raised where a review was sent twice; it is stored once."""
+    """Raised if a review was sent twice; it is stored once."""
 
     default_reason = "SAID_BEFORE"
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Lock on a case: its holder and its end (UTC)."""
+    """Lock on a case: its holder and its expiry time (UTC)."""
 
     holder: str
     until: datetime
@@ -80,7 +80,7 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class LockedReview:
-    """Something that is to be kept if the case is the speaker's, who then gives it back.
+    """A review to be stored if its author holds the case, which is then released.
 
     Attributes:
         review: Review to store; its number is assigned when it is stored.
@@ -92,12 +92,12 @@ class LockedReview:
 
 
 def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, again: bool) -> Lock:
-    """Makes a case this person's; see :meth:`serving.docket.review.queue.ReviewQueue.take`."""
-    # Of two who take a case at once, the second waits here and then finds the lock of the first.
+    """Locks a case for a reviewer; see :meth:`serving.docket.review.queue.ReviewQueue.take`."""
+    # Of two concurrent callers, the second waits here and then finds the lock of the first.
     row = connection.execute(select(t.cases).where(t.cases.c.trial_id == trial_id).with_for_update()).one_or_none()
     _check_takeable(connection, row, trial_id, who, again=again)
     lock = connection.execute(select(t.locks).where(_lock.trial_id == trial_id)).one_or_none()
-    # A lock whose time is over keeps nobody out, even if it was never given back.
+    # An expired lock blocks nobody, even if it was never released.
     if lock is not None and lock.holder != who and lock.until > stamp(now):
         raise CaseTaken(f"{lock.holder} is looking at this case, until {_clock_of(lock.until)} at the latest.")
     until = now + timedelta(minutes=LOCK_MINUTES)
@@ -108,20 +108,20 @@ def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, a
 
 
 def renew(connection: Connection, trial_id: str, who: str, now: datetime) -> None:
-    """Keeps a case for longer. Raises NotHeld where it is not this person's any more."""
+    """Extends a lock. Raises NotLocked if it has been lost."""
     until = stamp(now + timedelta(minutes=LOCK_MINUTES))
-    # In one statement: a lock that runs out between a look and a write must not come back.
+    # In one statement: a lock that expires between a read and a write must not come back.
     if not connection.execute(update(t.locks).where(*_own(trial_id, who, now)).values(until=until)).rowcount:
         raise _not_locked(connection, trial_id, who, now)
 
 
 def release(connection: Connection, trial_id: str, who: str) -> None:
-    """Gives a case back; one that is not held is no error."""
+    """Releases a lock; idempotent."""
     connection.execute(delete(t.locks).where(_lock.trial_id == trial_id, _lock.holder == who))
 
 
 def _store(connection: Connection, reviews: Sequence[LockedReview]) -> Sequence[ReviewEvent | CourtError]:
-    open_appender(connection)  # before any row is held: see serving.docket.store.reviews
+    open_appender(connection)  # before any row is locked: see serving.docket.store.reviews
     return [_store_one(connection, one.review, one.now) for one in reviews]
 
 
@@ -129,19 +129,19 @@ def _store_one(connection: Connection, review: ReviewEvent, now: datetime) -> Re
     who = _speaker(review)
     own = select(_lock.holder).where(*_own(review.trial_id, who, now)).with_for_update()
     if connection.execute(own).one_or_none() is None:
-        # The first of two equal reviews gave the case back: the second is no mistake of the reviewer's.
+        # The first of two equal reviews released the case: the second is not the reviewer's mistake.
         before = [one for one in _reviews_of_kind(connection, review.trial_id, type(review)) if _speaker(one) == who]
         if before and _same(before[-1], review):
             return AlreadyReviewed("This was sent twice, and is kept once.")
         return _not_locked(connection, review.trial_id, who, now)
     if isinstance(review, VerdictReviewed):
-        # From the log as well, which may be further than what was drawn from it.
+        # From the log as well, which may be ahead of the projection.
         own_before = any(_speaker(one) == who for one in _reviews_of_kind(connection, review.trial_id, VerdictReviewed))
         review = review.model_copy(
             update={"blind": not own_before and not verdict_was_shown(connection, review.trial_id, who)}
         )
     stored = append_review(connection, review)
-    # After an error the reviewer still has the case, and can try again.
+    # After an error the reviewer keeps the case, and can try again.
     if not isinstance(stored, CourtError):
         release(connection, review.trial_id, who)
     return stored
@@ -183,7 +183,7 @@ def _speaker(review: ReviewEvent) -> str:
 
 
 def _same(one: ReviewEvent, other: ReviewEvent) -> bool:
-    """True if two reviews differ in nothing but their time and the verdict's visibility by then."""
+    """True if two reviews differ only in their time and in whether the verdict was visible."""
     left = {"seq", "at", "blind"}
     return one.model_dump(exclude=left) == other.model_dump(exclude=left)
 
@@ -200,7 +200,7 @@ def _check_takeable(connection: Connection, row: Any, trial_id: str, who: str, *
     if not row.waiting:
         raise CaseClosed("Nobody has to look at this case any more: somebody reviewed it, or it never needed that.")
     own = select(t.reviews.c.number).where(t.reviews.c.trial_id == trial_id, t.reviews.c.reviewer == who).limit(1)
-    # Whoever asks for a second opinion can't be the one who gives it.
+    # Whoever asks for a second opinion can't give it.
     if row.asked_by == who or connection.execute(own).first() is not None:
         raise AnotherWanted("Your word on this case stands already: it waits for another person's.")
 

@@ -1,4 +1,4 @@
-"""Review projection: what the queue knows of a trial, derived from the log: whether a person should look, and why."""
+"""Review projection: derives from the log what the queue stores about a trial, and why it needs review."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from serving.docket.store.tables import stamp
 _log = logging.getLogger("memecourt.desk")
 
 ERASED: Final = "Erased"
-"""The kind of the entry that says that a trial was erased."""
+"""Kind of the entry that records the erasure of a trial."""
 
 KINDS: Final = frozenset(
     {
@@ -52,39 +52,39 @@ KINDS: Final = frozenset(
         ERASED,
     }
 )
-"""Of the entries that are read."""
+"""Kinds of the entries that are read."""
 
 
 class ReviewPriority(StrEnum):
-    """Why a person should look at a verdict; the most urgent first."""
+    """Reasons for human review, the most urgent first."""
 
     APPEAL = "APPEAL"
-    """Somebody whom the verdict concerns contests it."""
+    """Somebody affected has appealed against the verdict."""
     REVIEWERS_DISAGREE = "REVIEWERS_DISAGREE"
-    """Two reviewers found it to be different things."""
+    """Two reviewers disagree."""
     SECOND_OPINION = "SECOND_OPINION"
-    """Somebody asked for another person's word."""
+    """A reviewer asked for a second opinion."""
     UNDECIDED = "UNDECIDED"
-    """The court came to no label."""
+    """The court reached no label."""
     DISAGREE = "DISAGREE"
-    """The Judge, its own odds, the precedents or an earlier trial say different things, or both sides are as strong.
+    """The Judge, its own odds, the precedents or an earlier trial disagree, or both sides are equally strong.
 
-    One reason for both: that sides are as strong alone would tell the label, which the rule then gives.
+    One reason for both: equally strong sides alone would reveal the label, which the rule then determines.
     """
     COURT_ASKS = "COURT_ASKS"
-    """The verdict asks for a person for a reason of its own."""
+    """The verdict itself asks for review for another reason."""
     LOW_SCORE = "LOW_SCORE"
-    """The score hardly speaks for the label."""
+    """The score hardly supports the label."""
     SAMPLED = "SAMPLED"
-    """Drawn by chance, to know how good verdicts are that nobody doubts."""
+    """Randomly sampled, to measure the quality of verdicts that nobody doubts."""
 
     @property
     def urgency(self) -> int:
-        """0 for what is taken first."""
+        """Rank of the reason; 0 is the most urgent."""
         return _URGENCY[self]
 
 
-# From 0: appeals came to those that dockets already hold by their numbers.
+# Numbers are stored in dockets; appeals were added later and start at 0.
 _URGENCY = {why: place for place, why in enumerate(ReviewPriority)}
 _VOTES = {
     ReviewReason.JUDGES_DISAGREE,
@@ -100,14 +100,14 @@ _VOTES = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Rules that bring a verdict to review without its asking.
+    """Rules that send a verdict to review without anybody asking for it.
 
-    They apply to verdicts read from then on.
+    They apply to verdicts that are projected from now on.
 
     Attributes:
-        sure: A score that puts the probability of the given label below this is low; in (0.5, 1).
-        sampled: Share of all verdicts that chance picks; in [0, 1].
-        sampled_in: Share in namespaces where it is another.
+        sure: Probability of the given label, by its score, below which the score counts as low; in (0.5, 1).
+        sampled: Share of all verdicts that are randomly sampled; in [0, 1].
+        sampled_in: Share by namespace, if it differs.
     """
 
     sure: float = 0.6
@@ -119,7 +119,7 @@ class Rules:
             raise ValueError("sure lies in [0.5, 1] and sampled in [0, 1]")
 
     def share_of(self, namespace: str) -> float:
-        """Share of the verdicts of a namespace that chance picks."""
+        """Share of a namespace's verdicts that are randomly sampled."""
         return self.sampled_in.get(namespace, self.sampled)
 
 
@@ -129,13 +129,13 @@ Reasons = tuple[tuple[ReviewPriority, str], ...]
 
 
 def is_sampled(trial_id: str, share: float) -> bool:
-    """True if a trial is in the random sample: by its id, so that processes agree and a larger share adds to it."""
+    """True if a trial is sampled; decided by its id, so that processes agree and larger shares are supersets."""
     digest = hashlib.sha256(b"memecourt desk\0" + trial_id.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8]) < share * 2**64
 
 
 def reasons_of(verdict: Verdict, trial_id: str, rules: Rules, namespace: str = "") -> Reasons:
-    """Why a person should look at a verdict, the most urgent first; nothing where nobody has to."""
+    """Returns the reasons for reviewing a verdict, the most urgent first; none if it needs no review."""
     found: list[tuple[ReviewPriority, str]] = []
     undecided = verdict.label is Label.UNDECIDED
     if undecided:
@@ -166,18 +166,18 @@ def reasons_of(verdict: Verdict, trial_id: str, rules: Rules, namespace: str = "
 
 
 def folded(text: str) -> str:
-    """A text as it is searched: case, width and kinds of spaces make no difference."""
+    """Normalises a text for searching: case, width and kinds of spaces make no difference."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def same_letters(text: str) -> str:
-    """Returns the form that texts share if they differ in case and spaces alone; empty for no text."""
+    """Returns a form that is equal for texts that differ only in case and spaces; empty for no text."""
     letters = folded(text)
     return hashlib.sha256(letters.encode("utf-8", "surrogatepass")).hexdigest() if letters else ""
 
 
 def apply_entries(connection: Connection, entries: Sequence[Entry], rules: Rules) -> None:
-    """Draws entries in the order of their numbers. Whoever calls keeps how far it has come, in the same transaction."""
+    """Projects entries in order; the caller stores the new position in the same transaction."""
     named = sorted({entry.trial_id for entry in entries if entry.trial_id})
     cases = {trial_id: _Case(dict(row)) for trial_id, row in _rows(connection, named)}
     for entry in entries:
@@ -186,17 +186,17 @@ def apply_entries(connection: Connection, entries: Sequence[Entry], rules: Rules
         case = cases.setdefault(entry.trial_id, _Case({"trial_id": entry.trial_id}, new=True))
         if entry.kind == ERASED:
             t.forget(connection, entry.trial_id)
-            # forget() has written the row that stays: this one must not be written over it.
+            # forget() has written the final row, which this one must not overwrite.
             cases.pop(entry.trial_id)
             continue
-        # Entries that were fetched before the trial was erased may still hold their bodies.
+        # Entries that were read before the trial was erased may still have their bodies.
         if case.row.get("erased") or entry.body is None:
             continue
         try:
-            # Without parts: nothing that the desk stores is quoted from a precedent.
+            # Without parts: the queue stores nothing that is quoted from a precedent.
             event = event_in(entry.body, {})
         except ValueError:
-            # Somebody altered it, which `memecourt docket verify` tells of; the desk goes on without it.
+            # Somebody altered it, which `memecourt docket verify` reports; the queue skips it.
             _log.error("entry %d can't be read, and the desk does without it", entry.number)
             continue
         case.take(event, entry.number, rules, connection)
@@ -204,7 +204,7 @@ def apply_entries(connection: Connection, entries: Sequence[Entry], rules: Rules
 
 
 class _Case:
-    """A row that is being drawn."""
+    """A case row that is being updated."""
 
     def __init__(self, row: dict[str, Any], *, new: bool = False) -> None:
         self.row = row
@@ -220,7 +220,7 @@ class _Case:
                 row["namespace"], row["content_id"] = event.meme.namespace, event.meme.content_id
                 row["pixels_sha256"] = event.meme.digest
                 models = sorted(set(event.versions.models.values()))
-                # A line break at either end of each name, so that a search can match whole names.
+                # Line breaks around each name, so that a search can match whole names.
                 row["models"] = "".join(f"\n{model}" for model in models) + "\n" if models else ""
                 row["state"] = TrialState.OPEN
             case TextRead():
@@ -274,19 +274,19 @@ class _Case:
         )
         row["holds"], row["outcome"] = str(event.label), str(event.outcome)
         if row.get("asked_by") == event.reviewer:
-            return  # one's own is no second opinion
+            return  # a reviewer's own review is no second opinion
         if reviewed_before and row.get("waiting") and row.get("urgency") == ReviewPriority.APPEAL.urgency:
-            return  # nor does who reviewed a verdict decide on an appeal against it
+            return  # nor may the reviewer of a verdict decide an appeal against it
         row["asked_by"], row["waiting"] = "", False
         labels = _last_words(connection, event.trial_id)
-        # Of two alone: what the third person says decides, and nobody more is asked.
+        # Only for two reviewers: a third one decides, and nobody else is asked.
         if len(labels) == 2 and len(set(labels.values())) == 2:
             text = ", ".join(f"{who} says {label.replace('_', ' ').lower()}" for who, label in sorted(labels.items()))
             self._waits(((ReviewPriority.REVIEWERS_DISAGREE, f"{text}: a third person decides."),))
 
     def _waits(self, reasons: Reasons) -> None:
         row = self.row
-        # What was said before stays to be read, each kind of what people say once.
+        # Earlier reasons remain visible, each kind given by people only once.
         fresh = {why for why, _ in reasons}
         before = [
             (ReviewPriority(why), words)

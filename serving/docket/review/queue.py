@@ -1,7 +1,7 @@
-"""The desk: where people find the verdicts that need them, take one at a time, and review it.
+"""The review queue: people find verdicts that need review, lock one at a time, and review it.
 
-What is on it is drawn from the log (:mod:`serving.docket.review.projection`) and kept beside the docket, in the same
-database, so that several consoles share the queue and the locks.
+The queue is a projection of the log (:mod:`serving.docket.review.projection`) in the docket's database, so that several
+consoles share the queue and the locks.
 """
 
 from __future__ import annotations
@@ -44,38 +44,38 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 _PAGE: Final = 500
-"""Entries that are drawn in one transaction."""
-_MOST_SEARCHES: Final = 100
-"""Searches that one person may save."""
-_MOST_WORDS: Final = 50
-"""That are looked for at once: a condition each, and databases bound how many there may be."""
+"""Log entries that are projected in one transaction."""
+_MAX_SEARCHES: Final = 100
+"""Maximum number of saved searches per person."""
+_MAX_WORDS: Final = 50
+"""Maximum number of words in a search: each is a condition, and databases limit their number."""
 
 _case = t.cases.c
-# The id makes the order total, so that paging by it skips no case and repeats none.
+# The id makes the order total, so that paging neither skips nor repeats cases.
 _ORDER = (_case.urgency, _case.opened_at, _case.trial_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A trial as the desk has it.
+    """A trial in the review queue.
 
     Attributes:
-        trial_id: Opens the record.
+        trial_id: Id of the trial.
         opened_at: UTC.
         namespace: Namespace of the content.
         content_id: Caller's id of the content.
-        pixels_sha256: SHA-256 of its picture's pixels; of a text that was sent alone, the text's digest.
-        models: Models of the trial; empty if no model was asked.
+        pixels_sha256: SHA-256 of the picture's pixels; for a text without picture, the text's digest.
+        models: Models of the trial; empty if none was used.
         text: Text of the meme.
         state: State of the trial.
-        label: The court's; None where there is no verdict.
-        holds: The label that holds: the last reviewer's, or the court's.
+        label: Label by the court; None if there is no verdict.
+        holds: Label in force: the last reviewer's, or the court's.
         outcome: Outcome of the last review; None if there was none.
-        score: P(harmful), where the verdict has one.
+        score: P(harmful); None if the verdict has none.
         category: Category of the harm that the court found; empty if it found none.
-        reasons: Why a person should look, or should have, the most urgent first, each with a sentence.
-        waiting: True if a person should look now.
-        asked_by: Reviewer who wants a second opinion; empty if nobody does.
+        reasons: Reasons for human review, past or present, the most urgent first, each with a sentence.
+        waiting: True if the case waits for a review now.
+        asked_by: Reviewer who asked for a second opinion; empty if nobody did.
         erased: True if the content of the trial was erased.
         lock: Current lock on the case; None if it is free.
     """
@@ -102,18 +102,18 @@ class Case:
 
     @property
     def text_alone(self) -> bool:
-        """True if its text was sent without a picture."""
+        """True if the text was sent without a picture."""
         return is_text_digest(self.pixels_sha256)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledReview:
-    """A verdict that chance brought to the desk.
+    """A verdict that was randomly sampled for review.
 
     Attributes:
         trial_id: Id of the trial.
         opened_at: UTC.
-        found: Label that the first reviewer found; None where nobody has reviewed it, or found none.
+        found: Label by the first reviewer; None if there is no review, or it gave no label.
     """
 
     trial_id: str
@@ -123,18 +123,18 @@ class SampledReview:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Which trials are looked for: those that all of this holds for. What is empty asks for nothing.
+    """Search for trials that meet all conditions. Empty means no condition.
 
     Attributes:
-        text: Words that all occur in the meme's text, its description or the rationale.
+        text: Words that must all occur in the meme's text, its description or the rationale.
         label: Label in force.
         since: Opened then or later.
         until: Opened before then.
         namespace: Namespace of the content; None for all, the empty one is a namespace too.
         model: Model of the trial.
-        category: Category of the harm found.
+        category: Category of harm found.
         reviewer: Reviewer of the case.
-        why: Reason for which it came to review.
+        why: Reason for review.
     """
 
     text: str = ""
@@ -149,7 +149,7 @@ class Search:
 
 
 class ReviewQueue:
-    """Queue, search, locks, reviews and agreement, over one docket. Any number of processes may have one."""
+    """Queue, search, locks, reviews and agreement of one docket. Any number of processes may use one."""
 
     def __init__(
         self,
@@ -161,15 +161,15 @@ class ReviewQueue:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         patience_s: float = 2.0,
     ) -> None:
-        """Reads nothing yet.
+        """Prepares the queue without reading anything.
 
         Args:
             transactions: Transactions of the docket whose trials are reviewed.
             trials: Its records.
             log: Its log.
-            rules: Rules that bring a verdict to review without its asking.
-            clock: Says what time it is, UTC. Consoles on several machines must agree within a minute, for locks.
-            patience_s: Seconds that a caller waits at most until what the log holds is drawn.
+            rules: Rules that send a verdict to review without anybody asking for it.
+            clock: Returns the current time, UTC. For locks, clocks of several machines must agree within a minute.
+            patience_s: Maximum seconds that a caller waits for the projection to catch up with the log.
         """
         self._transactions = transactions
         self._trials = trials
@@ -178,32 +178,32 @@ class ReviewQueue:
         self._clock = clock
         self._patience_s = patience_s
         self._drawing: asyncio.Task[None] | None = None
-        # Numbers of draws: a caller waits for one that began after its call.
+        # Numbers of projection runs: a caller waits for one that started after its call.
         self._began = self._done = 0
 
     # The log
 
     async def catch_up(self) -> bool:
-        """Draws what the log holds and the desk does not know yet. Of callers at once, one draws for all.
+        """Projects new log entries into the queue. One run serves all concurrent callers.
 
         Returns:
-            Whether all is drawn that was there when this was called. Of a large docket it takes longer, the first time,
-            than anybody wants to wait: it is then drawn all the same, and what is found meanwhile is what there is.
+            True if everything that was in the log at the call is projected. For a large docket the first run takes
+            longer than callers wait: it continues in the background, and searches meanwhile find what is there.
 
         Raises:
             Unavailable: The docket can't be read or written now.
         """
-        wanted = self._began + 1  # what began before this call may have missed what is meant
+        wanted = self._began + 1  # a run that started before this call may miss recent entries
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while self._done < wanted:
             drawing = self._drawing
             if drawing is None or drawing.done():
-                # A task of its own: a caller who leaves takes nobody else's along.
+                # A separate task, so that a cancelled caller does not cancel it for the others.
                 self._began += 1
                 drawing = self._drawing = asyncio.create_task(self._draw(self._began))
                 drawing.add_done_callback(_retrieve_error)
             left = deadline - asyncio.get_running_loop().time()
-            # wait() leaves the task alone when the time is over, where wait_for() would cancel it for all others too.
+            # wait() does not cancel the task on timeout, as wait_for() would for all callers.
             await asyncio.wait([drawing], timeout=max(left, 0.0))
             if not drawing.done():
                 return False
@@ -216,21 +216,21 @@ class ReviewQueue:
 
     async def _draw(self, number: int) -> None:
         while True:
-            # Read anew for each page: another process may have drawn some of them meanwhile.
+            # Read again for each page: another process may have projected some of them meanwhile.
             first = await self._transactions.read(_next)
             entries = await self._log.entries(first, _PAGE, KINDS)
             if not entries:
                 break
             await self._transactions.write_alone(lambda c, f=first, e=entries: self._take_in(c, f, e))  # type: ignore[misc]
-        # Only when all pages are drawn: a draw that fails counts for no caller.
+        # Only after all pages: a failed run must not count for any caller.
         self._done = number
 
     def _take_in(self, connection: Connection, first: int, entries: Sequence[Entry]) -> None:
-        """Draws these, which were asked for from a number on, unless another process was quicker."""
-        # SQLite lets one transaction in at a time that writes, and needs no lock here.
+        """Projects entries that start at a number, unless another process was quicker."""
+        # SQLite allows only one writing transaction at a time and needs no lock here.
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('memecourt.desk'))"))
-        # Another process has drawn these meanwhile.
+        # Another process has projected these meanwhile.
         if _next(connection) != first:
             return
         apply_entries(connection, entries, self._rules)
@@ -250,17 +250,17 @@ class ReviewQueue:
         why: ReviewPriority | None = None,
         namespaces: frozenset[str] | None = None,
     ) -> Sequence[Case]:
-        """Cases that wait for a person, and may be this one: the most urgent first, then the oldest.
+        """Returns cases that wait for this reviewer: the most urgent first, then the oldest.
 
         Args:
-            who: Asks; those on which their word stands already wait for another's.
+            who: Reviewer; cases that they have already reviewed or asked about are left out.
             limit: Largest number of cases.
-            after: ``place`` of the case after which to go on.
-            why: Only those that came here for this reason.
+            after: Cursor: ``place_of`` the last case of the previous page.
+            why: Reason for review; None for all.
             namespaces: Namespaces that the reviewer may see; None for all.
         """
         await self.catch_up()
-        # A second opinion is another person's: whoever has spoken or asked is not offered the case again.
+        # A second opinion must come from another person: whoever reviewed or asked is not offered the case again.
         own = exists().where(t.reviews.c.trial_id == _case.trial_id, t.reviews.c.reviewer == who)
         query = select(t.cases).where(_case.waiting, ~own, _case.asked_by != who).order_by(*_ORDER).limit(limit)
         query = query.where(*_saw_verdict(namespaces), *_for(why))
@@ -287,14 +287,14 @@ class ReviewQueue:
         namespaces: frozenset[str] | None = None,
         blind: str = "",
     ) -> Sequence[Case]:
-        """Trials that are looked for, the last opened first.
+        """Searches trials, the most recently opened first.
 
         Args:
-            which: Search conditions, all of which must hold.
+            which: Search conditions.
             limit: Largest number of cases.
-            after: ``opened_at`` as it is kept and ``trial_id`` of the case after which to go on.
+            after: Cursor: stored ``opened_at`` and ``trial_id`` of the last case of the previous page.
             namespaces: Namespaces that may be seen; None for all.
-            blind: From whom verdicts are kept that wait for their word: no such trial is found by what the court said.
+            blind: Reviewer who must stay blind: trials that wait for them are not found by the court's output.
 
         Raises:
             BadRequest: The query has too many words.
@@ -308,7 +308,7 @@ class ReviewQueue:
         return await self._cases(query.order_by(place[0].desc(), place[1].desc()).limit(limit))
 
     async def case(self, trial_id: str) -> Case:
-        """One case. Raises TrialUnknown."""
+        """Returns one case. Raises TrialUnknown."""
         await self.catch_up()
         found = await self._cases(select(t.cases).where(_case.trial_id == trial_id))
         if not found:
@@ -316,18 +316,18 @@ class ReviewQueue:
         return found[0]
 
     async def cases(self, trial_ids: Sequence[str]) -> Mapping[str, Case]:
-        """Several cases, by their ids; those that there are not are missing."""
+        """Returns several cases by id; unknown ones are missing."""
         await self.catch_up()
         return {case.trial_id: case for case in await self._cases(select(t.cases).where(_case.trial_id.in_(trial_ids)))}
 
     async def same_memes(
         self, case: Case, *, limit: int, namespaces: frozenset[str] | None = None
     ) -> Sequence[tuple[Case, bool, bool]]:
-        """Other trials of the very same pixels or of a text of the same letters, the last opened first.
+        """Returns other trials with the same pixels or with the same letters in the text, the latest first.
 
         Returns:
-            Each with whether the pixels are the same, and whether the text is. Memes without text share none, and texts
-            that were sent alone no pixels.
+            Each case with a flag for equal pixels and one for equal text. Memes without text never have equal text, and
+            texts without picture never equal pixels.
         """
         await self.catch_up()
         mark = same_letters(case.text)
@@ -361,7 +361,7 @@ class ReviewQueue:
         values = await self._transactions.read(
             lambda c: c.execute(query.where(*_saw_verdict(namespaces))).scalars().all()
         )
-        # A list of categories would tell what the court found in trials whose verdict is kept from this reviewer.
+        # The list of categories would reveal verdicts that must stay hidden from this reviewer.
         if column == "category" and blind:
             values = [value for value in values if await self._may_know(value, blind, namespaces)]
         if column == "models":
@@ -371,7 +371,7 @@ class ReviewQueue:
     # Saved searches
 
     async def save(self, owner: str, name: str, query: Mapping[str, str]) -> None:
-        """Keeps a search under a name; one of that name is replaced.
+        """Saves a search under a name, replacing an existing one.
 
         Raises:
             BadRequest: The name is empty or long, or there are too many.
@@ -383,16 +383,16 @@ class ReviewQueue:
 
         def keep(connection: Connection) -> None:
             own = t.searches.c.owner == owner
-            # Before they are counted: whoever has as many as are allowed can still replace one.
+            # Deleted before counting, so that a search can be replaced at the limit.
             connection.execute(delete(t.searches).where(own, t.searches.c.name == name))
-            if connection.execute(select(func.count()).where(own)).scalar_one() >= _MOST_SEARCHES:
-                raise BadRequest(f"There are {_MOST_SEARCHES} saved searches already. Remove one first.", field="name")
+            if connection.execute(select(func.count()).where(own)).scalar_one() >= _MAX_SEARCHES:
+                raise BadRequest(f"There are {_MAX_SEARCHES} saved searches already. Remove one first.", field="name")
             connection.execute(insert(t.searches), row)
 
         await self._transactions.write_alone(keep)
 
     async def saved(self, owner: str) -> Mapping[str, Mapping[str, str]]:
-        """A person's searches, by name."""
+        """Returns a person's saved searches, by name."""
         row = t.searches.c
         query = select(row.name, row.query).where(row.owner == owner).order_by(row.name)
         found = await self._transactions.read(lambda connection: connection.execute(query).all())
@@ -405,21 +405,21 @@ class ReviewQueue:
             lambda c: c.execute(delete(t.searches).where(row.owner == owner, row.name == name))
         )
 
-    # Taking a case
+    # Locking a case
 
     async def take(self, trial_id: str, who: str, *, again: bool = False) -> Lock:
-        """Takes a case, so that nobody else does, or takes it for longer.
+        """Locks a case for a reviewer, or extends the lock.
 
         Args:
             trial_id: Which.
-            who: Takes it.
+            who: Reviewer who takes the case.
             again: True to accept a case that needs no review, or that this reviewer has decided already.
 
         Raises:
             TrialUnknown: There is none of that id.
             NotDecided: There is no verdict.
             CaseTaken: Somebody else has it.
-            CaseClosed: Nobody has to look at it any more.
+            CaseClosed: The case needs no review any more.
             AnotherWanted: The case waits for another reviewer.
         """
         await self.catch_up()
@@ -431,13 +431,12 @@ class ReviewQueue:
     async def take_next(
         self, who: str, *, why: ReviewPriority | None = None, namespaces: frozenset[str] | None = None
     ) -> Case | None:
-        """Takes the most urgent case that nobody has; None where there is none."""
+        """Locks the most urgent free case; None if there is none."""
         after = None
-        # Page by page: what nobody has may stand behind many that are taken.
+        # Page by page: many taken cases may precede a free one.
         while page := await self.queue(who, limit=20, after=after, why=why, namespaces=namespaces):
             for case in page:
-                # Their own is offered again: a page that was closed must not leave a case untouched until its lock runs
-                # out.
+                # A reviewer's own case is offered again: closing its page must not block it until the lock expires.
                 if case.lock is not None and case.lock.holder != who:
                     continue
                 try:
@@ -449,18 +448,18 @@ class ReviewQueue:
         return None
 
     async def renew(self, trial_id: str, who: str) -> None:
-        """Keeps a case for longer. Raises NotHeld where it is not this person's any more."""
+        """Extends the lock on a case. Raises NotLocked if it has been lost."""
         now = self._clock()
         await self._transactions.write_alone(lambda connection: locks.renew(connection, trial_id, who, now))
 
     async def release(self, trial_id: str, who: str) -> None:
-        """Gives a case back; one that is not held is no error."""
+        """Unlocks a case; idempotent."""
         await self._transactions.write_alone(lambda connection: locks.release(connection, trial_id, who))
 
     async def saw(self, who: str, trial_ids: Collection[str]) -> None:
-        """Notes that somebody was shown these verdicts: what they say of them from now on is not blind."""
+        """Records that a person was shown verdicts: their later reviews of these are not blind."""
         fresh = sorted({*trial_ids} - await self.known_verdicts(list(trial_ids), who)) if trial_ids else []
-        # Pages are opened again and again: where nothing is new, nothing is written.
+        # Pages are opened repeatedly: write only if something is new.
         rows = [{"trial_id": trial_id, "who": who, "at": stamp(self._clock())} for trial_id in fresh]
         if rows:
             await self._transactions.write_alone(
@@ -491,16 +490,16 @@ class ReviewQueue:
     # Reviewing
 
     async def review(self, trial_id: str, who: str, *, label: Label, clause: str, reason: str) -> VerdictReviewed:
-        """Says what a meme was found to be, by the person who has taken the case; that gives it back.
+        """Stores a review by the person who holds the case, and releases it.
 
-        The verdict is upheld where the label is its own and overruled where it is not. The review is marked as blind
-        where neither that verdict nor one of another trial of the same meme was shown to this person before.
+        The verdict is upheld if the label is the same, and overruled if not. The review is marked as blind if neither
+        this verdict nor that of another trial of the same meme was shown to this person before.
 
         Raises:
             TrialUnknown, NotDecided: There is no verdict.
             BadRequest: Clause or reason is missing, or UNDECIDED was found of a verdict that is not.
-            NotHeld: The case was not taken by this person, or is not any more.
-            SaidBefore: The very same was kept already: it was sent twice.
+            NotLocked: This person does not hold the case (any more).
+            AlreadyReviewed: The identical review was stored already, because it was sent twice.
             Unavailable: The review can't be stored now.
         """
         clause, reason = clause.strip(), reason.strip()
@@ -521,7 +520,7 @@ class ReviewQueue:
         if label is Label.UNDECIDED and verdict.label is not Label.UNDECIDED:
             raise BadRequest("Say whether the meme is harmful or not harmful.", reason="FIELD_MISSING", field="label")
         now = self._clock()
-        # The number in the record is given when it is written: only then it is known what stands before it.
+        # The sequence number is assigned when the event is written, since only then the previous one is known.
         draft = VerdictReviewed(
             trial_id=trial_id,
             seq=0,
@@ -537,12 +536,12 @@ class ReviewQueue:
         return stored
 
     async def ask_opinion(self, trial_id: str, who: str, reason: str) -> SecondOpinionAsked:
-        """Asks that another person looks at a verdict, whoever has taken the case; that gives it back.
+        """Asks for a second opinion, by the person who holds the case, and releases it.
 
         Raises:
             TrialUnknown, NotDecided: There is no verdict.
             BadRequest: There is no reason.
-            NotHeld, SaidBefore, Unavailable: As :meth:`review`.
+            NotLocked, AlreadyReviewed, Unavailable: As :meth:`review`.
         """
         reason = reason.strip()
         if not 0 < len(reason) <= 2000:
@@ -560,7 +559,7 @@ class ReviewQueue:
     async def sampled(
         self, *, since: datetime, until: datetime, namespace: str | None = None
     ) -> Sequence[SampledReview]:
-        """Verdicts with a label that chance drew, by when their trials were opened, with a person's first word on them.
+        """Returns randomly sampled verdicts, by opening time of their trials, with the first review of each.
 
         Args:
             since: Opened then or later.
@@ -579,7 +578,7 @@ class ReviewQueue:
         def read(connection: Connection) -> Sequence[SampledReview]:
             first: dict[str, str] = {}
             for trial_id, label in connection.execute(labels):
-                # In order of the log: the first word was not influenced by any other.
+                # In log order: the first review was not influenced by any other.
                 first.setdefault(trial_id, label)
             return [
                 SampledReview(trial_id, datetime.fromisoformat(at), _label_found(first.get(trial_id)))
@@ -599,14 +598,14 @@ class ReviewQueue:
     ) -> Agreement:
         """Computes the agreement of reviewers among themselves and with the court.
 
-        What counts is what each reviewer said first of a meme, in whichever of its trials: what they say later may
-        follow from having talked, and repeats what they said before.
+        Only the first review by each reviewer of a meme counts, in whichever of its trials: later ones may be
+        influenced by discussions, and repeat the first.
 
         Args:
             since: Reviews from then on.
             until: Reviews before then.
             blind: Only those of reviewers who had not been shown the verdict.
-            drawn: Only of trials that chance picked: these alone stand for all verdicts, the others came to the desk
+            drawn: True for only randomly sampled trials: only these are representative, since the others were reviewed
                 because something was doubtful.
             namespaces: Namespaces of the content; None for all.
         """
@@ -622,9 +621,9 @@ class ReviewQueue:
         court: dict[tuple[str, str], dict[str, str]] = {}
         first: set[tuple[tuple[str, str], str]] = set()
         for trial_id, pixels, same, reviewer, label, verdict, was_blind, at, was_drawn in found:
-            # As blinding.py takes two for the same meme; what has no digest is like no other.
+            # The same notion of the same meme as in blinding.py; a trial without digest equals no other.
             key = (pixels, same) if pixels else ("", trial_id)
-            # Before the filters: where a reviewer's first word does not count, no later one stands in for it.
+            # Before the filters: if a reviewer's first review does not count, no later one replaces it.
             if (key, reviewer) in first:
                 continue
             first.add((key, reviewer))
@@ -639,8 +638,8 @@ class ReviewQueue:
     # The database
 
     async def _may_know(self, category: str, who: str, namespaces: frozenset[str] | None) -> bool:
-        """True if there is a case of that category whose verdict the reviewer may know."""
-        # One by one: the first case found mostly answers, where all of them together would have to be looked at.
+        """True if the reviewer may know the verdict of a case with a category."""
+        # One query per category: usually the first case answers it, while a joint query would scan all cases.
         knowable = (_case.category == category, ~is_blinded(who, namespaces), *_saw_verdict(namespaces))
         query = select(_case.trial_id).where(*knowable).limit(1)
         return await self._transactions.read(lambda connection: connection.execute(query).first()) is not None
@@ -652,7 +651,7 @@ class ReviewQueue:
             rows = connection.execute(query).all()
             row = t.locks.c
             own = row.trial_id.in_([found.trial_id for found in rows])
-            # Locks that have run out are still in the table, and count for nothing.
+            # Expired locks are still in the table and must be ignored.
             taken = {
                 found.trial_id: Lock(found.holder, datetime.fromisoformat(found.until))
                 for found in connection.execute(select(t.locks).where(own, row.until > now))
@@ -681,21 +680,21 @@ def place_of(case: Case) -> tuple[int, str, str]:
 
 
 def _next(connection: Connection) -> int:
-    """The entry that is to be drawn next."""
+    """Returns the number of the next log entry to project."""
     return int(connection.execute(select(t.progress.c.next)).scalar_one_or_none() or 0)
 
 
 def _conditions(which: Search, known: ColumnElement[bool]) -> list[ColumnElement[bool]]:
-    """A search as conditions; by what the court said only those are found whose verdict may be told."""
+    """Converts a search to SQL conditions; the court's output only matches where the verdict may be known."""
     words = sorted(set(folded(which.text).split()))
-    if len(words) > _MOST_WORDS:
-        raise BadRequest(f"Search for at most {_MOST_WORDS} words at once.", reason="TOO_LONG", field="text")
-    # autoescape: % and _ in what somebody types stand for themselves.
+    if len(words) > _MAX_WORDS:
+        raise BadRequest(f"Search for at most {_MAX_WORDS} words at once.", reason="TOO_LONG", field="text")
+    # autoescape: % and _ in user input are literal.
     conditions: list[ColumnElement[bool]] = [
         or_(_case.letters.contains(word, autoescape=True), and_(_case.rationale.contains(word, autoescape=True), known))
         for word in words
     ]
-    # What is found by a label or a category would tell the verdict to somebody from whom it is kept.
+    # A match by label or category would reveal the verdict to a reviewer who must stay blind.
     if which.label is not None or which.category:
         conditions.append(known)
     if which.label is not None:
@@ -707,7 +706,7 @@ def _conditions(which: Search, known: ColumnElement[bool]) -> list[ColumnElement
     if which.namespace is not None:
         conditions.append(_case.namespace == which.namespace)
     if which.model:
-        # With the line breaks around it, so that no model is found by a part of its name.
+        # Including the line breaks around it, so that a part of a model's name does not match.
         conditions.append(_case.models.contains(f"\n{which.model}\n", autoescape=True))
     if which.category:
         conditions.append(_case.category == which.category)
@@ -719,7 +718,7 @@ def _conditions(which: Search, known: ColumnElement[bool]) -> list[ColumnElement
 
 
 def _for(why: ReviewPriority | None) -> list[ColumnElement[bool]]:
-    # A sentence can't pass for a kind: its quotes are escaped in JSON.
+    # A sentence can't be mistaken for a kind, since its quotes are escaped in JSON.
     return [] if why is None else [_case.reasons.contains(f'["{why}", ', autoescape=True)]
 
 

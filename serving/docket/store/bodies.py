@@ -1,10 +1,9 @@
-"""Storage of entry bodies: compressed, and without content of other people's memes.
+"""Storage of entry bodies: compressed, with quoted content in separate entries so that it can be erased.
 
-The record of a trial quotes precedents, and documents that an expert witness read. Their texts, and the digests of
-their pictures, are entries of their own, of the kind ``Part``, each stored once however often it is quoted, and the
-event that quotes one holds ``{"part": NUMBER}`` in its place. A precedent or document that is erased is so gone from
-every record that quoted it, and every record still verifies. Empty texts are not kept so: an empty part stands for
-whatever is quoted of a precedent that was erased.
+A trial's record quotes precedents, and documents that an expert witness read. Their texts, and the digests of their
+pictures, are separate entries of the kind ``Part``, each stored once however often it is quoted; the quoting event
+contains ``{"part": NUMBER}`` instead. So erasing a precedent or document removes it from every record that quoted it,
+and every record still verifies. Empty texts stay in the body: an empty part stands for quotes of an erased precedent.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ from serving.docket.log.canonical_json import canonical_bytes, parse
 from serving.docket.log.entries import SALT_SIZE, commitment_to
 
 PART = "Part"
-"""Kind of the entries that hold a part."""
+"""Kind of the entries that contain a part."""
 GONE = "[erased]"
-"""Stands where a part was erased."""
+"""Placeholder of an erased part."""
 
 Part = tuple[str, str]
-"""The id of a precedent, and a text of it or the digest of its picture; or that of a document, and a text of it."""
+"""Id of a precedent, and a text of it or the digest of its picture; or id of a document, and a text of it."""
 
 _QUOTES = ("PrecedentsCited", "VerdictGiven", "EvidenceSearched", "DocumentWeighed", "ClaimSettled")
 _EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
-_WORTH_SHARING = 64 * 1024
-"""Bytes of bodies from which on it takes less time to share them than to hand them over."""
+_PARALLEL_BYTES = 64 * 1024
+"""Total bytes from which distributing bodies to several threads pays off."""
 _HANDS = min(4, os.cpu_count() or 1)
 _hands = ThreadPoolExecutor(_HANDS, thread_name_prefix="sealing")
 
 
 @dataclass(frozen=True, slots=True)
 class SealedBodies:
-    """A body of an entry, ready to be stored.
+    """An entry's body, ready to be stored.
 
     Attributes:
-        salt: Random.
-        commitment: To the body, with that salt.
-        stored: The body, packed.
+        salt: Random salt of the commitment.
+        commitment: Commitment to the body with the salt.
+        stored: Compressed body.
     """
 
     salt: bytes
@@ -57,11 +56,11 @@ class SealedBodies:
 
 
 def seal_bodies(bodies: Sequence[bytes]) -> list[SealedBodies]:
-    """Bodies with a salt for each.
+    """Salts, commits to and compresses bodies.
 
-    Digesting and packing give up the interpreter: where there is much of it, threads share it.
+    Hashing and compression release the interpreter lock, so that large batches are distributed to threads.
     """
-    if sum(map(len, bodies)) < _WORTH_SHARING:
+    if sum(map(len, bodies)) < _PARALLEL_BYTES:
         return [*map(_sealed, bodies)]
     # Rounded up, so that there are never more shares than threads.
     share = -(-len(bodies) // _HANDS)
@@ -77,39 +76,39 @@ def _sealed(body: bytes) -> SealedBodies:
 
 
 def packed(body: str) -> bytes:
-    """A body as it is stored."""
+    """Compresses a body for storage."""
     return bytes(lz4.block.compress(body.encode()))
 
 
 def unpacked(stored: bytes) -> str:
-    """A body that was stored. Raises ValueError if it was not."""
+    """Decompresses a stored body. Raises ValueError if it is invalid."""
     try:
         return bytes(lz4.block.decompress(stored)).decode()
-    except (lz4.block.LZ4BlockError, MemoryError) as error:  # how long it is, it says itself
+    except (lz4.block.LZ4BlockError, MemoryError) as error:  # the data states its own length, which may be absurd
         raise ValueError("this is no stored body") from error
 
 
 def part_key(part: Part) -> bytes:
-    """Under which the entry of a part is found again."""
+    """Returns the lookup key of a part's entry."""
     of, value = part
-    # The length keeps apart what would otherwise read the same: an id may hold spaces. Texts may hold lone surrogates,
-    # which plain UTF-8 refuses.
+    # The length makes the encoding unambiguous, as an id may contain spaces. Texts may contain lone surrogates, which
+    # plain UTF-8 refuses.
     return sha256(f"{len(of)} {of} {value}".encode("utf-8", "surrogatepass")).digest()
 
 
 def part_body(part: Part) -> bytes:
-    """The body of the entry that holds a part."""
+    """Returns the body of a part's entry."""
     of, value = part
     return canonical_bytes({"kind": PART, "of": of, "value": value})
 
 
 def part_value(body: str) -> str:
-    """Returns the content of a part's entry. Raises ValueError if it is none."""
+    """Returns the content of a part's entry. Raises ValueError if it is invalid."""
     return _part_field(body, "value")
 
 
 def part_owner(body: str) -> str:
-    """Returns whose text a part's entry holds. Raises ValueError if it is none."""
+    """Returns the owner of a part's text. Raises ValueError if the entry is invalid."""
     return _part_field(body, "of")
 
 
@@ -121,11 +120,11 @@ def _part_field(body: str, field: str) -> str:
 
 
 def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mapping[Part, int]]) -> list[bytes]:
-    """The bodies of the entries of events, of whatever trials.
+    """Builds the bodies of events' entries.
 
     Args:
         events: Events of any trials.
-        numbers: Is asked, once at most, for the numbers of the entries of all parts.
+        numbers: Returns the entry numbers of all parts; called at most once.
     """
     values = [event.model_dump(mode="json") for event in events]
     slots = [slot for value in values for slot in _slots(value) if slot[0][slot[1]]]  # empty texts stay in the body
@@ -137,21 +136,21 @@ def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mappi
 
 
 def parts_in(kind: str, body: str) -> set[int]:
-    """Numbers of the entries of the parts of a body. Raises ValueError if it is none."""
-    # Quick and safe: canonical JSON writes a reference to a part exactly so. Within a text its quotes are escaped.
+    """Returns the entry numbers of a body's parts. Raises ValueError if it is invalid."""
+    # A fast check, and safe: canonical JSON writes references exactly so, and escapes quotes within texts.
     if kind not in _QUOTES or '{"part":' not in body:
         return set()
     return {holder[field]["part"] for holder, field, _ in _slots(parse(body)) if isinstance(holder[field], dict)}
 
 
 def event_in(body: str, parts: Mapping[int, str]) -> AnyEvent:
-    """The event in a body. Raises ValueError if it is none.
+    """Parses the event in a body. Raises ValueError if it is invalid.
 
     Args:
         body: Body of its entry.
         parts: Content of the part entries, by number; a missing or empty one was erased.
     """
-    # The usual case: with nothing to fill in and nothing marked, the text is parsed directly.
+    # The common case: without parts or markers, the text is parsed directly.
     if '{"part":' not in body and '"$' not in body:
         return parse_event(body)
     value = parse(body)
@@ -168,19 +167,19 @@ def quotes_erased(events: Iterable[AnyEvent]) -> bool:
 
 
 def document_owner(document_id: str) -> str:
-    """Name under which parts of a document are stored: no precedent has it."""
+    """Returns the owner of a document's parts, which is distinct from all precedents."""
     return f"document:{document_id}"
 
 
 def is_document(owner: str) -> bool:
-    """True if parts stored under that name are of a document."""
+    """True if an owner of parts is a document."""
     return owner.startswith(document_owner(""))
 
 
 def _slots(value: Any) -> Iterator[tuple[Any, str | int, str]]:
-    """Yields the places where an event may quote: the object or list, its field or place, and whose text it is.
+    """Yields the places where an event may quote: object or list, its field or index, and the owner of the text.
 
-    Of a value that is no event, those places that are as they should be.
+    For a value that is not an event, yields only well-formed places.
     """
     match value.get("kind") if isinstance(value, dict) else None:
         case "PrecedentsCited":

@@ -1,4 +1,4 @@
-"""The operations that a docket needs of a database, which SQLite and PostgreSQL each provide."""
+"""Database operations that a docket needs, implemented for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Database(Protocol):
     """A database with the tables of a docket."""
 
     read_only: bool
-    """Whether nothing can be written to it."""
+    """True if nothing can be written to the database."""
 
     def writing(self) -> AbstractContextManager[Connection]:
-        """A transaction that writes: kept when it ends, on the disk, or not at all where it raises.
+        """Opens a write transaction, which is durable when it ends and rolled back if it raises.
 
         Raises:
             RolledBack: The write was rolled back, and another try may succeed.
@@ -28,40 +28,40 @@ class Database(Protocol):
         ...
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """A connection whose reads all see one moment."""
+        """Opens a connection whose reads all see the same snapshot."""
         ...
 
     def translated(self, error: Exception) -> CourtError:
-        """An error of this database in the court's words."""
+        """Converts an error of this database."""
         ...
 
     def scrub(self, patience: float) -> bool:
-        """Sees to it that what was deleted is in none of the database's files any more, as far as it can.
+        """Removes deleted data from the database's files, as far as possible.
 
         Args:
-            patience: Seconds to wait for readers that still see it.
+            patience: Seconds to wait for readers of earlier snapshots.
 
         Returns:
-            False where somebody read for longer: then it is to be asked again.
+            False if a reader took longer: then call it again.
         """
         ...
 
     def close(self) -> None:
-        """Lets go of all connections."""
+        """Closes all connections."""
         ...
 
 
 def insert_into(connection: Connection, table: Table) -> Any:
-    """An insert that can say what happens where a row is there already: each database has its own."""
+    """Returns an insert statement that supports ON CONFLICT; each database has its own."""
     return {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[connection.dialect.name](table)
 
 
 def insert_rows(
     connection: Connection, table: Table, columns: Sequence[str], rows: Sequence[tuple[object, ...]]
 ) -> None:
-    """Inserts rows as they stand: their values are what the database's driver takes."""
+    """Inserts rows whose values are already in the form that the driver takes."""
     if connection.dialect.name == "sqlite":
-        # By the driver itself: to look at each value on its way takes a third as long as to insert it.
+        # Directly through the driver: processing each value would take a third as long as inserting it.
         places = ", ".join("?" * len(columns))
         statement = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({places})"
         connection.exec_driver_sql(statement, [*rows])
@@ -70,22 +70,22 @@ def insert_rows(
 
 
 def unavailable(why: str) -> Unavailable:
-    """The error for a docket that can't be used now."""
+    """Builds the error for a docket that can't be used now."""
     return Unavailable(f"The docket can't be written or read now: {why}.", reason="DOCKET_UNAVAILABLE")
 
 
 def exists() -> DocketError:
-    """The error for an event whose number is taken."""
+    """Builds the error for an event whose number is taken."""
     return DocketError("The docket already holds an event of that number for this trial.", reason="EVENT_EXISTS")
 
 
 def failed() -> DocketError:
-    """The error where there is nothing better to say."""
+    """Builds the error for an unknown failure."""
     return DocketError("The docket could not keep or find what it was asked to.")
 
 
 def later_format(found: int, known: int) -> DocketError:
-    """The error for a docket of a version that is not here yet."""
+    """Builds the error for a docket of a later version."""
     return DocketError(
         f"The docket has format {found}; this version of MemeCourt reads up to {known}. Upgrade it.",
         reason="DOCKET_FORMAT",
@@ -93,7 +93,7 @@ def later_format(found: int, known: int) -> DocketError:
 
 
 def unknown(trial_id: str) -> TrialUnknown:
-    """The error for a trial that is not there."""
+    """Builds the error for an unknown trial."""
     return TrialUnknown(
         f"There is no trial {trial_id or 'with an empty id'} in this docket. `memecourt records list` shows those that "
         "are.",
@@ -101,12 +101,12 @@ def unknown(trial_id: str) -> TrialUnknown:
 
 
 def erased(trial_id: str) -> TrialErased:
-    """The error for a trial whose record was erased."""
+    """Builds the error for an erased trial."""
     return TrialErased(f"The record of trial {trial_id} was erased; its entries in the log say when, by whom and why.")
 
 
 def no_record(trial_id: str) -> DocketError:
-    """The error for a record that is none."""
+    """Builds the error for an invalid record."""
     return DocketError(
         f"What the docket holds of trial {trial_id} is no record: it was altered, or written by another version of "
         "MemeCourt.",

@@ -1,11 +1,11 @@
-"""Erasure: removes a trial, or a precedent, from a docket and keeps what the log needs.
+"""Erasure: removes a trial or a precedent from a docket, and keeps what the log needs.
 
-An erased entry loses body and salt. Its number, time and kind stay, because the signatures of the log cover them; they
+An erased entry loses its body and salt. Its number, time and kind stay, because the log's signatures cover them; they
 reveal nothing of the meme. The trial stays in listings as erased. A picture outside of the database is removed after
-the record. The erasure stores that this is due, so that after a crash between the two the next start does it.
+the record; the erasure stores that this is pending, so that after a crash the next start completes it.
 
-An erased precedent leaves an empty part, its grave. Whatever is quoted of it afterwards, by a running trial or by a
-server that has not noticed the erasure yet, is that part: the precedent's texts don't come back.
+An erased precedent leaves an empty part, its grave. Later quotes of it, by a running trial or by a server that has not
+noticed the erasure yet, refer to that part, so that the precedent's texts don't come back.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from serving.docket.store.transactions import Rank, SqlStore, Transactions
 from serving.docket.store.trials import buried, part_draft
 
 UNFINISHED = "ERASURE_UNFINISHED"
-"""Reason of the error if something is erased, but a file or the place of pictures still holds some of it."""
+"""Error reason if something is erased, but a file or the picture storage still contains some of it."""
 
 _log = logging.getLogger(__name__)
 
 _AT_ONCE = 500  # entries in one statement
 _READERS_S = 10.0
-"""Seconds to wait for readers that still see what was erased."""
+"""Seconds to wait for readers that still see the erased data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class _Erasure:
 
 
 class SqlEraser(SqlStore, Eraser):
-    """Erases in one transaction, then outside of the database and in its files."""
+    """Erases in one transaction, and then in the picture storage and the database's files."""
 
     def __init__(self, transactions: Transactions, pictures: ObjectPictures | None) -> None:
         """``pictures`` is None if the database holds the pictures."""
@@ -77,7 +77,7 @@ class SqlEraser(SqlStore, Eraser):
 
     @override
     async def erase(self, trial_id: str, *, who: str, why: str, at: datetime, precedents: Sequence[str] = ()) -> Erased:
-        # An empty id stands for the entries of no trial, which an erasure of precedents alone is noted under.
+        # An empty id stands for entries without a trial, such as erasures of precedents alone.
         if not trial_id:
             raise unknown(trial_id)
         (erased,) = await self.erase_all({trial_id: precedents}, who=who, why=why, at=at)
@@ -109,13 +109,13 @@ class SqlEraser(SqlStore, Eraser):
         )
 
     async def _erase(self, *erasures: _Erasure) -> Sequence[Erased]:
-        # Together, so that they share commits. An error of one does not keep the others from being cleaned up after.
+        # Concurrently, so that they share commits. An error of one does not prevent the clean-up of the others.
         found = await asyncio.gather(
             *(self._transactions.write(_ERASE, ask) for ask in erasures), return_exceptions=True
         )
         erased = [each for each in found if isinstance(each, Erased)]
         error = next((each for each in found if isinstance(each, BaseException)), None)
-        # Where some were erased, their pictures and pages go first: the error of the others is raised after that.
+        # If some were erased, clean up after these first, and raise the error of the others afterwards.
         if error is not None and not erased:
             raise error
         removed = await asyncio.to_thread(self._remove_pictures)
@@ -136,7 +136,7 @@ class SqlEraser(SqlStore, Eraser):
         return erased
 
     def _remove_pictures(self) -> bool:
-        with self._removing:  # two at once would read what the other has half removed
+        with self._removing:  # concurrent runs would read what the other has half removed
             return self._pictures is None or remove_erased_pictures(self._transactions.database, self._pictures)
 
 
@@ -147,20 +147,19 @@ def remove_erased_pictures(database: Database, pictures: ObjectPictures) -> bool
             leaving = connection.execute(select(t.leaving.c.pixels_sha256)).scalars().all()
         for pixels in leaving:
             if not _has_trial(database, pixels):
-                # Read before it is removed, so that it can be put back: a trial of it may be opened in between.
+                # Read before it is removed, so that it can be restored if a trial of it is opened in between.
                 frames = pictures.frames_now(pixels)
                 pictures.forget_now(pixels)
                 if frames and _has_trial(database, pixels):
-                    pictures.keep_now([(pixels, frames)])  # one was opened meanwhile, and found it there
-            # Only now: after a crash before this line the next start finds the picture in the list and removes it
-            # again.
+                    pictures.keep_now([(pixels, frames)])  # a trial was opened meanwhile, and found it present
+            # Only now, so that after a crash before this line the next start removes the picture again.
             with database.writing() as connection:
                 connection.execute(delete(t.leaving).where(t.leaving.c.pixels_sha256 == pixels))
-        # The list names pictures of erased trials: what was deleted from it has to leave the file, too.
+        # The list contains digests of erased pictures: what was deleted from it must leave the file too.
         if leaving:
             database.scrub(0.0)
     except Exception as error:
-        # Whatever a database or a store says may name hosts, and whose picture it is.
+        # Messages of a database or a store may name hosts and pictures, so only the type is logged.
         _log.warning("A picture of an erased trial can't be removed now (%s).", type(error).__name__)
         return False
     return True
@@ -180,12 +179,12 @@ def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
     row, entry = t.trials.c, t.entries.c
     numbers: list[int] = []
     if ask.trial_id:
-        # Locked: keys and fingerprints that are being stored for this trial come wholly before or wholly after.
+        # Locked, so that concurrent writes of keys and fingerprints for this trial come entirely before or after.
         query = select(row.erased).where(row.trial_id == ask.trial_id).with_for_update()
         state = connection.execute(query).scalar_one_or_none()
         if state is None:
             return unknown(ask.trial_id)
-        # Erased before, with all these precedents: repeating the call gives the same answer and adds no entry.
+        # Already erased with all these precedents: repeating the call returns the same and adds no entry.
         if state and set(ask.precedents) <= buried(connection, ask.precedents).keys():
             return _erasure_of(connection, ask.trial_id)
         own = select(entry.number).where(entry.trial_id == ask.trial_id, t.IS_EVENT, entry.body.is_not(None))
@@ -196,18 +195,18 @@ def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
     texts, graves = _bury(connection, ask)
     numbers = sorted([*numbers, *texts])
     if not (ask.trial_id or numbers or graves):
-        # Erased before: only what files still hold of it is cleaned up again.
+        # Already erased: only clean up again what files still contain.
         return Erased(trial_id="", at=ask.at, who=ask.who, why=ask.why, numbers=())
     for first in range(0, len(numbers), _AT_ONCE):
         some = entry.number.in_(numbers[first : first + _AT_ONCE])
         connection.execute(update(t.entries).where(some).values(body=None, salt=None))
-    # The remaining line of the listing can no longer be checked against events: the entry of the erasure repeats it.
+    # The remaining listing row can no longer be checked against events, so the erasure's entry repeats it.
     found = connection.execute(select(t.trials).where(row.trial_id == ask.trial_id)).one_or_none()
     left = {name: value for name, value in found._mapping.items() if name != "trial_id"} if found else {}
     erased = Erased(
         trial_id=ask.trial_id, at=ask.at, who=ask.who, why=ask.why, numbers=tuple(numbers), buried=graves, left=left
     )
-    # Directly after the graves: a reader that follows erasures finds them by counting back from here.
+    # Directly after the graves: readers of erasures find them by counting back from here.
     log.add(
         [
             EntryDraft(
@@ -230,8 +229,7 @@ def _bury(connection: Connection, ask: _Erasure) -> tuple[Sequence[int], int]:
     numbers = connection.execute(select(part.number).where(own)).scalars().all()
     connection.execute(delete(t.parts).where(own))
     graves = [(of, "") for of in dict.fromkeys(ask.precedents) if of not in have]
-    # A grave is made even where nothing was quoted: whoever quotes the precedent later gets the grave, and not a new
-    # part.
+    # A grave is added even if nothing was quoted, so that later quotes of the precedent refer to it.
     added = log.add([part_draft(grave, t.stamp(ask.at)) for grave in graves])
     rows = [
         {"key": part_key(grave), "number": number, "of": grave[0]} for grave, number in zip(graves, added, strict=True)
@@ -244,7 +242,7 @@ def _bury(connection: Connection, ask: _Erasure) -> tuple[Sequence[int], int]:
 def _unquoted(connection: Connection, trial_id: str) -> Sequence[int]:
     """Unlinks the texts of documents that only this trial quotes; returns the numbers of their entries.
 
-    They leave no grave: another trial may well read the same document.
+    They leave no grave, since another trial may legitimately read the same document.
     """
     use, part, others = t.document_uses.c, t.parts.c, t.document_uses.alias("others")
     by_others = select(others.c.part).where(others.c.part == use.part, others.c.trial_id != trial_id).exists()
@@ -258,7 +256,7 @@ def _unquoted(connection: Connection, trial_id: str) -> Sequence[int]:
 
 
 def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
-    """Deletes what other tables hold of a trial."""
+    """Deletes a trial's data from other tables."""
     row = t.trials.c
     for table in (t.known, t.requests, t.looks):
         connection.execute(delete(table).where(table.c.trial_id == trial_id))
@@ -266,10 +264,10 @@ def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
     pixels = connection.execute(select(row.pixels_sha256).where(own)).scalar_one()
     blank = {"content_id": "", "request_id": "", "pixels_sha256": "", "review": None, "needs_review": False}
     connection.execute(update(t.trials).where(own).values(**blank, erased=True))
-    # One that ran, or was cut off, is not taken up again.
+    # A running or interrupted trial must not be resumed.
     still = and_(own, row.state == TrialState.OPEN)
     connection.execute(update(t.trials).where(still).values(state=TrialState.FAILED, failure_reason="ERASED"))
-    # Of a text that was sent alone, the column holds the text's digest: there is no picture.
+    # For a text without picture, the column contains the text's digest.
     if not is_text_digest(pixels) and not _others(connection, pixels, trial_id):
         connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256 == pixels))
         if outside:
@@ -278,14 +276,14 @@ def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
 
 
 def _others(connection: Connection, pixels_sha256: str, trial_id: str = "") -> bool:
-    """True if there is a trial, or another trial, of a picture."""
+    """True if there is a trial (other than ``trial_id``) of a picture."""
     row = t.trials.c
     query = select(row.trial_id).where(row.pixels_sha256 == pixels_sha256, row.trial_id != trial_id)
     return connection.execute(query.limit(1)).first() is not None
 
 
 def _erasure_of(connection: Connection, trial_id: str) -> Erased:
-    """Reads the entry that was written when a trial was erased."""
+    """Reads the log entry of a trial's erasure."""
     entry = t.entries.c
     own = select(entry.body).where(entry.trial_id == trial_id, t.IS_OTHER, entry.kind == "Erased")
     bodies = connection.execute(own.order_by(entry.number).limit(1)).scalars().all()

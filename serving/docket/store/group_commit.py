@@ -1,7 +1,7 @@
-"""One thread that writes to a database, many writes to a commit; or that reads, many reads to a transaction.
+"""Group commit: a thread that batches many writes into one commit, or many reads into one transaction.
 
-Whatever has been handed in while it was committing goes into its next commit, so that many writers at once share the
-cost of a flush, and of the ways to a server, instead of queueing for it.
+Writes submitted during a commit go into the next one, so that concurrent writers share the cost of a flush and of
+server round trips instead of queueing for them.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from court.errors import CourtError, Unavailable
 A = TypeVar("A")
 T = TypeVar("T")
 
-_AGAIN_S = 0.01  # between two attempts to have a file that others make anew
-_GROUP = 256  # writes in one commit at most: bounds how long the first of them waits
+_AGAIN_S = 0.01  # seconds between two attempts to open a file that others are creating
+_GROUP = 256  # maximum writes per commit, which bounds how long the first of them waits
 
 Write = Callable[[Connection], T]
 
 
 class RolledBack(Exception):
-    """Raised where nothing of a transaction was stored. The reason may have passed already; its cause says which."""
+    """Raised if nothing of a transaction was stored, for a possibly transient reason given as the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[A, T]):
-    """A kind of write that is done for many at once.
+    """A kind of write that is executed for many requests together.
 
     Attributes:
-        rank: Lower ones are done first in a commit. The same order everywhere keeps processes from waiting for each
-            other in a circle.
-        write: Function that writes a group of requests and returns as many outcomes; an error as an outcome goes to
-            that caller alone, and the rest is stored.
+        rank: Order within a commit, lower ones first; the same order everywhere prevents deadlocks between processes.
+        write: Function that writes a group of requests and returns one outcome each; an error as an outcome is raised
+            to its caller only, and the rest is stored.
     """
 
     rank: int
@@ -63,10 +62,10 @@ class _Item:
 
 
 class GroupCommit:
-    """Writes, or reads, what it is handed in, many at a time; safe to use from several event loops.
+    """Executes submitted writes, or reads, in groups; safe to use from several event loops.
 
-    The thread is given at once what a loop hands in in one of its rounds, and a loop is told of a whole commit at once:
-    to be woken for each write would cost either more than the write, and the other its turn at the interpreter.
+    A loop passes all requests of one iteration to the thread together, and the thread reports a whole commit to the
+    loop together: waking up for each write would cost more than the write, and contend for the interpreter lock.
     """
 
     def __init__(
@@ -79,10 +78,10 @@ class GroupCommit:
         """Starts the thread.
 
         Args:
-            transaction: Opens one, committed at the end. Where it raises :class:`RolledBack`, all is done once more.
-            translated: Error that callers get for a failed write. If it is Unavailable, the fault is the database's,
-                and all writes of the commit have failed; else each is tried alone.
-            around: Is entered before the writes of a transaction, and left after them and before the commit.
+            transaction: Opens a transaction that commits at the end. If it raises :class:`RolledBack`, all is retried.
+            translated: Returns the error that callers get for a failed write. Unavailable means a database failure: all
+                writes of the commit fail. Otherwise each is retried alone.
+            around: Context that is entered before a transaction's writes and left before its commit.
             name: Name of the thread.
         """
         self._around = around
@@ -90,20 +89,20 @@ class GroupCommit:
         self._translated = translated
         self._items: queue.SimpleQueue[list[_Item] | None] = queue.SimpleQueue()
         self._gathering: dict[asyncio.AbstractEventLoop, list[_Item]] = {}
-        # A daemon: a process that ends without close() does not hang, and what is lost then was acknowledged to nobody.
+        # A daemon, so that a process that ends without close() does not hang; lost writes were never acknowledged.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     async def run(self, write: Write[T]) -> T:
-        """Has it done; a write is on the disk then. Cancelled before, it may not be done."""
+        """Executes a request; a write is then durable. If cancelled, it may not be executed."""
         return await self.submit(_SINGLY, write)
 
     async def submit(self, batch: Batch[A, T], ask: A) -> T:
-        """Has it written together with others of its kind; as :meth:`run`."""
+        """Executes a request together with others of its kind; as :meth:`run`."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         item = _Item(batch, ask, loop, done)
-        # No lock: each loop touches its own key alone, and only from its own thread.
+        # No lock needed: each loop accesses only its own key, from its own thread.
         gathering = self._gathering.get(loop)
         if gathering is None:
             self._gathering[loop] = [item]
@@ -117,48 +116,47 @@ class GroupCommit:
             self._items.put(handed_in)
 
     async def close(self) -> None:
-        """Waits until everything handed in is done. Nothing may be handed in afterwards."""
-        # What this loop has gathered in its current round would otherwise come after the end, and never be done.
+        """Waits until everything submitted is done. Nothing may be submitted afterwards."""
+        # Requests gathered in the loop's current iteration would otherwise come after the end marker and be lost.
         if (loop := asyncio.get_running_loop()) in self._gathering:
             self._pass_on(loop)
         self._items.put(None)
         await asyncio.to_thread(self._thread.join)
 
     def _work(self) -> None:
-        """The thread: one transaction for all that has come since the last."""
+        """Body of the thread: one transaction for everything submitted since the last one."""
         while (first := self._items.get()) is not None:
             waiting = first
             closing = False
-            # Nobody else takes from this queue, so that get() can't block once it is known not to be empty.
+            # This thread is the only consumer, so get() can't block if the queue is not empty.
             while len(waiting) < _GROUP and not self._items.empty():
                 more = self._items.get()
                 if more is None:
                     closing = True
                     break
                 waiting += more
-            # What one loop hands in at once may be more than one commit takes.
+            # A single submission may exceed the maximum size of a commit.
             for begin in range(0, len(waiting), _GROUP):
-                # A caller that gave up has cancelled its future; where one does from here on, it is written all the
-                # same.
+                # Callers that gave up have cancelled their future; from here on, requests are written in any case.
                 group = [item for item in waiting[begin : begin + _GROUP] if not item.done.cancelled()]
                 _deliver(self._committed(group))
             if closing:
                 return
 
     def _committed(self, group: Sequence[_Item]) -> Sequence[tuple[_Item, Any]]:
-        """Commits a group and returns each item with its outcome; an exception as an outcome is to be raised."""
+        """Commits a group and returns each item with its outcome; exceptions as outcomes are to be raised."""
         if not group:
             return []
         try:
             return [*zip(group, self._outcomes(group), strict=True)]
         except Exception as error:
             if len(group) > 1 and not isinstance(self._translated(error), Unavailable):
-                # One of them is at fault, and only that one is to hear of it.
+                # One of them caused the error, and only that caller should get it.
                 return [pair for item in group for pair in self._committed([item])]
             return [(item, self._translated(error)) for item in group]
 
     def _outcomes(self, group: Sequence[_Item]) -> Sequence[Any]:
-        """One per item, all of them kept; or an error, and none of them."""
+        """Returns one outcome per item, all stored; or raises an error, with none stored."""
         try:
             return self._tried(group)
         except RolledBack:
@@ -173,7 +171,7 @@ class GroupCommit:
         outcomes: list[Any] = [None] * len(group)
         places: dict[int, list[int]] = {}
         for place, item in enumerate(group):
-            # By identity, which nothing else can take over while the items of the group refer to their batches.
+            # By id(), which is stable while the group's items reference their batches.
             places.setdefault(id(item.batch), []).append(place)
         with self._transaction() as connection, self._around(connection):
             for own in sorted(places.values(), key=lambda own: group[own[0]].batch.rank):
@@ -184,7 +182,7 @@ class GroupCommit:
 
 
 def _deliver(outcomes: Sequence[tuple[_Item, Any]]) -> None:
-    """Hands outcomes to those who wait for them; whose loop is closed, nobody waits any more."""
+    """Delivers outcomes to their callers; those of closed loops are dropped."""
     own: dict[asyncio.AbstractEventLoop, list[tuple[_Item, Any]]] = {}
     for item, outcome in outcomes:
         own.setdefault(item.loop, []).append((item, outcome))
@@ -204,13 +202,13 @@ def _settle(outcomes: Sequence[tuple[_Item, Any]]) -> None:
 
 
 def sqlite_reader(path: Path, patience: float, *, immutable: bool) -> Engine:
-    """An engine for a SQLite file that may only be read.
+    """Builds an engine for a read-only SQLite file.
 
     Args:
         path: The file.
         patience: Seconds to wait for a process that is writing.
-        immutable: True where nothing can write to the file: then it is read without the files that SQLite keeps beside
-            it, which it could not make. What lies in such a file is not seen.
+        immutable: True if nothing can write to the file: it is then read without SQLite's companion files, which can't
+            be created; existing ones are ignored.
     """
     engine = create_engine(
         URL.create(
@@ -227,25 +225,24 @@ def sqlite_reader(path: Path, patience: float, *, immutable: bool) -> Engine:
 
 
 def sqlite_engine(path: Path, patience: float, *, create: bool = True, pages: int = 8000) -> Engine:
-    """An engine for a SQLite file in WAL mode, flushed to the disk at every commit.
+    """Builds an engine for a SQLite file in WAL mode, flushed to disk at every commit.
 
     Args:
-        path: The file; its directory must be there.
+        path: The file; its directory must exist.
         patience: Seconds to wait for another process that is writing.
-        create: True if a connection makes the file when it is missing.
-        pages: In the log beside the file (of 4 KiB) from which on whoever commits moves them over into the file: each
-            time costs two more flushes.
+        create: True if a connection creates the file when it is missing.
+        pages: Size of the WAL in pages of 4 KiB at which a commit checkpoints it, which costs two more flushes.
     """
     url = URL.create(
         "sqlite",
-        database=f"file:{quote(str(path.absolute()))}",  # a path may hold ? or #, which end it in a URI
+        database=f"file:{quote(str(path.absolute()))}",  # ? and # in a path must be escaped in a URI
         query={"mode": "rwc" if create else "rw", "uri": "true"},
     )
     engine = create_engine(
         url,
         connect_args={"timeout": patience},
-        hide_parameters=True,  # they are what strangers wrote, which has no place in the text of an error
-        pool_use_lifo=True,  # each connection keeps pages and statements of its own: those hardly needed stay empty
+        hide_parameters=True,  # parameters are untrusted content, which must not appear in errors
+        pool_use_lifo=True,  # each connection has its own caches: reuse the warm ones
     )
     event.listen(engine, "connect", lambda connection, _: _set_up(connection, pages, patience))
     return engine
@@ -253,16 +250,16 @@ def sqlite_engine(path: Path, patience: float, *, create: bool = True, pages: in
 
 @contextmanager
 def transaction(engine: Engine) -> Iterator[Connection]:
-    """A transaction that writes to a SQLite file, committed at the end."""
+    """Opens a write transaction on a SQLite file, committed at the end."""
     with engine.begin() as connection:
-        # IMMEDIATE: a second process waits at the door, instead of failing when it comes to write.
+        # IMMEDIATE: a second process waits here, instead of failing at its first write.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         yield connection
 
 
 def _set_up(connection: Any, pages: int, patience: float) -> None:
-    """Every connection: readers don't wait for the writer, and a commit is on the disk when it returns."""
-    connection.isolation_level = None  # transactions begin where transaction() says so, not where the driver guesses
+    """Configures a connection: readers don't wait for the writer, and commits are durable when they return."""
+    connection.isolation_level = None  # transaction() begins transactions explicitly, not the driver
     cursor = connection.cursor()
     until = time.monotonic() + patience
     while True:
@@ -270,13 +267,13 @@ def _set_up(connection: Any, pages: int, patience: float) -> None:
             cursor.execute("PRAGMA journal_mode=WAL")
             break
         except sqlite3.OperationalError as error:
-            # Where several make a file anew at once, SQLite does not wait for the first as it does everywhere else.
-            # The low byte is the primary code, whatever detail stands above it.
+            # If several processes create a file concurrently, SQLite does not wait for the first, unlike elsewhere. The
+            # low byte is the primary error code, without details.
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
             time.sleep(_AGAIN_S)
-    # NORMAL, which is usual with WAL, would let a power failure take commits that were acknowledged.
+    # NORMAL, which is common with WAL, could lose acknowledged commits in a power failure.
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute(f"PRAGMA wal_autocheckpoint={pages}")
-    cursor.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, and not only given up
+    cursor.execute("PRAGMA secure_delete=ON")  # overwrites deleted data instead of only freeing it
     cursor.close()

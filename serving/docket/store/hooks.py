@@ -1,4 +1,4 @@
-"""Receivers of webhooks in a docket's tables, beside the log that they are told of."""
+"""Stores of webhook receivers and deliveries, in the docket's database."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class _HookTables(SqlStore):
 
 
 class SqlHookStore(_HookTables, HookStore):
-    """Receivers in a table that is no part of the log."""
+    """Receivers, in a table that is not part of the log."""
 
     @override
     async def register(self, names: Collection[str]) -> None:
         def write(connection: Connection) -> None:
-            # From the log's end as it is now: a new receiver is not sent the whole history.
+            # From the current end of the log: a new receiver is not sent the whole history.
             size = connection.execute(select(t.log.c.size)).scalar_one()
             rows = [{"name": name, **_values(Hook(name, size)), "owner": ""} for name in sorted(names)]
             if rows:
@@ -58,7 +58,7 @@ class SqlHookStore(_HookTables, HookStore):
 
     @override
     async def take(self, hook: Hook, owner: str) -> bool:
-        # Compare-and-set on the owner: of several servers that try at once, one gets the receiver.
+        # Compare-and-set on the owner: of several concurrent servers, one gets the receiver.
         unchanged = (_hook.name == hook.name, _hook.owner == hook.owner)
         return await self._change(update(t.hooks).where(*unchanged).values(owner=owner))
 
@@ -70,7 +70,7 @@ class SqlHookStore(_HookTables, HookStore):
     async def replay(self, name: str, entry: int) -> bool:
         def write(connection: Connection) -> bool:
             own = update(t.hooks).where(_hook.name == name).values(next_entry=entry)
-            # Those that wait come anew with their entries, and would else be sent twice.
+            # Waiting messages are created again with their entries, and would otherwise be sent twice.
             connection.execute(delete(t.deliveries).where(_row.hook == name, _row.entry >= entry))
             return bool(connection.execute(own).rowcount)
 
@@ -79,7 +79,7 @@ class SqlHookStore(_HookTables, HookStore):
     @override
     async def enable(self, name: str) -> bool:
         def write(connection: Connection) -> bool:
-            # The first attempt of each is due again, also of those that were given up.
+            # All messages are due again for a first attempt, including those that were given up.
             again = {"attempts": 0, "due_at": _row.since}
             connection.execute(update(t.deliveries).where(_row.hook == name).values(again))
             own = update(t.hooks).where(_hook.name == name)
@@ -95,7 +95,7 @@ class SqlHookStore(_HookTables, HookStore):
 
 
 class SqlDeliveryStore(_HookTables, DeliveryStore):
-    """Messages in a table that is no part of the log."""
+    """Messages, in a table that is not part of the log."""
 
     @override
     async def due(self, name: str, now: datetime, *, most: int) -> Sequence[Delivery]:
@@ -137,11 +137,11 @@ class SqlDeliveryStore(_HookTables, DeliveryStore):
     async def settle(
         self, before: Hook, after: Hook, *, gone: Collection[Delivery], remaining: Collection[Delivery]
     ) -> bool:
-        # Somebody who has taken the receiver over, or set it back, meanwhile must not be overwritten.
+        # A concurrent change of the owner or of the position must not be overwritten.
         unchanged = (_hook.name == before.name, _hook.owner == before.owner, _hook.next_entry == before.next_entry)
         values = _values(after)
         if after.disabled_at == before.disabled_at:
-            # Somebody may have disabled or enabled it meanwhile.
+            # It may have been disabled or enabled meanwhile.
             del values["disabled_at"], values["why"]
 
         def write(connection: Connection) -> bool:
@@ -158,7 +158,7 @@ class SqlDeliveryStore(_HookTables, DeliveryStore):
                 }
                 key = {"hook": before.name, "entry": each.entry, "event": each.event}
                 stands = insert_into(connection, t.deliveries).values(**key, **row)
-                # Upsert: a message that is tried again is there already, one that comes from a new entry is not.
+                # Upsert: a retried message exists already, one of a new entry does not.
                 connection.execute(stands.on_conflict_do_update(index_elements=[*key], set_=row))
             return True
 
@@ -179,7 +179,7 @@ def _is(name: str, delivery: Delivery) -> tuple[ColumnElement[bool], ...]:
 
 
 def _values(hook: Hook) -> dict[str, Any]:
-    """The columns of a row, but for its name and its owner."""
+    """Returns the columns of a row except name and owner."""
     return {
         "next_entry": hook.next_entry,
         "paused_until": t.stamp(hook.paused_until) if hook.paused_until else "",

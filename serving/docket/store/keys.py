@@ -1,4 +1,4 @@
-"""The private key that a docket's checkpoints are signed with: a file that only its owner may read."""
+"""The private key that signs a docket's checkpoints: a file that only its owner may read."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from serving.docket.ports import DocketError
 
 
 class KeyFile:
-    """File of the signing key. It is read, or made where the docket has none yet, at the first signature."""
+    """File of the signing key, which is read, or created for a new docket, at the first signature."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._key: SigningKey | None = None
 
     def __call__(self, known: str) -> SigningKey:
-        """The key.
+        """Returns the key.
 
         Args:
-            known: The public key that the docket's checkpoints are checked with; empty where none has been signed.
+            known: Public key of the docket; empty if no checkpoint has been signed.
 
         Raises:
-            DocketError: The key is missing, can't be read, or is another one than the docket's.
+            DocketError: The key is missing, can't be read, or is not the docket's.
         """
         if self._key is None or (known and str(self._key.verifier) != known):
             self._key = self._find(known)
         return self._key
 
     def _find(self, known: str) -> SigningKey:
-        # Only a docket that has signed nothing gets a new key: one that has must have its own back.
+        # Only a docket that has signed nothing gets a new key; any other needs its own key.
         if not known:
             return self._made()
-        # While the docket goes over to another key, or after a crash in between, that lies beside the old one.
+        # During a key rotation, or after a crash in it, the new key is next to the old one.
         for path in (self._path, next_key(self._path)):
             if path.exists() and str((key := self._read(path)).verifier) == known:
                 return key
-        self._read(self._path)  # says where it is missing, or no key
+        self._read(self._path)  # raises if it is missing or invalid
         raise DocketError(
             "The key file is not that of this docket: its checkpoints are signed with another key. All servers of "
             "a docket need the same one: name a copy of its file with MEMECOURT_DOCKET_KEY.",
@@ -76,20 +76,20 @@ def _unreadable() -> DocketError:
 
 
 def read_key(path: Path) -> SigningKey:
-    """Reads a key file; raises OSError, ValueError or BadNote where it can't be read or holds no key."""
+    """Reads a key file; raises OSError, ValueError or BadNote if it can't be read or is invalid."""
     return SigningKey.parse(path.read_text("ascii"))
 
 
 def next_key(path: Path) -> Path:
-    """Returns the file of the key that a docket goes over to, beside that of its own."""
+    """Returns the file of the new key during a rotation, next to the current one."""
     return path.with_name(f"{path.name}.next")
 
 
 def settle_keys(path: Path) -> Path | None:
-    """Puts the key that a docket has gone over to in the place of the retired one, which is kept beside it.
+    """Completes a rotation: moves the new key into place, and keeps the retired one next to it.
 
     Returns:
-        The file of the retired key; None where that is gone.
+        The file of the retired key; None if that is gone.
     """
     retired = None
     if path.exists():
@@ -100,7 +100,7 @@ def settle_keys(path: Path) -> Path | None:
 
 
 def make_key(path: Path, name: str = "") -> None:
-    """Makes a key file where there is none; of several processes that do so at once, one key stands.
+    """Creates a key file if there is none; of several concurrent processes, one succeeds.
 
     Args:
         path: The file.
@@ -110,7 +110,7 @@ def make_key(path: Path, name: str = "") -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     key = SigningKey.create(name or f"memecourt-docket-{secrets.token_hex(8)}")
-    # Written whole and on the disk before it has its name: nobody reads half a key, and none is lost that has signed.
+    # Completely written and flushed before it gets its name: nobody reads half a key, and no key in use is lost.
     handle, unnamed = tempfile.mkstemp(dir=path.parent, prefix=".docket-key-")
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
@@ -118,7 +118,7 @@ def make_key(path: Path, name: str = "") -> None:
             file.flush()
             os.fsync(file.fileno())
         try:
-            # link() fails where the name is taken, unlike rename(), which would replace a key that has signed already.
+            # link() fails if the name is taken, unlike rename(), which would replace a key that has already signed.
             os.link(unnamed, path)
         except FileExistsError:
             return

@@ -1,4 +1,4 @@
-"""The listing of trials: filters, labels, failures and requests, read from what their events come to."""
+"""The listing of trials: filters, labels, failures and requests, read from the derived table of trials."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from serving.docket.store.transactions import SqlStore
 
 _ALL = TrialFilter()
 _row, _entry = t.trials.c, t.entries.c
-# Stamps are texts of one form (tables.stamp): so much of one names its minute.
+# Timestamps are texts of a fixed format (tables.stamp); this prefix identifies the minute.
 _MINUTE_CHARS = len("2026-01-31T23:59")
 _AT_ONCE = 1024  # ids in one query
 
-# What every trial asks for, made once: to put a statement together takes longer than to run it.
+# Used by every trial and built once: building a statement takes longer than running it.
 _FAILED = (
     select(_row.trial_id)
     .where(_row.pixels_sha256 == bindparam("pixels"), _row.state.in_((TrialState.FAILED, TrialState.OPEN)))
     .limit(1)
 )
-_ATTEMPTS = (  # by the log: clocks may be set back, and those of several servers differ
+_ATTEMPTS = (  # in log order: clocks may be set back, and differ between servers
     select(_entry.number, _entry.trial_id, _entry.kind)
     .join(t.trials, _row.trial_id == _entry.trial_id)
     .where(
@@ -61,7 +61,7 @@ _LABELS = select(_row.trial_id, _row.label, _row.review).where(
 
 
 class SqlTrialIndex(SqlStore, TrialIndex):
-    """Reads the listing."""
+    """Reads the table of trials."""
 
     @override
     async def list(
@@ -74,7 +74,7 @@ class SqlTrialIndex(SqlStore, TrialIndex):
     ) -> Sequence[DocketLine]:
         def lines(connection: Connection) -> Sequence[DocketLine]:
             place = tuple_(_row.opened_at, _row.trial_id)
-            # For each of the ways below: no more than a page of any of them can be on the page.
+            # Applied to each of the cases below: at most a page of any of them can be on the page.
             query = select(t.trials).limit(limit)
             if oldest_first:
                 query = query.order_by(_row.opened_at, _row.trial_id)
@@ -93,7 +93,8 @@ class SqlTrialIndex(SqlStore, TrialIndex):
                 query = query.where(_row.content_id == which.content_id)
             if which.other_than:
                 query = query.where(_row.namespace.not_in(sorted(which.other_than)))
-            # Reviews are the rarest of all, which SQLite can't know. What is wrapped so is not looked up in an index.
+            # Reviews are rare, which SQLite can't know. likely() keeps it from using an index for the wrapped
+            # condition.
             led = which.reviewed is True and connection.dialect.name == "sqlite"
             wrapped = func.likely if led else None
             pages = [connection.execute(query.where(*way)) for way in _ways(which, wrapped)]
@@ -123,10 +124,10 @@ class SqlTrialIndex(SqlStore, TrialIndex):
 
 
 def _ways(which: TrialFilter, wrapped: Callable[..., Any] | None) -> Iterator[Sequence[ColumnElement[bool]]]:
-    """The filter as cases that exclude each other and ask for equality only.
+    """Splits a filter into mutually exclusive cases that only test for equality.
 
-    Each can then be read off an index in the order of the listing, and stops when the page is full; several values at
-    once would have to be sorted first.
+    Each can be read from an index in listing order and stops when the page is full; several values in one query would
+    have to be sorted first.
     """
     labels, states = which.labels, which.states
     decided = bool(labels) or which.reviewed is True or which.needs_review is True
@@ -143,7 +144,7 @@ def _ways(which: TrialFilter, wrapped: Callable[..., Any] | None) -> Iterator[Se
         namespaces = frozenset({which.namespace})
     pictures = None if which.pixels_sha256 is None else [which.pixels_sha256]
     if pictures and not decided:
-        states = states or frozenset(TrialState)  # by which the index of pictures goes on
+        states = states or frozenset(TrialState)  # needed to use the index of pictures
     some = states and (set(states) != set(TrialState) or pictures)
     choices: Sequence[tuple[Any, Sequence[Any] | None]] = [
         (_row.pixels_sha256, pictures),
@@ -170,13 +171,13 @@ def _requests(connection: Connection) -> Mapping[str, Sequence[str]]:
 
 
 def _failures(connection: Connection, pixels_sha256: str) -> Sequence[Failure]:
-    # Most pictures have none, whatever the number of their trials. A trial that failed and was decided since has not.
+    # Most pictures have no failures, however many trials they have. A failed trial that was decided later has none.
     if connection.execute(_FAILED, {"pixels": pixels_sha256}).first() is None:
         return []
     found: list[Failure] = []
     ended: dict[str, tuple[int, TrialFailed]] = {}
     is_over = False
-    # The newest first, so that the end of an attempt is seen before its beginning.
+    # Newest first, so that the end of an attempt is seen before its start.
     for number, trial_id, kind in connection.execute(_ATTEMPTS, {"pixels": pixels_sha256}).all():
         if kind in (TrialOpened.__name__, TrialResumed.__name__):
             if trial_id in ended:
@@ -189,8 +190,8 @@ def _failures(connection: Connection, pixels_sha256: str) -> Sequence[Failure]:
                 raise no_record(trial_id) from error
             if isinstance(end, TrialFailed):
                 ended[trial_id] = (number, end)
-            # Without a call no model was shown the picture. A panel's calls stand with its judges: its verdict has a
-            # judge.
+            # Without a model call, no model was shown the picture. The calls of a panel are recorded with its judges,
+            # and its verdict has a judge number.
             is_over = isinstance(end, VerdictGiven) and (end.call is not None or end.judge > 0)
         if is_over and not ended:
             break

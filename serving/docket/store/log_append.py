@@ -1,7 +1,6 @@
-"""The log as it grows: numbers, leaves and one signature for all that a transaction adds.
+"""Appends to the log: assigns numbers, adds leaves, and signs once for everything that a transaction adds.
 
-Whoever adds holds the row of the log locked until the transaction ends, so that numbers have no gaps, whichever process
-gives them.
+The appender locks the log's row until the transaction ends, so that numbers have no gaps across processes.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from serving.docket.store.bodies import seal_bodies
 from serving.docket.store.database import insert_into, insert_rows
 
 Signer = Callable[[str], SigningKey]
-"""Gives the key that checkpoints are signed with, by the docket's public key; empty where it has none yet."""
+"""Returns the signing key for the docket's public key, which is empty if there is none yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryDraft:
-    """Draft of an entry: as :class:`serving.docket.log.entries.Entry`, with the body in UTF-8."""
+    """Draft of an entry: like :class:`serving.docket.log.entries.Entry`, with the body in UTF-8."""
 
     kind: str
     trial_id: str
@@ -37,10 +36,10 @@ class EntryDraft:
 
 
 class LogAppender:
-    """The log in a transaction that holds it."""
+    """The log within a transaction that has locked it."""
 
     def __init__(self, connection: Connection) -> None:
-        """Waits until nobody else adds to it."""
+        """Locks the log, waiting for other appenders."""
         self._connection = connection
         row = connection.execute(_HOLD).one_or_none()
         if row is None:
@@ -53,16 +52,16 @@ class LogAppender:
 
     @property
     def size(self) -> int:
-        """Entries so far."""
+        """Number of entries so far."""
         return self._frontier.size
 
     def add(self, drafts: Sequence[EntryDraft]) -> range:
-        """Adds entries; their numbers."""
+        """Adds entries; returns their numbers."""
         numbers = range(self.size, self.size + len(drafts))
         rows = []
         for number, draft, seal in zip(numbers, drafts, seal_bodies([draft.body for draft in drafts]), strict=True):
-            # The leaf covers the commitment and not the body, so that a body can be erased later and the tree still
-            # verifies (PR-1).
+            # The leaf covers the commitment rather than the body, so that the tree still verifies after a body is
+            # erased (PR-1).
             header = Entry(
                 number=number,
                 kind=draft.kind,
@@ -82,29 +81,29 @@ class LogAppender:
         return numbers
 
     def root(self) -> bytes:
-        """Root of the tree over the entries so far."""
+        """Returns the root hash of the tree over the entries so far."""
         return self._frontier.root()
 
     def change_key(self, verifier: str) -> None:
-        """Has the end of this transaction signed with another key, and all that come after."""
+        """Signs the end of this transaction, and all later ones, with another key."""
         self.key = verifier
 
     def want_checkpoint(self) -> None:
-        """The checkpoint of this transaction is given out: it is to be kept."""
+        """Requests that the checkpoint of this transaction is stored, because it is handed out."""
         self._wanted = True
 
     def count_erased(self, entries: int) -> None:
-        """Counts entries that have been erased."""
+        """Adds to the count of erased entries."""
         self.erased += entries
 
     def write_tiles(self) -> None:
-        """Keeps what the entries have added to the tree; the row of the log is not told yet."""
+        """Stores the new tiles of the tree, without updating the log's row."""
         begun: list[dict[str, object]] = []
         more: list[dict[str, object]] = []
         for piece in tile_updates(self._nodes):
             row = {"level_": piece.level, "place_": piece.index, "more": piece.hashes}
             (more if piece.first else begun).append(row)
-        # A tile that begins is a new row; the others only grow at their end, which is all that the triggers allow.
+        # A new tile is a new row; others only grow at their end, which is all that the triggers allow.
         if begun:
             named = [{"level": row["level_"], "place": row["place_"], "hashes": row["more"]} for row in begun]
             self._connection.execute(_BEGIN, named)
@@ -113,10 +112,10 @@ class LogAppender:
         self._nodes.clear()
 
     def end(self, signer: Signer | None) -> None:
-        """Keeps how far the log is.
+        """Stores the new size of the log.
 
         Args:
-            signer: Signer of the checkpoint; None leaves the end unsigned, for the next writer.
+            signer: Signer of the checkpoint; None leaves it unsigned for the next writer.
         """
         self.write_tiles()
         values = {"size": self.size, "frontier": self._frontier.to_bytes(), "erased": self.erased}
@@ -125,15 +124,14 @@ class LogAppender:
             note = sign_checkpoint(key, key.name, self.size, self._frontier.root())
             values |= {"key": str(key.verifier), "checkpoint": note, "signed": self.size}
             if self._wanted:
-                # sign() may ask for a size that has a checkpoint already: the first one stays, as it may be part of a
-                # receipt.
+                # There may be a checkpoint of this size already: the first one stays, as it may be part of a receipt.
                 keep = insert_into(self._connection, t.checkpoints).on_conflict_do_nothing()
                 self._connection.execute(keep, {"size": self.size, "note": note})
         self._connection.execute(_GO_ON, values)
 
 
-# Made once: to put a statement together takes longer than to run it.
-# SQLite leaves FOR UPDATE out and does not need it: BEGIN IMMEDIATE lets one writer in at a time.
+# Built once: building a statement takes longer than running it. SQLite omits FOR UPDATE and does not need it, since
+# BEGIN IMMEDIATE allows only one writer.
 _HOLD = select(t.log).with_for_update()
 _BEGIN, _GO_ON = insert(t.tiles), update(t.log)
 _COLUMNS = ("number", "trial_id", "seq", "kind", "at", "commitment", "salt", "body")
@@ -144,12 +142,12 @@ _LONGER = (
 )
 
 
-# All batches of a transaction share one appender, so that numbers follow on each other and one signature covers all.
+# All batches of a transaction share one appender, so that numbers are consecutive and one signature covers all.
 _appenders: WeakKeyDictionary[Connection, LogAppender] = WeakKeyDictionary()
 
 
 def open_appender(connection: Connection) -> LogAppender:
-    """The log, to add to it in this transaction; from here on whoever else wants to add waits."""
+    """Returns this transaction's appender, locking the log for others."""
     if connection not in _appenders:
         _appenders[connection] = LogAppender(connection)
     return _appenders[connection]
@@ -157,11 +155,11 @@ def open_appender(connection: Connection) -> LogAppender:
 
 @contextmanager
 def signing(connection: Connection, signer: Signer) -> Iterator[None]:
-    """Around all that a transaction does: signs once what it has added to the log, if it has added anything."""
+    """Wraps a transaction: signs once everything that it has added to the log, if anything."""
     try:
         yield
         if connection in _appenders:
             _appenders[connection].end(signer)
     finally:
-        # Also after an error: what this appender knows of the log was rolled back with the transaction.
+        # Also after an error: the appender's state was rolled back with the transaction.
         _appenders.pop(connection, None)

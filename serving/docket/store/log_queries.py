@@ -1,4 +1,4 @@
-"""Queries of the log: entries, checkpoints, and the parts of proofs. A caller sees one moment."""
+"""Queries of the log: entries, checkpoints and proofs, each within one snapshot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AT_ONCE = 500  # numbers in one query
 KEY_ROTATED: Final = KeyRotated.model_fields["kind"].default
 _MOST_ROTATIONS: Final = 10_000
 
-# What every verdict asks for, made once: to put a statement together takes longer than to run it.
+# Used by every verdict and built once: building a statement takes longer than running it.
 _LAST_VERDICT = (
     select(_entry.number, _entry.kind, _entry.trial_id, _entry.seq, _entry.at, _entry.commitment)
     .where(_entry.trial_id == bindparam("trial_id"), t.IS_EVENT, _entry.kind == "VerdictGiven")
@@ -42,7 +42,7 @@ _TILE = select(t.tiles.c.hashes).where(t.tiles.c.level == bindparam("level"), t.
 
 
 class SqlTransparencyLog(SqlStore, TransparencyLog):
-    """Reads the log, and signs it where it has grown since it was signed last."""
+    """Reads the log, and signs it if it has grown since the last signature."""
 
     @override
     async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:
@@ -68,7 +68,7 @@ class SqlTransparencyLog(SqlStore, TransparencyLog):
 
     @override
     async def checkpoint(self) -> str:
-        # Others may add entries between the signature and the next read.
+        # Others may append between the signature and the next read.
         while (found := await self._transactions.read(checkpoint)) is None:
             await self.sign()
         return found
@@ -91,7 +91,7 @@ class SqlTransparencyLog(SqlStore, TransparencyLog):
 
 
 class SqlLogKeys(SqlStore, LogKeys):
-    """Reads the log's keys off its entries, and enters a change of key."""
+    """Reads the log's keys from its entries, and records a key rotation."""
 
     @override
     async def keys(self) -> Sequence[VerifierKey]:
@@ -109,16 +109,16 @@ class SqlLogKeys(SqlStore, LogKeys):
 
 
 def entries_of(connection: Connection, trial_id: str) -> Sequence[Entry]:
-    """All entries about a trial, in order: its events, who looked at it, and the parts that its events quote.
+    """Returns all entries about a trial, in order: its events, accesses, and the parts that its events quote.
 
     Raises:
         TrialUnknown: There is none of that id.
     """
-    # An empty id is that of the entries of no trial: together they are the texts that all trials quote.
+    # An empty id is that of entries without a trial, which include the texts that all trials quote.
     if not trial_id:
         raise unknown(trial_id)
     own = select(t.entries).where(_entry.trial_id == trial_id)
-    # Two queries: each kind of entry has an index of its own.
+    # Two queries, since each kind of entry has its own index.
     found = [*_read(connection, own.where(t.IS_EVENT)), *_read(connection, own.where(t.IS_OTHER))]
     if not found:
         raise unknown(trial_id)
@@ -131,7 +131,7 @@ def entries_of(connection: Connection, trial_id: str) -> Sequence[Entry]:
 
 
 def parts(connection: Connection, numbers: Collection[int]) -> Mapping[int, str]:
-    """Texts in entries of parts, by number, without those that were erased. Raises ValueError if one is no part."""
+    """Returns the texts of parts by number, without erased ones. Raises ValueError if one is not a part."""
     return {entry.number: part_value(entry.body) for entry in _numbered(connection, numbers) if entry.body is not None}
 
 
@@ -140,27 +140,27 @@ def _size(connection: Connection) -> int:
 
 
 def checkpoint(connection: Connection) -> str | None:
-    """The signed note of the whole log; None where nobody has signed it since it grew."""
-    # A checkpoint over fewer entries is a valid one, and not that of the whole log.
+    """Returns the checkpoint of the whole log; None if it has grown since the last signature."""
+    # A checkpoint over fewer entries is valid, but not that of the whole log.
     row = _log(connection, t.log.c.size, t.log.c.signed, t.log.c.checkpoint)
     return str(row.checkpoint) if row.signed == row.size else None
 
 
 def key(connection: Connection) -> str:
-    """The public key of the docket; empty where nothing has been signed."""
+    """Returns the public key of the docket; empty if nothing has been signed."""
     return str(_log(connection, t.log.c.key).key)
 
 
 def _receipt(connection: Connection, trial_id: str) -> Receipt | None:
-    """The receipt of a verdict; None where no checkpoint that covers it has been kept."""
+    """Returns the receipt of a verdict; None if no stored checkpoint covers it."""
     found = connection.execute(_LAST_VERDICT, {"trial_id": trial_id}).one_or_none()
     if found is None:
         own = (_entry.trial_id == trial_id, t.IS_EVENT)
-        # Only where there is no verdict: the usual call does with a single query.
+        # Only if there is no verdict: the common case needs a single query.
         if connection.execute(select(_entry.number).where(*own).limit(1)).first() is None:
             raise unknown(trial_id)
         raise NotDecided(f"Trial {trial_id} has no verdict to give a receipt of.", field="trial_id")
-    # The smallest one that covers it, so that a verdict's receipt stays the same while the log grows.
+    # The smallest checkpoint that covers it, so that a verdict's receipt stays the same while the log grows.
     covering = connection.execute(_COVERS, {"number": found.number}).one_or_none()
     if covering is None:
         return None
@@ -170,10 +170,10 @@ def _receipt(connection: Connection, trial_id: str) -> Receipt | None:
 
 
 def nodes(connection: Connection) -> TileNodes:
-    """Reads nodes of the Merkle tree; of use while the connection is."""
+    """Returns a reader of the Merkle tree's nodes, valid as long as the connection."""
 
     def tile(level: int, place: int) -> bytes:
-        # A missing tile is an empty one, which TileNodes reports as too short.
+        # A missing tile is read as empty, which TileNodes reports as too short.
         return bytes(connection.execute(_TILE, {"level": level, "place": place}).scalar_one_or_none() or b"")
 
     return TileNodes(tile)
@@ -199,7 +199,7 @@ def _read(connection: Connection, query: Select[Any]) -> list[Entry]:
 
 
 def entry_in(row: Any) -> Entry:
-    """The entry in a row. A body that can't be read is an empty text, which no commitment fits."""
+    """Converts a row to an entry. An unreadable body becomes an empty text, which no commitment matches."""
     body: str | None = None
     if row.body is not None:
         try:
@@ -227,13 +227,13 @@ def _parts_in(entry: Entry) -> set[int]:
     try:
         return parts_in(entry.kind, entry.body or "")
     except ValueError:
-        # An altered body quotes nothing; that it was altered is for the audit to find.
+        # An altered body quotes nothing; the audit reports the alteration.
         return set()
 
 
 @dataclass(frozen=True, slots=True)
 class _Rotation:
-    """Asks for another key, with why and by whom."""
+    """Request to rotate the key, with its author and reason."""
 
     old: SigningKey
     new: SigningKey
@@ -248,7 +248,7 @@ def _rotate(connection: Connection, rotations: Sequence[_Rotation]) -> Sequence[
 
 
 def _rotate_one(log: LogAppender, ask: _Rotation) -> int | CourtError:
-    # Within the transaction: of two rotations at once, the second finds another key and changes nothing.
+    # Within the transaction: of two concurrent rotations, the second finds another key and changes nothing.
     if log.key != str(ask.old.verifier):
         return DocketError(
             "The docket's key was changed meanwhile. Look which one it has now (`memecourt docket key`).",
@@ -263,7 +263,7 @@ def _rotate_one(log: LogAppender, ask: _Rotation) -> int | CourtError:
     )
     draft = EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(ask.at), body=body_of(entry).encode())
     (number,) = log.add([draft])
-    # After the entry, which is the last that the old key speaks for, and before the next checkpoint is signed.
+    # After the entry, which is the last that the old key covers, and before the next checkpoint is signed.
     log.change_key(str(ask.new.verifier))
     log.want_checkpoint()
     return number

@@ -1,7 +1,7 @@
-"""Pictures: in a table of the database, or outside of it.
+"""Picture storage: in a table of the database, or in an object store.
 
-Outside, each frame is an object named by the digest of the picture's pixels. They lie in a directory, or wherever
-`obstore` reaches (``s3://…``). A picture is there once its first frame is, which is put there last and removed last.
+In an object store, each frame is an object named by the digest of the picture's pixels, in a directory or anywhere that
+`obstore` supports (``s3://…``). A picture exists once its first frame does, which is written last and removed last.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")  # a digest becomes a path: no dots,
 _log = logging.getLogger(__name__)
 
 _MOVED_AT_ONCE = 100
-"""Pictures that are moved out of the database in one transaction."""
-_THREADS = 4  # each waits for the disk, or for a server, most of the time
+"""Maximum number of pictures that are moved out of the database in one transaction."""
+_THREADS = 4  # each mostly waits for the disk or a server
 
-# Made once: to put a statement together takes longer than to run it.
+# Built once: building a statement takes longer than running it.
 _FRAMES = select(t.pictures.c.png).where(t.pictures.c.pixels_sha256 == bindparam("pixels")).order_by(t.pictures.c.place)
 
 
 class ObjectPictures:
-    """Frames of pictures in an object store. What it blocks on, it does in threads of its own."""
+    """Stores frames of pictures in an object store; blocking calls run in its own threads."""
 
     def __init__(self, store: ObjectStore, root: Path | None) -> None:
-        """Frames in a store; ``root`` is where they lie if that is a directory."""
+        """Uses an object store; ``root`` is its directory, or None if it is remote."""
         self._store = store
         self._root = root
         self._threads = ThreadPoolExecutor(_THREADS, "pictures")
 
     @classmethod
     def open(cls, place: Path | str) -> Self:
-        """Opens a directory, which is made if it is not there, or the place that a URL names.
+        """Opens a directory, which is created if missing, or the object store of a URL.
 
         Raises:
-            BadRequest: There is no such kind of place.
-            Unavailable: The directory can't be made.
+            BadRequest: The kind of URL is not supported.
+            Unavailable: The directory can't be created.
         """
         try:
             if isinstance(place, Path):
@@ -67,21 +67,21 @@ class ObjectPictures:
         except (BaseError, OSError, ValueError):
             if isinstance(place, Path):
                 raise _unavailable() from None
-            # Without its cause: an address may hold a key.
+            # Without its cause, since an address may contain a key.
             raise BadRequest(
                 "The place for pictures is a directory, or an address such as s3://BUCKET/FOLDER.", field="pictures"
             ) from None
 
     async def keep(self, pixels_sha256: str, frames: Sequence[bytes]) -> None:
-        """Keeps frames; done once they are on the disk. Again is no harm. Raises Unavailable."""
+        """Stores frames durably; idempotent. Raises Unavailable."""
         await self._run(lambda: self.keep_now([(pixels_sha256, frames)]))
 
     async def frames(self, pixels_sha256: str) -> list[bytes]:
-        """The frames of a picture; none if it is not there. Raises Unavailable."""
+        """Returns the frames of a picture; none if it is missing. Raises Unavailable."""
         return await self._run(lambda: self.frames_now(pixels_sha256))
 
     def close(self) -> None:
-        """Waits for what is being kept."""
+        """Waits for pending writes."""
         self._threads.shutdown()
 
     def keep_now(self, pictures: Sequence[tuple[str, Sequence[bytes]]]) -> None:
@@ -90,13 +90,13 @@ class ObjectPictures:
         put = [
             _path(pixels, place)
             for pixels, frames in pictures
-            # Named by its pixels: what is there already is the same picture.
+            # Named by its pixels, so that an existing object is the same picture.
             if not self._there(_path(pixels, 0))
-            # The first frame last: a picture whose first frame is there is there as a whole.
+            # The first frame last: if it exists, the picture is complete.
             for place, frame in reversed([*enumerate(frames)])
             if self._store.put(_path(pixels, place), frame)
         ]
-        # A local store leaves flushing to the system. The files first, and then the folders that name them.
+        # A local store does not flush by itself. First the files, then their directories.
         if self._root is not None and put:
             for path in put:
                 flush(self._root / path)
@@ -107,7 +107,7 @@ class ObjectPictures:
         """Reads a picture's frames in the calling thread, as :meth:`frames`."""
         frames: list[bytes] = []
         self._find()
-        # A digest that an altered record names may be anything: it becomes no path.
+        # The digest in an altered record may be any text, which must not become a path.
         while _NAME.fullmatch(pixels_sha256):
             try:
                 frames.append(bytes(self._store.get(_path(pixels_sha256, len(frames))).bytes()))
@@ -116,13 +116,12 @@ class ObjectPictures:
         return frames
 
     def forget_now(self, pixels_sha256: str) -> None:
-        """Removes a picture, if it is there, in the thread that asks."""
+        """Removes a picture, if it exists, in the calling thread."""
         self._find()
         count = 0
         while self._there(_path(pixels_sha256, count)):
             count += 1
-        # The first frame goes last: until then the picture counts as there, and a crash here leaves it to be removed
-        # again.
+        # The first frame last: until then the picture exists, so that it can be removed again after a crash here.
         for place in reversed(range(count)):
             with suppress(FileNotFoundError):  # another process removes it too
                 self._store.delete(_path(pixels_sha256, place))
@@ -137,7 +136,7 @@ class ObjectPictures:
         return True
 
     def _find(self) -> None:
-        # A directory that was moved away is not made anew: what is kept in a fresh one is lost when it is put back.
+        # A directory that was moved away is not created again: pictures in a new one would be lost when it is restored.
         if self._root is not None and not self._root.is_dir():
             raise _unavailable()
 
@@ -145,7 +144,7 @@ class ObjectPictures:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except (BaseError, OSError):
-            raise _unavailable() from None  # what a store says may name paths and hosts
+            raise _unavailable() from None  # a store's messages may name paths and hosts
 
 
 def _path(pixels_sha256: str, place: int) -> str:
@@ -153,7 +152,7 @@ def _path(pixels_sha256: str, place: int) -> str:
 
 
 def flush(path: Path) -> None:
-    """Has a file, or the names in a folder, on the disk before it returns."""
+    """Flushes a file, or a directory's entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -169,8 +168,8 @@ def _unavailable() -> Unavailable:
 
 
 def picture_of(meme: MemeIdentity, frames: Sequence[bytes]) -> Picture:
-    """The picture of a trial as it was decoded then, from the frames that the docket kept."""
-    sizes = [struct.unpack(">II", png[16:24]) for png in frames]  # where a PNG says how large it is
+    """Rebuilds a trial's decoded picture from the frames that the docket stored."""
+    sizes = [struct.unpack(">II", png[16:24]) for png in frames]  # width and height in the PNG header
     return Picture(
         format=PictureFormat(meme.format),
         bytes_sha256=meme.bytes_sha256,
@@ -188,26 +187,27 @@ def picture_of(meme: MemeIdentity, frames: Sequence[bytes]) -> Picture:
 
 
 def frames_in_table(connection: Connection, pixels_sha256: str) -> Sequence[bytes]:
-    """The frames of a picture in the table, in order; none if it is not there."""
+    """Returns the frames of a picture in the table, in order; none if it is missing."""
     return [bytes(png) for png in connection.execute(_FRAMES, {"pixels": pixels_sha256}).scalars()]
 
 
 def move_out_of_table(database: Database, pictures: ObjectPictures) -> None:
-    """Takes pictures out of the database, where earlier formats have them."""
+    """Moves pictures out of the database, where earlier formats store them."""
     while True:
         with database.reading() as connection:
             some = _some_pictures(connection, _MOVED_AT_ONCE)
         if not some:
             return
         _log.info("Moving pictures out of the docket's database.")
-        # Written and flushed before the rows go: after a crash the picture is in both places, and never in none.
+        # Written and flushed before the rows are deleted: after a crash the picture may be in both places, never in
+        # none.
         pictures.keep_now([*some.items()])
         with database.writing() as connection:
             connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256.in_([*some])))
 
 
 def _some_pictures(connection: Connection, most: int) -> Mapping[str, Sequence[bytes]]:
-    """Frames of some of the pictures in the database, in order, by the digests of their pixels."""
+    """Returns the frames of some pictures in the database, in order, by pixel digest."""
     some = connection.execute(select(t.pictures.c.pixels_sha256).distinct().limit(most)).scalars().all()
     return {pixels: frames_in_table(connection, pixels) for pixels in some}
 
@@ -215,7 +215,7 @@ def _some_pictures(connection: Connection, most: int) -> Mapping[str, Sequence[b
 def _write_pictures(connection: Connection, pictures: Sequence[Picture]) -> Sequence[None]:
     rows = [
         {"pixels_sha256": picture.pixels_sha256, "place": place, "png": frame.png}
-        # Sorted: two commits that store the same pictures lock rows in the same order.
+        # Sorted, so that two commits that store the same pictures lock rows in the same order.
         for picture in sorted(pictures, key=lambda picture: picture.pixels_sha256)
         for place, frame in enumerate(picture.frames)
     ]

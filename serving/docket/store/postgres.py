@@ -1,4 +1,4 @@
-"""A docket's tables in a PostgreSQL database, which several servers on several machines share."""
+"""The PostgreSQL database of a docket, which servers on several machines can share."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ SCHEMA = "memecourt_docket"
 _format = Table("format", MetaData(), Column("number", Integer, nullable=False))
 
 _READ_S = 30
-"""Seconds after which the server gives a read up."""
+"""Statement timeout in seconds."""
 _SILENT_MS = 15_000
-"""Milliseconds after which a server that does not acknowledge what it is sent counts as gone."""
+"""Milliseconds after which a server that does not acknowledge data counts as gone."""
 _IDLE_S = 15
-"""Seconds after which the server ends a transaction in which nothing happens: whoever began it hangs."""
+"""Seconds after which the server ends an idle transaction, since its client hangs."""
 
 _AGAIN_S = 0.2
-"""Seconds between two attempts to hear what became of a commit."""
+"""Seconds between two attempts to find out the outcome of a commit."""
 
 _PASSING = {"40001", "40P01"}
-"""Codes of a transaction that got into another's way (serialization, deadlock)."""
+"""Error codes of conflicts between transactions (serialization, deadlock), which can be retried."""
 
 _READ_ONLY = "25006"
-"""Code of a server that is a standby."""
+"""Error code of a server that is a standby."""
 
 _WHY = {
     "55P03": "somebody else keeps it locked for too long",
@@ -52,17 +52,17 @@ _WHY = {
     "3F000": "its tables are gone",
 }
 
-# Tells one life of the database from the next. One that crashed, or whose place a standby took, may have lost the
-# transactions whose end nobody was told, and gives their numbers to others. After a crash there is another checkpoint
-# before anybody gets in, and a standby that takes over begins another timeline. A checkpoint may come at other times
-# too: that costs a certainty now and then, and nothing else.
+# Identifies one incarnation of the database. After a crash or a failover, unacknowledged transactions may be lost and
+# their numbers reused. A crash recovery writes a new checkpoint before it accepts connections, and a promoted standby
+# starts a new timeline. A regular checkpoint changes the value too, which only means that a commit's outcome is
+# sometimes unknown.
 _LIFE = (
     "(SELECT checkpoint_lsn::text FROM pg_control_checkpoint()) "
     "|| ' ' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 )
 
-# In every transaction that writes, by its own word: a pooler between us and the server may hand us any session. What
-# was acknowledged is on the disk, whatever the database is set to.
+# Set in every write transaction, since a connection pooler may give us any session. Acknowledged commits are durable,
+# whatever the database's own settings.
 _BEGIN = text(
     f"SELECT pg_current_xact_id()::text, {_LIFE}, "
     "set_config('lock_timeout', :patience, true), "
@@ -78,12 +78,12 @@ _STATUS = text(f"SELECT pg_xact_status(CAST(:number AS xid8)), {_LIFE}")
 
 
 class PostgresDatabase(Database):
-    """A docket's database in a schema of its own."""
+    """A docket's database, in its own schema."""
 
     read_only = False
 
     def __init__(self, address: Address, patience: float) -> None:
-        """Connects only when there is work. Raises NotLoaded if the driver is not installed."""
+        """Connects lazily. Raises NotLoaded if the driver is not installed."""
         _require_driver()
         self._address = address
         self._patience = patience
@@ -93,13 +93,13 @@ class PostgresDatabase(Database):
             pool_size=4,
             max_overflow=12,
             pool_timeout=patience,
-            # Parameters are what strangers wrote: they have no place in the text of an error.
+            # Parameters are untrusted content, which must not appear in errors.
             hide_parameters=True,
-            use_native_hstore=False,  # no column needs it, and looking for it costs a query
+            use_native_hstore=False,  # unused, and detecting it costs a query
             execution_options={"schema_translate_map": {None: SCHEMA}},
         )
-        event.listen(self._engine, "handle_error", _leave_a_standby)
-        # The server's default, READ COMMITTED, would show each statement a moment of its own.
+        event.listen(self._engine, "handle_error", _reconnect_after_standby)
+        # With the default, READ COMMITTED, each statement would see its own snapshot.
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     @classmethod
@@ -115,7 +115,7 @@ class PostgresDatabase(Database):
             raise database.translated(error.__cause__) from None
         except SQLAlchemyError as error:
             database.close()
-            # Without its cause: libpq's sentence names host and user.
+            # Without its cause, since libpq's message names host and user.
             raise database.translated(error) from None
         except CourtError:
             database.close()
@@ -124,11 +124,11 @@ class PostgresDatabase(Database):
 
     @classmethod
     def stored_format(cls, address: Address, *, patience: float) -> int | None:
-        """Format of the docket in a database, which is left as it is; None where there is none."""
+        """Returns the format of the docket in a database without changing it; None if there is none."""
         database = cls(address, patience)
         try:
             with database.reading() as connection:
-                # to_regclass gives NULL where there is no such table, and raises nothing.
+                # to_regclass returns NULL for a missing table instead of raising.
                 if connection.execute(text(f"SELECT to_regclass('{SCHEMA}.format')")).scalar_one() is None:
                     return None
                 return int(connection.execute(select(_format.c.number)).scalar_one())
@@ -143,23 +143,22 @@ class PostgresDatabase(Database):
         committing, number, life = False, "", ""
         try:
             with self._engine.connect() as connection:
-                # Before the work: if the connection breaks in the commit, this is all that its outcome can be looked up
-                # by.
+                # Before the work: needed to look up the outcome if the connection breaks during the commit.
                 number, life = self._begun(connection)
                 yield connection
                 committing = True
                 connection.commit()
         except DBAPIError as error:
             if committing and error.connection_invalidated:
-                # Whether the server still got the word, only the server knows.
+                # Only the server knows whether it received the commit.
                 stored = self._was_stored(number, life)
                 if stored:
                     return
                 if stored is None:
-                    # Not known: RolledBack would cause another attempt, which might store it twice.
+                    # Unknown: RolledBack would cause a retry, which might store it twice.
                     raise
                 raise RolledBack from error
-            # Before the commit: with a lost connection, a deadlock or a conflict the server drops the whole
+            # Before the commit: after a lost connection, a deadlock or a conflict the server rolls back the whole
             # transaction.
             if error.connection_invalidated or _state(error) in _PASSING:
                 raise RolledBack from error
@@ -176,7 +175,7 @@ class PostgresDatabase(Database):
         if isinstance(error, CourtError):
             return error
         if not isinstance(error, DBAPIError):
-            # Of the pool: all connections are in use.
+            # From the pool: all connections are in use.
             return unavailable("too many ask it at once") if isinstance(error, SQLAlchemyError) else failed()
         state = _state(error)
         if state == "23505":  # unique_violation
@@ -188,13 +187,13 @@ class PostgresDatabase(Database):
             )
         if state in _WHY:
             return unavailable(_WHY[state])
-        # A login that is refused, and a server that is not there, have no code: libpq says only that it failed.
+        # A refused login or an unreachable server has no code: libpq only reports a failure.
         away = error.connection_invalidated or state is None or state[:2] in ("08", "28", "53", "57", "58")
         return unavailable("its database can't be reached, or broke off") if away else failed()
 
     @override
     def scrub(self, patience: float) -> bool:
-        # Here it is for the server's owner to ask for.
+        # In PostgreSQL this is up to the server's administrator.
         return True
 
     @override
@@ -204,24 +203,24 @@ class PostgresDatabase(Database):
     def _connected(self) -> psycopg.Connection[Any]:
         import psycopg
 
-        # A server whose machine is gone is noticed within half a minute, also where we only wait for its answer.
+        # A dead server is detected within half a minute, even while waiting for its answer.
         options = {
             "application_name": "memecourt",
             "keepalives_idle": "10",
             "keepalives_interval": "5",
             "keepalives_count": "3",
             "tcp_user_timeout": str(_SILENT_MS),
-            **self._address.parameters(),  # last: what the operator writes into the address overrides what stands above
+            **self._address.parameters(),  # last, so that parameters in the address override the defaults above
         }
-        # No prepared statements: a pooler may hand a session to somebody else between two of ours.
+        # No prepared statements: a pooler may switch sessions between two statements.
         connection = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
-        # In autocommit: a SET within a transaction is undone when that transaction is rolled back.
+        # In autocommit, since a SET within a transaction is undone by a rollback.
         connection.execute(f"SET statement_timeout = '{_READ_S}s'")
         connection.autocommit = False
         return connection
 
     def _begun(self, connection: Connection) -> tuple[str, str]:
-        """Begins a transaction that writes; its number, and the life of the database that gave it."""
+        """Begins a write transaction; returns its number and the database's incarnation."""
         limits = {
             "patience": f"{int(self._patience * 1000)}ms",
             "limit": f"{_READ_S}s",
@@ -231,7 +230,7 @@ class PostgresDatabase(Database):
         return number, life
 
     def _was_stored(self, number: str, life: str) -> bool | None:
-        """Finds out whether a transaction was stored whose connection broke in the commit.
+        """Finds out whether a transaction was stored after its connection broke during the commit.
 
         None if that can't be known in time.
         """
@@ -241,33 +240,33 @@ class PostgresDatabase(Database):
                 with self._engine.connect() as connection:
                     status, now = connection.execute(_STATUS, {"number": number}).one()
                 if now != life:
-                    return None  # by now the number may be another's
+                    return None  # the number may have been reused by now
             except DBAPIError as error:
                 if _state(error) is not None and not error.connection_invalidated:
-                    return None  # another server, which does not know it
-                # Still out of reach: the next attempt may find it back.
+                    return None  # a different server, which does not know it
+                # Still unreachable: the next attempt may succeed.
                 status = "in progress"
             if status != "in progress":
-                # Where the transaction is so old that the server has dropped its status, this gives None.
+                # None if the transaction is so old that the server has dropped its status.
                 return {"committed": True, "aborted": False}.get(status)
             time.sleep(_AGAIN_S)
         return None
 
 
-def _leave_a_standby(context: ExceptionContext) -> None:
-    """Has all connections made anew where one leads to a standby: the address may lead to another machine by now."""
+def _reconnect_after_standby(context: ExceptionContext) -> None:
+    """Drops all connections if one leads to a standby: the address may resolve to another machine by now."""
     if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
         context.is_disconnect = True
 
 
 def _state(error: DBAPIError) -> str | None:
-    """The code of an error (SQLSTATE); None where it never came from a server."""
+    """Returns the SQLSTATE code of an error; None if it did not come from a server."""
     state = getattr(error.orig, "sqlstate", None)
     return None if state is None else str(state)
 
 
 def _check_or_create(connection: Connection, *, create: bool) -> None:
-    # One server after the other: only the first makes the tables.
+    # One server at a time: only the first creates the tables.
     connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('memecourt.docket'))"))
     there = connection.execute(text(f"SELECT to_regclass('{SCHEMA}.format')")).scalar_one()
     if there is None:
@@ -285,7 +284,7 @@ def _check_or_create(connection: Connection, *, create: bool) -> None:
     if found > t.FORMAT:
         raise later_format(found, t.FORMAT)
     if found < t.FORMAT:
-        # What Alembic says for itself names no schema. A large docket takes longer than other transactions may.
+        # Alembic's own statements name no schema. Upgrading a large docket exceeds the usual timeout.
         connection.execute(text(f"SET LOCAL search_path = {SCHEMA}"))
         connection.execute(text("SET LOCAL statement_timeout = 0"))
         schema.upgrade(connection, found, SCHEMA)

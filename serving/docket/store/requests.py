@@ -1,4 +1,4 @@
-"""Requests and the servers that answer them: leases by compare-and-set, and heartbeats."""
+"""Stores of leases on requests, by compare-and-set, and of server heartbeats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serving.docket.store.database import insert_into
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.transactions import Rank, SqlStore
 
-# Every request asks for it. Made once: to put a statement together takes longer than to run it.
+# Used by every request and built once: building a statement takes longer than running it.
 _CLAIM_OF = select(t.requests).where(
     t.requests.c.namespace == bindparam("namespace"), t.requests.c.request_id == bindparam("request_id")
 )
@@ -25,14 +25,14 @@ _CLAIM_OF = select(t.requests).where(
 
 @dataclass(frozen=True, slots=True)
 class _TakeOver:
-    """Asks that one claim stands in the place of another."""
+    """Request to replace one lease by another."""
 
     current: Lease
     replacement: Lease
 
 
 class SqlLeaseStore(SqlStore, LeaseStore):
-    """Leases in the table of requests, which is no part of the log."""
+    """Leases, in the table of requests, which is not part of the log."""
 
     @override
     async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str) -> Lease:
@@ -59,7 +59,7 @@ class SqlLeaseStore(SqlStore, LeaseStore):
 
 
 class SqlHeartbeatStore(SqlStore, HeartbeatStore):
-    """Counters in the table of servers, which is no part of the log."""
+    """Counters, in the table of servers, which is not part of the log."""
 
     @override
     async def beat(self, owner: str) -> None:
@@ -78,7 +78,7 @@ class SqlHeartbeatStore(SqlStore, HeartbeatStore):
 
 def _claim(connection: Connection, leases: Sequence[Lease]) -> Sequence[Lease | CourtError]:
     first: dict[tuple[str, str], Lease] = {}
-    # Of equal requests in one commit the first makes the claim and the others find it (RE-3).
+    # Of equal requests in one commit, the first acquires the lease and the others find it (RE-3).
     for ask in leases:
         first.setdefault((ask.name.namespace, ask.name.request_id), ask)
     key = (t.requests.c.namespace, t.requests.c.request_id)
@@ -90,11 +90,11 @@ def _claim(connection: Connection, leases: Sequence[Lease]) -> Sequence[Lease | 
             "trial_id": ask.trial_id,
             "owner": ask.owner,
         }
-        # Sorted: two servers that insert the same names at once would otherwise wait for each other.
+        # Sorted: two servers that insert the same names concurrently could otherwise deadlock.
         for (namespace, id_), ask in sorted(first.items())
     ]
     standing = {name: first[name] for name in _made(connection, rows)}
-    # In SQLite it is only known that all rows are new, or that not all are: then each is read back.
+    # SQLite only tells whether all rows are new; if not, each is read back.
     if others := [name for name in first if name not in standing]:
         for row in connection.execute(select(t.requests).where(tuple_(*key).in_(others))):
             standing[row.namespace, row.request_id] = _lease_in(row)
@@ -112,10 +112,10 @@ def _claim(connection: Connection, leases: Sequence[Lease]) -> Sequence[Lease | 
 
 
 def _made(connection: Connection, rows: Sequence[dict[str, str]]) -> Iterable[tuple[str, str]]:
-    """Inserts claims where there are none; those of the names that were not there before, or none where it is not sure.
+    """Inserts missing leases; returns the names of new ones, or none if that is unknown.
 
-    Every known meme that is asked for is one such row. In SQLite each step of a statement gives up the interpreter, and
-    each row that comes back is a step: so all rows are one step, and none comes back.
+    Every request for a known meme inserts such a row. In SQLite each step of a statement releases the interpreter lock,
+    and each returned row is a step: so all rows are inserted in one step, and none is returned.
     """
     if connection.dialect.name != "sqlite":
         statement = insert_into(connection, t.requests).on_conflict_do_nothing()
@@ -124,7 +124,7 @@ def _made(connection: Connection, rows: Sequence[dict[str, str]]) -> Iterable[tu
             for n, id_ in connection.execute(statement.returning(*t.requests.c["namespace", "request_id"]), rows)
         ]
     columns = [t.requests.c[name] for name in rows[0]]
-    # As the columns would have it: names are written in a form of their own.
+    # Convert values as the columns would, since names have a special encoding.
     written = [(column.name, column.type.bind_processor(connection.dialect) or str) for column in columns]
     places = ", ".join(["(" + ", ".join("?" * len(columns)) + ")"] * len(rows))
     statement = f"INSERT INTO requests ({', '.join(rows[0])}) VALUES {places} ON CONFLICT DO NOTHING"
@@ -136,7 +136,7 @@ def _take_over(connection: Connection, claims: Sequence[_TakeOver]) -> Sequence[
     def one(ask: _TakeOver) -> Lease | None:
         row, lease = t.requests.c, ask.current
         changed = connection.execute(
-            # Compare-and-set: owner and trial must be as they were seen, so that of several servers one takes over.
+            # Compare-and-set: owner and trial must be unchanged, so that only one of several servers takes over.
             update(t.requests)
             .where(
                 row.namespace == lease.name.namespace,
@@ -155,21 +155,21 @@ def _beat(connection: Connection, owners: Sequence[str]) -> Sequence[None]:
     statement = insert_into(connection, t.servers).on_conflict_do_update(
         index_elements=[t.servers.c.owner], set_={"beats": t.servers.c.beats + 1}
     )
-    # Sorted for the same reason as claims: rows are locked in one order everywhere.
+    # Sorted for the same reason as leases: rows are locked in one order everywhere.
     connection.execute(statement, [{"owner": owner, "beats": 1} for owner in sorted(owners)])
     return [None] * len(owners)
 
 
 def _retire(connection: Connection, gone: Sequence[tuple[str, int | None]]) -> Sequence[None]:
     for owner, count in sorted(gone, key=lambda each: each[0]):
-        # Only while its counter stands where it was seen: a server that beats again is alive.
+        # Only if its counter is unchanged: a server that beats again is alive.
         still = true() if count is None else t.servers.c.beats == count
         connection.execute(delete(t.servers).where(t.servers.c.owner == owner, still))
     return [None] * len(gone)
 
 
 def _open_claims(connection: Connection) -> Sequence[Lease]:
-    # From the few trials that are open to their claims: these may be many millions.
+    # Start from the few open trials, since there may be many millions of leases.
     row, trial = t.requests.c, t.trials.c
     same = (row.namespace == trial.namespace, row.request_id == trial.request_id, row.trial_id == trial.trial_id)
     query = select(t.requests).select_from(t.trials).join(t.requests, and_(*same))
@@ -178,7 +178,7 @@ def _open_claims(connection: Connection) -> Sequence[Lease]:
 
 
 def _lease_in(row: Any) -> Lease:
-    """The lease in a row of the requests."""
+    """Converts a row of the table of requests to a lease."""
     return Lease(RequestName(row.namespace, row.request_id), row.payload, row.trial_id, row.owner)
 
 

@@ -1,4 +1,4 @@
-"""Verdicts that may be given again: by key for the same meme, by fingerprint for nearly the same."""
+"""Stores for reusing verdicts: keys for the same meme, and fingerprints for near-duplicates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serving.docket.store.database import insert_into
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.transactions import Rank, SqlStore
 
-# What every trial asks for, made once: to put a statement together takes longer than to run it.
+# Used by every trial and built once: building a statement takes longer than running it.
 _TRIAL_OF = select(t.known.c.trial_id).where(t.known.c.key == bindparam("key"))
 _TRIALS_OF = select(t.known.c.key, t.known.c.trial_id).where(t.known.c.key.in_(bindparam("keys", expanding=True)))
 _FINGERPRINTS = (
@@ -23,7 +23,7 @@ _FINGERPRINTS = (
 
 
 class SqlVerdictKeys(SqlStore, VerdictKeys):
-    """Keys and their trials, which are no part of the log."""
+    """Keys and their trials, which are not part of the log."""
 
     @override
     async def put(self, key: str, trial_id: str) -> None:
@@ -43,7 +43,7 @@ class SqlVerdictKeys(SqlStore, VerdictKeys):
 
 
 class SqlFingerprintStore(SqlStore, FingerprintStore):
-    """Fingerprints by the numbers that they were given when they were stored."""
+    """Fingerprints by the numbers assigned when they were stored."""
 
     @override
     async def put_fingerprint(self, trial_id: str, fingerprint: bytes) -> None:
@@ -61,7 +61,7 @@ class SqlFingerprintStore(SqlStore, FingerprintStore):
 
 
 def _put_keys(connection: Connection, entries: Sequence[tuple[str, str]]) -> Sequence[None]:
-    # The trials stay as they are until this is kept: an overruling comes wholly before it or wholly after.
+    # Lock the trials until this is stored, so that an overruling comes entirely before or after.
     row = t.trials.c
     named = {trial_id for _, trial_id in entries}
     query = select(row.trial_id, row.outcome, row.erased).where(row.trial_id.in_(named)).order_by(row.trial_id)
@@ -69,19 +69,19 @@ def _put_keys(connection: Connection, entries: Sequence[tuple[str, str]]) -> Seq
     unfit = {trial_id for trial_id, outcome, gone in outcomes if gone or outcome == ReviewOutcome.OVERRULED}
     rows = [{"key": key, "trial_id": trial_id} for key, trial_id in entries if trial_id not in unfit]
     if rows:
-        rows.sort(key=lambda row: row["key"])  # the first of a key stays before the later ones
+        rows.sort(key=lambda row: row["key"])  # stable: the first entry of a key wins
         connection.execute(insert_into(connection, t.known).on_conflict_do_nothing(), rows)
     return [None] * len(entries)
 
 
 def _put_fingerprints(connection: Connection, entries: Sequence[tuple[str, bytes]]) -> Sequence[None]:
     if connection.dialect.name == "postgresql":
-        # A sequence gives numbers before the commit, and commits may overtake each other: one after the other.
+        # A sequence assigns numbers before the commit, and commits may overtake each other: serialise them.
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('memecourt.looks'))"))
-    # Those of trials that are being erased now wait until that is done, or the other way round.
+    # Locks the trials, so that concurrent erasures come entirely before or after.
     row = t.trials.c
     query = select(row.trial_id, row.erased).where(row.trial_id.in_({trial_id for trial_id, _ in entries}))
-    # Rows are locked in the order of their ids, so that two transactions can't wait for each other.
+    # Rows are locked in order of their ids, so that two transactions can't deadlock.
     states = connection.execute(query.order_by(row.trial_id).with_for_update(read=True)).all()
     gone = {trial_id for trial_id, is_gone in states if is_gone}
     rows = [{"trial_id": trial_id, "look": fingerprint} for trial_id, fingerprint in entries if trial_id not in gone]

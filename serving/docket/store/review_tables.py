@@ -1,6 +1,6 @@
-"""The tables of the desk, beside a docket's own.
+"""The tables of the review queue, in the docket's database.
 
-Cases and reviews are drawn from the log, and can be drawn from it anew at any time. The others are the desk's alone.
+Cases and reviews are projected from the log and can be rebuilt at any time. The other tables are the queue's own data.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ metadata = MetaData()
 
 
 class Words(TypeDecorator[str]):
-    """Column of searchable text from strangers. PostgreSQL takes no NUL: it becomes a space."""
+    """Column of untrusted searchable text. PostgreSQL accepts no NUL, which becomes a space."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """Returns the stored form."""
-        # Lone surrogates, which neither database takes, become question marks.
+        # Lone surrogates, which neither database accepts, become question marks.
         return None if value is None else value.replace("\0", " ").encode("utf-8", "replace").decode()
 
 
@@ -50,20 +50,20 @@ cases = Table(
     Column("pixels_sha256", WORD, nullable=False, default=""),  # of a text that was sent alone, the text's digest
     Column("models", Words, nullable=False, default=""),  # each between two line breaks
     Column("text", Words, nullable=False, default=""),  # of the meme
-    Column("letters", Words, nullable=False, default=""),  # what is searched: text and description, folded
-    Column("rationale", Words, nullable=False, default=""),  # likewise, but not for who must not know the verdict yet
-    Column("same", WORD, nullable=False, default=""),  # texts of the same letters share it; empty where there are none
+    Column("letters", Words, nullable=False, default=""),  # normalised text and description, for searching
+    Column("rationale", Words, nullable=False, default=""),  # likewise, but hidden from blinded reviewers
+    Column("same", WORD, nullable=False, default=""),  # equal for texts with the same letters; empty if there are none
     Column("state", WORD, nullable=False, default="OPEN"),
     Column("label", WORD, nullable=False, default=""),  # the court's; empty where there is no verdict
-    Column("holds", WORD, nullable=False, default=""),  # the label that holds: the last reviewer's, if there was one
+    Column("holds", WORD, nullable=False, default=""),  # the label in force: the last reviewer's, if there is one
     Column("outcome", WORD, nullable=False, default=""),  # of the last review; empty where there was none
     Column("score", Float),  # P(harmful), where the verdict has one
     Column("category", Name, nullable=False, default=""),
-    Column("reasons", Text, nullable=False, default="[]"),  # why a person should look: JSON, [reason, why] each
-    Column("drawn", Boolean, nullable=False, default=False),  # whether chance picked it
-    Column("urgency", Integer, nullable=False, default=0),  # the lowest number is taken first
-    Column("waiting", Boolean, nullable=False, default=False),  # whether a person should look now
-    Column("asked_by", Name, nullable=False, default=""),  # who wants a second opinion
+    Column("reasons", Text, nullable=False, default="[]"),  # reasons for review: JSON, [reason, why] each
+    Column("drawn", Boolean, nullable=False, default=False),  # True if it was randomly sampled
+    Column("urgency", Integer, nullable=False, default=0),  # the lowest number is the most urgent
+    Column("waiting", Boolean, nullable=False, default=False),  # True if it waits for a review now
+    Column("asked_by", Name, nullable=False, default=""),  # reviewer who asked for a second opinion
     Column("erased", Boolean, nullable=False, default=False),
 )
 Index("desk_cases_waiting", cases.c.waiting, cases.c.urgency, cases.c.opened_at, cases.c.trial_id)
@@ -135,9 +135,9 @@ _BLANK = {
 
 
 def forget(connection: Connection, trial_id: str) -> None:
-    """Takes out all that the desk holds of a trial that is being erased; to be called in the same transaction.
+    """Deletes the queue's data of a trial that is being erased; to be called in the same transaction.
 
-    A case without words stays: what was read from the log before and is written after must not come back.
+    An empty case remains, so that entries read before the erasure and projected after it don't restore the data.
     """
     if connection.execute(update(cases).where(cases.c.trial_id == trial_id).values(_BLANK)).rowcount == 0:
         connection.execute(cases.insert().values(trial_id=trial_id, **_BLANK))

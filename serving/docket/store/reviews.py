@@ -1,4 +1,4 @@
-"""People at stored trials: their reviews, and notes of pictures that they were shown and precedents they changed."""
+"""Store of reviews, appeals, and records of pictures shown and precedents changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from serving.docket.store.transactions import Rank, SqlStore
 from serving.docket.store.trials import append_events
 
 ReviewEvent = VerdictReviewed | SecondOpinionAsked | AppealOpened
-"""By people, once there is a verdict; its number is given here."""
+"""Events by people after a verdict; their sequence numbers are assigned here."""
 
 _AWAITING = select(func.count(), func.min(t.trials.c.opened_at)).where(
     t.trials.c.needs_review, t.trials.c.outcome == ""
@@ -35,7 +35,7 @@ _CHANGE = PrecedentChanged.model_fields["kind"].default
 
 
 class SqlReviewStore(SqlStore, ReviewStore):
-    """Appends reviews and notes of access to the log."""
+    """Appends reviews and access records to the log."""
 
     @override
     async def review(
@@ -93,8 +93,8 @@ class SqlReviewStore(SqlStore, ReviewStore):
 
 
 def append_review(connection: Connection, draft: ReviewEvent) -> ReviewEvent | CourtError:
-    """Keeps what somebody says of a verdict, in a transaction that holds the log; the event with its number."""
-    # Whoever else reviews it waits here.
+    """Stores a review event in a transaction that has locked the log; returns it with its number."""
+    # Concurrent reviews of the same trial wait here.
     query = select(t.trials.c.state, t.trials.c.erased).where(t.trials.c.trial_id == draft.trial_id).with_for_update()
     row = connection.execute(query).one_or_none()
     if row is None:
@@ -107,7 +107,7 @@ def append_review(connection: Connection, draft: ReviewEvent) -> ReviewEvent | C
             field="trial_id",
         )
     own = (t.entries.c.trial_id == draft.trial_id, t.IS_EVENT)
-    # Nobody else can give the same number: the trial's row is locked.
+    # Nobody else can assign the same number, since the trial's row is locked.
     seq = select(func.max(t.entries.c.seq) + 1).where(*own)
     event = draft.model_copy(update={"seq": connection.execute(seq).scalar_one()})
     append_events(connection, [[event]])
@@ -115,7 +115,7 @@ def append_review(connection: Connection, draft: ReviewEvent) -> ReviewEvent | C
 
 
 def _review(connection: Connection, drafts: Sequence[ReviewEvent]) -> Sequence[ReviewEvent | CourtError]:
-    open_appender(connection)  # before any trial is held: whoever appends holds the log first, and a trial after it
+    open_appender(connection)  # before any trial: the lock order is the log first, then trials
     return [append_review(connection, draft) for draft in drafts]
 
 
@@ -125,7 +125,7 @@ def _appeal(connection: Connection, drafts: Sequence[AppealOpened]) -> Sequence[
 
 
 def _same_appeal(connection: Connection, draft: AppealOpened) -> AppealOpened | None:
-    """The appeal that was opened before under the same reference, or without one in the same words."""
+    """Returns an earlier appeal with the same reference, or without one with the same text."""
     entry = t.entries.c
     own = (entry.trial_id == draft.trial_id, t.IS_EVENT, entry.kind == draft.kind, entry.body.is_not(None))
     for body in connection.execute(select(entry.body).where(*own).order_by(entry.seq)).scalars():
@@ -139,7 +139,7 @@ def _same_appeal(connection: Connection, draft: AppealOpened) -> AppealOpened | 
 def _note_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> Sequence[CourtError | None]:
     log = open_appender(connection)
     named = {access.trial_id for access in accesses}
-    # An erasure locks the log first, too: what is read here stays true until the commit.
+    # An erasure locks the log first too, so that what is read here stays true until the commit.
     query = select(t.trials.c.trial_id, t.trials.c.erased).where(t.trials.c.trial_id.in_(named))
     there = {trial_id: gone for trial_id, gone in connection.execute(query)}
     log.add(
@@ -160,7 +160,7 @@ def _note_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> 
 
 
 def _note_changes(connection: Connection, changed: Sequence[tuple[Sequence[PrecedentChanged], int]]) -> Sequence[int]:
-    log = open_appender(connection)  # nobody else notes any meanwhile
+    log = open_appender(connection)  # nobody else records changes meanwhile
     return [_note_new(connection, log, changes, since) for changes, since in changed]
 
 
@@ -168,10 +168,10 @@ def _note_new(connection: Connection, log: LogAppender, changes: Sequence[Preced
     noted = None
     newest = select(t.entries.c.body).where(t.entries.c.kind == _CHANGE).order_by(t.entries.c.number.desc())
     for body in connection.execute(newest.limit(1)).scalars():
-        with suppress(ValueError):  # somebody altered it
+        with suppress(ValueError):  # somebody altered the entry
             noted = PrecedentChanged.model_validate(parse(unpacked(bytes(body))))
     if noted is not None and changes and noted.library == changes[-1].library:
-        # A library that was built anew counts from 1 again: those are later, though.
+        # A rebuilt library counts from 1 again, but its changes are later.
         changes = [each for each in changes if each.number > noted.number or each.at > noted.at]
     else:
         changes = [each for each in changes if each.number > since]

@@ -1,4 +1,4 @@
-"""The tables of a docket: laid when it is made, brought to this format when it is of an earlier one."""
+"""Creates the tables of a docket, and upgrades those of earlier formats."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _log = logging.getLogger(__name__)
 MIGRATIONS = Path(__file__).with_name("migrations")
 
 CHUNK = 500
-"""Rows that an upgrade holds in memory at once."""
+"""Maximum rows that an upgrade holds in memory."""
 
 
 def create(connection: Connection, schema: str | None = None) -> None:
-    """Lays the tables of a new docket; all in the transaction of whoever calls."""
+    """Creates the tables of a new docket, in the caller's transaction."""
     t.metadata.create_all(connection)
     review_tables.metadata.create_all(connection)
     connection.execute(insert(t.log), log_row(Frontier()))
@@ -28,31 +28,31 @@ def create(connection: Connection, schema: str | None = None) -> None:
 
 
 def log_row(frontier: Frontier) -> dict[str, object]:
-    """The row of a log that has never been signed."""
+    """Builds the row of a log that has never been signed."""
     return {
         "id": 1,
         "size": frontier.size,
         "frontier": frontier.to_bytes(),
         "key": "",
         "checkpoint": "",
-        "signed": -1,  # not 0: even the empty log counts as not signed
+        "signed": -1,  # not 0, so that even the empty log counts as unsigned
         "erased": 0,
     }
 
 
 def upgrade(connection: Connection, found: int, schema: str | None = None, *, to: int = t.FORMAT) -> None:
-    """Brings a docket of an earlier format to this one: all in the transaction of whoever calls, or nothing of it.
+    """Upgrades a docket of an earlier format, atomically in the caller's transaction.
 
     Args:
         connection: To it.
-        found: Its format.
-        schema: In which its tables are; None where databases have none.
-        to: The format to bring it to.
+        found: Current format of the docket.
+        schema: Schema of its tables; None if the database has none.
+        to: Target format.
 
     Raises:
-        DocketError: The database contains something else than a docket.
+        DocketError: The database contains something other than a docket.
     """
-    # Imported only where there is something to do: it takes as long as everything else of a start.
+    # Imported only when needed: it takes as long as the rest of a start.
     from alembic import command
     from alembic.config import Config
 
@@ -63,7 +63,7 @@ def upgrade(connection: Connection, found: int, schema: str | None = None, *, to
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     config.attributes["schema"] = schema
-    # The format that a docket says it has goes before what Alembic last wrote down, which new dockets don't have.
+    # The docket's own format overrides Alembic's version table, which new dockets don't have.
     command.stamp(config, str(found), purge=True)
     command.upgrade(config, str(to))
     triggers.lay(connection, schema)

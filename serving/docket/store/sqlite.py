@@ -1,4 +1,4 @@
-"""A docket's tables in a SQLite file, which several processes on one machine may use."""
+"""The SQLite database of a docket, which processes on one machine can share."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from serving.docket.store.database import Database, exists, failed, later_format
 from serving.docket.store.group_commit import sqlite_engine, sqlite_reader, transaction
 
 _AGAIN_S = 0.05
-"""Seconds between two attempts to have all readers gone."""
+"""Seconds between two attempts while readers are active."""
 _MOVE_S = 0.25
-"""Seconds between two times that what was committed is moved over."""
+"""Seconds between two checkpoints of the WAL."""
 _MOVE_LATER_S = 5.0
-"""The same at most, where readers are in the way."""
+"""Maximum of that interval while readers prevent checkpoints."""
 _MOVE_PAGES = 32_000
-"""Pages that wait to be moved over (128 MB) from which on whoever commits does it: nobody else has come to it."""
+"""WAL size in pages (128 MB) at which a commit checkpoints it itself, because the thread can't keep up."""
 _WHY = {
     "SQLITE_BUSY": "another process is writing to it for too long",
     "SQLITE_LOCKED": "it is locked",
@@ -42,13 +42,13 @@ _WHY = {
 
 
 class _Gone(Exception):
-    """The file that was opened is not there any more."""
+    """The opened file does not exist any more."""
 
 
 class _Mover:
-    """Moves what was committed from the log that SQLite keeps beside a file over into the file, on a thread of its own.
+    """Checkpoints the WAL into the database file, in a separate thread.
 
-    Otherwise SQLite has one commit in some do so for all of them, which then waits for two more flushes.
+    Otherwise SQLite makes an occasional commit do so, which then waits for two more flushes.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -58,17 +58,17 @@ class _Mover:
         self._thread: threading.Thread | None = None
 
     def committed(self) -> None:
-        """Notes that there is something to move."""
+        """Signals that there is something to checkpoint."""
         with self._wanted:
             self._committed = True
-            # A docket that is only read from starts no thread.
+            # Started lazily: a docket that is only read needs no thread.
             if self._thread is None:
                 self._thread = threading.Thread(target=self._move, name="docket-mover", daemon=True)
                 self._thread.start()
             self._wanted.notify()
 
     def close(self) -> None:
-        """Ends the thread; who closes the last connection moves what is left."""
+        """Ends the thread; closing the last connection checkpoints the rest."""
         with self._wanted:
             self._closing = True
             self._wanted.notify()
@@ -79,30 +79,30 @@ class _Mover:
         pause = _MOVE_S
         while True:
             with self._wanted:
-                # The pause comes first, so that whatever is committed during it is moved in one go.
+                # Pause first, so that everything committed meanwhile is moved in one go.
                 if self._wanted.wait_for(lambda: self._closing, pause):
                     return
                 self._wanted.wait_for(lambda: self._closing or self._committed)
                 if self._closing:
                     return
-                # Before the move: what is committed while it runs needs another.
+                # Cleared before the move: commits during it need another.
                 self._committed = False
             if self._moved():
                 pause = _MOVE_S
             else:
                 pause = min(2 * pause, _MOVE_LATER_S)
-                # The rest is tried again without waiting for another commit, which may never come.
+                # Retry the rest without waiting for another commit, which may never come.
                 with self._wanted:
                     self._committed = True
 
     def _moved(self) -> bool:
-        """Moves committed pages to the main file; True if all were, which readers of an earlier state prevent."""
+        """Moves committed pages to the main file; False if readers of an earlier snapshot prevented some."""
         try:
             with self._engine.connect() as connection:
-                # PASSIVE waits neither for readers nor for writers, and holds up none.
+                # PASSIVE neither waits for readers and writers nor blocks them.
                 _, pages, moved = connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").one()
         except SQLAlchemyError:
-            return False  # whoever commits next hears of it, if it has not passed by then
+            return False  # the next commit reports the problem if it persists
         return bool(pages == moved)
 
 
@@ -113,14 +113,13 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path, patience: float) -> None:
         self._path = path
-        # After it has been opened the file is never made anew: what is written to a fresh one would be lost when the
-        # right one is put back.
+        # Once opened, the file is never created again: writes to a new one would be lost when the right one is
+        # restored.
         self._engine = sqlite_engine(path, patience, create=False, pages=_MOVE_PAGES)
-        # Whoever writes does so on the same connection as before: what SQLite has read of the file through it still
-        # holds, where through any other it would have to be read again.
+        # All writes use one connection, whose page cache stays valid; any other would have to read the pages again.
         self._writer = sqlite_engine(path, patience, create=False, pages=_MOVE_PAGES)
         self._mover = _Mover(self._engine)
-        # Of several threads that find another file in the place of theirs, one goes over to it.
+        # If several threads notice that the file was replaced, one of them reopens it.
         self._lock = threading.Lock()
         self._file = _identity(path)
 
@@ -133,9 +132,9 @@ class SqliteDatabase(Database):
                     f"There is no docket at {path}. A trial makes one; --docket or MEMECOURT_DOCKET names another.",
                     reason="DOCKET_MISSING",
                 )
-            # Folder and file are for their owner alone (BO-5).
+            # Folder and file are accessible only to their owner (BO-5).
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # SQLite gives the files that it makes beside this one the same mode.
+            # SQLite creates its companion files with the same mode.
             path.touch(mode=0o600)
         elif not _writable(path):
             raise DocketError(
@@ -145,8 +144,8 @@ class SqliteDatabase(Database):
             )
         database = cls(path, patience)
         try:
-            # In a transaction that writes: of several processes that open a new file at once, the first makes the
-            # tables, and the others find them.
+            # In a write transaction: of several processes that open a new file, the first creates the tables, and the
+            # others find them.
             with transaction(database._writer) as connection:
                 _check_or_create(connection)
         except SQLAlchemyError as error:
@@ -164,7 +163,7 @@ class SqliteDatabase(Database):
         with transaction(self._writer) as connection:
             yield connection
         self._mover.committed()
-        # Connections go on in a file that was removed under them, and what they keep there nobody finds again.
+        # Open connections keep using a deleted file, whose data nobody can find again.
         if _identity(self._path) != self._file:
             raise _Gone
 
@@ -183,9 +182,9 @@ class SqliteDatabase(Database):
     def scrub(self, patience: float) -> bool:
         until = time.monotonic() + patience
         while True:
-            # No transaction is begun on this connection: within one, SQLite moves nothing.
+            # No transaction on this connection: within one, SQLite does not checkpoint.
             with self._engine.connect() as connection:
-                # Pages as they were lie in the file beside it until all readers have gone on from them.
+                # Old pages stay in the WAL until all readers have moved past them.
                 busy, *_ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
             if not busy:
                 return True
@@ -195,12 +194,12 @@ class SqliteDatabase(Database):
 
     @override
     def close(self) -> None:
-        # Before the connections go, one of which it uses.
+        # Before the connections, since it uses one of them.
         self._mover.close()
         self._dispose()
 
     def _find(self) -> None:
-        """Sees that the file is the one that is open; goes over to the one that stands in its place, if one does."""
+        """Checks that the open file is still the one at its path; reopens it if it was replaced."""
         with self._lock:
             found = _identity(self._path)
             if found is None:
@@ -209,7 +208,7 @@ class SqliteDatabase(Database):
                 return
             self._dispose()
             with transaction(self._writer) as connection:
-                # An empty file in the right one's place gets no tables: they would hide that the docket is gone.
+                # Don't create tables in an empty replacement: they would hide that the docket is gone.
                 _check_or_create(connection, create=False)
             self._file = found
 
@@ -219,15 +218,15 @@ class SqliteDatabase(Database):
 
 
 class ReadOnlySqliteDatabase(Database):
-    """A docket's database in a file that this user may only read, such as an auditor's copy. Nothing is written."""
+    """A docket's file that this user may only read, such as an auditor's copy."""
 
     read_only = True
 
     def __init__(self, path: Path, patience: float) -> None:
-        """Opens nothing yet.
+        """Prepares the engine without opening the file.
 
         Raises:
-            DocketError: A part of the docket lies in the file that SQLite keeps beside it, and can't be read.
+            DocketError: A part of the docket is in SQLite's WAL file, which can't be read.
         """
         beside, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
         unmerged = beside.exists() and beside.stat().st_size > 0
@@ -238,12 +237,12 @@ class ReadOnlySqliteDatabase(Database):
                 "backup`.",
                 reason="DOCKET_READ_ONLY",
             )
-        # With a part beside it the file is not opened as immutable: its newest entries would be missing without a word.
+        # With a WAL the file is not opened as immutable, which would silently omit its newest entries.
         self._engine = sqlite_reader(path, patience, immutable=not unmerged)
 
     @classmethod
     def open(cls, path: Path, *, patience: float) -> Self:
-        """Opens a docket; as :meth:`serving.docket.open.Docket.open`, but one of an earlier format is not upgraded."""
+        """Opens a docket as :meth:`serving.docket.open.Docket.open`, but without upgrading it."""
         database = cls(path, patience)
         try:
             with database.reading() as connection:
@@ -268,7 +267,7 @@ class ReadOnlySqliteDatabase(Database):
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         raise unavailable(_WHY["SQLITE_READONLY"])
-        yield  # makes this a generator, as contextmanager needs it
+        yield  # makes this a generator, as contextmanager requires
 
     @override
     @contextmanager
@@ -290,7 +289,7 @@ class ReadOnlySqliteDatabase(Database):
 
 
 def copy_sqlite(path: Path, to: Path) -> None:
-    """Copies a docket's file as it is at one moment, committed changes beside it included; others may go on writing.
+    """Copies a consistent snapshot of a docket's file, including the WAL; others may continue writing.
 
     Raises:
         DocketError: The file can't be read.
@@ -303,7 +302,7 @@ def copy_sqlite(path: Path, to: Path) -> None:
             driver: Any = connection.connection.driver_connection
             driver.backup(copy)
     except (SQLAlchemyError, sqlite3.Error) as error:
-        # Nothing is wrong with the docket then. The higher bits of the code tell of which kind a failure is.
+        # The target is full; the docket itself is fine. The higher bits of the code are details.
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(to)) from error
         raise _no_docket(path, error) from error
@@ -312,7 +311,7 @@ def copy_sqlite(path: Path, to: Path) -> None:
 
 
 def stored_format(path: Path) -> int | None:
-    """Format of the docket in a file, which is left as it is; None where there is none; DocketError for other files."""
+    """Returns the format of a docket without changing it; None if it is missing; DocketError for other files."""
     if not path.exists():
         return None
     try:
@@ -320,12 +319,12 @@ def stored_format(path: Path) -> int | None:
             with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
                 (found,) = connection.execute("PRAGMA user_version").fetchone()
         else:
-            # To read a file in this mode of SQLite, others are made beside it: not on a read-only disk.
+            # Reading in WAL mode creates companion files, which is impossible on a read-only disk.
             with closing(ReadOnlySqliteDatabase(path, patience=10.0)) as database, database.reading() as reader:
                 found = reader.execute(text("PRAGMA user_version")).scalar_one()
     except (SQLAlchemyError, sqlite3.Error) as error:
         raise _no_docket(path, error) from error
-    # Every docket has a format: 0 is what SQLite says where nobody has set one.
+    # Every docket has a format; 0 is SQLite's default.
     if not found:
         raise _no_docket(path)
     return int(found)
@@ -334,8 +333,8 @@ def stored_format(path: Path) -> int | None:
 def open_sqlite(
     path: Path, *, create: bool, patience: float, read_only: bool = False
 ) -> SqliteDatabase | ReadOnlySqliteDatabase:
-    """Opens a docket's file: for reading alone where that is asked, or it may not be written and need not be made."""
-    # SQLite opens an empty file as a new database: a check would make a docket without trials of one that was emptied.
+    """Opens a docket's file: read-only if requested, or if it is not writable and need not be created."""
+    # SQLite opens an empty file as a new database, so a check would turn an emptied docket into one without trials.
     if not create and path.exists() and path.stat().st_size == 0:
         raise DocketError(f"{path} is empty, and so no docket. Name another.", reason="DOCKET_MISSING")
     if not create and path.exists() and (read_only or not _writable(path)):
@@ -344,7 +343,7 @@ def open_sqlite(
 
 
 def translated(error: Exception) -> CourtError:
-    """An error of SQLite, of SQLAlchemy, or ours, in the court's words."""
+    """Converts an error of SQLite or SQLAlchemy, or one of our own."""
     if isinstance(error, CourtError):
         return error
     if isinstance(error, _Gone):
@@ -353,7 +352,7 @@ def translated(error: Exception) -> CourtError:
         return exists()
     if isinstance(error, OperationalError):
         name = getattr(error.orig, "sqlite_errorname", "") if isinstance(error.orig, sqlite3.Error) else ""
-        # The names of SQLite's extended codes begin with that of the primary code.
+        # The names of SQLite's extended codes start with that of the primary code.
         known = next((why for code, why in _WHY.items() if name.startswith(code)), None)
         return unavailable(known or "it is locked, its disk is full, or its file is gone")
     if isinstance(error, DatabaseError) and getattr(error.orig, "sqlite_errorname", "").startswith("SQLITE_CORRUPT"):
@@ -366,22 +365,22 @@ def translated(error: Exception) -> CourtError:
 
 @contextmanager
 def _reading(engine: Engine) -> Iterator[Connection]:
-    """A transaction that sees one moment of the file."""
+    """Opens a transaction that sees one snapshot of the file."""
     with engine.begin() as connection:
-        # Deferred: no lock is taken, and the first read fixes the moment that all others see.
+        # Deferred: takes no lock, and the first read fixes the snapshot.
         connection.exec_driver_sql("BEGIN")
         yield connection
 
 
 def _writable(path: Path) -> bool:
-    """True if this user may write to a file and make others beside it, as SQLite must."""
+    """True if this user may write to a file and create companion files next to it, as SQLite must."""
     return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
 
 def _passing(error: BaseException | None) -> str | None:
-    """Why SQLite could not open a file that may be whole; None where that is not known."""
+    """Returns why SQLite could not open a possibly intact file; None if unknown."""
     name = getattr(error, "sqlite_errorname", None) or ""
-    # A full disk is one of these where SQLite can't enlarge a file that it has mapped.
+    # Includes a full disk, if SQLite can't enlarge a memory-mapped file.
     if name.startswith("SQLITE_IOERR"):
         return "the system could not read or write its files, as when a disk is full or failing"
     passing = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL")
@@ -391,7 +390,7 @@ def _passing(error: BaseException | None) -> str | None:
 def _no_docket(path: Path, error: Exception | None = None) -> DocketError:
     cause = error.orig if isinstance(error, DBAPIError) else error
     if error is not None and (why := _passing(cause)):
-        # Whoever was to restore it from a copy here would lose what was recorded since.
+        # Don't suggest restoring a backup here, which would lose later records.
         return DocketError(
             f"The docket {path} can't be opened now: {why}. Its records may be whole: remove the cause, and try again.",
             reason="DOCKET_UNAVAILABLE",
@@ -415,7 +414,7 @@ def _check_or_create(connection: Connection, *, create: bool = True) -> None:
     tables = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'table'")).scalar_one()
     if found > t.FORMAT:
         raise later_format(found, t.FORMAT)
-    # Tables without a format belong to another program.
+    # Tables without a format number belong to another program.
     if found == 0 and (tables or not create):
         raise DocketError("This is a SQLite database, but no docket. Name another.")
     if found == t.FORMAT:
@@ -424,5 +423,5 @@ def _check_or_create(connection: Connection, *, create: bool = True) -> None:
         schema.create(connection)
     else:
         schema.upgrade(connection, found)
-    # In the same transaction as the tables: a crash leaves both or neither.
+    # In the same transaction as the tables, so that a crash leaves both or neither.
     connection.execute(text(f"PRAGMA user_version = {t.FORMAT}"))

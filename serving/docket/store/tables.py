@@ -1,4 +1,4 @@
-"""The tables of a docket, the same in SQLite and in PostgreSQL."""
+"""The tables of a docket, the same for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from sqlalchemy import (
 )
 
 FORMAT = 9
-"""Of the tables below; a docket of an earlier format is upgraded when it is opened, one of a later is refused."""
+"""Format of these tables; opening a docket upgrades an earlier format and refuses a later one."""
 
 metadata = MetaData()
 
-# Compared byte by byte in both, whatever language a database is set up for.
+# Compared byte by byte in both, whatever the database's locale.
 WORD = String().with_variant(String(collation="C"), "postgresql")
 
 
 class Name(TypeDecorator[str]):
-    """Column of names from strangers: any text. PostgreSQL takes no NUL: it is written as a backslash and a zero."""
+    """Column of untrusted names. PostgreSQL accepts no NUL, which is stored as a backslash and a zero."""
 
     impl = WORD
     cache_ok = True
@@ -56,7 +56,7 @@ NUMBER = BigInteger().with_variant(Integer, "sqlite")
 entries = Table(
     "entries",
     metadata,
-    # The log: what has happened, of all trials, in the order in which it was kept. Only salts and bodies ever go.
+    # The log of all trials, in stored order. Only salts and bodies are ever deleted.
     Column("number", NUMBER, primary_key=True, autoincrement=False),
     Column("trial_id", WORD, nullable=False),  # empty where it is of no trial
     Column("seq", Integer, nullable=False),  # -1 where it is no event of a trial
@@ -66,7 +66,7 @@ entries = Table(
     Column("salt", LargeBinary),
     Column("body", LargeBinary),  # canonical JSON, compressed; None once it is erased
 )
-# As they stand, not as parameters: only so does SQLite see that an index serves.
+# Literals rather than parameters, so that SQLite can use a partial index.
 IS_EVENT, IS_OTHER = entries.c.seq >= text("0"), entries.c.seq < text("0")
 _of_trial, _about_trial = (entries.c.trial_id, entries.c.seq), (entries.c.trial_id, entries.c.number)
 Index("entries_of_trial", *_of_trial, unique=True, sqlite_where=IS_EVENT, postgresql_where=IS_EVENT)
@@ -76,7 +76,7 @@ Index("entries_of_kind", entries.c.kind, entries.c.number)
 log = Table(
     "log",
     metadata,
-    # One row: how far the log is. Whoever appends holds it locked, so that numbers have no gaps.
+    # A single row with the log's state. Appenders lock it, so that numbers have no gaps.
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("size", BigInteger, nullable=False),
     Column("frontier", LargeBinary, nullable=False),  # of its Merkle tree
@@ -89,7 +89,7 @@ log = Table(
 tiles = Table(
     "tiles",
     metadata,
-    # The Merkle tree, as C2SP tlog-tiles cuts it; the last one of each level is not full yet.
+    # The Merkle tree in tiles (C2SP tlog-tiles); the last one of each level may be partial.
     Column("level", Integer, primary_key=True, autoincrement=False),
     Column("place", NUMBER, primary_key=True, autoincrement=False),
     Column("hashes", LargeBinary, nullable=False),
@@ -98,7 +98,7 @@ tiles = Table(
 checkpoints = Table(
     "checkpoints",
     metadata,
-    # Those that verdicts have as their receipts.
+    # The checkpoints that verdicts' receipts refer to.
     Column("size", NUMBER, primary_key=True, autoincrement=False),
     Column("note", Text, nullable=False),
 )
@@ -106,7 +106,7 @@ checkpoints = Table(
 parts = Table(
     "parts",
     metadata,
-    # Where in the log a text is that events of many trials hold.
+    # Log entries of texts that events of many trials quote.
     Column("key", LargeBinary, primary_key=True),
     Column("number", NUMBER, nullable=False),
     Column("of", Name, nullable=False, index=True),  # the precedent that it belongs to
@@ -115,7 +115,7 @@ parts = Table(
 document_uses = Table(
     "document_uses",
     metadata,
-    # Which trials quote which texts of documents: one that none quotes any more is erased with the last that did.
+    # Trials by the texts of documents that they quote: a text is erased with the last trial that quotes it.
     Column("part", LargeBinary, primary_key=True),  # its key among the parts
     Column("trial_id", WORD, primary_key=True, index=True),
 )
@@ -131,14 +131,14 @@ pictures = Table(
 leaving = Table(
     "leaving",
     metadata,
-    # Pictures outside of this database whose last trial was erased, until they are removed there.
+    # Deletion outbox: pictures in the object store whose last trial was erased, until they are removed.
     Column("pixels_sha256", WORD, primary_key=True),
 )
 
 trials = Table(
     "trials",
     metadata,
-    # What its events come to. Written in the same transaction as they are, and never instead of them.
+    # Derived from the events, and always written in the same transaction.
     Column("trial_id", WORD, primary_key=True),
     Column("opened_at", WORD, nullable=False),
     Column("procedure", String, nullable=False),
@@ -155,7 +155,7 @@ trials = Table(
     Column("erased", Boolean, nullable=False, server_default=false()),
 )
 
-# Each filter that may pick few out of many has an index in the order of listings.
+# Each selective filter has an index in listing order.
 _order = (trials.c.opened_at, trials.c.trial_id)
 Index("trials_by_time", *_order)
 Index("trials_by_namespace", trials.c.namespace, *_order)
@@ -196,14 +196,14 @@ looks = Table(
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("trial_id", WORD, nullable=False, unique=True),
     Column("look", LargeBinary, nullable=False),
-    # No number comes twice, even after erasures: readers go on from the last one that they have seen.
+    # Numbers are never reused, even after erasures: readers continue from the last one that they have seen.
     sqlite_autoincrement=True,
 )
 
 hooks = Table(
     "hooks",
     metadata,
-    # Receivers of webhooks by their names in the settings, and how far in the log each of them is.
+    # Webhook receivers by name, with their positions in the log.
     Column("name", WORD, primary_key=True),
     Column("next_entry", BigInteger, nullable=False),
     Column("owner", WORD, nullable=False),  # the server that sends; empty where none does
