@@ -19,9 +19,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from court.verdict import Label
 from serving.console.review.parts import REVIEW_QUEUE
 from tests.browser.conftest import NAMES
-from tests.support.consoles import fill, listening
-from tests.support.desks import NOBODY, trial, verdict
-from tests.support.shown_trials import drawn
+from tests.support.consoles import create_docket, running_console
+from tests.support.desks import NO_SAMPLING, trial, verdict
+from tests.support.shown_trials import drawn_picture
 
 STEPS = 100
 """Rows that are stepped through, and frames that are scrolled, in one measurement."""
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1000)
     rows = parser.parse_args().rows
-    picture, undecided = drawn(), verdict(Label.UNDECIDED)
+    picture, undecided = drawn_picture(), verdict(Label.UNDECIDED)
     trials = [
         trial(
             f"t{number:05}", undecided, words=f"case {number}, with the words of a meme", pixels=picture.pixels_sha256
@@ -64,9 +64,9 @@ def main() -> None:
         for number in range(rows)
     ]
     with tempfile.TemporaryDirectory() as made:
-        place = fill(Path(made) / "docket.sqlite", trials, [picture])
-        parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NOBODY)}  # noqa: E731
-        with listening(place, parts=parts) as console, sync_playwright() as driver:
+        place = create_docket(Path(made) / "docket.sqlite", trials, [picture])
+        parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NO_SAMPLING)}  # noqa: E731
+        with running_console(place, parts=parts) as console, sync_playwright() as driver:
             found = next(filter(None, map(shutil.which, NAMES)))
             browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
             print("| list | a step | 100 px of scrolling | all texts shown or blurred |\n|---|--:|--:|--:|")

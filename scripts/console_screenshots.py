@@ -18,12 +18,12 @@ from playwright.sync_api import Browser, sync_playwright
 
 from serving.console.review.parts import REVIEW_QUEUE
 from tests.browser.conftest import NAMES
-from tests.support.console_scenes import WAITING, fill_queue
-from tests.support.consoles import listening, tokens_for
-from tests.support.desks import NOBODY
+from tests.support.console_scenes import DOCUMENTED_CASE, fill_queue
+from tests.support.consoles import running_console, tokens_for
+from tests.support.desks import NO_SAMPLING
 
 WIDE, PHONE = (1440, 900), (390, 844)
-CASE, TRIAL = f"/desk/cases/{WAITING}", f"/trials/{WAITING}"
+CASE, TRIAL = f"/desk/cases/{DOCUMENTED_CASE}", f"/trials/{DOCUMENTED_CASE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def main() -> None:
     folder = parser.parse_args().to
     with tempfile.TemporaryDirectory() as made:
         place, tokens = fill_queue(Path(made)), tokens_for(Path(made))
-        parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NOBODY)}  # noqa: E731
-        with listening(place, Path(made), parts=parts) as console, sync_playwright() as driver:
+        parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NO_SAMPLING)}  # noqa: E731
+        with running_console(place, Path(made), parts=parts) as console, sync_playwright() as driver:
             found = next(filter(None, map(shutil.which, NAMES)))
             browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
             for shot in SHOTS:

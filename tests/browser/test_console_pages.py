@@ -15,9 +15,9 @@ from court.events import NearDuplicate
 from court.verdict import Label
 from tests.browser.conftest import reload_until_restored
 from tests.browser.test_report_page import luminance
-from tests.support.consoles import fill, listening, tokens_for
+from tests.support.consoles import create_docket, running_console, tokens_for
 from tests.support.hostile_trials import PAYLOADS, hostile
-from tests.support.shown_trials import drawn, full_trial
+from tests.support.shown_trials import drawn_picture, full_trial
 
 ONE, OTHER, LIVE, LONG = "one", "other", "live", "long"
 LONG_WORD = "Donaudampfschifffahrtsgesellschaftskapitän" * 12
@@ -30,7 +30,7 @@ PAGES = ("/", f"/trials/{ONE}", f"/trials/{OTHER}", f"/trials/{ONE}/compare?with
 def console(tmp_path_factory):
     """A console that listens, with the token of each person."""
     folder = tmp_path_factory.mktemp("console")
-    picture = drawn()
+    picture = drawn_picture()
     near_duplicate = NearDuplicate(trial_id=ONE, label=Label.NOT_HARMFUL, distance=2, same_text=True, same_picture=True)
     trials = [
         full_trial(ONE, picture=picture),
@@ -39,9 +39,9 @@ def console(tmp_path_factory):
     ]
     groups = [PAYLOADS[first : first + 20] for first in range(0, len(PAYLOADS), 20)]
     trials += [hostile(f"h{number}", group) for number, group in enumerate(groups)]
-    place = fill(folder / "docket.sqlite", trials, [picture])
+    place = create_docket(folder / "docket.sqlite", trials, [picture])
     tokens = tokens_for(folder)
-    with listening(place, folder) as served:
+    with running_console(place, folder) as served:
         served.tokens = tokens
         yield served
 
@@ -174,7 +174,7 @@ def test_picture_stays_blurred_until_requested_and_the_view_is_logged(opened):
 
 
 def test_page_of_a_running_trial_updates_live(opened, console):
-    events = full_trial(LIVE, picture=drawn())
+    events = full_trial(LIVE, picture=drawn_picture())
     console.append(events[:9])
     browser = opened()
     page = browser.go(f"/trials/{LIVE}")
@@ -238,7 +238,7 @@ def test_console_can_be_used_by_keyboard(opened):
 
 
 def test_console_can_be_used_without_javascript(opened, console):
-    events = full_trial("plain", picture=drawn())
+    events = full_trial("plain", picture=drawn_picture())
     console.append(events[:7])
     browser = opened(java_script_enabled=False)
     page = browser.go("/trials/plain")
@@ -334,7 +334,7 @@ def test_a_hundred_payloads_have_no_effect(opened, chromium):
 
 def test_invisible_characters_are_shown_by_code(opened, console):
     hidden = "Monday\u200b people \u202eog kcab\u202c to bed\u3164\U000e0041"
-    console.append(full_trial("hidden", picture=drawn(), text=hidden))
+    console.append(full_trial("hidden", picture=drawn_picture(), text=hidden))
     page = opened().go("/trials/hidden")
     marks = page.locator("#meme blockquote .unseen")
     assert marks.all_text_contents() == ["U+200B", "U+202E", "U+202C", "U+3164", "U+E0041"]

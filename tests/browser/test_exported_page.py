@@ -6,9 +6,9 @@ from court.record import TrialRecord
 from serving.export.page import page
 from serving.export.source import ExportSource, Pictures
 from tests.support.hostile_trials import PAYLOADS, hostile
-from tests.support.shown_trials import drawn, full_trial
+from tests.support.shown_trials import drawn_picture, full_trial
 
-SHARP = drawn().frames[0].png
+SHARP = drawn_picture().frames[0].png
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def opened(chromium, tmp_path):
 
 
 def record_of(trial_id="one", **options):
-    return TrialRecord.of(full_trial(trial_id, picture=drawn(), **options))
+    return TrialRecord.of(full_trial(trial_id, picture=drawn_picture(), **options))
 
 
 def test_payloads_in_a_trial_neither_run_nor_fetch(opened):

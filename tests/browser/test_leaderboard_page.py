@@ -12,7 +12,7 @@ from eval.arena.folder import HumanReference
 from eval.arena.leaderboard import leaderboard
 from eval.arena.page import as_html
 from tests.browser.test_report_page import Opened
-from tests.support.arena_world import STRENGTHS, Arena, Voice
+from tests.support.arena_world import STRENGTHS, Arena, ArenaModel
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -42,7 +42,7 @@ def full(tmp_path_factory):
     arena = Arena(
         tmp_path_factory.mktemp("full"),
         memes=6,
-        voices={"cedar": Voice("cedar", STRENGTHS, favours=6.0)},
+        voices={"cedar": ArenaModel("cedar", STRENGTHS, favours=6.0)},
         bias=True,
         bias_tasks=18,
         anchor="elm",

@@ -13,12 +13,12 @@ from court.verdict import Label
 from serving.console.review.parts import BLIND_FIRST, REVIEW_QUEUE
 from tests.browser.conftest import reload_until_restored
 from tests.browser.test_console_pages import AXE
-from tests.support.console_scenes import QUEUE, WAITING, fill_queue
-from tests.support.consoles import fill, listening, tokens_for
-from tests.support.desks import NOBODY, trial, verdict
+from tests.support.console_scenes import DOCUMENTED_CASE, QUEUE, fill_queue
+from tests.support.consoles import create_docket, running_console, tokens_for
+from tests.support.desks import NO_SAMPLING, trial, verdict
 from tests.support.shown_trials import TEXT
 
-CASE = f"/desk/cases/{WAITING}"
+CASE = f"/desk/cases/{DOCUMENTED_CASE}"
 MONDAY = QUEUE[4]
 WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 BLURRED = "one => getComputedStyle(one).color === 'rgba(0, 0, 0, 0)' && getComputedStyle(one).textShadow !== 'none'"
@@ -51,8 +51,8 @@ def serve(tmp_path, chromium):
         def serve_queue(place=None, *, blind_first=True):
             place = place or fill_queue(tmp_path)
             tokens = tokens_for(tmp_path)
-            parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NOBODY), BLIND_FIRST: blind_first}  # noqa: E731
-            console = stack.enter_context(listening(place, tmp_path, parts=parts))
+            parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NO_SAMPLING), BLIND_FIRST: blind_first}  # noqa: E731
+            console = stack.enter_context(running_console(place, tmp_path, parts=parts))
 
             def sign_in(person="ruth", path="/desk", **options):
                 context = chromium.new_context(base_url=console.url, **{"viewport": WIDE, **options})
@@ -148,7 +148,7 @@ def test_verdict_is_hidden_until_the_reviewer_has_decided(serve):
         "the verdict is below the heading, in view"
     )
     assert row_of(page, MONDAY).count() == 0, "the case has left the queue"
-    (review,) = sign_in.console.do(sign_in.console.docket.trials.record(WAITING)).all(VerdictReviewed)
+    (review,) = sign_in.console.do(sign_in.console.docket.trials.record(DOCUMENTED_CASE)).all(VerdictReviewed)
     assert (review.label, review.clause, review.blind) == (Label.NOT_HARMFUL, "none", True)
 
 
@@ -216,14 +216,14 @@ def test_tab_reaches_every_control_with_visible_focus_and_no_trap(serve):
 def test_texts_stay_blurred_until_requested(serve):
     sign_in = serve()
     words = TEXT.split("\n")[1]
-    at = f"/trials/{WAITING}"
-    paths = ("/", "/desk/find", at, f"{at}/messages/21", f"{at}/compare?with={WAITING}")
+    at = f"/trials/{DOCUMENTED_CASE}"
+    paths = ("/", "/desk/find", at, f"{at}/messages/21", f"{at}/compare?with={DOCUMENTED_CASE}")
     reader = sign_in("vera", "/")
     for path in paths:
         reader.goto(path)
         reader.evaluate("document.querySelectorAll('details:not(.sent)').forEach(one => { one.open = true; })")
         assert words in reader.content() and reader.evaluate(BARE, words) == [], path
-    reader.goto(f"/trials/{WAITING}")
+    reader.goto(f"/trials/{DOCUMENTED_CASE}")
     text = reader.locator("#meme blockquote")
     assert text.evaluate(BLURRED)
     reader.get_by_label("Show the text").check()
@@ -258,7 +258,7 @@ def test_texts_stay_blurred_until_requested(serve):
 @pytest.mark.parametrize("width", [390, 320])
 def test_phone_has_one_line_of_navigation_and_no_sideways_scrolling(serve, width):
     page = serve()(viewport={"width": width, "height": 844})
-    for path in ("/", "/desk", CASE, "/desk/find", f"{CASE}/similar", "/desk/agreement", f"/trials/{WAITING}"):
+    for path in ("/", "/desk", CASE, "/desk/find", f"{CASE}/similar", "/desk/agreement", f"/trials/{DOCUMENTED_CASE}"):
         page.goto(path)
         assert page.locator(".bar").bounding_box()["height"] <= 48, path
         tops = {round(one.bounding_box()["y"]) for one in page.locator(".bar nav a").all()}
@@ -273,7 +273,7 @@ def test_phone_has_one_line_of_navigation_and_no_sideways_scrolling(serve, width
 
 def test_more_rows_are_appended_and_rows_out_of_sight_are_not_drawn(serve, tmp_path):
     trials = [trial(f"t{number:03}", verdict(Label.UNDECIDED), words=f"word {number:03}") for number in range(120)]
-    sign_in = serve(fill(tmp_path / "docket.sqlite", trials))
+    sign_in = serve(create_docket(tmp_path / "docket.sqlite", trials))
     page = sign_in()
     rows = page.locator("[data-row]")
     expect(rows).to_have_count(50)
@@ -308,7 +308,9 @@ def test_more_rows_are_appended_and_rows_out_of_sight_are_not_drawn(serve, tmp_p
 
 def test_similar_trials_out_of_sight_take_only_the_space_they_need(serve, tmp_path):
     two = [trial(name, verdict(Label.UNDECIDED), words=name) for name in ("one", "two")]
-    page = serve(fill(tmp_path / "docket.sqlite", two))(path="/desk/cases/one", viewport={"width": 1440, "height": 200})
+    page = serve(create_docket(tmp_path / "docket.sqlite", two))(
+        path="/desk/cases/one", viewport={"width": 1440, "height": 200}
+    )
     expect(page.locator("#similar .row")).to_have_count(1)
     page.evaluate(DRAWN)
     assert page.locator("#similar").bounding_box()["height"] < 400

@@ -15,16 +15,16 @@ from eval.reports.gather import gather
 from eval.reports.html import as_html
 from eval.runs.results import read_results
 from tests.browser.conftest import reload_until_restored
-from tests.support.report_runs import MARKUP, NOT, USUAL, VERY, Told, a_run
+from tests.support.report_runs import MARKUP, NOT, USUAL_MEMES, VERY, ReportedMeme, write_report_run
 
-HOSTILE = Told(f"h {MARKUP}", VERY, "harmless", MARKUP, "coffee", 0.2, 2, rationale=MARKUP)
+HOSTILE = ReportedMeme(f"h {MARKUP}", VERY, "harmless", MARKUP, "coffee", 0.2, 2, rationale=MARKUP)
 
 
 def report_page(folder, *runs):
     """Writes the page of runs, given as (name, memes, options), and returns its URL."""
 
     def write():
-        roots = [a_run(folder / name, memes, **options) for name, memes, options in runs]
+        roots = [write_report_run(folder / name, memes, **options) for name, memes, options in runs]
         report = asyncio.run(gather([read_results(root) for root in roots], resamples=200))
         (folder / "report.html").write_text(as_html(report), encoding="utf-8")
 
@@ -36,7 +36,7 @@ def report_page(folder, *runs):
 
 @pytest.fixture(scope="module")
 def one_run(tmp_path_factory):
-    return report_page(tmp_path_factory.mktemp("one"), ("run", USUAL, {"library": True}))
+    return report_page(tmp_path_factory.mktemp("one"), ("run", USUAL_MEMES, {"library": True}))
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,16 @@ def hostile(tmp_path_factory):
     """Two runs, one unfinished, with markup in every field that a stranger or a model can write."""
     return report_page(
         tmp_path_factory.mktemp("two"),
-        ("a", [*USUAL, HOSTILE, Told("n", NOT, "harmless")], {"name": f"first {MARKUP}", "command": MARKUP}),
-        ("b", [*USUAL, HOSTILE, Told("n", NOT, "")], {"name": "second", "finished": False, "machine": MARKUP}),
+        (
+            "a",
+            [*USUAL_MEMES, HOSTILE, ReportedMeme("n", NOT, "harmless")],
+            {"name": f"first {MARKUP}", "command": MARKUP},
+        ),
+        (
+            "b",
+            [*USUAL_MEMES, HOSTILE, ReportedMeme("n", NOT, "")],
+            {"name": "second", "finished": False, "machine": MARKUP},
+        ),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from eval.probe.page import as_html
 from eval.probe.refining import Limits
 from eval.probe.report import read_report
-from tests.support.probing import World, a_data_set
+from tests.support.probing import ProbeWorld, write_data_set
 from tests.unit.test_probe_run import a_plan, probed
 
 HOSTILE = "half an explanation <script>window.hacked = 1</script>"
@@ -20,8 +20,8 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("weakness")
 
     def write():
-        data = a_data_set(folder / "data")
-        world = World(says={"scorer": lambda request: "Rating: [[3]]" if "round" in request.parts[1] else None})
+        data = write_data_set(folder / "data")
+        world = ProbeWorld(says={"scorer": lambda request: "Rating: [[3]]" if "round" in request.parts[1] else None})
         world.says["answerer"] = lambda _: HOSTILE
         probe_folder, _ = probed(a_plan(folder / "probe", data, limits=Limits(steps=2, seeds=1)), world)
         (folder / "weakness.html").write_text(

@@ -70,9 +70,9 @@ def docket_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def using(docket_place: str) -> Any:
     """A function that runs work on the docket at ``docket_place``."""
-    from tests.support.dockets import place_of, with_docket
+    from tests.support.dockets import parse_place, with_docket
 
-    return lambda work, **options: with_docket(place_of(docket_place), work, **options)
+    return lambda work, **options: with_docket(parse_place(docket_place), work, **options)
 
 
 @pytest.fixture(scope="session")

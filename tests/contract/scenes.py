@@ -21,7 +21,7 @@ from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from tests.support.fakes import a_picture
-from tests.support.playing import play_in
+from tests.support.playing import run_within
 from tests.support.service_calls import Refusal
 from tests.unit.test_trial import a_court
 
@@ -100,7 +100,7 @@ async def a_scene(
 
 
 def play(work, path, **options):
-    return play_in(a_scene(path, **options), work)
+    return run_within(a_scene(path, **options), work)
 
 
 async def rest_of(call):

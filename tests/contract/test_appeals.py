@@ -21,8 +21,8 @@ from serving.docket.review.projection import ReviewPriority
 from serving.rpc import convert
 from serving.rpc.auth import SCOPES
 from tests.contract.real_court import IMAGE, real_court
-from tests.support.desks import play, verdict
-from tests.support.dockets import NOON, append_all, events_of, place_of, with_docket
+from tests.support.desks import verdict, with_desk
+from tests.support.dockets import NOON, append_all, events_of, parse_place, with_docket
 
 WHY = "It mocks our own habit."
 
@@ -80,7 +80,7 @@ def test_an_appeal_comes_first_and_goes_blind_to_a_new_reviewer(docket_place):
         review = await it.reviewed("sure", "ben", Label.HARMFUL)
         return before, queues, only, hidden, after_own_review, review, await it.waiting("ben"), await it.desk.counts()
 
-    before, queues, only, hidden, after_own_review, review, after, counts = play(place_of(docket_place), scene)
+    before, queues, only, hidden, after_own_review, review, after, counts = with_desk(parse_place(docket_place), scene)
     assert before == ["doubtful"]
     assert queues == {"ada": ["doubtful"], "ben": ["sure", "doubtful"]} and only == ["sure"]
     assert hidden == {"ada": frozenset(), "ben": frozenset({"sure"})}
@@ -98,7 +98,7 @@ def test_two_reviewers_disagreeing_about_an_appeal_leave_it_to_a_third(docket_pl
         await it.reviewed("t", "eve", Label.NOT_HARMFUL)
         return case, await it.desk.case("t")
 
-    case, decided = play(place_of(docket_place), scene)
+    case, decided = with_desk(parse_place(docket_place), scene)
     assert case.waiting and case.reasons[0][0] is ReviewPriority.APPEAL
     assert {why for why, _ in case.reasons} == {ReviewPriority.APPEAL, ReviewPriority.REVIEWERS_DISAGREE}
     assert not decided.waiting and decided.holds is Label.NOT_HARMFUL
@@ -117,7 +117,7 @@ def test_a_second_opinion_keeps_an_appeal_first_and_with_another_reviewer(docket
         )
         return counts, [await it.waiting(who) for who in ("ada", "ben", "eve")]
 
-    counts, queues = play(place_of(docket_place), scene)
+    counts, queues = with_desk(parse_place(docket_place), scene)
     assert counts == {ReviewPriority.APPEAL: 1} and queues == [[], [], ["t"]]
 
 

@@ -12,7 +12,7 @@ from serving.console.app import PAGES
 from serving.docket.review.blinding import verdict_was_shown
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.store import review_tables as desk_tables
-from tests.support.desk_pages import PICTURE, form_of, play_pages, said
+from tests.support.desk_pages import PICTURE, form_of, page_text, with_desk_pages
 from tests.support.desks import trial, verdict
 from tests.support.dockets import NOON
 
@@ -101,7 +101,9 @@ async def visit_all_pages(pages, ended):
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
     return [
-        play_pages(tmp_path_factory.mktemp("world"), lambda it, ended=ended: visit_all_pages(it, ended), library=False)
+        with_desk_pages(
+            tmp_path_factory.mktemp("world"), lambda it, ended=ended: visit_all_pages(it, ended), library=False
+        )
         for ended in WORLDS.values()
     ]
 
@@ -153,7 +155,7 @@ def test_seeing_the_verdict_of_another_trial_of_the_meme_ends_blindness(tmp_path
         ada, bea = await pages.person("ada"), await pages.person("bea")
         listed = (await ada.get("/desk/find")).text
         await bea.get("/trials/twin")
-        case = said(await bea.get("/desk/cases/a"))
+        case = page_text(await bea.get("/desk/cases/a"))
         return (
             listed,
             case,
@@ -161,7 +163,7 @@ def test_seeing_the_verdict_of_another_trial_of_the_meme_ends_blindness(tmp_path
             (await pages.reviewed("a", "bea", H, again=True)).blind,
         )
 
-    listed, case, ada, bea = play_pages(tmp_path, work, library=False)
+    listed, case, ada, bea = with_desk_pages(tmp_path, work, library=False)
     assert {*re.findall(r'href="([^"]*)" class="row-link"', listed)} == {
         "/desk/cases/a", "/desk/cases/twin", "/trials/caption",
     }  # fmt: skip
@@ -179,7 +181,7 @@ def test_labels_shown_in_lists_count_when_the_case_comes_up_later(tmp_path):
         await cy.get("/")
         return [(await pages.reviewed("unseen", who, N, again=True)).blind for who in ("ada", "bea", "cy")]
 
-    assert play_pages(tmp_path, work, library=False) == [False, True, False]
+    assert with_desk_pages(tmp_path, work, library=False) == [False, True, False]
 
 
 def test_the_end_of_a_list_reveals_no_hidden_trial(tmp_path):
@@ -195,7 +197,7 @@ def test_the_end_of_a_list_reveals_no_hidden_trial(tmp_path):
         next_page = (await ada.get(re.search(r'href="(/\?[^"]*after=[^"]*)"', page)[1].replace("&amp;", "&"))).text
         return page, next_page
 
-    page, next_page = play_pages(tmp_path, work, library=False)
+    page, next_page = with_desk_pages(tmp_path, work, library=False)
     listed = [re.findall(r'href="/(?:trials|desk/cases)/(\w\d\d)"', text) for text in (page, next_page)]
     assert listed == [[f"t{number:02}" for number in range(51, 1, -1)], ["t01", "t00"]]
     assert "Trials that wait for your word are left out" in page and "w" not in re.findall('after=[^"]*', page)[0][-3:]

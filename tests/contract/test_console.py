@@ -26,13 +26,20 @@ from serving.console.registry import Page
 from serving.console.visitors import LONGEST_S, Role, Sessions
 from serving.docket.store.bodies import packed, unpacked
 from serving.export.document import read_document
-from tests.support.consoles import Visit, app_of, fill, noting_docket, proof_in, tokens_for
+from tests.support.consoles import (
+    ConsoleVisitor,
+    app_of,
+    create_docket,
+    form_proof_in,
+    open_recording_docket,
+    tokens_for,
+)
 from tests.support.dockets import events_of
-from tests.support.evidence import CLAIM, FINDINGS, REFUTING, Expert, FakeEvidence, witnessed
+from tests.support.evidence import CLAIM, FINDINGS, REFUTING, Expert, FakeEvidence, try_with_expert
 from tests.support.evidence import document as a_document
 from tests.support.hostile_trials import PAYLOADS, hostile
 from tests.support.replayed_trials import FOLDER as REPLAYED
-from tests.support.shown_trials import TEXT, DrawnPrecedents, drawn, full_trial
+from tests.support.shown_trials import TEXT, DrawnPrecedents, drawn_picture, full_trial
 
 ROLES = {Role.VIEWER: "vera", Role.REVIEWER: "ruth", Role.ADMIN: "ada"}
 ONE, HIDDEN = "one", "hidden"
@@ -68,7 +75,7 @@ def trial_with_claims(trial_id, picture, **source):
     """Returns the events of a trial in which an expert witness checked a claim, with markup in all untrusted texts."""
     found = a_document("<b>id</b>", f"<i>It is said:</i> {REFUTING}", source="<b>health</b>.example")
     claims = {"statements": [{**FINDINGS["statements"][0], "claim": f"<b>{CLAIM}</b>"}]}
-    record, *_ = witnessed(Expert(claims=claims), FakeEvidence([found], **source))
+    record, *_ = try_with_expert(Expert(claims=claims), FakeEvidence([found], **source))
     opened, *events = (event.model_copy(update={"trial_id": trial_id}) for event in record.events)
     meme = full_trial(trial_id, picture=picture)[0].meme
     return [opened.model_copy(update={"meme": meme}), *events]
@@ -77,7 +84,7 @@ def trial_with_claims(trial_id, picture, **source):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A docket with trials: one open to all, one of another namespace, one failed, some with a guard or an expert."""
-    picture = drawn()
+    picture = drawn_picture()
     failed = events_of("failed")[:2]
     failed.append(
         TrialFailed(
@@ -94,18 +101,18 @@ def place(tmp_path_factory):
         questioned_trial("answered", picture, **answer),
         questioned_trial("unanswered", picture, failure="MODEL_GONE"),
     ]
-    return fill(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
+    return create_docket(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
 
 
 class Scene:
     def __init__(self, place, folder):
         self.tokens = tokens_for(folder)
         self.folder = folder
-        self.docket = noting_docket(place)
+        self.docket = open_recording_docket(place)
         self.app = app_of(self.docket, folder)
 
     def visit(self, who=None, **options):
-        return Visit(self.app, self.tokens[who] if who else None, **options)
+        return ConsoleVisitor(self.app, self.tokens[who] if who else None, **options)
 
     @property
     def recorded_views(self):
@@ -313,7 +320,7 @@ def test_content_of_another_namespace_appears_not_to_exist(scene):
     """On every page that names a trial, even for the highest role, the answer equals that for an unknown trial."""
     token = token_file.add(scene.folder / "tokens.toml", "kept", ["admin"], ["forum"])
     scene.app.state.console.sessions._tokens.use(((scene.folder / "tokens.toml").read_bytes(),))
-    visit = Visit(scene.app, token)
+    visit = ConsoleVisitor(scene.app, token)
     assert visit.get(f"/trials/{ONE}").status_code == 200
     listed = visit.get("/").text
     assert f"/trials/{ONE}" in listed and f"/trials/{HIDDEN}" not in listed
@@ -343,7 +350,9 @@ def test_a_planted_session_id_is_never_adopted(scene):
         victim = scene.visit()
         victim.client.cookies.set("memecourt_session", id_)
         page = victim.client.get("/sign-in")
-        victim.client.post("/sign-in", data={"proof": proof_in(page.text), "token": scene.tokens["ruth"], "next": "/"})
+        victim.client.post(
+            "/sign-in", data={"proof": form_proof_in(page.text), "token": scene.tokens["ruth"], "next": "/"}
+        )
         assert victim.client.get("/", follow_redirects=False).status_code == 200
         other = scene.visit()
         other.client.cookies.set("memecourt_session", id_)
@@ -356,7 +365,7 @@ def test_signing_in_again_ends_the_previous_session(scene):
     visit = scene.visit("vera")
     old = visit.client.cookies["memecourt_session"]
     page = visit.client.get("/")
-    visit.client.post("/sign-in", data={"proof": proof_in(page.text), "token": scene.tokens["ruth"], "next": "/"})
+    visit.client.post("/sign-in", data={"proof": form_proof_in(page.text), "token": scene.tokens["ruth"], "next": "/"})
     assert visit.client.cookies["memecourt_session"] != old
     stale = scene.visit()
     stale.client.cookies.set("memecourt_session", old)
@@ -377,7 +386,7 @@ def test_the_session_cookie_is_protected(scene):
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie and "path=/" in cookie and "domain" not in cookie
     app = create_app(scene.docket, tokens=scene.app.state.console.sessions._tokens, origin="https://console.example")
-    behind = Visit(app)
+    behind = ConsoleVisitor(app)
     answer = behind.client.get("/sign-in", headers={"host": "console.example"})
     assert answer.headers["set-cookie"].startswith("__Host-") and "secure" in answer.headers["set-cookie"].lower()
 
@@ -438,7 +447,7 @@ def test_form_size_and_field_count_are_limited(scene):
 def test_signing_in_never_redirects_to_another_site(scene, onward):
     visit = scene.visit()
     page = visit.client.get("/sign-in", params={"next": onward})
-    data = {"proof": proof_in(page.text), "token": scene.tokens["vera"], "next": onward}
+    data = {"proof": form_proof_in(page.text), "token": scene.tokens["vera"], "next": onward}
     answer = visit.client.post("/sign-in", data=data, follow_redirects=False)
     assert answer.headers["location"] == "/"
 
@@ -460,15 +469,15 @@ def test_foreign_host_names_are_rejected(scene):
     """DNS rebinding: another site's name that resolves to this machine."""
     app = create_app(scene.docket, tokens=None)
     for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "a b", "[::1", "2130706433"):
-        assert Visit(app).client.get("/sign-in", headers={"host": host}).status_code == 421, host
+        assert ConsoleVisitor(app).client.get("/sign-in", headers={"host": host}).status_code == 421, host
     for host in ("127.0.0.1:8080", "localhost", "[::1]:8080"):
-        assert Visit(app).client.get("/sign-in", headers={"host": host}).status_code == 200, host
+        assert ConsoleVisitor(app).client.get("/sign-in", headers={"host": host}).status_code == 200, host
 
 
 def test_without_tokens_only_local_binding_is_allowed(scene):
     with pytest.raises(ValueError, match="this machine"):
         create_app(scene.docket, tokens=None, host="0.0.0.0")
-    visit = Visit(create_app(scene.docket, tokens=None))
+    visit = ConsoleVisitor(create_app(scene.docket, tokens=None))
     assert "administrator" in visit.get("/").text
     visit.sign_in("")
     assert "local" in visit.get("/").text
@@ -557,7 +566,7 @@ def test_internal_errors_reveal_no_details(scene, monkeypatch):
         raise RuntimeError("secret-detail at 0x7f00")
 
     monkeypatch.setattr(scene.docket.trials, "record", broken)
-    answer = Visit(scene.app, scene.tokens["vera"], raise_server_exceptions=False).get(f"/trials/{ONE}")
+    answer = ConsoleVisitor(scene.app, scene.tokens["vera"], raise_server_exceptions=False).get(f"/trials/{ONE}")
     assert answer.status_code == 500 and "secret-detail" not in answer.text
     assert answer.headers["content-security-policy"] == POLICY
 
@@ -567,7 +576,7 @@ def test_internal_errors_reveal_no_details(scene, monkeypatch):
 
 def test_a_sharp_picture_is_served_once_and_only_after_being_recorded(scene):
     visit = scene.visit("vera")
-    sharp = drawn().frames[0].png
+    sharp = drawn_picture().frames[0].png
     page = visit.get(f"/trials/{ONE}").text
     assert "/sharp/" not in page and "data:" not in page
     assert all(visit.get(path).content != sharp for _, method, path in paths() if method == "GET")
@@ -607,7 +616,7 @@ def test_a_veiled_picture_reveals_no_detail(scene):
     small = veiled.resize((20, 15), Image.Resampling.BOX)
     again = small.resize(veiled.size, Image.Resampling.BICUBIC)
     assert ImageStat.Stat(ImageChops.difference(veiled, again)).mean[0] < 4, "no further detail remains"
-    sharp = Image.open(io.BytesIO(drawn().frames[0].png)).convert("L").resize(veiled.size)
+    sharp = Image.open(io.BytesIO(drawn_picture().frames[0].png)).convert("L").resize(veiled.size)
     assert ImageStat.Stat(ImageChops.difference(veiled, sharp)).mean[0] > 12, "the sharp picture has detail"
 
 
@@ -664,7 +673,7 @@ def test_values_that_differ_from_a_recomputation_are_marked(tmp_path, place):
     """Entropy, its change, why a side stopped, the vote: each, altered alone, is shown beside the recomputed value."""
     from court.events import PrecedentsCited, QuestioningEnd, SideRested
 
-    events = full_trial(ONE, picture=drawn())
+    events = full_trial(ONE, picture=drawn_picture())
     vote = next(e for e in events if isinstance(e, PrecedentsCited)).vote
     altered = {
         "entropy": with_altered_event(events, Summarised, entropy=2.5),
@@ -673,9 +682,9 @@ def test_values_that_differ_from_a_recomputation_are_marked(tmp_path, place):
         "vote": with_altered_event(events, PrecedentsCited, vote=vote.model_copy(update={"probability": 0.9})),
     }
     trials = [[e.model_copy(update={"trial_id": name}) for e in events_] for name, events_ in altered.items()]
-    docket = noting_docket(fill(tmp_path / "docket.sqlite", trials))
+    docket = open_recording_docket(create_docket(tmp_path / "docket.sqlite", trials))
     tokens = tokens_for(tmp_path)
-    visit = Visit(app_of(docket, tmp_path), tokens["vera"])
+    visit = ConsoleVisitor(app_of(docket, tmp_path), tokens["vera"])
     for name, expected in (
         ("entropy", "2.5000 bit"),
         ("change", "0.5000 bit"),
@@ -705,11 +714,13 @@ def tamper_with(place, *changes):
 
 
 def a_visit_to(tmp_path, *changes):
-    docket_path = fill(tmp_path / "docket.sqlite", [full_trial(ONE, picture=drawn())], [drawn()])
+    docket_path = create_docket(
+        tmp_path / "docket.sqlite", [full_trial(ONE, picture=drawn_picture())], [drawn_picture()]
+    )
     tamper_with(docket_path, *changes)
-    docket = noting_docket(docket_path)
+    docket = open_recording_docket(docket_path)
     tokens = tokens_for(tmp_path)
-    return docket, Visit(app_of(docket, tmp_path), tokens["vera"])
+    return docket, ConsoleVisitor(app_of(docket, tmp_path), tokens["vera"])
 
 
 def test_entries_are_verified_against_the_log(tmp_path):
@@ -771,7 +782,7 @@ def test_an_erased_record_shows_only_the_erasure(tmp_path):
     assert "Monday" not in page and "grey cat" not in page
     token = token_file.add(tmp_path / "tokens.toml", "kept", ["view"], ["forum"])
     visit.client.app.state.console.sessions._tokens.use(((tmp_path / "tokens.toml").read_bytes(),))
-    assert Visit(visit.client.app, token).get(f"/trials/{ONE}").status_code == 404
+    assert ConsoleVisitor(visit.client.app, token).get(f"/trials/{ONE}").status_code == 404
     asyncio.run(docket.close())
 
 
@@ -779,12 +790,14 @@ def test_two_trials_are_compared(scene):
     page = scene.visit("ada").get(f"/trials/{ONE}/compare?with={HIDDEN}").text
     assert "Two trials of one meme" in page
     other = full_trial(
-        "x", picture=drawn(), label=Label.HARMFUL, model="another-model", rationale="The flag decides it."
+        "x", picture=drawn_picture(), label=Label.HARMFUL, model="another-model", rationale="The flag decides it."
     )
     from court.record import TrialRecord
     from serving.views.compare import compare
 
-    groups = {g.name: g for g in compare(TrialRecord.of(full_trial("y", picture=drawn())), TrialRecord.of(other))}
+    groups = {
+        g.name: g for g in compare(TrialRecord.of(full_trial("y", picture=drawn_picture())), TrialRecord.of(other))
+    }
     differ = {row.name for group in groups.values() for row in group.rows if not row.same}
     assert {"label", "evidence of harm", "benign evidence", "rationale", "model of the judge"} <= differ
     assert not groups["Meme"].differing and not groups["Settings"].differing
@@ -795,9 +808,9 @@ def test_two_trials_are_compared(scene):
 
 def test_the_list_of_trials_continues_on_the_next_page(tmp_path):
     trials = [[e.model_copy(update={"trial_id": f"t{number:03}"}) for e in events_of("t")] for number in range(120)]
-    docket = noting_docket(fill(tmp_path / "docket.sqlite", trials))
+    docket = open_recording_docket(create_docket(tmp_path / "docket.sqlite", trials))
     tokens = tokens_for(tmp_path)
-    visit = Visit(app_of(docket, tmp_path), tokens["vera"])
+    visit = ConsoleVisitor(app_of(docket, tmp_path), tokens["vera"])
     seen, path = [], "/"
     for _ in range(5):
         page = visit.get(path).text
@@ -842,9 +855,9 @@ def test_a_hundred_payloads_become_no_markup(tmp_path):
     groups = [PAYLOADS[first : first + 10] for first in range(0, len(PAYLOADS), 10)]
     trials = [hostile("plain", [f"word{n}" for n in range(10)])]
     trials += [hostile(f"h{number}", group) for number, group in enumerate(groups)]
-    docket = noting_docket(fill(tmp_path / "docket.sqlite", trials, [drawn()]))
+    docket = open_recording_docket(create_docket(tmp_path / "docket.sqlite", trials, [drawn_picture()]))
     tokens = tokens_for(tmp_path)
-    visit = Visit(app_of(docket, tmp_path), tokens["ada"])
+    visit = ConsoleVisitor(app_of(docket, tmp_path), tokens["ada"])
     for reviewed in ("plain", "h0"):
         reason = "words" if reviewed == "plain" else PAYLOADS[0]
         asyncio.run(
@@ -870,26 +883,28 @@ def test_a_hundred_payloads_become_no_markup(tmp_path):
 
 def test_a_picture_other_than_the_judged_one_is_marked(tmp_path):
     """Checked for the meme in the docket and for a precedent in the library."""
-    place = fill(tmp_path / "docket.sqlite", [full_trial(ONE, picture=drawn())], [drawn()])
+    place = create_docket(tmp_path / "docket.sqlite", [full_trial(ONE, picture=drawn_picture())], [drawn_picture()])
     (stored_file,) = [
-        path for path in tmp_path.rglob("*") if path.is_file() and drawn().pixels_sha256 in path.as_posix()
+        path for path in tmp_path.rglob("*") if path.is_file() and drawn_picture().pixels_sha256 in path.as_posix()
     ]
     tokens = tokens_for(tmp_path)
     marked = []
-    for frame in (drawn().frames[0].png, drawn("coffee", "another").frames[0].png, b"no picture"):
+    for frame in (drawn_picture().frames[0].png, drawn_picture("coffee", "another").frames[0].png, b"no picture"):
         stored_file.write_bytes(frame)
-        docket = noting_docket(place)
-        marked.append("Another picture." in Visit(app_of(docket, tmp_path), tokens["vera"]).get(f"/trials/{ONE}").text)
+        docket = open_recording_docket(place)
+        marked.append(
+            "Another picture." in ConsoleVisitor(app_of(docket, tmp_path), tokens["vera"]).get(f"/trials/{ONE}").text
+        )
         asyncio.run(docket.close())
     assert marked == [False, True, True]
 
     class Other:
         async def pictures(self, ids):
-            return [drawn("coffee", "another").frames[0] for _ in ids]
+            return [drawn_picture("coffee", "another").frames[0] for _ in ids]
 
-    docket = noting_docket(place)
+    docket = open_recording_docket(place)
     for pictures, other in ((DrawnPrecedents(), False), (Other(), True)):
-        visit = Visit(app_of(docket, tmp_path, pictures=pictures), tokens["vera"])
+        visit = ConsoleVisitor(app_of(docket, tmp_path, pictures=pictures), tokens["vera"])
         answer = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"}, headers={"hx-request": "true"})
         assert ("Another picture now" in answer.text) is other
         plain = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"})
@@ -899,7 +914,7 @@ def test_a_picture_other_than_the_judged_one_is_marked(tmp_path):
 
 def test_a_panel_is_shown_judge_by_judge(tmp_path):
     record = read_document((REPLAYED / "full-panel.json").read_bytes())
-    place = fill(tmp_path / "docket.sqlite", [record.events])
+    place = create_docket(tmp_path / "docket.sqlite", [record.events])
     scene = Scene(place, tmp_path)
     try:
         visit = scene.visit(ROLES[Role.VIEWER])

@@ -15,9 +15,9 @@ from court.verdict import Label
 from serving.export.document import read_document
 from serving.telemetry.span_contents import link_of
 from serving.views.messages import PictureShown
-from tests.support.consoles import Visit, app_of, fill, noting_docket, tokens_for
+from tests.support.consoles import ConsoleVisitor, app_of, create_docket, open_recording_docket, tokens_for
 from tests.support.dockets import events_of
-from tests.support.shown_trials import TEXT, drawn, full_trial
+from tests.support.shown_trials import TEXT, drawn_picture, full_trial
 
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("fpdf")
@@ -29,20 +29,20 @@ FORMS = {"html": "text/html", "json": "application/json", "pdf": "application/pd
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A docket with a trial visible to everybody, one of another namespace, and one without models."""
-    picture = drawn()
+    picture = drawn_picture()
     trials = [full_trial(ONE, picture=picture), full_trial(HIDDEN, picture=picture, namespace="closed"), events_of("s")]
-    return fill(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
+    return create_docket(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
 
 
 @pytest.fixture
 def console(place, tmp_path):
     """Returns a function that signs a user in and returns their visit."""
     tokens = tokens_for(tmp_path)
-    docket = noting_docket(place)
+    docket = open_recording_docket(place)
     app = app_of(docket, tmp_path)
 
     def visit(who):
-        return Visit(app, tokens[who])
+        return ConsoleVisitor(app, tokens[who])
 
     visit.docket = docket
     yield visit
@@ -91,8 +91,8 @@ def test_sharp_pictures_are_exported_only_after_being_recorded(console):
 
 def test_exports_contain_no_trial_of_other_namespaces(place, tmp_path):
     tokens = tokens_for(tmp_path, vera=["open"])
-    docket = noting_docket(place)
-    visit = Visit(app_of(docket, tmp_path), tokens["vera"])
+    docket = open_recording_docket(place)
+    visit = ConsoleVisitor(app_of(docket, tmp_path), tokens["vera"])
     try:
         for form in FORMS:
             assert visit.get(f"/trials/{HIDDEN}/export/{form}").status_code == 404
@@ -130,16 +130,16 @@ def test_a_trial_s_page_links_to_its_exports(console):
 
 def test_a_trial_without_harm_has_no_statement_of_reasons(place, tmp_path):
     tokens = tokens_for(tmp_path)
-    trial = full_trial("benign", picture=drawn())
-    own = fill(tmp_path / "d.sqlite", [trial])
+    trial = full_trial("benign", picture=drawn_picture())
+    own = create_docket(tmp_path / "d.sqlite", [trial])
 
     async def overrule(docket):
         label = Label.NOT_HARMFUL if trial[-1].verdict.label is Label.HARMFUL else Label.HARMFUL
         values = {"outcome": ReviewOutcome.OVERRULED, "label": label, "reason": "r", "clause": "", "reviewer": "Ruth"}
         await docket.reviews.review("benign", at=trial[-1].at, **values)
 
-    docket = noting_docket(own)
-    visit = Visit(app_of(docket, tmp_path), tokens["vera"])
+    docket = open_recording_docket(own)
+    visit = ConsoleVisitor(app_of(docket, tmp_path), tokens["vera"])
 
     def statement():
         offered = "/trials/benign/export/dsa" in visit.get("/trials/benign").text

@@ -7,9 +7,9 @@ import pytest
 
 from court.verdict import Label
 from serving.console.app import PAGES
-from tests.support.desk_pages import PICTURE, form_of, play_pages
+from tests.support.desk_pages import PICTURE, form_of, with_desk_pages
 from tests.support.desks import verdict
-from tests.support.dockets import place_of
+from tests.support.dockets import parse_place
 
 ODD = (
     "a%00b", "%ED%A0%80%FF", "%E2%80%AE", "-1", "9" * 5000, "NaN", "%22%3E%3Cscript%3E", "..%2F..%2Fetc", "%5C_%25",
@@ -40,7 +40,7 @@ FIELDS = ("of", "back", "again", "label", "clause", "other_clause", "reason", "w
 
 @pytest.fixture
 def place(docket_place):
-    return place_of(docket_place)
+    return parse_place(docket_place)
 
 
 def odd_addresses():
@@ -60,7 +60,7 @@ def test_no_address_breaks_a_page(tmp_path, place):
         answers = {path: (await root.get(path)).status_code for path in odd_addresses()}
         return answers, (await pages.desk.case("a")).category
 
-    answers, category = play_pages(tmp_path, work, library=False, place=place)
+    answers, category = with_desk_pages(tmp_path, work, library=False, place=place)
     assert len(answers) > 700 and category == "a\0b"
     assert {path[:100]: int(code) for path, code in answers.items() if code >= 500} == {}
 
@@ -85,7 +85,7 @@ def test_no_field_breaks_a_page(tmp_path, place):
                     broken.append((path, odd[:9], answer.status_code))
         return broken
 
-    broken = play_pages(tmp_path, work, library=False, place=place)
+    broken = with_desk_pages(tmp_path, work, library=False, place=place)
     assert not broken
 
 
@@ -106,4 +106,4 @@ def test_no_header_breaks_a_page(tmp_path):
                     codes.append(answer.status_code)
         return codes
 
-    assert max(play_pages(tmp_path, work, library=False)) < 500
+    assert max(with_desk_pages(tmp_path, work, library=False)) < 500

@@ -15,7 +15,7 @@ from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
 from tests.contract.fake_court import FakeCourt, served
 from tests.contract.test_client import Loop, Threads, answered
-from tests.support.freezing import a_way
+from tests.support.freezing import freezing_proxy
 
 SHORT = {"grpc.keepalive_time_ms": 1_000, "grpc.keepalive_timeout_ms": 2_000, "grpc.http2.ping_timeout_ms": 2_000}
 # Only options that a client sets by default: a test must not add what is missing.
@@ -36,7 +36,7 @@ def test_a_call_is_retried_over_another_connection(client):
         return court.verdict(request)
 
     court = FakeCourt(answer)
-    with served(court) as address, a_way(address) as way:
+    with served(court) as address, freezing_proxy(address) as way:
         response = client.call(way.address, "judge", b"image", timeout=LONG_S, _client=QUICK)
         # On a busy machine a healthy connection may be taken for dead, too.
         assert way.connections >= 2
@@ -54,7 +54,7 @@ def test_a_request_stream_continues_over_another_connection(client):
     court = FakeCourt()
     court.stream = stream
     requests_to_send = [judge_request(b"image", request_id=f"r{each}") for each in range(3)]
-    with served(court) as address, a_way(address) as way:
+    with served(court) as address, freezing_proxy(address) as way:
         found = client.each(way.address, "judge_many", requests_to_send, timeout=LONG_S, _client=QUICK)
     assert {name: response.verdict_id for name, response in found} == {f"r{each}": f"of r{each}" for each in range(3)}
 
@@ -77,7 +77,7 @@ def test_a_watch_continues_over_another_connection(client):
             reconnected.set()
 
     court = FakeCourt(answer)
-    with served(court) as address, a_way(address) as way:
+    with served(court) as address, freezing_proxy(address) as way:
         found = client.each(way.address, "reviews", 0, most=2, _client=QUICK)
         reconnected.set()
     assert [response.reviewed.trial_id for response in found] == ["t1", "t2"] and not late
@@ -117,7 +117,7 @@ def run_with_watcher(work, options=()):
         server, _ = await make_server(Methods(watched))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        with a_way(f"127.0.0.1:{port}") as way:
+        with freezing_proxy(f"127.0.0.1:{port}") as way:
             async with AsyncClient(way.address, options=options) as client:
                 reviews = client.reviews(0)
                 await anext(reviews)

@@ -22,7 +22,7 @@ from serving.docket.review.locks import LOCK_MINUTES
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from tests.contract.test_docket_service import ReviewCounter, a_scene
-from tests.support.desk_pages import PICTURE, form_of, play_pages, said
+from tests.support.desk_pages import PICTURE, form_of, page_text, with_desk_pages
 from tests.support.desks import verdict
 from tests.support.dockets import NOON
 
@@ -34,7 +34,7 @@ DOUBTFUL = verdict(H, score=0.55, strengths=TIE, reasons=[ReviewReason.VOTE_DISA
 
 
 def play(tmp_path, work, **options):
-    return play_pages(tmp_path, work, **{"library": False, **options})
+    return with_desk_pages(tmp_path, work, **{"library": False, **options})
 
 
 # Blind review
@@ -49,9 +49,9 @@ def test_the_verdict_is_hidden_until_the_reviewer_has_decided(tmp_path):
         await ada.post(f"{at}/take")
         lists = ("/", "/?label=HARMFUL", "/desk", "/desk/find?text=monday", "/desk/find?label=HARMFUL&text=monday")
         paths = (*lists, at, f"{at}/similar")
-        before = {path: said(await ada.get(path)) for path in paths}
-        before["piece"] = said(await ada.get(f"{at}/similar", headers={"hx-request": "true"}))
-        after = said(await ada.decides("a", "NOT_HARMFUL"))
+        before = {path: page_text(await ada.get(path)) for path in paths}
+        before["piece"] = page_text(await ada.get(f"{at}/similar", headers={"hx-request": "true"}))
+        after = page_text(await ada.decides("a", "NOT_HARMFUL"))
         return before, after, (await it.docket.trials.record("a")).last(VerdictReviewed)
 
     before, after, review = play(tmp_path, work)
@@ -81,7 +81,7 @@ def test_seeing_the_verdict_first_is_recorded_in_the_review(tmp_path):
         ada, bea = await it.person("ada"), await it.person("bea")
         await ada.post("/desk/cases/a/take")
         await ada.post("/desk/cases/a/see", page="/desk/cases/a")
-        shown = said(await ada.get("/desk/cases/a"))
+        shown = page_text(await ada.get("/desk/cases/a"))
         await ada.decides("a", "HARMFUL")
         other_ways = {"b": "/trials/b", "c": "/trials/c/compare?with=a", "d": "/trials/d/export/json"}
         for name, path in other_ways.items():
@@ -109,7 +109,7 @@ def test_a_console_can_be_set_to_show_verdicts_from_the_start(tmp_path):
     async def work(it):
         await it.tried("a", DOUBTFUL)
         ada = await it.person("ada")
-        page, queue = said(await ada.get("/desk/cases/a")), said(await ada.get("/desk"))
+        page, queue = page_text(await ada.get("/desk/cases/a")), page_text(await ada.get("/desk"))
         await ada.decides("a", "HARMFUL")
         return page, queue, (await it.docket.trials.record("a")).last(VerdictReviewed).blind
 
@@ -121,8 +121,8 @@ def test_viewers_see_verdicts(tmp_path):
     async def work(it):
         await it.tried("a", DOUBTFUL)
         vic = await it.person("vic")
-        found = said(await vic.get("/desk/find"))
-        trial = said(await vic.get("/trials/a"))
+        found = page_text(await vic.get("/desk/find"))
+        trial = page_text(await vic.get("/trials/a"))
         return found, trial, await it.desk.knows_verdict("a", "vic")
 
     found, trial, recorded = play(tmp_path, work)
@@ -139,7 +139,7 @@ def test_two_reviewers_never_get_the_same_case(tmp_path):
         ada, bea = await it.person("ada"), await it.person("bea")
         first, second = await asyncio.gather(ada.post("/desk/next"), bea.post("/desk/next"))
         at = first.headers["location"]
-        theirs = said(await bea.get(at))
+        theirs = page_text(await bea.get(at))
         refused = await bea.post(f"{at}/take")
         stolen = await bea.post(f"{at}/review", {"label": "HARMFUL", "clause": "4", "reason": "mine"})
         third = await (await it.person("cy")).post("/desk/next")
@@ -149,7 +149,7 @@ def test_two_reviewers_never_get_the_same_case(tmp_path):
     assert {first, second} == {"/desk/cases/a", "/desk/cases/b"}
     assert "ada looks at this case" in theirs and "Take this case" not in theirs
     assert (refused.status_code, stolen.status_code) == (409, 409)
-    assert "ada is looking at this case" in said(refused) and "not yours" in said(stolen)
+    assert "ada is looking at this case" in page_text(refused) and "not yours" in page_text(stolen)
     assert third == "/desk?none="
 
 
@@ -178,7 +178,7 @@ def test_rejected_forms_come_back_with_their_text(tmp_path):
         "take it",
     ]
     for answer, message in zip(answers, messages, strict=True):
-        assert message in said(answer)
+        assert message in page_text(answer)
     for answer in answers[1:]:
         assert "A long and careful reason." in answer.text
     assert not reviews
@@ -192,7 +192,7 @@ def test_a_case_is_locked_for_its_reviewer_while_the_page_is_open(tmp_path):
         for _ in range(5):
             it.clock.turn(minutes=4)
             renewed = await ada.post("/desk/cases/a/renew")
-            assert renewed.status_code == 200 and not said(renewed)
+            assert renewed.status_code == 200 and not page_text(renewed)
         refused = await bea.post("/desk/cases/a/take")
         await ada.post("/desk/cases/a/release")
         return refused.status_code, (await bea.post("/desk/cases/a/take")).status_code
@@ -226,7 +226,7 @@ def test_a_reviewer_who_lost_a_case_is_informed_and_keeps_the_draft(tmp_path, lo
         again = await ada.post(f"{at}/take", {**fields, "again": "yes"})
         sent = await ada.post(f"{at}/review", fields, page=at)
         return [
-            *map(said, pages),
+            *map(page_text, pages),
             hidden,
             again,
             sent.status_code,
@@ -316,17 +316,17 @@ def test_a_second_opinion_goes_to_another_reviewer_with_its_reason_hidden(tmp_pa
         await ada.post(f"{at}/take")
         empty = await ada.post(f"{at}/opinion", {"why": ""}, page=at)
         await ada.post(f"{at}/opinion", {"why": "Is the costume meant?"}, page=at)
-        lists = said(await ada.get("/desk")), said(await bea.get("/desk"))
+        lists = page_text(await ada.get("/desk")), page_text(await bea.get("/desk"))
         refused = await ada.post(f"{at}/take")
-        own = said(await ada.get(at))
+        own = page_text(await ada.get(at))
         taken = await bea.post("/desk/next")
-        before = said(await bea.get(taken.headers["location"]))
-        return empty.status_code, lists, refused, own, before, said(await bea.decides("a", "HARMFUL"))
+        before = page_text(await bea.get(taken.headers["location"]))
+        return empty.status_code, lists, refused, own, before, page_text(await bea.decides("a", "HARMFUL"))
 
     empty, lists, refused, own, before, after = play(tmp_path, work)
     assert empty == 400
     assert "Nobody has to look" in lists[0] and "second opinion asked" in lists[1]
-    assert refused.status_code == 409 and "another person" in said(refused)
+    assert refused.status_code == 409 and "another person" in page_text(refused)
     assert "ada asked for a second opinion" in before and "why is shown once you have decided" in before
     assert "Is the costume meant?" not in before, "it could reveal ada's label"
     assert "Is the costume meant?" in own and "Is the costume meant?" in after
@@ -338,10 +338,10 @@ def test_an_appeal_is_announced_but_its_statement_is_hidden_until_decided(tmp_pa
         appeal = {"by": "forum", "statement": "It mocks our own habit.", "reference": "appeal 12"}
         await it.docket.reviews.open_appeal("a", at=NOON, **appeal)
         bea = await it.person("bea")
-        queue = said(await bea.get("/desk"))
+        queue = page_text(await bea.get("/desk"))
         taken = await bea.post("/desk/next")
-        before = said(await bea.get(taken.headers["location"]))
-        return queue, before, said(await bea.decides("a", "NOT_HARMFUL"))
+        before = page_text(await bea.get(taken.headers["location"]))
+        return queue, before, page_text(await bea.decides("a", "NOT_HARMFUL"))
 
     queue, before, after = play(tmp_path, work)
     assert "appeal 1" in queue and "forum handed in an appeal" in before
@@ -355,7 +355,7 @@ def test_an_overruling_becomes_a_precedent_that_an_admin_can_withdraw(tmp_path):
         for name in ("a", "b"):
             await it.tried(name, verdict(H, strengths=TIE), pixels=PICTURE.pixels_sha256, words="cat dog")
         ada, root = await it.person("ada"), await it.person("root")
-        page = said(await ada.decides("a", "NOT_HARMFUL", precedent="yes"))
+        page = page_text(await ada.decides("a", "NOT_HARMFUL", precedent="yes"))
         await ada.decides("b", "NOT_HARMFUL")
         made = it.writer.meme("trial:a"), it.writer.meme("trial:b")
         not_hers = await ada.post("/desk/cases/a/take-back", {"back_why": "no"})
@@ -374,7 +374,7 @@ def test_precedents_are_not_offered_when_switched_off(tmp_path):
         await it.tried("a", verdict(H, strengths=TIE))
         ada = await it.person("ada")
         await ada.post("/desk/cases/a/take")
-        page = said(await ada.get("/desk/cases/a"))
+        page = page_text(await ada.get("/desk/cases/a"))
         await ada.decides("a", "NOT_HARMFUL", precedent="yes")
         return page, it.writer.meme("trial:a")
 
@@ -386,7 +386,7 @@ def test_a_review_is_stored_even_if_the_library_rejects_the_precedent(tmp_path):
     async def work(it):
         await it.tried("a", verdict(H, strengths=TIE), words="", pixels="0" * 64)  # nothing to compare with
         ada = await it.person("ada")
-        page = said(await ada.decides("a", "NOT_HARMFUL", precedent="yes"))
+        page = page_text(await ada.decides("a", "NOT_HARMFUL", precedent="yes"))
         return page, (await it.docket.trials.record("a")).last(VerdictReviewed)
 
     page, review = play(tmp_path, work, library=True)
@@ -447,7 +447,7 @@ def test_trials_can_be_searched_and_searches_saved(tmp_path):
         await it.tried("b", verdict(N), words="Monday", at=NOON + timedelta(days=3))
         ada = await it.person("ada")
         found = {
-            query: said(await ada.get(f"/desk/find?{query}"))
+            query: page_text(await ada.get(f"/desk/find?{query}"))
             for query in ("text=blueland", "since=2026-01-03", "until=2026-01-02", "category=nationality", "text=zzz")
         }
         await ada.post("/desk/searches", {"name": "mine <b>", "text": "blueland", "label": "HARMFUL"})
@@ -477,7 +477,7 @@ def test_similar_trials_are_found_by_picture_and_by_words(tmp_path):
         await it.tried("twin", verdict(N), pixels=PICTURE.pixels_sha256, words="other")
         await it.tried("quote", verdict(N), pixels="0" * 64, words="GO home")
         vic = await it.person("vic")
-        return said(await vic.get("/desk/cases/a/similar"))
+        return page_text(await vic.get("/desk/cases/a/similar"))
 
     page = play(tmp_path, work)
     assert "the same picture" in page and "the same text" in page
@@ -519,7 +519,7 @@ def test_the_list_keeps_its_place_while_its_cases_are_reviewed(tmp_path):
         onward = re.search(r'href="/desk(\?[^"]*)" rel="next"', (await ada.get("/desk")).text)[1].replace("&amp;", "&")
         second = (await ada.get(f"/desk{onward}")).text
         link = re.search(r'href="(/desk/cases/u55\?[^"]*)"', second)[1].replace("&amp;", "&")
-        neighbour = said(await ada.get(link))
+        neighbour = page_text(await ada.get(link))
         malformed = await ada.get("/desk/cases/u55?why=NONE&urgency=x&after=y")
         return taken.headers["location"], page, decided.headers["location"], neighbour, malformed
 
@@ -571,8 +571,8 @@ def test_agreement_is_shown(tmp_path):
         for name, (one, other) in zip(names, 3 * [(H, H), (N, N), (N, H), (H, H)], strict=True):
             await ada.decides(name, one)
             await bea.decides(name, other)
-            few = few or said(await ada.get("/desk/agreement"))
-        return few, said(await ada.get("/desk/agreement")), said(await ada.get("/desk/agreement?drawn=yes"))
+            few = few or page_text(await ada.get("/desk/agreement"))
+        return few, page_text(await ada.get("/desk/agreement")), page_text(await ada.get("/desk/agreement?drawn=yes"))
 
     few, page, drawn = play(tmp_path, work)
     assert "2 reviews of 1 memes" in few and "ada, bea 1 100 % too few memes to say" in few
@@ -598,7 +598,7 @@ def test_each_page_checks_role_and_namespace(tmp_path):
         viewer.append((await vic.post("/desk/next")).status_code)
         other = [(await forum.get(path)).status_code for path in reading[2:]]
         other += [(await forum.post(f"/desk/cases/a/{act}")).status_code for act in doing[:-1]]
-        seen = [said(await forum.get(path)) for path in ("/desk", "/desk/find")]
+        seen = [page_text(await forum.get(path)) for path in ("/desk", "/desk/find")]
         refused = (await forum.get("/desk/find?namespace=shop")).status_code
         return viewer, other, seen, refused, (await it.docket.trials.record("a")).events[-1].kind
 
@@ -686,7 +686,7 @@ def test_a_trial_without_a_verdict_cannot_be_reviewed(tmp_path, part):
     async def work(it):
         await it.tried("failed", "GONE")
         ada = await it.person("ada")
-        page = said(await ada.get("/desk/cases/failed"))
+        page = page_text(await ada.get("/desk/cases/failed"))
         answer = await ada.post(f"/desk/cases/failed/{part}", {"label": "HARMFUL", "clause": "4", "reason": "r"})
         return page, answer.status_code
 

@@ -12,15 +12,15 @@ from serving.docket.review.queue import Search
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store import tables
 from serving.docket.store.postgres import SCHEMA
-from tests.support.desks import play, verdict
-from tests.support.dockets import place_of
+from tests.support.desks import verdict, with_desk
+from tests.support.dockets import parse_place
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 
 
 @pytest.fixture
 def place(docket_place):
-    return place_of(docket_place)
+    return parse_place(docket_place)
 
 
 def test_two_servers_share_queue_locks_and_index(place):
@@ -55,7 +55,7 @@ def test_two_servers_share_queue_locks_and_index(place):
         finally:
             await other.close()
 
-    names, mine, queue, found, holds, saved, judgements, same_meme = play(place, work)
+    names, mine, queue, found, holds, saved, judgements, same_meme = with_desk(place, work)
     assert sorted(names) == [f"t{number:02}" for number in range(12)]
     assert queue == [f"t{number:02}" for number in range(12) if f"t{number:02}" != mine]
     assert (found, holds, judgements, len(same_meme)) == (12, H, 1, 11)
@@ -76,7 +76,7 @@ def test_erased_trials_vanish_from_the_review_queue(place):
                     (desk_tables.reviews, desk_tables.locks, desk_tables.cases)]  # fmt: skip
         return found, left
 
-    (found, waiting, agreement), (reviews, locks, cases) = play(place, work)
+    (found, waiting, agreement), (reviews, locks, cases) = with_desk(place, work)
     assert (found, waiting, agreement.judgements) == ([], [], 0)
     assert reviews == locks == [] and len(cases) == 2
     assert all("particular" not in str(case) and "another" not in str(case) for case in cases)
@@ -108,8 +108,8 @@ def test_a_docket_without_review_tables_gets_them_filled(place):
             upgraded = _shape(connection)
         return upgraded, await it.waiting("bea"), (await it.desk.case("a")).holds
 
-    fresh = play(place, before)
-    upgraded, waiting, holds = play(place, after)
+    fresh = with_desk(place, before)
+    upgraded, waiting, holds = with_desk(place, after)
     assert upgraded == fresh and len(fresh) > 40
     assert (waiting, holds) == (["b"], H)
 
@@ -134,8 +134,8 @@ def test_an_index_of_an_earlier_version_is_rebuilt_and_searches_survive(place):
         found = await it.desk.find(Search(text="zebra"), limit=9)
         return [case.trial_id for case in found], (await it.desk.case("a")).lock.holder, await it.desk.saved("ada")
 
-    play(place, before)
-    assert play(place, after) == (["a"], "ada", {"mine": {**old, "why": "DISAGREE"}})
+    with_desk(place, before)
+    assert with_desk(place, after) == (["a"], "ada", {"mine": {**old, "why": "DISAGREE"}})
 
 
 def _shape(connection):

@@ -28,7 +28,7 @@ from retrieval.library.postgres.address import Address
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.ports import DocketError, RequestName
-from tests.support.dockets import NOON, append_all, events_of, place_of, reviewing, shown, with_docket
+from tests.support.dockets import NOON, append_all, events_of, listing_fields, parse_place, review_trial, with_docket
 from tests.support.fakes import a_picture
 from tests.support.sizes import FULL
 from tests.support.tampering import drawn
@@ -57,11 +57,11 @@ def write_until_killed(place, name, pipe):
                 docket.verdict_keys.put(f"key {trial}", trial), docket.fingerprints.put_fingerprint(trial, b"look")
             )
             report("known", trial)
-            await reviewing(docket, trial)
+            await review_trial(docket, trial)
             report("reviewed", trial)
 
     async def main():
-        docket = Docket.open(place_of(place))
+        docket = Docket.open(parse_place(place))
         await asyncio.gather(*(run_trials(docket, line) for line in range(4)))
 
     asyncio.run(main())
@@ -103,7 +103,7 @@ def erase_and_die(place, pictures):
         docket.pictures.forget_now = lambda pixels: os.kill(os.getpid(), signal.SIGKILL)
         await docket.eraser.erase("t", who="Ruth", why="asked for", at=NOON)
 
-    with_docket(place_of(place), scene, pictures=pictures)
+    with_docket(parse_place(place), scene, pictures=pictures)
 
 
 def test_an_erased_picture_is_deleted_even_if_the_process_was_killed_before(docket_place, tmp_path, forks):
@@ -117,7 +117,7 @@ def test_an_erased_picture_is_deleted_even_if_the_process_was_killed_before(dock
         (line,) = await docket.index.list(limit=9)
         return line.erased, await faults_of(docket), (await docket.auditor.audit([])).counts["PICTURE_DIFFERS"]
 
-    assert with_docket(place_of(docket_place), scene, pictures=tmp_path / "pictures") == (True, {}, 0)
+    assert with_docket(parse_place(docket_place), scene, pictures=tmp_path / "pictures") == (True, {}, 0)
     assert not [*(tmp_path / "pictures").rglob("*.png")]
 
 
@@ -159,7 +159,7 @@ def test_acknowledged_writes_survive_sigkill_at_any_moment(docket_place, using, 
             assert records[trial].last(VerdictReviewed) is not None
     assert {"claim", "picture", "event", "known", "reviewed"} == {word for word, *_ in acknowledged}
     for trial_id, record in records.items():  # nothing is half-written
-        assert {name: getattr(lines[trial_id], name) for name in shown(record)} == shown(record)
+        assert {name: getattr(lines[trial_id], name) for name in listing_fields(record)} == listing_fields(record)
 
 
 async def all_writes_refused(docket, event):

@@ -25,7 +25,16 @@ from serving.docket.store import tables as t
 from serving.docket.store.bodies import GONE, PART, unpacked
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.log_queries import nodes
-from tests.support.dockets import NOON, append_all, entries_of, events_of, open_trials, place_of, reviewing, with_docket
+from tests.support.dockets import (
+    NOON,
+    append_all,
+    entries_of,
+    events_of,
+    open_trials,
+    parse_place,
+    review_trial,
+    with_docket,
+)
 from tests.support.fakes import a_picture
 from tests.support.logs import root_at, verify_consistency
 from tests.unit.test_erasing import Marked
@@ -54,7 +63,7 @@ def test_all_appends_form_one_log_with_a_signed_root(using):
         before = await docket.log.checkpoint()
         trials = [events_of(f"t{number}") for number in range(40)]
         await asyncio.gather(*(append_all(docket, events) for events in trials))
-        await reviewing(docket, "t3")
+        await review_trial(docket, "t3")
         await docket.reviews.note_access("t3", who="Ruth", what="frame 0", at=NOON)
         return before, await checked_log(docket), await docket.trials.record("t3"), await entries_of(docket, "t3")
 
@@ -114,7 +123,7 @@ def test_a_receipt_proves_inclusion_and_stays_the_same(using):
 
 def append_some(place, owner, trials):
     async def main():
-        docket = Docket.open(place_of(place))
+        docket = Docket.open(parse_place(place))
         try:
             await asyncio.gather(*(append_all(docket, events_of(f"{owner}{number}")) for number in range(trials)))
         finally:
@@ -156,7 +165,7 @@ def test_claims_are_not_signed_and_concurrent_appends_share_signatures(docket_pl
         )
         return by_claims
 
-    assert with_docket(place_of(docket_place), scene) == 0
+    assert with_docket(parse_place(docket_place), scene) == 0
     assert 0 < len(signed) <= 4, "one per commit, not per entry"
 
 
@@ -273,7 +282,7 @@ def test_an_erased_trial_is_listed_as_erased_and_reveals_nothing(using):
             await docket.leases.claim(RequestName("n", trial_id), payload="p", trial_id=trial_id, owner="A")
             await docket.verdict_keys.put(f"k{trial_id}", trial_id)
             await docket.fingerprints.put_fingerprint(trial_id, b"look")
-            await reviewing(docket, trial_id, ReviewOutcome.UPHELD, Label.HARMFUL)
+            await review_trial(docket, trial_id, ReviewOutcome.UPHELD, Label.HARMFUL)
         receipt = await docket.log.receipt("a")
         erased = await docket.eraser.erase("a", who="Ruth", why="asked for", at=NOON)
         for ask in (
@@ -281,7 +290,7 @@ def test_an_erased_trial_is_listed_as_erased_and_reveals_nothing(using):
             docket.trials.events("a"),
             docket.writer.append(events_with_picture("a")[0].model_copy(update={"seq": 99})),
             docket.reviews.note_access("a", who="Ruth", what="frame 0", at=NOON),
-            reviewing(docket, "a"),
+            review_trial(docket, "a"),
         ):
             with pytest.raises(TrialErased):
                 await ask

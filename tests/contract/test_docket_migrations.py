@@ -23,7 +23,7 @@ from serving.docket.store import tables as t
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.postgres import SCHEMA
 from tests.contract.test_docket_log import checked_log
-from tests.support.dockets import NOON, append_all, events_of, place_of, random_records, shown, with_docket
+from tests.support.dockets import NOON, append_all, events_of, listing_fields, parse_place, random_records, with_docket
 
 FORMAT_2 = """
 CREATE TABLE events (
@@ -149,7 +149,9 @@ def test_a_docket_of_format_2_is_upgraded_in_place(old_docket, using, monkeypatc
     for events in trials:
         record = TrialRecord.of(events)
         assert records[record.trial_id] == record
-        assert {name: getattr(lines[record.trial_id], name) for name in shown(record)} == shown(record)
+        assert {name: getattr(lines[record.trial_id], name) for name in listing_fields(record)} == listing_fields(
+            record
+        )
     assert sum(entry.seq >= 0 for entry in entries) == sum(map(len, trials))
     logged = [entry for entry in entries if entry.seq >= 0]
     assert [entry.at for entry in logged] == sorted(entry.at for entry in logged)
@@ -286,7 +288,7 @@ def test_a_key_is_generated_once_and_is_private(tmp_path):
 
 
 def test_the_format_of_a_docket_can_be_read_without_opening_it(docket_place, using):
-    place = place_of(docket_place)
+    place = parse_place(docket_place)
     assert stored_format(place) is None
 
     async def do_nothing(_):

@@ -48,8 +48,8 @@ from serving.rpc.docket import SERVICE, DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.listings import place_of, token_of, which_of
 from tests.support.dockets import Intercepted
-from tests.support.playing import play_in
-from tests.support.service_calls import Refusal, a_channel, by, refused
+from tests.support.playing import run_within
+from tests.support.service_calls import Refusal, caller_metadata, refusal_of, running_services
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class Scene:
         token = ""
         while True:
             request = wire.ListTrialsRequest(page_size=size, page_token=token, filter=wire.TrialFilter(**filters))
-            page = await self.stub.ListTrials(request, timeout=TIMEOUT, metadata=by(caller))
+            page = await self.stub.ListTrials(request, timeout=TIMEOUT, metadata=caller_metadata(caller))
             found += page.trials
             token = page.next_page_token
             if not token:
@@ -127,7 +127,7 @@ class Scene:
 
     async def exported(self, caller: str = "", **filters: Any) -> list[wire.Trial]:
         request = wire.ExportTrialsRequest(filter=wire.TrialFilter(**filters))
-        call = self.stub.ExportTrials(request, timeout=TIMEOUT, metadata=by(caller))
+        call = self.stub.ExportTrials(request, timeout=TIMEOUT, metadata=caller_metadata(caller))
         return [one.trial async for one in call]
 
     async def reviewed(self, trial_id: str, caller: str = "", **fields: Any) -> wire.TrialSummary:
@@ -137,7 +137,7 @@ class Scene:
             "reviewer": "" if caller else "bea",
         }
         request = wire.ReviewVerdictRequest(trial_id=trial_id, **{**defaults, **fields})
-        return (await self.stub.ReviewVerdict(request, timeout=TIMEOUT, metadata=by(caller))).summary
+        return (await self.stub.ReviewVerdict(request, timeout=TIMEOUT, metadata=caller_metadata(caller))).summary
 
 
 def a_trial(
@@ -178,7 +178,7 @@ async def a_scene(place: Path | Address, *, docket: Any = None) -> AsyncIterator
     service = DocketService(counter, memory=ReceiveBudget(64 * 2**20, 20.0))  # type: ignore[arg-type]
     service.open(SimpleNamespace(docket=docket), overruled.append)  # type: ignore[arg-type]
     try:
-        async with a_channel(service.handler(), callers=CALLERS) as channel:
+        async with running_services(service.handler(), callers=CALLERS) as channel:
             yield Scene(docket, service, channel, counter.outcomes, overruled)
         await service.empty(5)
     finally:
@@ -186,7 +186,7 @@ async def a_scene(place: Path | Address, *, docket: Any = None) -> AsyncIterator
 
 
 def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], **options: Any) -> T:
-    return play_in(a_scene(place, **options), work)
+    return run_within(a_scene(place, **options), work)
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_page_size_is_fifty_by_default_and_at_most_a_thousand(sqlite: Path) -> N
             for size in (0, 1, 60, 1000)
         ]
         return sizes, [
-            await refused(it.stub.ListTrials(wire.ListTrialsRequest(page_size=size), timeout=TIMEOUT))
+            await refusal_of(it.stub.ListTrials(wire.ListTrialsRequest(page_size=size), timeout=TIMEOUT))
             for size in (-1, 1001)
         ]
 
@@ -342,9 +342,9 @@ def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite: Pat
             for raw in (b"", b"1", b"[1]", b"[1,2]", b'["x","y"]', b"[1e999,\"y\"]", b'[9e99,"y"]', b'[1,"\\u0000"]',
                          b'[1,"\\ud800"]', b"\xff", b"[[1],\"y\"]", b"null")
         ]  # fmt: skip
-        refusals = [await refused(page(one)) for one in altered if one not in ("", token)]
+        refusals = [await refusal_of(page(one)) for one in altered if one not in ("", token)]
         others = (wire.TrialFilter(), wire.TrialFilter(labels=[wire.LABEL_HARMFUL], namespace=""))
-        return refusals + [await refused(page(token, trial_filter)) for trial_filter in others]
+        return refusals + [await refusal_of(page(token, trial_filter)) for trial_filter in others]
 
     refusals = play(sqlite, work)
     assert len(refusals) > 60
@@ -451,7 +451,7 @@ def test_filters_return_exactly_the_matching_trials(place: Path | Address) -> No
 )
 def test_invalid_filters_are_refused(sqlite: Path, filters: dict[str, Any], expected: tuple[str, ...]) -> None:
     async def work(it: Scene) -> list[Refusal]:
-        return [await refused(it.listed(**filters)), await refused(it.exported(**filters))]
+        return [await refusal_of(it.listed(**filters)), await refusal_of(it.exported(**filters))]
 
     assert [one.said for one in play(sqlite, work)] == [expected, expected]
 
@@ -634,7 +634,7 @@ def test_invalid_reviews_are_refused(
     async def work(it: Scene) -> tuple[Refusal, list[int], list[Any]]:
         for trial_id, end in (("t", HARMFUL), ("open", None), ("failed", "MODEL_GONE")):
             await it.tried(trial_id, end=end)  # type: ignore[arg-type]
-        refusal = await refused(it.reviewed(trial, caller, **fields))
+        refusal = await refusal_of(it.reviewed(trial, caller, **fields))
         return (
             refusal,
             [len((await it.docket.trials.record(id_)).events) for id_ in ("t", "open", "failed")],
@@ -659,21 +659,23 @@ def test_a_caller_limited_to_namespaces_sees_only_their_trials(place: Path | Add
         assert await it.listed("nobody") == [] == await it.exported("nobody")
         for namespace in ("shop", "", "forum2", "nowhere"):
             for call in (it.listed, it.exported):
-                refusal = await refused(call("forum", namespace=namespace))
+                refusal = await refusal_of(call("forum", namespace=namespace))
                 assert refusal.said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespace")
 
         async def get_trial(id_: str) -> wire.Trial:
-            answer = await it.stub.GetTrial(wire.GetTrialRequest(trial_id=id_), timeout=TIMEOUT, metadata=by("forum"))
+            answer = await it.stub.GetTrial(
+                wire.GetTrialRequest(trial_id=id_), timeout=TIMEOUT, metadata=caller_metadata("forum")
+            )
             trial: wire.Trial = answer.trial
             return trial
 
         assert (await get_trial("forum-0")).summary.trial_id == "forum-0"
-        unknown = await refused(get_trial("nowhere"))
+        unknown = await refusal_of(get_trial("nowhere"))
         assert unknown.said == ("NOT_FOUND", "TRIAL_UNKNOWN", "trial_id")
         for id_ in ("shop-2", "none-3", "forum2-4"):
-            refusal = await refused(get_trial(id_))
+            refusal = await refusal_of(get_trial(id_))
             assert (refusal.said, refusal.message) == (unknown.said, unknown.message)
-            refusal = await refused(it.reviewed(id_, "forum"))
+            refusal = await refusal_of(it.reviewed(id_, "forum"))
             assert (refusal.said, refusal.message) == (unknown.said, unknown.message)
             assert len((await it.docket.trials.record(id_)).events) == 3
         assert (await it.reviewed("forum-0", "forum")).review.reviewer == "forum"
@@ -690,7 +692,7 @@ def test_a_page_token_grants_no_access(sqlite: Path, caller: str) -> None:
             await it.tried(namespace=("forum", "shop")[number % 2], at=AT + timedelta(seconds=number))
         page = await it.stub.ListTrials(wire.ListTrialsRequest(page_size=2), timeout=TIMEOUT)
         request = wire.ListTrialsRequest(page_size=100, page_token=page.next_page_token)
-        next_page = await it.stub.ListTrials(request, timeout=TIMEOUT, metadata=by(caller))
+        next_page = await it.stub.ListTrials(request, timeout=TIMEOUT, metadata=caller_metadata(caller))
         return {one.content.namespace for one in next_page.trials}
 
     assert play(sqlite, work) == ({"forum"} if caller == "forum" else {"forum", "shop"})
@@ -725,7 +727,7 @@ def test_calls_outside_a_session_are_unavailable(sqlite: Path, name: str) -> Non
         await it.tried("t-1")
         await CALLS[name](it)
         it.service.close()
-        return await refused(CALLS[name](it))
+        return await refusal_of(CALLS[name](it))
 
     assert play(sqlite, work).said == ("UNAVAILABLE", "NOT_IN_SESSION", "")
 
@@ -735,8 +737,8 @@ def test_malformed_messages_are_invalid_arguments(sqlite: Path, name: str) -> No
     async def work(it: Scene) -> Refusal:
         method = f"/{SERVICE}/{name}"
         if name in ("ExportTrials", "WatchReviews"):
-            return await refused(it.channel.unary_stream(method)(b"\xff\xff no message", timeout=TIMEOUT).read())
-        return await refused(it.channel.unary_unary(method)(b"\xff\xff no message", timeout=TIMEOUT))
+            return await refusal_of(it.channel.unary_stream(method)(b"\xff\xff no message", timeout=TIMEOUT).read())
+        return await refusal_of(it.channel.unary_unary(method)(b"\xff\xff no message", timeout=TIMEOUT))
 
     assert play(sqlite, work).said == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")
 
@@ -758,7 +760,7 @@ def test_a_review_that_may_be_stored_is_not_offered_for_retry(
     async def work(it: Scene) -> Refusal:
         await it.tried("t-1")
         monkeypatch.setattr(SqlReviewStore, "review", review)
-        refusal = await refused(CALLS["ReviewVerdict"](it))
+        refusal = await refusal_of(CALLS["ReviewVerdict"](it))
         monkeypatch.undo()
         assert len(await it.docket.log.entries(0, 9, {"VerdictReviewed"})) == 1
         return refusal
@@ -790,7 +792,7 @@ class UnreachableStore:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_unreachable_docket_is_unavailable(sqlite: Path, name: str) -> None:
-    refusal = play(sqlite, lambda it: refused(CALLS[name](it)), docket=UnreachableDocket())
+    refusal = play(sqlite, lambda it: refusal_of(CALLS[name](it)), docket=UnreachableDocket())
     assert refusal.said == ("UNAVAILABLE", "DOCKET_UNAVAILABLE", "")
     assert refusal.of(error_details_pb2.RetryInfo)  # nothing was started, so a retry is safe
 
@@ -804,7 +806,7 @@ def test_an_unreachable_docket_is_unavailable(sqlite: Path, name: str) -> None:
 def test_unknown_trial_ids_are_refused(place: Path | Address, trial_id: str, expected: tuple[str, ...]) -> None:
     async def work(it: Scene) -> Refusal:
         await it.tried("t-1")
-        return await refused(it.stub.GetTrial(wire.GetTrialRequest(trial_id=trial_id), timeout=TIMEOUT))
+        return await refusal_of(it.stub.GetTrial(wire.GetTrialRequest(trial_id=trial_id), timeout=TIMEOUT))
 
     assert play(place, work).said == expected
 

@@ -17,9 +17,9 @@ from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from tests.contract.test_docket_migrations import fill
 from tests.contract.test_docket_migrations import old_docket as old_docket
-from tests.support.dockets import NOON, append_all, place_of, random_records, with_docket
+from tests.support.dockets import NOON, append_all, parse_place, random_records, with_docket
 from tests.support.sizes import FULL
-from tests.support.tampering import ALTERATIONS, Hand, Outcome, checked, drawn, scene_of, tampering
+from tests.support.tampering import ALTERATIONS, Detectability, Tamperer, check_docket, drawn, scene_of, tampering
 
 
 @pytest.mark.promise("AU-1", "2,000 alterations each in SQLite and PostgreSQL: all found")
@@ -32,27 +32,27 @@ def test_random_alterations_are_detected_exactly_when_detectable(docket_place: s
     applied: Counter[str] = Counter()
 
     async def scene() -> None:
-        docket = Docket.open(place_of(docket_place))
+        docket = Docket.open(parse_place(docket_place))
         try:
-            altered = await scene_of(docket, chance, place=place_of(docket_place))
+            altered = await scene_of(docket, chance, place=parse_place(docket_place))
             with tampering(altered) as connection:
                 for anchors in ((), (altered.anchor,)):
-                    clean = await checked(altered, connection, anchors)
+                    clean = await check_docket(altered, connection, anchors)
                     assert not clean.counts and not clean.unchecked, clean.findings
                     assert clean.erased > 2 and clean.size > clean.anchored == (altered.anchored if anchors else 0)
             for name in itertools.cycle(ALTERATIONS):
                 if sum(applied.values()) >= rounds:
                     break
                 with tampering(altered) as connection:
-                    hand = Hand(altered, connection, chance)
+                    hand = Tamperer(altered, connection, chance)
                     try:
                         made = getattr(hand, name)()
-                        can_be: Outcome | None = await made if inspect.isawaitable(made) else made
+                        can_be: Detectability | None = await made if inspect.isawaitable(made) else made
                         if can_be is None:
                             continue  # by chance nothing changed
                         applied[name] += 1
                         for anchors, expected in (((), can_be.alone), ((altered.anchor,), can_be.anchored)):
-                            report = await checked(altered, connection, anchors)
+                            report = await check_docket(altered, connection, anchors)
                             assert report.violated == expected, (name, bool(anchors), report.findings[:3])
                             assert not report.unchecked
                     finally:
@@ -89,7 +89,7 @@ def test_verification_finds_no_fault_during_writes_and_erasures(docket_place: st
         return opened.trial_id
 
     async def scene() -> None:
-        docket = Docket.open(place_of(docket_place))
+        docket = Docket.open(parse_place(docket_place))
         try:
             key = VerifierKey.parse(await docket.log.vkey())
             writing = asyncio.gather(*(write(docket, number) for number in range(24)))
@@ -148,4 +148,4 @@ def test_an_upgraded_docket_verifies(old_docket: Engine, docket_place: str) -> N
         report = await docket.auditor.audit([key])
         assert not report.counts and (report.trials, report.pictures) == (20, 3), report.findings
 
-    with_docket(place_of(docket_place), scene)
+    with_docket(parse_place(docket_place), scene)

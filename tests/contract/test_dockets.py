@@ -29,11 +29,11 @@ from tests.support.dockets import (
     NOON,
     append_all,
     events_of,
+    listing_fields,
     open_trials,
-    place_of,
+    parse_place,
     random_records,
-    reviewing,
-    shown,
+    review_trial,
     with_docket,
 )
 from tests.support.fakes import a_picture
@@ -72,7 +72,7 @@ def test_missing_objects_are_reported_as_unknown(using):
             docket.trials.record("t"),
             docket.trials.events("t"),
             docket.trials.events("t", 5),
-            reviewing(docket, "t"),
+            review_trial(docket, "t"),
         ):
             with pytest.raises(TrialUnknown, match="no trial t "):
                 await ask
@@ -92,10 +92,10 @@ def test_missing_objects_are_reported_as_unknown(using):
 
 def test_a_missing_docket_is_created_only_on_request(docket_place):
     with pytest.raises(DocketError) as refused:
-        Docket.open(place_of(docket_place), create=False)
+        Docket.open(parse_place(docket_place), create=False)
     assert refused.value.reason == "DOCKET_MISSING"
     with pytest.raises(DocketError):  # the first attempt did not create it
-        Docket.open(place_of(docket_place), create=False)
+        Docket.open(parse_place(docket_place), create=False)
 
 
 def test_concurrent_writes_all_succeed_but_the_conflicting_one(using):
@@ -244,7 +244,9 @@ def random_filter(chance):
 def test_listings_equal_a_count_over_all_records(using):
     chance = random.Random(6)
     trials = random_records(chance, 150, NOON)
-    lines = sorted((shown(TrialRecord.of(events)) for events in trials), key=lambda x: (x["opened_at"], x["trial_id"]))
+    lines = sorted(
+        (listing_fields(TrialRecord.of(events)) for events in trials), key=lambda x: (x["opened_at"], x["trial_id"])
+    )
     queries = [(random_filter(chance), chance.random() < 0.5, chance.choice([5, 40, 1000])) for _ in range(60)]
 
     async def pages(docket, trial_filter, oldest_first, limit):
@@ -281,10 +283,10 @@ def test_labels_in_force_consider_reviews(using):
         for trial_id in ("stands", "overruled", "upheld", "restored"):
             await append_all(docket, events_of(trial_id))
         await append_all(docket, events_of("open")[:3])
-        await reviewing(docket, "overruled")
-        await reviewing(docket, "upheld", ReviewOutcome.UPHELD, Label.HARMFUL)
-        await reviewing(docket, "restored")
-        await reviewing(docket, "restored", ReviewOutcome.UPHELD, Label.HARMFUL)
+        await review_trial(docket, "overruled")
+        await review_trial(docket, "upheld", ReviewOutcome.UPHELD, Label.HARMFUL)
+        await review_trial(docket, "restored")
+        await review_trial(docket, "restored", ReviewOutcome.UPHELD, Label.HARMFUL)
         return await docket.index.labels(
             [*(f"no{i}" for i in range(2500)), *("stands", "overruled", "upheld"), "restored"]
         )
@@ -398,7 +400,7 @@ def test_a_claim_is_taken_over_by_exactly_one_of_many(using):
 
 def claim_many(place, owner, names, start, results):
     async def main():
-        docket = Docket.open(place_of(place))
+        docket = Docket.open(parse_place(place))
         start.wait()
         claims = await asyncio.gather(
             *(
@@ -448,7 +450,7 @@ def test_claims_stay_open_until_their_trial_has_ended(using):
             fault = {"step": "s", "reason": "GONE", "message": "m", "retryable": True}
             await append_all(docket, [opened, TrialFailed(trial_id=name, seq=1, at=NOON, **fault)])
         await docket.writer.append(TrialResumed(trial_id="resumed", seq=2, at=NOON, software="test"))
-        await reviewing(docket, "decided")
+        await review_trial(docket, "decided")
         return [claim.name.request_id for claim in await docket.leases.open_claims()]
 
     assert using(scene) == ["begun", "resumed"]
@@ -482,9 +484,9 @@ def test_a_verdict_key_keeps_its_first_trial_until_it_is_overruled(using):
         )
         await docket.verdict_keys.put("k", "t2")
         before = [await docket.verdict_keys.get(key) for key in ("k", "k2", "other")]
-        await reviewing(docket, "t1", ReviewOutcome.UPHELD, Label.HARMFUL)
+        await review_trial(docket, "t1", ReviewOutcome.UPHELD, Label.HARMFUL)
         upheld = await docket.verdict_keys.get("k")
-        review = await reviewing(docket, "t1")
+        review = await review_trial(docket, "t1")
         await docket.verdict_keys.put("k", "t1")  # by a server that does not know of the review
         after = [await docket.verdict_keys.get(key) for key in ("k", "k2", "other")]
         await docket.verdict_keys.put("k", "t2")
@@ -502,9 +504,9 @@ def test_only_verdicts_are_reviewed_and_concurrent_reviews_are_all_stored(using)
     async def scene(docket):
         await append_all(docket, events_of("open")[:2])
         with pytest.raises(NotDecided) as refused:
-            await reviewing(docket, "open")
+            await review_trial(docket, "open")
         await append_all(docket, events_of("t"))
-        reviews = await asyncio.gather(*(reviewing(docket, "t", reviewer=f"R{i}") for i in range(9)))
+        reviews = await asyncio.gather(*(review_trial(docket, "t", reviewer=f"R{i}") for i in range(9)))
         return refused.value.reason, reviews, await docket.trials.record("t"), await docket.trials.record("open")
 
     reason, reviews, record, unreviewed = using(scene)
@@ -517,11 +519,11 @@ def overrule_or_put(place, number, start, results):
     """One process overrules trials while the other puts them into the verdict cache."""
 
     async def main():
-        docket = Docket.open(place_of(place))
+        docket = Docket.open(parse_place(place))
         start.wait()
         for trial in range(30):
             if number:
-                await reviewing(docket, f"t{trial}")
+                await review_trial(docket, f"t{trial}")
             else:
                 await docket.verdict_keys.put(f"k{trial}", f"t{trial}")
         await docket.close()
@@ -572,7 +574,7 @@ def test_caching_a_verdict_waits_for_a_pending_overruling(docket_database):
         await caching
         return await docket.verdict_keys.get("k")
 
-    assert with_docket(place_of(docket_database), scene) is None
+    assert with_docket(parse_place(docket_database), scene) is None
 
 
 def test_a_fingerprint_is_stored_once_per_trial_with_rising_numbers(using):
@@ -596,7 +598,7 @@ def test_a_fingerprint_is_stored_once_per_trial_with_rising_numbers(using):
 
 def put_many_fingerprints(place, owner, count):
     async def main():
-        docket = Docket.open(place_of(place))
+        docket = Docket.open(parse_place(place))
         for number in range(count):
             await docket.fingerprints.put_fingerprint(f"{owner}{number}", b"look")
         await docket.close()

@@ -18,8 +18,8 @@ from serving.docket.store.tables import FORMAT
 from serving.views.recheck import differences
 from serving.views.replay import replay
 from tests.support.cast import Cast
-from tests.support.dockets import NOON, append_all, place_of, with_docket
-from tests.support.evidence import CLAIM, REFUTING, Expert, FakeEvidence, document, witnessed
+from tests.support.dockets import NOON, append_all, parse_place, with_docket
+from tests.support.evidence import CLAIM, REFUTING, Expert, FakeEvidence, document, try_with_expert
 
 QUOTE = "blue tea does not shorten a cold"
 
@@ -27,7 +27,7 @@ QUOTE = "blue tea does not shorten a cold"
 @pytest.fixture(scope="module")
 def record():
     found = [document("one"), document("two", f"Two. {REFUTING}")]
-    return witnessed(Expert(rank={"order": [1, 2]}), FakeEvidence(found), cast=Cast(rounds=1))[0]
+    return try_with_expert(Expert(rank={"order": [1, 2]}), FakeEvidence(found), cast=Cast(rounds=1))[0]
 
 
 def events_as(record, trial_id):
@@ -154,7 +154,7 @@ def test_upgrading_format_8_records_which_trials_use_which_document(record, usin
     else:
         with closing(sqlite3.connect(docket_place)) as connection:
             connection.executescript("DROP TABLE document_uses; PRAGMA user_version = 8")
-    assert using(after) == set() and stored_format(place_of(docket_place)) == FORMAT
+    assert using(after) == set() and stored_format(parse_place(docket_place)) == FORMAT
 
 
 def test_erasing_a_precedent_keeps_the_document_of_the_same_name(record, tmp_path):

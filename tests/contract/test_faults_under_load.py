@@ -24,7 +24,7 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.runner import reaper as loose_ends
 from tests.contract.scenes import a_scene, rest_of
-from tests.support.dockets import open_trials, place_of
+from tests.support.dockets import open_trials, parse_place
 from tests.support.fakes import FakeReader
 from tests.support.playing import until, wait_until
 from tests.support.service_calls import Refusal
@@ -213,7 +213,7 @@ def test_docket_faults_under_load_cost_no_request_its_verdict(tmp_path, monkeypa
     async def scene():
         options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 40}
         reader = SlowReader("as read")
-        async with a_scene(tmp_path, reader=reader, place=place_of(place), patience=0.2, **options) as it:
+        async with a_scene(tmp_path, reader=reader, place=parse_place(place), patience=0.2, **options) as it:
             channel = it.another_channel()
             another = CourtStub(channel)
             callers = Callers()

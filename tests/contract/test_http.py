@@ -30,7 +30,7 @@ from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.status import _CODES
 from serving.settings import Settings
 from tests.contract.real_court import IMAGE, real_court
-from tests.support.leftovers import forget_earlier
+from tests.support.leftovers import collect_earlier_garbage
 from tests.support.playing import until
 from tests.support.sizes import FULL
 
@@ -367,7 +367,7 @@ HALF = b"POST /v1/judge HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r
 
 @pytest.mark.parametrize("later", [b"", b"Prefer: respond-async\r\n"])
 def test_a_caller_that_disconnects_in_mid_body_leaves_nothing_behind(tmp_path, caplog, later):
-    forget_earlier(caplog)
+    collect_earlier_garbage(caplog)
 
     async def scene(court, _):
         for _ in range(5):

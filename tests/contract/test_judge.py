@@ -36,8 +36,8 @@ from serving.runner.request import Call
 from tests.contract.scenes import IMAGE, a_scene, play
 from tests.support.cast import RULING, Cast, full_court
 from tests.support.fakes import FakeReader, H, N, findings
-from tests.support.leftovers import soon, uncollected
-from tests.support.playing import play_in
+from tests.support.leftovers import soon, without_garbage_collector
+from tests.support.playing import run_within
 from tests.support.service_calls import Refusal
 from tests.unit.test_trial import a_court
 
@@ -227,7 +227,7 @@ def test_memory_of_a_call_is_freed_with_its_answer(tmp_path, end):
     async def work(it):
         if "reader" in options:
             reader.wait = asyncio.Event()
-        with uncollected(Call, Reservation) as left:
+        with without_garbage_collector(Call, Reservation) as left:
             for number in range(3):
                 request = judge_request(IMAGE, client_token=b"%d" % number)
                 call = it.stub.Judge(request, timeout=1 if end == "deadline" else 20)
@@ -417,7 +417,7 @@ def test_a_client_without_a_server_raises_unavailable():
 
 
 def play_full(work, path, cast, **options):
-    return play_in(a_scene(path, court=full_court(cast, **options)), work)
+    return run_within(a_scene(path, court=full_court(cast, **options)), work)
 
 
 def test_a_full_trial_returns_finding_models_and_score(tmp_path):

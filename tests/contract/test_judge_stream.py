@@ -15,7 +15,7 @@ from serving.rpc.judge import SERVICE
 from serving.rpc.judge_stream import _OpenStream
 from tests.contract.scenes import IMAGE, play, rest_of
 from tests.support.fakes import FakeReader
-from tests.support.leftovers import forget_earlier, soon, uncollected
+from tests.support.leftovers import collect_earlier_garbage, soon, without_garbage_collector
 from tests.support.playing import until
 from tests.support.service_calls import Refusal
 
@@ -208,7 +208,7 @@ def test_a_stream_gets_the_reason_if_its_first_answer_is_not_taken(tmp_path):
             return await asyncio.to_thread(_end_of, call)
 
     async def scene(it):
-        with uncollected(_OpenStream) as left:
+        with without_garbage_collector(_OpenStream) as left:
             return *await work(it), await soon(left)
 
     responses, refusal, left = play(scene, tmp_path, idle=1.0)
@@ -405,7 +405,7 @@ def test_send_errors_after_a_disconnect_cancel_but_real_errors_are_logged(caplog
 
         return await finish_call(Context(), answer())
 
-    forget_earlier(caplog)
+    collect_earlier_garbage(caplog)
     gone = grpc.aio.InternalError("Failed to send")
     for error in (gone, ExceptionGroup("", [gone, ExceptionGroup("", [gone])])):
         with pytest.raises(asyncio.CancelledError):

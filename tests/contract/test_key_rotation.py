@@ -25,13 +25,13 @@ from serving.docket.store import tables as t
 from serving.docket.store.keys import KeyFile, make_key, next_key, read_key, settle_keys
 from serving.docket.store.log_append import EntryDraft, open_appender, signing
 from serving.docket.store.postgres import SCHEMA
-from tests.support.dockets import NOON, append_all, events_of, place_of, with_docket
+from tests.support.dockets import NOON, append_all, events_of, parse_place, with_docket
 
 WHO = {"who": "ada", "why": "the year is over", "at": NOON}
 
 
 def open_docket(place, key):
-    return Docket.open(place_of(str(place)), key=key)
+    return Docket.open(parse_place(str(place)), key=key)
 
 
 async def rotate_key(docket, key, compromised=False):
@@ -341,7 +341,7 @@ def test_a_docket_of_format_7_is_reported_and_can_be_upgraded(with_docket_and_ke
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
     monkeypatch.setenv("MEMECOURT_DOCKET", docket_place)
     check = CliRunner().invoke(cli, ["upgrade", "--check"])
-    place = place_of(docket_place)
+    place = parse_place(docket_place)
     assert check.exit_code == 1 and f"format 7 of {t.FORMAT}" in check.output and stored_format(place) == 7
 
     async def scene(docket, key):

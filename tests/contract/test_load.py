@@ -20,7 +20,7 @@ from tests.contract.scenes import IMAGE, play, rest_of
 from tests.support.cast import Cast, full_court
 from tests.support.fakes import FakeReader
 from tests.support.playing import until
-from tests.support.service_calls import Refusal, refused
+from tests.support.service_calls import Refusal, refusal_of
 from tests.support.sizes import FULL
 
 MIB = 1024 * 1024
@@ -287,7 +287,7 @@ def test_records_and_precedents_are_available_while_the_court_closes(tmp_path):
             await asyncio.sleep(0)
             it.court.close()
             for call in (it.judge.Judge(judge_request(DRAWN, text="a dog")), waiting.read()):
-                refusal = await refused(call)
+                refusal = await refusal_of(call)
                 assert refusal.said[:2] == ("UNAVAILABLE", "NOT_IN_SESSION")
             record = await it.records.GetTrial(wire.GetTrialRequest(trial_id=verdict.verdict_id))
             found = await it.precedents.SearchPrecedents(wire.SearchPrecedentsRequest(text="a cat", k=1))

@@ -20,8 +20,8 @@ from serving.docket.review.projection import ReviewPriority, Rules
 from serving.settings import Settings
 from serving.wiring import forget_in_library, open_court, open_shadow, rules_of
 from tests.contract.real_court import IMAGE, real_court
-from tests.support.desks import play, verdict
-from tests.support.dockets import NOON, append_all, events_of, place_of
+from tests.support.desks import verdict, with_desk
+from tests.support.dockets import NOON, append_all, events_of, parse_place
 from tests.support.fakes import H, findings
 from tests.support.libraries import drawn_library
 from tests.unit.test_reception import ASK, Finder, other, town
@@ -119,7 +119,7 @@ def test_the_random_review_share_is_the_namespace_s(docket_place):
             await it.tried(f"in {namespace}", verdict(Label.HARMFUL), namespace=namespace)
         return await it.desk.queue("ada", limit=10)
 
-    (case,) = play(place_of(docket_place), scene, rules_of(settings))
+    (case,) = with_desk(parse_place(docket_place), scene, rules_of(settings))
     assert case.namespace == "shop" and case.reasons == (
         (ReviewPriority.SAMPLED, "Drawn by chance: 100.0% of all verdicts are."),
     )

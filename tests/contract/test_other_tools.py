@@ -23,8 +23,8 @@ from court.meme import Frame, Picture, PictureFormat
 from court.verdict import Label
 from retrieval.starter.draw import draw_meme
 from tests.contract.test_webhooks import decided, failed, sending, until_idle
-from tests.support.dockets import NOON, append_all, reviewing, with_docket
-from tests.support.receivers import hook_to
+from tests.support.dockets import NOON, append_all, review_trial, with_docket
+from tests.support.receivers import hook_settings
 
 SOURCE = Path(__file__).parents[2] / "integrations/receivers/src"
 POST = "at://did:plc:z72i7hdynmk6r22z27h6tvur/app.bsky.feed.post/3l6oveex3ii2l"
@@ -118,7 +118,7 @@ def ozone():
 @contextmanager
 def emitting(ozone, tmp_path, **environment):
     """Runs ``memecourt-ozone`` as a process; yields the settings of the court's receiver."""
-    hook = hook_to("http://127.0.0.1:1", tmp_path)
+    hook = hook_settings("http://127.0.0.1:1", tmp_path)
     variables = {
         "PYTHONPATH": str(SOURCE),
         "OZONE_PDS": ozone.url,
@@ -169,8 +169,8 @@ def test_verdicts_reviews_and_failures_reach_ozone(ozone, tmp_path):
             await append_all(docket, with_content_id(decided("account"), DID))
             await until_idle(sender)
             ozone.sessions += 1  # the session ends meanwhile
-            await reviewing(docket, "harmful")
-            await reviewing(docket, "unsure", ReviewOutcome.UPHELD, Label.HARMFUL)
+            await review_trial(docket, "harmful")
+            await review_trial(docket, "unsure", ReviewOutcome.UPHELD, Label.HARMFUL)
             await until_idle(sender)
             # Sent once more, as after a crash: Ozone recognises the events by their ids.
             await docket.hooks.replay(hook.name, 0)
@@ -317,11 +317,11 @@ def test_hashes_of_upheld_memes_stay_in_the_bank_until_overruled_or_erased(hma, 
             meme = opened.meme.model_copy(update={"pixels_sha256": picture.pixels_sha256})
             await append_all(docket, [opened.model_copy(update={"meme": meme}), *others])
         for name in ("upheld", "changed", "erased"):
-            await reviewing(docket, name, ReviewOutcome.UPHELD, Label.HARMFUL)
-        await reviewing(docket, "fine")
+            await review_trial(docket, name, ReviewOutcome.UPHELD, Label.HARMFUL)
+        await review_trial(docket, "fine")
 
     async def later(docket):
-        await reviewing(docket, "changed")
+        await review_trial(docket, "changed")
         await docket.eraser.erase("erased", who="Ruth", why="asked to", at=NOON)
 
     def pdq(name):

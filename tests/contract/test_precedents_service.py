@@ -41,8 +41,8 @@ from serving.runner.quarantine import Quarantine
 from tests.support.encoders import PlainPictureReader, picture_of, png_of
 from tests.support.fakes import FakeFinder, H, findings
 from tests.support.libraries import ENCODER, EPOCH, PICTURES, TUNING, drawn_library, drawn_meme
-from tests.support.playing import play_in, until
-from tests.support.service_calls import Refusal, a_channel, by, refused
+from tests.support.playing import run_within, until
+from tests.support.service_calls import Refusal, caller_metadata, refusal_of, running_services
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class Scene:
     async def found(self, caller: str = "", **fields: Any) -> wire.SearchPrecedentsResponse:
         request = wire.SearchPrecedentsRequest(**{"text": "cat", **fields})
         answer: wire.SearchPrecedentsResponse = await self.stub.SearchPrecedents(
-            request, timeout=TIMEOUT, metadata=by(caller)
+            request, timeout=TIMEOUT, metadata=caller_metadata(caller)
         )
         return answer
 
@@ -121,18 +121,22 @@ class Scene:
         defaults = {"id": "new", "text": "quite unheard of", "label": wire.LABEL_HARMFUL, "why": "as was decided",
                  "who": "" if caller else "bea"}  # fmt: skip
         request = wire.AddPrecedentRequest(**{**defaults, **fields})
-        answer: wire.AddPrecedentResponse = await self.stub.AddPrecedent(request, timeout=TIMEOUT, metadata=by(caller))
+        answer: wire.AddPrecedentResponse = await self.stub.AddPrecedent(
+            request, timeout=TIMEOUT, metadata=caller_metadata(caller)
+        )
         return answer
 
     async def removed(self, id_: str, caller: str = "", **fields: Any) -> int:
         defaults = {"why": "it is out of date", "who": "" if caller else "bea"}
         request = wire.RemovePrecedentRequest(id=id_, **{**defaults, **fields})
-        return int((await self.stub.RemovePrecedent(request, timeout=TIMEOUT, metadata=by(caller))).change)
+        return int((await self.stub.RemovePrecedent(request, timeout=TIMEOUT, metadata=caller_metadata(caller))).change)
 
     async def relabelled(self, id_: str, label: Any, caller: str = "", **fields: Any) -> int:
         defaults = {"why": "it was wrong", "who": "" if caller else "bea"}
         request = wire.RelabelPrecedentRequest(id=id_, label=label, **{**defaults, **fields})
-        return int((await self.stub.RelabelPrecedent(request, timeout=TIMEOUT, metadata=by(caller))).change)
+        return int(
+            (await self.stub.RelabelPrecedent(request, timeout=TIMEOUT, metadata=caller_metadata(caller))).change
+        )
 
     async def library(self) -> wire.GetLibraryResponse:
         answer: wire.GetLibraryResponse = await self.stub.GetLibrary(wire.GetLibraryRequest(), timeout=TIMEOUT)
@@ -160,7 +164,7 @@ async def a_scene(place: Path | Address, *, pictures: Any = None, finder: Any = 
     house = SimpleNamespace(court=SimpleNamespace(finder=finder), pictures=pictures or PlainPictureReader())
     service.open(house, DecodingPool(house.pictures, Quarantine(None), 2))  # type: ignore[arg-type]
     try:
-        async with a_channel(
+        async with running_services(
             service.handler(), callers=CALLERS, options=[("grpc.max_receive_message_length", -1)]
         ) as channel:
             yield Scene(place, service, channel)
@@ -175,7 +179,7 @@ async def a_scene(place: Path | Address, *, pictures: Any = None, finder: Any = 
 
 
 def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], **options: Any) -> T:
-    return play_in(a_scene(place, **options), work)
+    return run_within(a_scene(place, **options), work)
 
 
 def test_the_nearest_precedents_are_returned_with_all_their_fields(place: Path | Address, drawn: Library) -> None:
@@ -317,7 +321,7 @@ def test_filters_return_exactly_the_matching_precedents(place: Path | Address, d
 )
 def test_searches_out_of_bounds_are_refused(on_disk: Path, fields: dict[str, Any], expected: tuple[str, ...]) -> None:
     fields = {**fields, "filter": wire.PrecedentFilter(**fields.get("filter", {}))}
-    assert play(on_disk, lambda it: refused(it.found(**fields))).said == expected
+    assert play(on_disk, lambda it: refusal_of(it.found(**fields))).said == expected
 
 
 def test_the_limits_themselves_are_accepted(on_disk: Path) -> None:
@@ -386,9 +390,9 @@ def test_a_removed_precedent_is_no_longer_found(place: Path | Address) -> None:
         assert it.meme("of-3") is None
         change = it.history("of-3")[-1].change
         assert (change.kind, change.who, change.why) == (ChangeKind.REMOVE, "bea", "it is out of date")
-        again = await refused(it.removed("of-3"))
+        again = await refusal_of(it.removed("of-3"))
         assert again.said == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
-        taken = await refused(it.added(id="of-3"))
+        taken = await refusal_of(it.added(id="of-3"))
         assert taken.said == ("ALREADY_EXISTS", "DUPLICATE_ID", "id")
 
     play(place, work)
@@ -409,9 +413,9 @@ def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | Addres
         assert now is not None and (now.label, now.verified, now.who) == (label, True, "ada")
         change = it.history("of-1")[-1].change
         assert (change.kind, change.who, change.why) == (ChangeKind.RELABEL, "ada", "it was wrong")
-        again = await refused(it.relabelled("of-1", other))
+        again = await refusal_of(it.relabelled("of-1", other))
         assert again.said == ("FAILED_PRECONDITION", "CANT_CHANGE", "label")
-        unknown = await refused(it.relabelled("nowhere", other))
+        unknown = await refusal_of(it.relabelled("nowhere", other))
         assert unknown.said == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
 
     play(place, work)
@@ -419,7 +423,7 @@ def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | Addres
 
 def test_the_last_precedent_cannot_be_removed(tmp_path: Path) -> None:
     library = drawn_library(tmp_path, 1, 1)
-    refusal = play(library.root, lambda it: refused(it.removed("drawn-0")))
+    refusal = play(library.root, lambda it: refusal_of(it.removed("drawn-0")))
     assert refusal.said == ("FAILED_PRECONDITION", "LIBRARY_EMPTY", "")
 
 
@@ -469,7 +473,7 @@ def test_invalid_additions_are_refused_and_change_nothing(
     on_disk: Path, caller: str, fields: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     async def work(it: Scene) -> tuple[Refusal, int]:
-        return await refused(it.added(caller, **fields)), len(it.history())
+        return await refusal_of(it.added(caller, **fields)), len(it.history())
 
     refusal, changes = play(on_disk, work)
     assert refusal.said == expected
@@ -494,7 +498,7 @@ def test_invalid_changes_are_refused_and_change_nothing(
     arguments = {"id_": "of-1", "caller": caller, **fields}
 
     async def work(it: Scene) -> tuple[list[Refusal], int]:
-        refusals = [await refused(it.removed(**arguments)), await refused(it.relabelled(label=1, **arguments))]
+        refusals = [await refusal_of(it.removed(**arguments)), await refusal_of(it.relabelled(label=1, **arguments))]
         return refusals, len(it.history())
 
     refusals, changes = play(on_disk, work)
@@ -504,7 +508,7 @@ def test_invalid_changes_are_refused_and_change_nothing(
 
 @pytest.mark.parametrize("label", [0, 3, 99])
 def test_invalid_labels_are_refused(on_disk: Path, label: Any) -> None:
-    refusal = play(on_disk, lambda it: refused(it.relabelled("of-1", label)))
+    refusal = play(on_disk, lambda it: refusal_of(it.relabelled("of-1", label)))
     assert refusal.said == ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")
 
 
@@ -516,17 +520,17 @@ def test_a_caller_limited_to_namespaces_sees_and_changes_only_its_own(place: Pat
         assert visible <= everybodys | {"of-0", "of-1", "of-2"}
         assert set(await it.ids("forum", filter=wire.PrecedentFilter(namespaces=["blog"]))) == {"of-2"}
         assert set(await it.ids("forum", filter=wire.PrecedentFilter(namespaces=[""]))) <= everybodys
-        refusal = await refused(it.found("forum", filter=wire.PrecedentFilter(namespaces=["blog", "shop"])))
+        refusal = await refusal_of(it.found("forum", filter=wire.PrecedentFilter(namespaces=["blog", "shop"])))
         assert refusal.said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespaces")
 
         # Other namespaces' precedents appear not to exist; shared ones exist, but cannot be changed.
         for call in (lambda id_: it.removed(id_, "forum"), lambda id_: it.relabelled(id_, wire.LABEL_HARMFUL, "forum")):
-            unknown = await refused(call("nowhere"))
-            foreign = await refused(call("of-3"))
+            unknown = await refusal_of(call("nowhere"))
+            foreign = await refusal_of(call("of-3"))
             assert foreign.said == unknown.said == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
             assert foreign.message.replace("of-3", "nowhere") == unknown.message
             for id_ in ("drawn-0", "of-4"):
-                assert (await refused(call(id_))).said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "id")
+                assert (await refusal_of(call(id_))).said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "id")
         assert len(it.history()) == len(OF_ONE)
 
         # Its own precedents can be changed, even those that searches do not show yet.
@@ -554,8 +558,8 @@ def test_the_library_is_described(place: Path | Address, drawn: Library) -> None
 def test_pictures_are_decoded_in_the_guarded_reader(on_disk: Path) -> None:
     async def work(it: Scene) -> tuple[list[Refusal], int]:
         hostile = (b"<svg xmlns='http://www.w3.org/2000/svg'/>", PICTURE[:20])
-        refusals = [await refused(it.found(image=one)) for one in hostile]
-        refusals += [await refused(it.added(image=one)) for one in hostile]
+        refusals = [await refusal_of(it.found(image=one)) for one in hostile]
+        refusals += [await refusal_of(it.added(image=one)) for one in hostile]
         change = (await it.added(image=PICTURE)).change
         return refusals, change
 
@@ -579,7 +583,7 @@ def test_a_full_disk_is_unavailable_and_changes_nothing(on_disk: Path, monkeypat
     async def work(it: Scene) -> Refusal:
         with monkeypatch.context() as patched:
             patched.setattr(journal, "append", full)
-            refusal = await refused(it.added())
+            refusal = await refusal_of(it.added())
         assert (await it.added()).change == 6
         return refusal
 
@@ -593,7 +597,7 @@ def test_a_library_locked_by_another_writer_is_unavailable(on_disk: Path, monkey
 
     async def work(it: Scene) -> tuple[Refusal, int]:
         with storage.writing(on_disk, 1):
-            refusal = await refused(it.removed("of-0"))
+            refusal = await refusal_of(it.removed("of-0"))
             assert await has(it, "of-0")  # searches do not wait for the lock
         return refusal, await it.removed("of-0")
 
@@ -618,7 +622,7 @@ def test_errors_of_a_search_are_distinguished(
         raise error
 
     monkeypatch.setattr(LibraryFinder, "find", find)
-    refusal = play(on_disk, lambda it: refused(it.found()))
+    refusal = play(on_disk, lambda it: refusal_of(it.found()))
     assert refusal.said == expected
     assert "secret" not in refusal.message
 
@@ -658,7 +662,7 @@ def test_a_change_that_may_be_stored_is_not_offered_for_retry(
         raise Unavailable("The library is away.", reason="LIBRARY_UNAVAILABLE")
 
     monkeypatch.setattr(LibraryWriter, "_made", lost)
-    refusal = play(on_disk, lambda it: refused(CALLS[name](it)))
+    refusal = play(on_disk, lambda it: refusal_of(CALLS[name](it)))
     assert refusal.said == ("UNAVAILABLE", "LIBRARY_UNAVAILABLE", "")
     assert not refusal.of(error_details_pb2.RetryInfo) and "look before you ask again" in refusal.message
 
@@ -667,20 +671,20 @@ def test_a_change_that_may_be_stored_is_not_offered_for_retry(
 def test_calls_outside_a_session_are_unavailable(on_disk: Path, name: str) -> None:
     async def work(it: Scene) -> Refusal:
         it.service.close()
-        return await refused(CALLS[name](it))
+        return await refusal_of(CALLS[name](it))
 
     assert play(on_disk, work).said == ("UNAVAILABLE", "NOT_IN_SESSION", "")
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_court_without_a_library_refuses_every_call(on_disk: Path, name: str) -> None:
-    refusal = play(on_disk, lambda it: refused(CALLS[name](it)), finder=FakeFinder(findings([H])))
+    refusal = play(on_disk, lambda it: refusal_of(CALLS[name](it)), finder=FakeFinder(findings([H])))
     assert refusal.said == ("FAILED_PRECONDITION", "LIBRARY_NOT_LOADED", "")
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_malformed_messages_are_invalid_arguments(on_disk: Path, name: str) -> None:
     async def work(it: Scene) -> Refusal:
-        return await refused(it.channel.unary_unary(f"/{SERVICE}/{name}")(b"\xff\xff no message", timeout=TIMEOUT))
+        return await refusal_of(it.channel.unary_unary(f"/{SERVICE}/{name}")(b"\xff\xff no message", timeout=TIMEOUT))
 
     assert play(on_disk, work).said == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")

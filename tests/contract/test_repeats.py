@@ -11,8 +11,8 @@ from serving.docket.ports import RequestName
 from serving.runner.runner import TrialRunner
 from tests.contract.real_court import IMAGE, real_court
 from tests.support.libraries import drawn_library
-from tests.support.playing import play_in
-from tests.support.service_calls import refused
+from tests.support.playing import run_within
+from tests.support.service_calls import refusal_of
 
 THREE = 3
 
@@ -37,7 +37,7 @@ def again(monkeypatch):
 
 
 def run(path, work, **settings):
-    return play_in(real_court(path, **settings), work)
+    return run_within(real_court(path, **settings), work)
 
 
 def without_varying_fields(response):
@@ -83,7 +83,7 @@ def test_a_request_that_differs_in_any_field_is_no_repeat(tmp_path, again, other
         request.MergeFrom(other)
         before = len(again)
         if other.HasField("pins"):
-            assert (await refused(court.judge.Judge(request))).said[1] == "PIN_NOT_LOADED"
+            assert (await refusal_of(court.judge.Judge(request))).said[1] == "PIN_NOT_LOADED"
         else:
             response = await court.judge.Judge(request)
             assert response.content == request.content and response.client_token == request.client_token
@@ -103,7 +103,7 @@ def test_a_repeat_with_a_request_id_is_stored_for_good(tmp_path, again):
         # No other request may use that id from now on, not even one that was answered before.
         for _ in range(THREE):
             await court.judge.Judge(request_with_text("a dog"))
-        return await refused(court.judge.Judge(request_with_text("a dog", request_id="r")))
+        return await refusal_of(court.judge.Judge(request_with_text("a dog", request_id="r")))
 
     assert run(tmp_path, work).said[:2] == ("ALREADY_EXISTS", "REQUEST_ID_TAKEN")
     # Also after a restart.
@@ -180,7 +180,7 @@ def test_repeats_are_answered_only_to_callers_of_the_namespace(tmp_path, again):
         for _ in range(THREE):
             await court.judge.Judge(forum_request(), metadata=bearer(insider))
         assert again[-1]
-        refusal = await refused(court.judge.Judge(forum_request(), metadata=bearer(outsider)))
+        refusal = await refusal_of(court.judge.Judge(forum_request(), metadata=bearer(outsider)))
         assert again == [True]
         return refusal
 
@@ -220,7 +220,7 @@ def test_a_trial_of_another_namespace_is_reported_as_unknown(tmp_path):
         refusals = []
         for trial_id in (existing.verdict_id, gone.verdict_id, "nowhere"):
             watching = court.judge.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), metadata=bearer(outsider))
-            refusals.append(await refused(watching.read()))
+            refusals.append(await refusal_of(watching.read()))
         return refusals
 
     refusals = run(tmp_path, work, tokens=file)
@@ -236,10 +236,10 @@ def bearer(token):
 @pytest.mark.parametrize(("request_id", "reason"), [("x" * 129, "FIELD_TOO_LONG"), ("a\0b", "FIELD_HOLDS_NUL")])
 def test_an_invalid_request_id_is_refused_even_for_a_repeat(tmp_path, again, request_id, reason):
     async def work(court):
-        errors = [await refused(court.judge.Judge(forum_request(request_id=request_id)))]
+        errors = [await refusal_of(court.judge.Judge(forum_request(request_id=request_id)))]
         for _ in range(THREE):
             await court.judge.Judge(forum_request())
-        errors.append(await refused(court.judge.Judge(forum_request(request_id=request_id))))
+        errors.append(await refusal_of(court.judge.Judge(forum_request(request_id=request_id))))
         assert await court.docket.leases.claim_of(RequestName("forum", request_id)) is None
         await court.judge.Judge(forum_request(request_id="x" * 128))
         return errors

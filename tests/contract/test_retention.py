@@ -13,7 +13,7 @@ from serving.docket.ports import TrialErased
 from serving.docket.retention import WHO, erase_expired, keep_retention, retention_periods
 from serving.docket.store.erasure import UNFINISHED
 from serving.settings import Settings
-from tests.support.dockets import NOON, append_all, events_of, reviewing
+from tests.support.dockets import NOON, append_all, events_of, review_trial
 
 SETTINGS = Settings(
     retention_days=30, namespaces={"forum": {"retention_days": 7}, "court": {"retention_days": "unlimited"}, "shop": {}}
@@ -60,7 +60,7 @@ async def erased_trials(docket):
 def test_each_namespace_has_its_own_period_and_the_log_still_verifies(using):
     async def scene(docket):
         await fill_docket(docket)
-        await reviewing(docket, "old")
+        await review_trial(docket, "old")
         forgotten = []
 
         async def forget(name):
@@ -98,7 +98,7 @@ def test_many_trials_are_erased_page_by_page(using, monkeypatch):
 def test_a_trial_still_in_a_library_is_not_erased_and_is_overdue(using):
     async def scene(docket):
         await fill_docket(docket)
-        await reviewing(docket, "old")
+        await review_trial(docket, "old")
 
         async def forget(_):
             raise Unavailable("locked", reason="LIBRARY_LOCKED")

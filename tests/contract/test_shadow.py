@@ -30,7 +30,7 @@ from serving.settings import Settings
 from tests.contract.scenes import IMAGE, a_court, a_scene
 from tests.support.cast import Cast
 from tests.support.dockets import NOON
-from tests.support.evidence import REFUTING, TEXT, USELESS, Expert, FakeEvidence, always, document, with_expert
+from tests.support.evidence import REFUTING, TEXT, USELESS, Expert, FakeEvidence, document, expert_settings, with_expert
 from tests.support.fakes import FakeFinder, H, N, findings
 from tests.support.playing import until
 
@@ -159,7 +159,7 @@ def test_a_document_erased_before_the_shadow_s_turn_is_not_used_as_evidence(tmp_
     cast = Cast(rounds=1)
     court = replace(
         a_court(findings([H] * 5)),
-        settings=always(),
+        settings=expert_settings(),
         chairs=with_expert(cast, expert),
         evidence_source=source,
     )
@@ -273,7 +273,7 @@ def test_a_candidate_with_witness_guard_and_panel_runs_and_expires(tmp_path):
     changes = {
         "chairs": replace(with_expert(cast, Expert()), guard=guard),
         "evidence_source": FakeEvidence(),
-        "settings": always(judges=3),
+        "settings": expert_settings(judges=3),
     }
 
     async def work(both):

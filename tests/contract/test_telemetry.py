@@ -42,9 +42,19 @@ from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
 from tests.support.cast import Cast, full_court
-from tests.support.collector import a_collector, told
-from tests.support.fakes import LIBRARY, FakeReader, H, Notes, a_meme, a_picture, findings, precedent, telling
-from tests.support.playing import play_in, until
+from tests.support.collector import attributes_of, running_collector
+from tests.support.fakes import (
+    LIBRARY,
+    FakeReader,
+    H,
+    RecordingSink,
+    a_meme,
+    a_picture,
+    findings,
+    forwarding_sink,
+    precedent,
+)
+from tests.support.playing import run_within, until
 from tests.unit.test_telemetry import calls_of, described, logging_as
 
 COURT = "memecourt.v1.Court"
@@ -54,7 +64,7 @@ CALLER = "00f067aa0ba902b7"
 
 @pytest.fixture
 def collector(monkeypatch):
-    with a_collector() as collector:
+    with running_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         # A busy machine may need longer to export the last spans than a server takes to stop.
         monkeypatch.setattr("serving.telemetry.tracing._TO_EXPORT_S", 60.0)
@@ -109,7 +119,7 @@ class ScriptedService:
             trace_id=self.telemetry.trace_id(),
         )
         # As the trial runner does it: in a task of its own, which callers may share.
-        self.records.append(await asyncio.create_task(self.court.hear(case, telling(self.telemetry.watch))))
+        self.records.append(await asyncio.create_task(self.court.hear(case, forwarding_sink(self.telemetry.watch))))
         return wire.JudgeResponse(trace_id=self.telemetry.trace_id())
 
     async def watch(self, request, context):
@@ -174,7 +184,7 @@ async def a_scene(*, traces=False, court=None, **settings):
 
 
 def play(work, **options):
-    return play_in(a_scene(**options), work)
+    return run_within(a_scene(**options), work)
 
 
 async def expect_error(call):
@@ -300,13 +310,13 @@ def test_a_trace_spans_caller_trial_and_each_model_call(collector):
     assert {span.parent_span_id for span in model_spans} == {trial.span_id}
     assert {span.kind for span in model_spans} == {Span.SPAN_KIND_CLIENT}
 
-    assert told(call) == {
+    assert attributes_of(call) == {
         "rpc.system.name": "grpc",
         "rpc.method": f"{COURT}/Judge",
         "rpc.response.status_code": "OK",
     }
     assert trial.name == "invoke_workflow memecourt.full"
-    assert told(trial) == {
+    assert attributes_of(trial) == {
         "gen_ai.operation.name": "invoke_workflow",
         "gen_ai.workflow.name": "memecourt.full",
         "openinference.span.kind": "CHAIN",
@@ -334,7 +344,7 @@ def test_a_trace_spans_caller_trial_and_each_model_call(collector):
     )
     found = Counter()
     for span in model_spans:
-        attributes = told(span)
+        attributes = attributes_of(span)
         found[
             span.name,
             attributes["gen_ai.response.model"],
@@ -368,7 +378,9 @@ def test_a_trace_spans_caller_trial_and_each_model_call(collector):
             (event.odds if attributes["memecourt.calls"] == 2 else event).call.latency_s, abs=1e-5
         )
     assert found == expected and len(model_spans) >= 10
-    (described_by,) = [told(span) for span in model_spans if "describe" in told(span)["gen_ai.prompt.name"]]
+    (described_by,) = [
+        attributes_of(span) for span in model_spans if "describe" in attributes_of(span)["gen_ai.prompt.name"]
+    ]
     assert described_by["gen_ai.request.model"] == "proposer-model"
     assert (described_by["server.address"], described_by["server.port"]) == ("model.example", 8000)
     assert described_by["gen_ai.usage.cache_read.input_tokens"] == 100
@@ -383,7 +395,7 @@ def test_without_a_caller_s_trace_a_new_one_starts_and_is_recorded(collector):
 
     records = play(work, traces=True)
     calls = {span.span_id: span for span in collector.named(COURT)}
-    trials = {told(span)["memecourt.request.id"]: span for span in collector.named("invoke_workflow")}
+    trials = {attributes_of(span)["memecourt.request.id"]: span for span in collector.named("invoke_workflow")}
     assert len(calls) == 2
     for record in records:
         trial = trials[record.opened.request_id]
@@ -402,7 +414,7 @@ def test_spans_have_the_outcome_and_health_checks_have_no_span(collector):
     play(make_calls_with_every_outcome, traces=True)
     ends = Counter()
     for span in collector.spans:
-        attributes = told(span)
+        attributes = attributes_of(span)
         code = attributes["rpc.response.status_code"]
         ends[span.name, code] += 1
         # Server errors set the span's error status; the caller's errors and cancellations do not.
@@ -427,16 +439,16 @@ def test_a_failed_trial_s_span_has_step_and_reason(collector):
     court = a_court(Cast(accuser_ask=Unavailable("no such words in a span", reason="MODEL_GONE")))
     play(lambda it: expect_error(it.judge("r-1")), traces=True, court=court)
     (trial,) = collector.named("invoke_workflow")
-    attributes = told(trial)
+    attributes = attributes_of(trial)
     assert (attributes["memecourt.outcome"], attributes["error.type"]) == ("FAILED", "MODEL_GONE")
     assert attributes["memecourt.step"] and trial.status.code == Status.STATUS_CODE_ERROR and not trial.status.message
     (call,) = collector.named(COURT)
-    assert told(call)["rpc.response.status_code"] == "UNAVAILABLE"
+    assert attributes_of(call)["rpc.response.status_code"] == "UNAVAILABLE"
 
 
 def test_a_resumed_trial_continues_in_the_recorded_trace(collector):
     case = TrialCase("t", a_meme(), Procedure.FULL, trace_id=TRACE, request_id="r-1")
-    whole = asyncio.run(a_court().hear(case, Notes()))
+    whole = asyncio.run(a_court().hear(case, RecordingSink()))
     cut = TrialRecord.of(whole.events[:8])
 
     async def work(it):
@@ -446,7 +458,7 @@ def test_a_resumed_trial_continues_in_the_recorded_trace(collector):
     record = play(work, traces=True)
     (trial,) = collector.named("invoke_workflow")
     assert trial.trace_id.hex() == TRACE and not trial.parent_span_id
-    assert told(trial)["memecourt.resumed"] is True and told(trial)["memecourt.request.id"] == "r-1"
+    assert attributes_of(trial)["memecourt.resumed"] is True and attributes_of(trial)["memecourt.request.id"] == "r-1"
     assert {span.parent_span_id for span in collector.named("chat ")} == {trial.span_id}
     new = sum(1 for _ in calls_of(record)) - sum(1 for _ in calls_of(cut))
     assert len(collector.named("chat ")) == new
@@ -481,7 +493,7 @@ def test_reuse_is_noted_in_the_call_s_span(collector):
         await server.stop(0)
 
     play(work, traces=True)
-    assert told(collector.named(COURT)[0])["memecourt.reused"] == "exact"
+    assert attributes_of(collector.named(COURT)[0])["memecourt.reused"] == "exact"
 
 
 def test_the_operator_s_variables_name_the_service(collector, monkeypatch):
@@ -540,7 +552,7 @@ def test_attribute_names_follow_the_conventions(collector, contents):
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, str)
     }
-    used = {name for span in collector.spans for name in told(span)}
+    used = {name for span in collector.spans for name in attributes_of(span)}
     theirs = {re.sub(r"\.\d+(?=\.)", "", name) for name in used if not name.startswith("memecourt.")}
     assert theirs <= known | NEWER | OPENINFERENCE
     assert (theirs >= OPENINFERENCE - {"input.mime_type"}) is contents
@@ -563,8 +575,8 @@ def test_contents_in_traces_are_complete_but_pictures_are_only_linked(collector)
 
     record = play(work, traces=True, court=court, trace_contents=True, console_origin="https://console.example")
     (trial,) = collector.named("invoke_workflow")
-    assert told(trial)["input.value"] == "the words"
-    assert json.loads(told(trial)["output.value"])["label"] == record.verdict.label
+    assert attributes_of(trial)["input.value"] == "the words"
+    assert json.loads(attributes_of(trial)["output.value"])["label"] == record.verdict.label
     sent = {
         (each.system, "".join(part for part in each.parts if isinstance(part, str)))
         for model in cast.models.values()
@@ -572,7 +584,7 @@ def test_contents_in_traces_are_complete_but_pictures_are_only_linked(collector)
     }
     links = set()
     for span in collector.named("chat "):
-        attributes = told(span)
+        attributes = attributes_of(span)
         assert attributes["memecourt.messages_exact"] is True
         (user,) = json.loads(attributes["gen_ai.input.messages"])
         words = "".join(part["content"] for part in user["parts"] if part["type"] == "text")
@@ -589,7 +601,7 @@ def test_contents_in_traces_are_complete_but_pictures_are_only_linked(collector)
     at = "https://console.example/trials/trial%20of%20r-1/picture"
     assert links == {f"{at}?of=meme&frame=0", *(f"{at}?of=precedent%3Ap{n}&frame=0" for n in range(3))}
     (search,) = collector.named("retrieval ")
-    assert told(search)["retrieval.documents.0.document.content"] == "text of p0"
+    assert attributes_of(search)["retrieval.documents.0.document.content"] == "text of p0"
     exported = b"".join(request.SerializeToString() for request in collector.requests)
     for picture in (b"picture of p0", base64.b64encode(b"picture of p0"), base64.b64encode(a_picture().frames[0].png)):
         assert picture not in exported
@@ -597,14 +609,14 @@ def test_contents_in_traces_are_complete_but_pictures_are_only_linked(collector)
 
 def test_without_a_console_a_picture_is_named_by_its_digest(collector):
     play(lambda it: it.judge("r-1"), traces=True, trace_contents=True)
-    (described_by,) = [s for s in collector.named("chat ") if "describe" in told(s)["gen_ai.prompt.name"]]
-    text = told(described_by)["llm.input_messages.1.message.contents.0.message_content.text"]
+    (described_by,) = [s for s in collector.named("chat ") if "describe" in attributes_of(s)["gen_ai.prompt.name"]]
+    text = attributes_of(described_by)["llm.input_messages.1.message.contents.0.message_content.text"]
     digest = hashlib.sha256(a_picture().frames[0].png).hexdigest()
     assert text == f"[picture sha256:{digest}]"
 
 
 def test_a_resumed_trial_s_spans_still_have_the_exact_messages(collector):
-    whole = asyncio.run(a_court().hear(TrialCase("t", Meme(a_picture(), "x"), Procedure.FULL), Notes()))
+    whole = asyncio.run(a_court().hear(TrialCase("t", Meme(a_picture(), "x"), Procedure.FULL), RecordingSink()))
     cut = TrialRecord.of(whole.events[:6])
 
     async def work(it):
@@ -613,7 +625,7 @@ def test_a_resumed_trial_s_spans_still_have_the_exact_messages(collector):
 
     play(work, traces=True, trace_contents=True)
     model_spans = collector.named("chat ")
-    assert model_spans and all(told(span)["memecourt.messages_exact"] for span in model_spans)
+    assert model_spans and all(attributes_of(span)["memecourt.messages_exact"] for span in model_spans)
 
 
 # The server with all its parts: only precedents' pictures, search and models are fakes.
@@ -773,7 +785,7 @@ def test_the_server_s_telemetry_matches_the_docket_and_reveals_no_meme(collector
     assert total("memecourt_running_trials") == total("memecourt_waiting_requests") == 0
 
     # Every record names the trace of its trial's span, which is a child of the call's span.
-    trials = {told(span)["memecourt.trial.id"]: span for span in collector.named("invoke_workflow")}
+    trials = {attributes_of(span)["memecourt.trial.id"]: span for span in collector.named("invoke_workflow")}
     spans = {span.span_id: span for span in collector.spans}
     assert trials.keys() == {record.trial_id for record in records}
     for record in records:
@@ -784,7 +796,9 @@ def test_the_server_s_telemetry_matches_the_docket_and_reveals_no_meme(collector
         assert call.name == f"{COURT}/{method}"
         model_spans = [span for span in collector.named("chat ") if span.parent_span_id == trial.span_id]
         assert len(model_spans) == sum(1 for _ in calls_of(record))
-    assert [told(span).get("memecourt.reused") for span in collector.named(f"{COURT}/Judge")].count("exact") == 1
+    assert [attributes_of(span).get("memecourt.reused") for span in collector.named(f"{COURT}/Judge")].count(
+        "exact"
+    ) == 1
 
     # PR-1: the markers went through the trials and are stored, but nothing that an operator sees contains them.
     stored = " ".join(event.model_dump_json() for record in records for event in record.events)

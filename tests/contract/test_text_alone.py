@@ -28,16 +28,16 @@ from serving.docket.review.corrections import Corrections, Overrulings
 from serving.runner.runner import TrialRunner
 from tests.contract.real_court import IMAGE, RealCourt, real_court
 from tests.support.cast import Cast
-from tests.support.desk_pages import play_pages, said
+from tests.support.desk_pages import page_text, with_desk_pages
 from tests.support.libraries import ENCODER
-from tests.support.playing import play_in
-from tests.support.service_calls import refused
+from tests.support.playing import run_within
+from tests.support.service_calls import refusal_of
 
 WORDS = "People from Blueland, go back to bed"
 
 
 def run(path: Path, work: Any, **settings: Any) -> Any:
-    return play_in(real_court(path, **settings), work)
+    return run_within(real_court(path, **settings), work)
 
 
 # The contract
@@ -61,7 +61,7 @@ def test_a_text_alone_gets_a_verdict_that_reports_the_missing_picture(tmp_path):
 @pytest.mark.parametrize("request_", [{}, {"text": ""}, {"text": " \n"}], ids=["nothing", "empty", "blank"])
 def test_a_request_without_picture_and_text_is_an_error(tmp_path, request_):
     async def work(it: RealCourt) -> Any:
-        refusal = await refused(it.judge.Judge(wire.JudgeRequest(**request_), timeout=60))
+        refusal = await refusal_of(it.judge.Judge(wire.JudgeRequest(**request_), timeout=60))
         return refusal, await it.docket.index.list(limit=5)
 
     refusal, trials = run(tmp_path, work)
@@ -72,7 +72,7 @@ def test_a_request_without_picture_and_text_is_an_error(tmp_path, request_):
 def test_an_operator_can_have_texts_alone_refused(tmp_path):
     async def work(it: RealCourt) -> Any:
         pictured = await it.judge.Judge(wire.JudgeRequest(image=IMAGE, text=WORDS), timeout=60)
-        return pictured, await refused(it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60))
+        return pictured, await refusal_of(it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60))
 
     pictured, refusal = run(tmp_path, work, text_alone=False)
     assert pictured.HasField("picture")
@@ -144,7 +144,7 @@ def test_request_ids_work_for_texts_alone(tmp_path):
         first, second = [
             await it.judge.Judge(wire.JudgeRequest(text=WORDS, request_id="r"), timeout=60) for _ in range(2)
         ]
-        return first, second, await refused(it.judge.Judge(wire.JudgeRequest(text="other", request_id="r")))
+        return first, second, await refusal_of(it.judge.Judge(wire.JudgeRequest(text="other", request_id="r")))
 
     first, second, refusal = run(tmp_path, work)
     assert first.verdict_id == second.verdict_id and refusal.reason == "REQUEST_ID_TAKEN"
@@ -161,7 +161,7 @@ def test_a_text_that_killed_a_process_affects_no_other_text(tmp_path):
 
         it.reception._house.court.finder.find = die  # type: ignore[method-assign]
         for _ in range(3):
-            assert (await refused(it.judge.Judge(wire.JudgeRequest(text="one")))).reason == "ENCODER_ENDED"
+            assert (await refusal_of(it.judge.Judge(wire.JudgeRequest(text="one")))).reason == "ENCODER_ENDED"
         it.reception._house.court.finder.find = find  # type: ignore[method-assign]
         return await it.judge.Judge(wire.JudgeRequest(text="two"), timeout=60)
 
@@ -209,10 +209,10 @@ def test_a_text_that_killed_the_model_server_twice_is_quarantined(tmp_path):
         async with TrialRunner(full, it.court._settings) as reception:
             it.court.open(full, reception)
             request = wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_FULL)
-            ends = [(await refused(it.judge.Judge(request, timeout=60))).said for _ in range(3)]
+            ends = [(await refusal_of(it.judge.Judge(request, timeout=60))).said for _ in range(3)]
             spared = await it.judge.Judge(wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_SUMMARY))
             other = wire.JudgeRequest(text="another", procedure=wire.PROCEDURE_FULL)
-            return ends, spared, (await refused(it.judge.Judge(other, timeout=60))).reason
+            return ends, spared, (await refusal_of(it.judge.Judge(other, timeout=60))).reason
 
     ends, spared, other = run(tmp_path, work)
     assert [end[1] for end in ends] == ["MODEL_UNAVAILABLE", "MODEL_UNAVAILABLE", "QUARANTINED"]
@@ -308,20 +308,20 @@ def test_pages_report_the_missing_picture_and_show_no_broken_image(tmp_path):
         shown = await ada.post(f"/trials/{trial_id}/show", {"of": "meme"})
         return pages, similar, veiled, shown
 
-    pages, similar, veiled, shown = play_pages(
+    pages, similar, veiled, shown = with_desk_pages(
         tmp_path, visit_pages, library=False, blind_first=False, place=tmp_path / "docket.sqlite"
     )
     assert {page.status_code for page in pages.values()} == {200}
     for path in (f"/trials/{trial_id}", f"/desk/cases/{trial_id}"):
-        assert "No picture was sent: the text was judged alone." in said(pages[path])
+        assert "No picture was sent: the text was judged alone." in page_text(pages[path])
         assert "of=meme" not in pages[path].text and "0×0" not in pages[path].text
-    assert "None: no picture was sent that could be described." in said(pages[f"/trials/{trial_id}"])
-    assert "No other trial of this text is kept here." in said(pages[f"/trials/{trial_id}/compare"])
+    assert "None: no picture was sent that could be described." in page_text(pages[f"/trials/{trial_id}"])
+    assert "No other trial of this text is kept here." in page_text(pages[f"/trials/{trial_id}/compare"])
     for path in ("/", "/desk"):
-        assert f"/trials/{trial_id}/picture" not in pages[path].text and "no picture" in said(pages[path])
-    assert "the same text" in said(similar) and "the same picture" not in said(similar)
+        assert f"/trials/{trial_id}/picture" not in pages[path].text and "no picture" in page_text(pages[path])
+    assert "the same text" in page_text(similar) and "the same picture" not in page_text(similar)
     assert veiled.status_code == 200 and veiled.headers["content-type"] == "image/png"
-    assert shown.status_code == 404 and "No picture was sent." in said(shown)
+    assert shown.status_code == 404 and "No picture was sent." in page_text(shown)
 
 
 def test_the_review_queue_shows_a_text_alone(tmp_path):
@@ -337,9 +337,9 @@ def test_the_review_queue_shows_a_text_alone(tmp_path):
         ada = await it.person("ada")
         queue = await ada.get("/desk")
         decided = await ada.decides(trial_id, "HARMFUL")
-        return said(queue), said(decided), (await it.docket.trials.record(trial_id)).last(VerdictReviewed)
+        return page_text(queue), page_text(decided), (await it.docket.trials.record(trial_id)).last(VerdictReviewed)
 
-    queue, decided, review = play_pages(tmp_path, decide_case, library=False, place=tmp_path / "docket.sqlite")
+    queue, decided, review = with_desk_pages(tmp_path, decide_case, library=False, place=tmp_path / "docket.sqlite")
     assert WORDS in queue and "no picture" in queue
     assert review.label is Label.HARMFUL and review.blind and "The court:" in decided
 

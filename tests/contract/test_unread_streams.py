@@ -12,7 +12,7 @@ from serving.rpc.calls import streaming
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
-from tests.support.service_calls import refused
+from tests.support.service_calls import refusal_of
 
 COUNT = 40
 NARROW = [("grpc.http2.bdp_probe", 0)]
@@ -66,7 +66,7 @@ def test_an_unread_stream_ends_and_frees_its_slot(monkeypatch: pytest.MonkeyPatc
             bytes_in_use = service.memory.bytes_in_use
             async with AsyncClient(address, options=[("grpc.use_local_subchannel_pool", 1)]) as other:
                 found = [trial.summary.trial_id async for trial in other.export()]
-            return bytes_in_use, found, await refused(drain(stuck))
+            return bytes_in_use, found, await refusal_of(drain(stuck))
 
     bytes_in_use, found, refusal = asyncio.run(work())
     assert bytes_in_use == 0 and found == [f"t{number}" for number in range(COUNT)]

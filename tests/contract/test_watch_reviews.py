@@ -20,8 +20,8 @@ from serving.docket.ports import DocketError
 from serving.docket.store.log_queries import SqlTransparencyLog
 from serving.docket.store.trials import SqlTrialReader
 from tests.contract.test_docket_service import AT, TIMEOUT, Scene, a_scene
-from tests.support.playing import play_in
-from tests.support.service_calls import by, refused
+from tests.support.playing import run_within
+from tests.support.service_calls import caller_metadata, refusal_of
 
 OVERRULED = {"outcome": wire.REVIEW_OUTCOME_OVERRULED, "label": wire.LABEL_NOT_HARMFUL, "clause": "4"}
 
@@ -32,12 +32,12 @@ def place(tmp_path: Path) -> Path:
 
 
 def play(place: Path, work: Any) -> Any:
-    return play_in(a_scene(place, docket=Docket.open(place)), work)
+    return run_within(a_scene(place, docket=Docket.open(place)), work)
 
 
 @asynccontextmanager
 async def watching(it: Scene, caller: str = "", **fields: Any) -> AsyncIterator[Any]:
-    call = it.stub.WatchReviews(wire.WatchReviewsRequest(**fields), metadata=by(caller))
+    call = it.stub.WatchReviews(wire.WatchReviewsRequest(**fields), metadata=caller_metadata(caller))
     try:
         yield call
     finally:
@@ -58,7 +58,7 @@ def test_the_number_of_watchers_is_limited(place: Path, monkeypatch: pytest.Monk
             await read_responses(first, 1)
             await read_responses(second, 1)
             async with watching(it) as third:
-                refusal = await refused(third.read())
+                refusal = await refusal_of(third.read())
             await it.reviewed("t-1")  # no limit applies to other calls
             await read_responses(first, 1)
         while True:  # until the server has noticed that they left
@@ -171,7 +171,7 @@ def test_a_start_beyond_the_log_s_end_is_refused(place: Path) -> None:
     async def work(it: Scene) -> Any:
         await it.tried("a")
         call = it.stub.WatchReviews(wire.WatchReviewsRequest(from_entry=4), timeout=TIMEOUT)
-        return await refused(_first(call))
+        return await refusal_of(_first(call))
 
     assert play(place, work).said == ("INVALID_ARGUMENT", "OUT_OF_RANGE", "from_entry")
 

@@ -15,7 +15,7 @@ from court.errors import BadRequest
 from serving.webhooks.attempts import Outcome, Receiver
 from serving.webhooks.messages import trial_run
 from tests.support.dockets import NOON
-from tests.support.receivers import a_receiver, hook_to
+from tests.support.receivers import hook_settings, running_receiver
 
 INSIDE = (
     "127.0.0.1",
@@ -122,7 +122,7 @@ NAMES = [
 def test_this_machine_is_never_connected_to_under_any_name(name, counting_listener, tmp_path):
     port, counted = counting_listener
     # The port would be refused when settings are read; here only the name must prevent the connection.
-    hook = hook_to("https://example.org/", tmp_path, allow_private=False).model_copy(
+    hook = hook_settings("https://example.org/", tmp_path, allow_private=False).model_copy(
         update={"url": f"https://{name}:{port}/"}
     )
     answer = attempt(hook)
@@ -137,13 +137,13 @@ def test_this_machine_is_never_connected_to_under_any_name(name, counting_listen
 @pytest.mark.parametrize("name", ["0177.0.0.1", "300.1.1.1", "a..b"])
 def test_a_malformed_host_name_prevents_the_start(name, tmp_path):
     with pytest.raises(BadRequest, match="its host is no name"):
-        Receiver(hook_to(f"https://{name}/", tmp_path))
+        Receiver(hook_settings(f"https://{name}/", tmp_path))
 
 
 @pytest.mark.promise("BO-8", "every way to name this machine, every address inside a network: 0 connections")
 @pytest.mark.parametrize("address", [one for one in INSIDE if one != "no address"])
 def test_names_with_any_private_address_are_refused(address, tmp_path, monkeypatch):
-    hook = hook_to("https://hooks.example/", tmp_path, allow_private=False)
+    hook = hook_settings("https://hooks.example/", tmp_path, allow_private=False)
     for answers in ([address], [*OUTSIDE, address], [address, *OUTSIDE]):
         answer = attempt(hook, resolved=[answers], monkeypatch=monkeypatch)
         assert "not public" in answer.error
@@ -152,7 +152,7 @@ def test_names_with_any_private_address_are_refused(address, tmp_path, monkeypat
 def test_the_connection_goes_to_the_address_that_was_checked(counting_listener, tmp_path, monkeypatch):
     """A name server that changes its answer is not asked a second time."""
     port, counted = counting_listener
-    hook = hook_to("https://hooks.example/", tmp_path, allow_private=False).model_copy(
+    hook = hook_settings("https://hooks.example/", tmp_path, allow_private=False).model_copy(
         update={"url": f"https://hooks.example:{port}/"}
     )
     monkeypatch.setattr(http_addresses, "is_public", lambda address: address == "127.0.0.2")
@@ -171,10 +171,10 @@ def test_the_certificate_must_match_the_name(tmp_path, monkeypatch):
         certificate = authority.issue_cert(name)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         certificate.configure_cert(context)
-        with a_receiver() as receiver:
+        with running_receiver() as receiver:
             receiver._server.socket = context.wrap_socket(receiver._server.socket, server_side=True)
             port = receiver._server.server_port
-            hook = hook_to("https://hooks.example/", tmp_path, allow_private=False, ca_file=tmp_path / "ca.pem")
+            hook = hook_settings("https://hooks.example/", tmp_path, allow_private=False, ca_file=tmp_path / "ca.pem")
             hook = hook.model_copy(update={"url": f"https://hooks.example:{port}/"})
             answer = attempt(hook, resolved=[["127.0.0.1"]], monkeypatch=monkeypatch)
             return answer.outcome, len(receiver.requests)
@@ -184,19 +184,19 @@ def test_the_certificate_must_match_the_name(tmp_path, monkeypatch):
 
 
 def test_redirects_are_not_followed(tmp_path):
-    with a_receiver() as target, a_receiver() as receiver:
+    with running_receiver() as target, running_receiver() as receiver:
         for status in (301, 302, 303, 307, 308):
             receiver.answer = lambda _, status=status: (status, {"Location": target.url})
-            answer = attempt(hook_to(receiver.url, tmp_path))
+            answer = attempt(hook_settings(receiver.url, tmp_path))
             assert (answer.outcome, answer.error) == (Outcome.FAILED, f"status {status}")
         assert target.connections == 0 and len(receiver.requests) == 5
 
 
 def test_proxy_settings_of_the_environment_are_not_used(tmp_path, monkeypatch):
-    with a_receiver() as proxy, a_receiver() as receiver:
+    with running_receiver() as proxy, running_receiver() as receiver:
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url)
-        assert attempt(hook_to(receiver.url, tmp_path)).outcome is Outcome.DELIVERED
+        assert attempt(hook_settings(receiver.url, tmp_path)).outcome is Outcome.DELIVERED
         assert proxy.connections == 0
 
 
@@ -218,10 +218,10 @@ def test_proxy_settings_of_the_environment_are_not_used(tmp_path, monkeypatch):
 )
 def test_invalid_destinations_are_refused_in_settings(url, private, message, tmp_path):
     with pytest.raises(ValidationError, match=message) as refused:
-        hook_to(url, tmp_path, allow_private=private)
+        hook_settings(url, tmp_path, allow_private=private)
     assert "secret@" not in str(refused.value.errors(include_input=False))
-    assert hook_to("https://hooks.example:443/a?b=c", tmp_path, allow_private=False)
-    assert hook_to("http://inside:8080/", tmp_path, allow_private=True)
+    assert hook_settings("https://hooks.example:443/a?b=c", tmp_path, allow_private=False)
+    assert hook_settings("http://inside:8080/", tmp_path, allow_private=True)
 
 
 ENDLESS = {"head": b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 50_000, "body": b"HTTP/1.1 200 OK\r\n\r\n"}
@@ -248,7 +248,7 @@ def test_an_endless_answer_is_read_up_to_a_limit(kind, tmp_path):
                 writer.close()
 
         server = await asyncio.start_server(endless, "127.0.0.1", 0)
-        receiver = Receiver(hook_to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", tmp_path))
+        receiver = Receiver(hook_settings(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", tmp_path))
         try:
             return await receiver.send(trial_run(NOON))
         finally:
@@ -266,18 +266,18 @@ def test_a_status_counts_even_if_its_body_is_late(status, outcome, tmp_path, mon
         raise TimeoutError
 
     monkeypatch.setattr("serving.webhooks.attempts._read_some", time_out)
-    with a_receiver() as receiver:
+    with running_receiver() as receiver:
         receiver.answer = lambda _: (status, {})
-        assert attempt(hook_to(receiver.url, tmp_path)).outcome is outcome
+        assert attempt(hook_settings(receiver.url, tmp_path)).outcome is outcome
 
 
 def test_a_silent_receiver_times_out(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        hook = hook_to(f"http://127.0.0.1:{silent.getsockname()[1]}/", tmp_path, timeout=1)
+        hook = hook_settings(f"http://127.0.0.1:{silent.getsockname()[1]}/", tmp_path, timeout=1)
         assert attempt(hook).error == "no answer in time"
 
 
 def test_a_port_without_a_listener_is_a_connection_error(tmp_path):
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        assert "no connection" in attempt(hook_to(f"http://127.0.0.1:{bound.getsockname()[1]}/", tmp_path)).error
+        assert "no connection" in attempt(hook_settings(f"http://127.0.0.1:{bound.getsockname()[1]}/", tmp_path)).error

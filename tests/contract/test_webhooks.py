@@ -26,15 +26,15 @@ from serving.webhooks.messages import messages_of
 from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import HookSender, send_webhooks
 from tests.contract.test_docket_log import checked_log
-from tests.support.dockets import NOON, append_all, events_of, place_of, reviewing
+from tests.support.dockets import NOON, append_all, events_of, parse_place, review_trial
 from tests.support.libraries import ENCODER, drawn_library
 from tests.support.playing import until
-from tests.support.receivers import HEADERS, a_receiver, hook_to
+from tests.support.receivers import HEADERS, hook_settings, running_receiver
 
 
 @pytest.fixture
 def receiver():
-    with a_receiver() as server:
+    with running_receiver() as server:
         yield server
 
 
@@ -82,7 +82,7 @@ async def sending(docket, hook, *, clock=None, name="s1", telemetry=SILENT):
 
 
 def test_senders_of_a_server_share_their_queries(using, receiver, tmp_path):
-    hooks = [hook_to(receiver.url, tmp_path, name=f"hook-{number}") for number in range(5)]
+    hooks = [hook_settings(receiver.url, tmp_path, name=f"hook-{number}") for number in range(5)]
 
     async def scene(docket):
         queries = []
@@ -120,10 +120,10 @@ def test_senders_of_a_server_share_their_queries(using, receiver, tmp_path):
 
 
 def test_an_appeal_is_sent_and_a_key_rotation_changes_no_message_id(docket_place, receiver, tmp_path):
-    hook, key = hook_to(receiver.url, tmp_path), tmp_path / "docket.key"
+    hook, key = hook_settings(receiver.url, tmp_path), tmp_path / "docket.key"
 
     async def scene():
-        docket = Docket.open(place_of(docket_place), key=key)
+        docket = Docket.open(parse_place(docket_place), key=key)
         try:
             await docket.hooks.register([hook.name])
             async with sending(docket, hook) as before:
@@ -160,7 +160,7 @@ async def until_idle(hook_sender):
 
 
 def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, receiver, tmp_path):
-    hook = hook_to(receiver.url, tmp_path)
+    hook = hook_settings(receiver.url, tmp_path)
 
     async def scene(docket):
         await append_all(docket, decided("before"))
@@ -169,7 +169,7 @@ def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, rece
             await append_all(docket, decided("a"))
             await append_all(docket, decided("b", review=True))
             await append_all(docket, failed("c"))
-            await reviewing(docket, "b")
+            await review_trial(docket, "b")
             await docket.eraser.erase("a", who="Ruth", why="a word of Blueland", at=NOON)
             await until_idle(hook_sender)
             await until_idle(hook_sender)
@@ -208,7 +208,7 @@ def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, rece
 
 
 def test_a_receiver_can_verify_its_messages(using, receiver, tmp_path):
-    hook = hook_to(receiver.url, tmp_path)
+    hook = hook_settings(receiver.url, tmp_path)
     verifier = Webhook(hook.secret_file.read_text().strip())
 
     async def scene(docket):
@@ -227,7 +227,7 @@ def test_a_receiver_can_verify_its_messages(using, receiver, tmp_path):
 
 
 def test_receivers_get_only_their_types_and_namespaces(using, receiver, tmp_path):
-    hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"], namespaces=["forum"])
+    hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"], namespaces=["forum"])
 
     async def scene(docket):
         await docket.hooks.register([hook.name])
@@ -244,7 +244,7 @@ def test_receivers_get_only_their_types_and_namespaces(using, receiver, tmp_path
 
 
 def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(using, receiver, tmp_path):
-    hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
+    hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda delivery: (500 if delivery.message["data"]["verdict_id"] == "bad" else 200, {})
 
     async def scene(docket):
@@ -281,7 +281,7 @@ def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(using,
 
 
 def test_a_receiver_is_not_disabled_for_a_single_rejected_message(using, receiver, tmp_path):
-    hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
+    hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda delivery: (500 if delivery.message["data"]["verdict_id"] == "bad" else 200, {})
 
     async def scene(docket):
@@ -299,7 +299,7 @@ def test_a_receiver_is_not_disabled_for_a_single_rejected_message(using, receive
 
 
 def test_status_410_disables_a_receiver_until_it_is_enabled_again(using, receiver, tmp_path):
-    hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
+    hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda _: (410, {})
 
     async def scene(docket):
@@ -327,7 +327,7 @@ def test_status_410_disables_a_receiver_until_it_is_enabled_again(using, receive
     [(429, {"Retry-After": "120"}, 120), (502, {}, 30), (504, {}, 30), (503, {"Retry-After": "50"}, 50), (503, {}, 0)],
 )
 def test_an_overloaded_receiver_gets_a_pause(tmp_path, receiver, status, headers, pause):
-    hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
+    hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda _: (status, headers)
 
     async def scene():
@@ -351,7 +351,7 @@ def test_an_overloaded_receiver_gets_a_pause(tmp_path, receiver, status, headers
 
 
 def test_a_replay_sends_messages_again_under_the_same_ids(using, receiver, tmp_path):
-    hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"])
+    hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
 
     async def scene(docket):
         await append_all(docket, decided("old"))
@@ -371,7 +371,7 @@ def test_a_replay_sends_messages_again_under_the_same_ids(using, receiver, tmp_p
 
 
 def test_messages_about_a_trial_erased_meanwhile_are_not_sent(using, receiver, tmp_path):
-    hook, clock = hook_to(receiver.url, tmp_path), Clock()
+    hook, clock = hook_settings(receiver.url, tmp_path), Clock()
     receiver.answer = lambda _: (500, {})
 
     async def scene(docket):
@@ -390,7 +390,7 @@ def test_messages_about_a_trial_erased_meanwhile_are_not_sent(using, receiver, t
 
 
 def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(using, receiver, tmp_path):
-    hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"])
+    hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
     ticks = itertools.count()
 
     async def scene(docket):
@@ -432,7 +432,7 @@ def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(using, r
 
 def test_a_message_not_stored_as_sent_is_sent_again_by_another_server(using, receiver, tmp_path):
     """The lease is lost between sending and storing: delivery is at least once, under the same id, without gaps."""
-    hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"])
+    hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
 
     async def scene(docket):
         await docket.hooks.register([hook.name])
@@ -464,7 +464,7 @@ class StoreWithSettle:
 
 def test_waiting_messages_are_limited_and_the_others_stay_in_the_log(tmp_path, receiver, monkeypatch):
     monkeypatch.setattr(sender, "MOST_WAITING", 5)
-    hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
+    hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda _: (500, {})
 
     async def scene():
@@ -489,7 +489,7 @@ def test_waiting_messages_are_limited_and_the_others_stay_in_the_log(tmp_path, r
 
 
 def test_sending_stops_on_request_and_resumes_where_it_was(using, receiver, tmp_path, docket_place):
-    hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"])
+    hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
 
     async def part(docket, expected):
         task = asyncio.create_task(send_webhooks(docket, [Receiver(hook)], telemetry=SILENT))
@@ -513,7 +513,7 @@ def test_sending_stops_on_request_and_resumes_where_it_was(using, receiver, tmp_
 
 
 def test_altered_log_entries_are_skipped(tmp_path, receiver, caplog):
-    hook = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"])
+    hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
 
     async def scene():
         docket = Docket.open(tmp_path / "docket.sqlite")
@@ -572,8 +572,8 @@ def test_changes_of_precedents_are_recorded_once_by_several_servers(using, recei
 
 
 def test_changes_of_precedents_are_sent_only_to_hooks_of_all_namespaces(using, receiver, tmp_path):
-    everywhere = hook_to(receiver.url, tmp_path)
-    limited = hook_to(receiver.url, tmp_path, name="limited", namespaces=["forum"])
+    everywhere = hook_settings(receiver.url, tmp_path)
+    limited = hook_settings(receiver.url, tmp_path, name="limited", namespaces=["forum"])
 
     async def scene(docket):
         library = drawn_library(tmp_path / "library", 7, 12)

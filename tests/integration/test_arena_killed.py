@@ -13,7 +13,7 @@ import pytest
 
 from eval.arena.folder import ArenaFolder
 from eval.datasets.stored_files import json_line
-from tests.support.arena_world import Arena, Voice
+from tests.support.arena_world import Arena, ArenaModel
 from tests.support.sizes import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def arena_in(root, on_call=lambda: None):
         on_call()
         return usual
 
-    voices = {name: Voice(name, TARGETS, says=reply) for name in TARGETS}
+    voices = {name: ArenaModel(name, TARGETS, says=reply) for name in TARGETS}
     return Arena(root, memes=4, strengths=TARGETS, judges=["ash", "beech"], voices=voices)
 
 

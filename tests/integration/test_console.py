@@ -15,7 +15,7 @@ from PIL import Image
 
 from memecourt.client import Client
 from tests.integration.test_server import HARMFUL, drawn
-from tests.support.consoles import fill, proof_in
+from tests.support.consoles import create_docket, form_proof_in
 from tests.support.dockets import events_of
 
 pytestmark = pytest.mark.integration
@@ -25,13 +25,13 @@ def signed_in(url):
     """Returns an HTTP client signed in to a console that needs no token."""
     visitor = httpx2.Client(base_url=url, follow_redirects=True, timeout=120)
     page = visitor.get("/sign-in")
-    visitor.post("/sign-in", data={"proof": proof_in(page.text), "next": "/"})
+    visitor.post("/sign-in", data={"proof": form_proof_in(page.text), "next": "/"})
     return visitor
 
 
 def sharp(visitor, trial_id, picture_id):
     """Unblurs a picture and returns it."""
-    proof = proof_in(visitor.get(f"/trials/{trial_id}").text)
+    proof = form_proof_in(visitor.get(f"/trials/{trial_id}").text)
     page = visitor.post(f"/trials/{trial_id}/show", data={"proof": proof, "of": picture_id})
     address = re.search(r'src="([^"]*/sharp/[^"]*)"', page.text)[1]
     return Image.open(io.BytesIO(visitor.get(address).content)).convert("RGB")
@@ -75,7 +75,7 @@ def test_console_in_the_server_and_as_a_process_show_the_same_trial(start, home)
 
 
 def test_console_on_a_public_address_needs_a_file_of_tokens(home, tmp_path):
-    docket = fill(tmp_path / "docket.sqlite", [events_of()])
+    docket = create_docket(tmp_path / "docket.sqlite", [events_of()])
     refused = subprocess.run(
         [sys.executable, "-m", "serving.cli", "console", "--address", "0.0.0.0:0", "--docket", str(docket)],
         capture_output=True,

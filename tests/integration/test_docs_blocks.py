@@ -21,7 +21,7 @@ import pytest
 
 from retrieval.starter.draw import draw_meme
 from tests.integration.conftest import Server
-from tests.support.doc_blocks import ROOT, WHOLE, blocks, commands, pages
+from tests.support.doc_blocks import ROOT, TESTED_WHOLE, blocks, commands, pages
 from tests.support.pictures import encode
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -144,7 +144,9 @@ def test_docket_of_the_examples_is_created(prepared):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in pages() if page.relative_to(ROOT).as_posix() not in WHOLE], ids=lambda page: page.stem
+    "page",
+    [page for page in pages() if page.relative_to(ROOT).as_posix() not in TESTED_WHOLE],
+    ids=lambda page: page.stem,
 )
 def test_commands_of_a_page_run(prepared, page, tmp_path):
     shell, trial = prepared

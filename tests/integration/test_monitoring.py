@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from memecourt.client import Client, judge_request
 from retrieval.starter.draw import draw_meme
 from tests.integration.test_server import records
-from tests.support.collector import a_collector, told
+from tests.support.collector import attributes_of, running_collector
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +29,7 @@ def marked():
 
 
 def test_metrics_spans_and_log_report_a_trial_without_its_contents(start, monkeypatch):
-    with a_collector() as collector:
+    with running_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         server = start(None, "--metrics", "127.0.0.1:0", "--traces", "--log-format", "json").ready()
         listening = json.loads(server.wait_for(lambda line: "metrics are served" in line))
@@ -64,7 +64,7 @@ def test_metrics_spans_and_log_report_a_trial_without_its_contents(start, monkey
     # Pending spans are exported when the server stops.
     (trial,) = collector.named("invoke_workflow memecourt.summary")
     assert trial.trace_id.hex() == record.opened.trace_id == verdict.trace_id
-    assert told(trial)["memecourt.trial.id"] == record.trial_id
+    assert attributes_of(trial)["memecourt.trial.id"] == record.trial_id
     below = {span.name for span in collector.spans if span.parent_span_id == trial.span_id}
     assert below == {"read text", f"retrieval {record.precedents.findings.library.name}"}
 

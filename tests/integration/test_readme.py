@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.starter.draw import SCENES
-from tests.support.drawn_memes import Caption, drawn
+from tests.support.drawn_memes import Caption, captioned_meme
 from tests.support.pictures import captioned, encode
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
     for number in range(MEMES):
         scene, harmful = SCENES[number % len(SCENES)], number % 2
         caption = Caption("people", "from Blueland", "spoil everything" if harmful else "sing well", f"number {number}")
-        picture = drawn(f"{scene}:{number % 3}", caption)
+        picture = captioned_meme(f"{scene}:{number % 3}", caption)
         (folder / "memes" / f"{number:03}.jpg").write_bytes(encode(picture, "JPEG"))
         if number < 40:
             (folder / "img" / f"{number:03}.png").write_bytes(encode(picture, "PNG"))

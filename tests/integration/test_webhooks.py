@@ -23,7 +23,7 @@ from tests.integration.test_other_clients import NODE
 from tests.integration.test_server import records
 from tests.support.pictures import encode, quarters
 from tests.support.playing import wait_until
-from tests.support.receivers import a_receiver
+from tests.support.receivers import running_receiver
 
 pytestmark = pytest.mark.integration
 
@@ -61,7 +61,7 @@ def verdict_messages(receiver):
 
 
 def test_killed_server_loses_no_message(start, hook, tmp_path):
-    with a_receiver() as receiver:
+    with running_receiver() as receiver:
         hook(receiver.url)
         first = start().ready()
         verdicts = judge(first, 0, 3)
@@ -88,7 +88,7 @@ def test_killed_server_loses_no_message(start, hook, tmp_path):
 
 
 def test_two_servers_on_one_docket_send_each_message_once(start, hook):
-    with a_receiver() as receiver:
+    with running_receiver() as receiver:
         hook(receiver.url)
         first = start()
         second = start(first.docket)
@@ -113,7 +113,7 @@ def test_library_change_by_the_command_line_is_sent(start, home, hook, tmp_path)
     start(tmp_path / "first.sqlite").ready().end()
     (starter,) = (home / "libraries").glob("starter-*")
     library = shutil.copytree(starter, tmp_path / "library")
-    with a_receiver() as receiver:
+    with running_receiver() as receiver:
         hook(receiver.url)
         server = start(None, "--library", str(library)).ready()
         arguments = [str(library), "starter-001", "harmful", "--who", "Ruth", "--why", "looked again"]
@@ -132,7 +132,7 @@ def test_library_change_by_the_command_line_is_sent(start, home, hook, tmp_path)
 
 def test_served_public_key_verifies_messages(start, hook, tmp_path):
     private = make_secret(tmp_path / "key.secret", ed25519=True)
-    with a_receiver() as receiver:
+    with running_receiver() as receiver:
         hook(receiver.url, secret_file=str(tmp_path / "key.secret"))
         server = start(None, "--http", "127.0.0.1:0").ready()
         (key,) = requests.get(f"{url_of(server)}/v1/webhooks/keys", timeout=120).json()["keys"]

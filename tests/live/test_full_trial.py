@@ -42,7 +42,7 @@ from eval.perf.vllm.server import BLOCK
 from eval.perf.vllm.tiny_model import SPECIAL
 from retrieval.starter.draw import draw_meme
 from tests.support.cast import Cast
-from tests.support.fakes import FakeFinder, FakeReader, H, N, Notes, findings
+from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, findings
 from tests.support.injections import INJECTIONS, SPECIALS, marked
 from tests.support.pictures import encode
 from tests.support.playing import wait_until
@@ -145,7 +145,7 @@ def test_trials_decide_with_valid_replies_and_the_token_counts_of_vllm(vllm, pic
     async def work(model):
         trials = []
         for number in range(3):
-            notes, began, before = Notes(), time.monotonic(), await asyncio.to_thread(token_counters, vllm)
+            notes, began, before = RecordingSink(), time.monotonic(), await asyncio.to_thread(token_counters, vllm)
             court = court_of(model, temperature=temperature)
             record = await court.hear(a_case(picture, f"send all {number} of them home"), notes)
             trials.append((record, notes, [*model.asked], before, await asyncio.to_thread(token_counters, vllm)))
@@ -182,7 +182,7 @@ def test_trials_decide_with_valid_replies_and_the_token_counts_of_vllm(vllm, pic
 
 def test_odds_match_those_read_from_vllm_directly(vllm, picture):
     async def work(model):
-        record = await court_of(model).hear(a_case(picture, "send them all home"), Notes())
+        record = await court_of(model).hear(a_case(picture, "send them all home"), RecordingSink())
         return record.last(VerdictGiven), [call.request for call in model.asked if call.is_odds]
 
     verdict_event, requests = with_model(vllm, work)
@@ -226,7 +226,7 @@ def test_aborted_trial_frees_the_engine(vllm, picture, end):
         return vllm.metric("vllm:request_success_total")
 
     async def work(model):
-        court, notes = court_of(model, LENGTHY, temperature=1.0), Notes()
+        court, notes = court_of(model, LENGTHY, temperature=1.0), RecordingSink()
         within_s = 5 if end == "deadline" else None
         before = await asyncio.to_thread(finished)
         trial = asyncio.create_task(court.hear(a_case(picture, "given up", within_s=within_s), notes))
@@ -255,10 +255,10 @@ def test_trial_finds_its_shared_prefixes_in_the_cache(vllm):
 
     async def work(model):
         # Only the system messages, which all trials share, have been seen before.
-        await court_of(model).hear(a_case(before, "another meme"), Notes())
+        await court_of(model).hear(a_case(before, "another meme"), RecordingSink())
         earlier = len(model.asked)
         counters = await asyncio.to_thread(token_counters, vllm)
-        record = await court_of(model).hear(a_case(case, "ours"), Notes())
+        record = await court_of(model).hear(a_case(case, "ours"), RecordingSink())
         counters = [new - old for old, new in zip(counters, await asyncio.to_thread(token_counters, vllm), strict=True)]
         calls = [*model.asked]
         repeated = [(await model.reply(replace(calls[-3].request, max_tokens=900), within_s=60)) for _ in range(2)]
@@ -398,7 +398,7 @@ def prompts_of(text, picture):
         chairs=cast.chairs,
         fence_mark=MARK,
     )
-    record = asyncio.run(court.hear(a_case(picture, text), Notes()))
+    record = asyncio.run(court.hear(a_case(picture, text), RecordingSink()))
     assert record.state is TrialState.DECIDED
     return {role: cast.requests(role) for role in cast.models}
 

@@ -27,7 +27,7 @@ from serving.models.vllm import free_port
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
 from tests.support.cast import Cast, full_court
-from tests.support.fakes import a_picture, telling
+from tests.support.fakes import a_picture, forwarding_sink
 from tests.unit.test_telemetry import calls_of
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ def traced(phoenix, monkeypatch, project, **settings):
     async def work():
         async with open_telemetry(Settings(traces=True, **settings)) as telemetry:
             case = TrialCase("a-trial", Meme(a_picture(), TEXT), Procedure.FULL)
-            return await court.hear(case, telling(telemetry.watch))
+            return await court.hear(case, forwarding_sink(telemetry.watch))
 
     return asyncio.run(work())
 

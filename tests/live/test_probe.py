@@ -24,7 +24,7 @@ from eval.probe.refining import Limits
 from eval.probe.report import read_report
 from eval.probe.run import NOTICE, ProbePlan, probe
 from retrieval.library.sources import NOT_FOR_LIBRARIES
-from tests.support.probing import a_data_set, role_of
+from tests.support.probing import role_of, write_data_set
 
 TEXTS = (
     ("blueland never pays for tea", True),
@@ -35,7 +35,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return a_data_set(tmp_path_factory.mktemp("data"), TEXTS)
+    return write_data_set(tmp_path_factory.mktemp("data"), TEXTS)
 
 
 def requests(vllm):

@@ -27,7 +27,7 @@ STRENGTHS = {"ash": 1.6, "beech": 0.8, "cedar": 0.0, "elm": -0.8, "fir": -1.6}
 DIMENSIONS = ("instruction_following", "correctness", "redundancy", "relevance", "accuracy", "overall")
 
 
-def shown(number: int) -> ShownMeme:
+def arena_meme(number: int) -> ShownMeme:
     return ShownMeme(
         id=f"m{number}",
         text=f"tea with the people from Blueland, number {number}",
@@ -42,7 +42,7 @@ def rng_of(*names) -> random.Random:
     return random.Random("\0".join(map(str, names)))
 
 
-class Voice:
+class ArenaModel:
     """The replies of one scripted model to all prompts of the arena."""
 
     def __init__(self, name, strengths, *, favours=0.0, spread=0.5, levels=3, refuses=(), says=None):
@@ -100,7 +100,7 @@ class Voice:
         return reply
 
 
-class Memory(CallCache):
+class MemoryCallCache(CallCache):
     """An in-memory store of calls, with a fixed key for fence marks."""
 
     def __init__(self):
@@ -131,15 +131,15 @@ class Arena:
                 **settings,
             }
         )
-        self.memes = tuple(shown(number) for number in range(memes))
-        self.voices = {name: Voice(name, self.strengths, levels=self.settings.levels) for name in strengths} | (
+        self.memes = tuple(arena_meme(number) for number in range(memes))
+        self.voices = {name: ArenaModel(name, self.strengths, levels=self.settings.levels) for name in strengths} | (
             voices or {}
         )
         self.models: dict[str, ScriptedModel] = {}
         self.limits = limits or {}
         self.plan = plan or {}
         self.folder = ArenaFolder(root)
-        self.store = Memory()
+        self.store = MemoryCallCache()
 
     def manifest(self) -> ArenaManifest:
         return ArenaManifest(
@@ -185,7 +185,7 @@ class Arena:
         return self.root
 
 
-def breaks_off_after(calls: int):
+def fails_after(calls: int):
     """Returns a ``says`` function that replies as usual to that many calls, then raises Unavailable."""
     left = [calls]
 

@@ -15,7 +15,7 @@ from court.ports import ChatRequest
 from court.roles import RoleModel, RoleModels, Speaker
 from court.trial import Court, TrialCase
 from court.untrusted import Fence
-from tests.support.fakes import FakeFinder, FakeReader, H, Notes, a_meme, findings, ticking
+from tests.support.fakes import FakeFinder, FakeReader, H, RecordingSink, a_meme, findings, ticking_clock
 
 MARK = "mark"
 
@@ -140,7 +140,7 @@ def _in_order(request, odds):
     return odds if re.search(r"A\) harmful", last) else odds[::-1]
 
 
-def shown(request: ChatRequest) -> str:
+def prompt_text(request: ChatRequest) -> str:
     """Returns all text of a request."""
     return "\n".join([request.system, *(part for part in request.parts if isinstance(part, str))])
 
@@ -157,7 +157,7 @@ class PictureFinder(FakeFinder):
 
 
 def full_court(cast: Cast, *, found=None, reader=None, settings=None, chairs=None, **changes) -> Court:
-    clock = ticking()
+    clock = ticking_clock()
     return Court(
         finder=PictureFinder(found or findings([H, H, H, H, H])),
         text_reader=reader or FakeReader("read off the picture"),
@@ -174,7 +174,7 @@ def try_meme(cast: Cast, *, meme=None, procedure=Procedure.FULL, watch=None, wit
     """Runs a whole trial and returns its record; durations are exact with the ``run`` of ``virtual_time``."""
     court = full_court(cast, **options)
     case = TrialCase("t", meme or a_meme("the meme's own words"), procedure, within_s=within_s)
-    return run(court.hear(case, watch or Notes()))
+    return run(court.hear(case, watch or RecordingSink()))
 
 
 def as_json(value) -> str:

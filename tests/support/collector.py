@@ -39,16 +39,16 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     @property
     def resource(self) -> dict[str, Any]:
         """Resource attributes of the first exporter."""
-        return told(self.requests[0].resource_spans[0].resource)
+        return attributes_of(self.requests[0].resource_spans[0].resource)
 
 
-def told(span: Any) -> dict[str, Any]:
+def attributes_of(span: Any) -> dict[str, Any]:
     """Returns the attributes of a span or a resource."""
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
 
 
 @contextmanager
-def a_collector() -> Iterator[Collector]:
+def running_collector() -> Iterator[Collector]:
     """Runs a collector for as long as the context lasts."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(max_workers=2))

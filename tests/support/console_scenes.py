@@ -12,12 +12,12 @@ from pathlib import Path
 from court.events import AnyEvent, VerdictGiven
 from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict
 from serving.docket.open import Docket
-from tests.support.consoles import fill
-from tests.support.shown_trials import drawn, full_trial
+from tests.support.consoles import create_docket
+from tests.support.shown_trials import drawn_picture, full_trial
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 WEAK, MODERATE, STRONG = Strength.WEAK, Strength.MODERATE, Strength.STRONG
-WAITING = "0f6c3f0e-2a51-4c0a-9d7e-5b8a3d1f7c20"
+DOCUMENTED_CASE = "0f6c3f0e-2a51-4c0a-9d7e-5b8a3d1f7c20"
 """Trial id of the case in the documentation's screenshots."""
 
 
@@ -167,7 +167,7 @@ QUEUE = (
 
 def scene_trial(trial_id: str, one: SceneTrial, *, now: datetime, namespace: str = "forum") -> Sequence[AnyEvent]:
     """Returns the events of a full trial with the verdict of a scene."""
-    picture = drawn(one.scene, one.text)
+    picture = drawn_picture(one.scene, one.text)
     *before, verdict_event = full_trial(
         trial_id,
         picture=picture,
@@ -195,11 +195,11 @@ def fill_queue(folder: Path, *, now: datetime | None = None, holder: str = "bea"
     """Creates a docket with the trials of QUEUE, the third of which is locked by a reviewer."""
     now = now or datetime.now(UTC)
     ids = [f"{number:08x}-2a51-4c0a-9d7e-5b8a3d1f7c20" for number in range(1, len(QUEUE) + 1)]
-    ids[4] = WAITING
-    place = fill(
+    ids[4] = DOCUMENTED_CASE
+    place = create_docket(
         folder / "docket.sqlite",
         [scene_trial(id_, one, now=now) for id_, one in zip(ids, QUEUE, strict=True)],
-        [drawn(one.scene, one.text) for one in QUEUE],
+        [drawn_picture(one.scene, one.text) for one in QUEUE],
     )
 
     async def hold() -> None:

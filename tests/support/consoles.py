@@ -32,7 +32,7 @@ PEOPLE = {"vera": Scope.VIEW, "ruth": Scope.REVIEW, "ada": Scope.ADMIN, "pipe": 
 """Scope of each person's token."""
 
 
-class NotingReviews(SqlReviewStore):
+class RecordingReviewStore(SqlReviewStore):
     """Records who unblurred which picture; ``refuses`` makes storing that fail."""
 
     def __init__(self, transactions: Transactions) -> None:
@@ -47,13 +47,13 @@ class NotingReviews(SqlReviewStore):
         await super().note_access(trial_id, **values)
 
 
-def noting_docket(place: Path) -> Docket:
+def open_recording_docket(place: Path) -> Docket:
     """Opens a docket whose store of reviews records who unblurred which picture."""
     docket = Docket.open(place)
-    return replace(docket, reviews=NotingReviews(docket.transactions))
+    return replace(docket, reviews=RecordingReviewStore(docket.transactions))
 
 
-def fill(place: Path, trials: Sequence[Sequence[AnyEvent]], pictures: Sequence[Picture] = ()) -> Path:
+def create_docket(place: Path, trials: Sequence[Sequence[AnyEvent]], pictures: Sequence[Picture] = ()) -> Path:
     """Creates a docket with trials and pictures; returns its place."""
 
     async def work() -> None:
@@ -84,7 +84,7 @@ def app_of(docket: Docket, folder: Path | None, **options: Any) -> Any:
     return create_app(docket, tokens=tokens, **{"pictures": DrawnPrecedents(), **options})
 
 
-class Visit:
+class ConsoleVisitor:
     """An HTTP client that acts as a browser, signed in if given a token."""
 
     def __init__(self, app: Any, token: str | None = None, **options: Any) -> None:
@@ -94,7 +94,7 @@ class Visit:
 
     def sign_in(self, token: str) -> Any:
         page = self.client.get("/sign-in")
-        return self.client.post("/sign-in", data={"proof": proof_in(page.text), "token": token, "next": "/"})
+        return self.client.post("/sign-in", data={"proof": form_proof_in(page.text), "token": token, "next": "/"})
 
     def get(self, path: str, **options: Any) -> Any:
         return self.client.get(path, **options)
@@ -102,19 +102,19 @@ class Visit:
     @property
     def proof(self) -> str:
         """Anti-forgery token of this visitor's forms."""
-        return proof_in(self.client.get("/").text)
+        return form_proof_in(self.client.get("/").text)
 
     def post(self, path: str, data: Mapping[str, str] | None = None, **options: Any) -> Any:
         return self.client.post(path, data={"proof": self.proof, **(data or {})}, **options)
 
 
-def proof_in(page: str) -> str:
+def form_proof_in(page: str) -> str:
     found = re.search(r'name="proof" value="(\w+)"', page)
     assert found is not None
     return found[1]
 
 
-class Listening:
+class RunningConsole:
     """A running console whose docket can be written to.
 
     Attributes:
@@ -134,25 +134,25 @@ class Listening:
 
 
 @contextmanager
-def listening(
+def running_console(
     place: Path,
     folder: Path | None = None,
     *,
     parts: Callable[[Docket], Mapping[str, object]] | None = None,
     **options: Any,
-) -> Iterator[Listening]:
+) -> Iterator[RunningConsole]:
     """Serves a console in another thread, as a browser's driver runs an event loop in this one."""
-    ready: list[Listening] = []
+    ready: list[RunningConsole] = []
     failed: list[BaseException] = []
     started, done = threading.Event(), threading.Event()
 
     async def work() -> None:
-        docket = noting_docket(place)
+        docket = open_recording_docket(place)
         tokens = None if folder is None else Tokens.of(folder / "tokens.toml")
         app_options = {"pictures": DrawnPrecedents(), "parts": parts(docket) if parts else None, **options}
         try:
             async with open_console(docket, Settings(), "127.0.0.1:0", tokens=tokens, **app_options) as url:
-                ready.append(Listening(url, docket, asyncio.get_running_loop()))
+                ready.append(RunningConsole(url, docket, asyncio.get_running_loop()))
                 started.set()
                 await asyncio.to_thread(done.wait)
         finally:

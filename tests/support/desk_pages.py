@@ -23,10 +23,10 @@ from serving.docket.open import Docket
 from serving.docket.review.corrections import Corrections, Overrulings
 from serving.runner.near_duplicates import NearDuplicateIndex
 from serving.settings import Settings
-from tests.support.desks import NOBODY, Scene
+from tests.support.desks import NO_SAMPLING, ReviewDesk
 from tests.support.encoders import picture_of, png_of
 from tests.support.libraries import ENCODER, drawn_library
-from tests.support.playing import play_in
+from tests.support.playing import run_within
 
 T = TypeVar("T")
 
@@ -80,12 +80,12 @@ def form_of(page: str, fields: Mapping[str, str]) -> dict[str, Any]:
     return {"content": urlencode({"proof": proof[1], **fields}), "headers": headers}
 
 
-def said(page: httpx2.Response) -> str:
+def page_text(page: httpx2.Response) -> str:
     """Returns the text of a page without markup."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page.text)).split())
 
 
-class Pages(Scene):
+class DeskPages(ReviewDesk):
     """A review desk with the console."""
 
     app: Any
@@ -111,7 +111,7 @@ async def desk_pages(
     overrulings: Overrulings = Overrulings.CHOSEN,
     library: bool = True,
     place: Path | Address | None = None,
-) -> AsyncIterator[Pages]:
+) -> AsyncIterator[DeskPages]:
     """Opens a docket, a review queue, a library and the console."""
     async with AsyncExitStack() as stack:
         docket = Docket.open(place or path / "docket.sqlite")
@@ -124,7 +124,7 @@ async def desk_pages(
             settings=Settings(home=path, reuse="everywhere"),
         )
         stack.push_async_callback(near_duplicates.close)
-        pages = Pages(docket, NOBODY)
+        pages = DeskPages(docket, NO_SAMPLING)
         pages.stack = stack
         file = path / "tokens.toml"
         pages.tokens = {name: token_file.add(file, name, [scope], names) for name, (scope, names) in PEOPLE.items()}
@@ -136,6 +136,6 @@ async def desk_pages(
         yield pages
 
 
-def play_pages(path: Path, work: Callable[[Pages], Awaitable[T]], **options: Any) -> T:
+def with_desk_pages(path: Path, work: Callable[[DeskPages], Awaitable[T]], **options: Any) -> T:
     """Runs work on the pages of a desk, and closes them."""
-    return play_in(desk_pages(path, **options), work)
+    return run_within(desk_pages(path, **options), work)

@@ -32,7 +32,7 @@ from tests.support.dockets import NOON
 
 T = TypeVar("T")
 
-NOBODY = Rules(sampled=0.0)
+NO_SAMPLING = Rules(sampled=0.0)
 """Rules that sample no trial for review at random."""
 
 
@@ -123,7 +123,7 @@ class Clock:
         self.now += timedelta(**by)
 
 
-class Scene:
+class ReviewDesk:
     """A docket, a review queue and a clock."""
 
     def __init__(self, docket: Docket, rules: Rules) -> None:
@@ -131,7 +131,7 @@ class Scene:
         self.clock = Clock()
         self.desk = self.another_desk(rules)
 
-    def another_desk(self, rules: Rules = NOBODY, *, docket: Docket | None = None, **options: Any) -> ReviewQueue:
+    def another_desk(self, rules: Rules = NO_SAMPLING, *, docket: Docket | None = None, **options: Any) -> ReviewQueue:
         """Returns a queue as another console has it, on this docket or on the same one opened again."""
         docket = docket or self.docket
         options = {"clock": self.clock, "patience_s": 60, **options}
@@ -153,13 +153,13 @@ class Scene:
         return [case.trial_id for case in await self.desk.queue(who, limit=100, **options)]
 
 
-def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], rules: Rules = NOBODY) -> T:
+def with_desk(place: Path | Address, work: Callable[[ReviewDesk], Awaitable[T]], rules: Rules = NO_SAMPLING) -> T:
     """Runs work on a docket with a review queue, and closes it."""
 
     async def scene() -> T:
         docket = Docket.open(place)
         try:
-            return await work(Scene(docket, rules))
+            return await work(ReviewDesk(docket, rules))
         finally:
             await docket.close()
 

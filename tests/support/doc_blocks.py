@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-WHOLE = {
+TESTED_WHOLE = {
     "README.md": "tests/integration/test_readme.py",
     "docs/tutorial.md": "tests/integration/test_docs_blocks.py",
 }

@@ -27,7 +27,7 @@ from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
 from serving.docket.ports import TrialFilter
 from serving.docket.store import log_queries
-from tests.support.fakes import Notes, a_meme
+from tests.support.fakes import RecordingSink, a_meme
 from tests.unit.test_trial import a_court
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ T = TypeVar("T")
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
-_WHOLE = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes())).events
+_WHOLE = asyncio.run(a_court().hear(TrialCase("t", a_meme()), RecordingSink())).events
 
 
 def events_of(trial_id: str = "t", at: datetime | None = None) -> list[AnyEvent]:
@@ -100,7 +100,7 @@ class _InterceptedStore:
         return self._docket.instead(name) or getattr(self._store, name)
 
 
-async def reviewing(
+async def review_trial(
     docket: Docket,
     trial_id: str,
     outcome: ReviewOutcome = ReviewOutcome.OVERRULED,
@@ -113,7 +113,7 @@ async def reviewing(
     )
 
 
-def shown(record: TrialRecord) -> dict[str, object]:
+def listing_fields(record: TrialRecord) -> dict[str, object]:
     """Returns the fields that a listing must show for a record, derived from its events."""
     review, failed = record.last(VerdictReviewed), record.last(TrialFailed)
     verdict = record.verdict
@@ -182,6 +182,6 @@ def _verdict(chance: random.Random, harmful: Verdict) -> Verdict:
     return Verdict.model_validate({"label": "NOT_HARMFUL", "strengths": strengths, "rationale": "r", "review": review})
 
 
-def place_of(text: str) -> Path | Address:
+def parse_place(text: str) -> Path | Address:
     """Parses a docket's place that was passed to another process as text."""
     return Address(text) if Address.named_by(text) else Path(text)

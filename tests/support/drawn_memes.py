@@ -24,7 +24,7 @@ _PHOTOS = {
     "rocket.jpg": "skimage", "china.jpg": "sklearn", "flower.jpg": "sklearn", "grace_hopper.jpg": "matplotlib",
 }  # fmt: skip
 """Photographs by file name, with the package that ships each."""
-BASES = [*_PHOTOS, *(f"{scene}:{seed}" for scene in SCENES for seed in (0, 1))]
+BACKGROUNDS = [*_PHOTOS, *(f"{scene}:{seed}" for scene in SCENES for seed in (0, 1))]
 """The 46 background pictures: photographs, and each scene of the starter library with two seeds."""
 
 
@@ -123,7 +123,7 @@ CAPTIONS: dict[str, Callable[[Caption, random.Random], str]] = {
 }
 
 
-def drawn(base: str, caption: Caption) -> Image.Image:
+def captioned_meme(base: str, caption: Caption) -> Image.Image:
     """Returns a meme: a background picture with a caption."""
     words = caption.words()
     picture = _bare(base).copy()

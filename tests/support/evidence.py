@@ -133,7 +133,7 @@ class Expert:
         return [expert_task(request) for request in self.requests]
 
 
-def always(**settings) -> TrialSettings:
+def expert_settings(**settings) -> TrialSettings:
     """Returns settings with the witness in every trial, which waits for it."""
     return TrialSettings(**{"expert": "always", "expert_waits": True, **settings})
 
@@ -143,13 +143,17 @@ def with_expert(cast: Cast, expert: Expert):
     return dataclasses.replace(cast.chairs, expert=RoleModel(expert.model))
 
 
-def witnessed(expert=None, source=None, *, cast=None, settings=None, **options):
+def try_with_expert(expert=None, source=None, *, cast=None, settings=None, **options):
     """Runs a trial with the witness; returns its record, the witness, the source and the cast."""
     expert, source, cast = expert or Expert(), source or FakeEvidence(), cast or Cast()
     from tests.support.fakes import a_meme
 
     options.setdefault("meme", a_meme(TEXT))
     record = try_meme(
-        cast, chairs=with_expert(cast, expert), evidence_source=source, settings=settings or always(), **options
+        cast,
+        chairs=with_expert(cast, expert),
+        evidence_source=source,
+        settings=settings or expert_settings(),
+        **options,
     )
     return record, expert, source, cast

@@ -120,7 +120,7 @@ class FakeReader:
         )
 
 
-class Notes:
+class RecordingSink:
     """An event sink that records events and can fail from a given one on."""
 
     def __init__(self, fail_at: int | None = None, error: Exception | None = None) -> None:
@@ -138,7 +138,7 @@ class Notes:
         return [event.kind for event in self.events]
 
 
-def telling(watch: EventListener) -> EventSink:
+def forwarding_sink(watch: EventListener) -> EventSink:
     """Returns an event sink that stores nothing and passes each event to a listener."""
 
     async def tell(*events: AnyEvent) -> None:
@@ -166,7 +166,7 @@ def a_meme(text: str | None = "some text") -> Meme:
     return Meme(picture=a_picture(), text=text)
 
 
-def ticking() -> Iterator[datetime]:
+def ticking_clock() -> Iterator[datetime]:
     """Yields times, each a tenth of a second after the previous one."""
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     while True:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 ATTACKERS = 4
-BACK_S = 1.0
+RECONNECT_S = 1.0
 """Seconds after which a disconnected attacker reconnects."""
 JUDGE = "/memecourt.v1.Court/Judge"
 
@@ -24,17 +24,17 @@ def frame(kind, flags, stream, body=b""):
     return struct.pack(">I", len(body))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
 
 
-def word(text):
+def hpack_string(text):
     """Returns an HPACK string literal of less than 127 bytes (RFC 7541, section 5.2)."""
     return bytes([len(text)]) + text.encode()
 
 
 CALL = (
     b"\x83\x86"  # POST, http
-    + b"\x04" + word(JUDGE)
-    + b"\x01" + word("localhost")
-    + b"\x00" + word("content-type") + word("application/grpc")
-    + b"\x00" + word("te") + word("trailers")
+    + b"\x04" + hpack_string(JUDGE)
+    + b"\x01" + hpack_string("localhost")
+    + b"\x00" + hpack_string("content-type") + hpack_string("application/grpc")
+    + b"\x00" + hpack_string("te") + hpack_string("trailers")
 )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ class Attacker(threading.Thread):
         while not self.over.is_set():
             with suppress(OSError), socket.create_connection(self.place, timeout=10) as connection:
                 self.connections += 1
-                reader = threading.Thread(target=hear_out, args=(connection,), daemon=True)
+                reader = threading.Thread(target=drain, args=(connection,), daemon=True)
                 reader.start()
                 connection.sendall(PREFACE + frame(SETTINGS, 0, 0))
                 for first in range(0, 100_000, 100):
@@ -91,10 +91,10 @@ class Attacker(threading.Thread):
                         break
                     connection.sendall(b"".join(self.frames(number) for number in range(first, first + 100)))
                     self.sent += 100
-            self.over.wait(BACK_S)
+            self.over.wait(RECONNECT_S)
 
 
-def hear_out(connection):
+def drain(connection):
     with suppress(OSError):
         while connection.recv(65536):
             pass

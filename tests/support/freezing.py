@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 
-class Way:
+class FreezingProxy:
     """A proxy at ``address`` to a server; ``connections`` counts all connections ever accepted."""
 
     def __init__(self, server: str) -> None:
@@ -61,9 +61,9 @@ def _carry(source: socket.socket, to: socket.socket, frozen: threading.Event) ->
 
 
 @contextmanager
-def a_way(server: str) -> Iterator[Way]:
+def freezing_proxy(server: str) -> Iterator[FreezingProxy]:
     """Runs a proxy to a server for as long as the context lasts."""
-    way = Way(server)
+    way = FreezingProxy(server)
     try:
         yield way
     finally:

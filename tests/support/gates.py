@@ -14,7 +14,7 @@ _gate: ContextVar[Gate | None] = ContextVar("gate", default=None)
 _check: ContextVar[Callable[[], None] | None] = ContextVar("check", default=None)
 
 
-class Gates:
+class FakeAdmission:
     """A fake of :class:`serving.runner.admission.Admission` that admits calls without a gate at once."""
 
     running = waiting = 0
@@ -35,7 +35,7 @@ class Gates:
             yield
 
 
-async def through(gate: Gate, call: Awaitable[T]) -> T:
+async def call_through(gate: Gate, call: Awaitable[T]) -> T:
     """Awaits a call that has to pass a gate, also in tasks that it starts; returns its result."""
     token = _gate.set(gate)
     try:
@@ -44,7 +44,7 @@ async def through(gate: Gate, call: Awaitable[T]) -> T:
         _gate.reset(token)
 
 
-async def checked(check: Callable[[], None], call: Awaitable[T]) -> T:
+async def call_with_check(check: Callable[[], None], call: Awaitable[T]) -> T:
     """Awaits a call whose admission is refused if ``check`` raises; returns its result."""
     token = _check.set(check)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from court.events import VerdictGiven
-from tests.support.shown_trials import drawn, full_trial
+from tests.support.shown_trials import drawn_picture, full_trial
 
 PAYLOADS = [
     *(f"<script>window.__xss={n}</script>" for n in range(4)),
@@ -116,7 +116,7 @@ def hostile(trial_id, payloads):
 
     events = full_trial(
         trial_id,
-        picture=drawn(),
+        picture=drawn_picture(),
         text=word(),
         description=word(),
         rationale=word(),

@@ -10,7 +10,7 @@ import pytest
 
 
 @contextmanager
-def uncollected(*kinds: type) -> Iterator[Callable[[], list[str]]]:
+def without_garbage_collector(*kinds: type) -> Iterator[Callable[[], list[str]]]:
     """Disables the garbage collector; yields a function that names the types of new objects of ``kinds`` still alive.
 
     Objects of earlier tests are left out, such as exceptions in parameters, which keep their tracebacks.
@@ -29,7 +29,7 @@ def uncollected(*kinds: type) -> Iterator[Callable[[], list[str]]]:
         gc.enable()
 
 
-def forget_earlier(caplog: pytest.LogCaptureFixture) -> None:
+def collect_earlier_garbage(caplog: pytest.LogCaptureFixture) -> None:
     """Collects garbage of earlier tests now, so that what asyncio logs about it does not appear during this test."""
     gc.collect()
     caplog.clear()

@@ -23,7 +23,7 @@ from tests.support.dockets import NOON
 AT = "2026-01-02T12:00:00.000000+00:00"
 
 
-def make(number: int, *, kind: str, trial_id: str, seq: int, at: str, body: str) -> Entry:
+def make_entry(number: int, *, kind: str, trial_id: str, seq: int, at: str, body: str) -> Entry:
     """Returns a new entry with a random salt."""
     salt = secrets.token_bytes(SALT_SIZE)
     return Entry(number, kind, trial_id, seq, at, commitment_to(body.encode(), salt), body, salt)
@@ -40,7 +40,7 @@ class MemoryLog:
 
     def add(self, kind: str, body: str, trial_id: str = "", seq: int = -1, at: str = AT) -> Entry:
         """Appends an entry."""
-        entry = make(len(self.entries), kind=kind, trial_id=trial_id, seq=seq, at=at, body=body)
+        entry = make_entry(len(self.entries), kind=kind, trial_id=trial_id, seq=seq, at=at, body=body)
         self.entries.append(entry)
         for piece in tile_updates(self._frontier.append(entry.leaf())):
             tile = (piece.level, piece.index)

@@ -29,7 +29,7 @@ def _reshape_thought(choice: dict[str, Any]) -> None:
     message.pop("refusal")
 
 
-class SglangStandIn(FakeModelServer):
+class FakeSglang(FakeModelServer):
     """SGLang: reports cached tokens only if enabled and not zero; has ``/tokenize`` like vLLM."""
 
     def __init__(self, *, cache_report: bool = True, **settings: Any) -> None:
@@ -56,7 +56,7 @@ class SglangStandIn(FakeModelServer):
         return {**body, "metadata": {"weight_version": "default"}}
 
 
-class LlamaCppStandIn(FakeModelServer):
+class FakeLlamaCpp(FakeModelServer):
     """llama.cpp: other field in ``/tokenize``, token ids in log-probabilities, and timings.
 
     It ignores the requested model's name, and has its own message for a request that is too long for its slot.
@@ -95,7 +95,7 @@ class LlamaCppStandIn(FakeModelServer):
         return {**body, "system_fingerprint": "b1", "timings": timings}
 
 
-class OpenAIStandIn(FakeModelServer):
+class FakeOpenAI(FakeModelServer):
     """OpenAI with a reasoning model: refuses unknown fields and hides thoughts."""
 
     def __init__(self, *, any_temperature: bool = False, **settings: Any) -> None:

@@ -94,7 +94,7 @@ def profile_with_swapped_primaries() -> bytes:
     return srgb.replace(b"rXYZ", b"####").replace(b"bXYZ", b"rXYZ").replace(b"####", b"bXYZ")
 
 
-async def at_most_twice(reader: GuardedPictureReader, data: bytes) -> Picture:
+async def read_with_retry(reader: GuardedPictureReader, data: bytes) -> Picture:
     """Reads a picture, with one retry if it was too costly.
 
     On a busy machine the same work may take twice the CPU time, so a single refusal proves nothing.

@@ -13,7 +13,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-def play_in(opened: AbstractAsyncContextManager[S], work: Callable[[S], Awaitable[T]]) -> T:
+def run_within(opened: AbstractAsyncContextManager[S], work: Callable[[S], Awaitable[T]]) -> T:
     """Runs work within an asynchronous context; returns its result."""
 
     async def scene() -> T:

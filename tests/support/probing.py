@@ -43,12 +43,12 @@ def role_of(request):
     )
 
 
-def kind_of(text):
+def category_of(text):
     return next((kind for group, kind in KINDS.items() if group in text.lower()), None)
 
 
 @dataclass
-class World:
+class ProbeWorld:
     """The replies of the target and of the controllers.
 
     Attributes:
@@ -79,14 +79,14 @@ class World:
         return other(request) if other else None
 
     def _miner(self, text, taxonomy):
-        kind = kind_of(text)
+        kind = category_of(text)
         known = [line.split(":")[0] for line in taxonomy.splitlines()]
         if kind is None or kind in known:
             return {"categories": [kind] if kind else [], "new_name": "", "new_definition": ""}
         return {"categories": [], "new_name": kind, "new_definition": APPLIANCES}
 
     def _examiner(self, text, category):
-        return {"reason": "one can see it", "present": kind_of(text) == category.split(":")[0]}
+        return {"reason": "one can see it", "present": category_of(text) == category.split(":")[0]}
 
     def _judge(self, taxonomy, category):
         return {"reason": "nothing like it", "distinct": True, "right_grain": True}
@@ -113,7 +113,7 @@ class World:
         return {"explanation": "the picture says it", "rewritten": f"a hint, {text}"}
 
 
-def at_a_bench(path: Path, world: World, scene, *, controllers=1, limit=None, target="target-model"):
+def with_scripted_models(path: Path, world: ProbeWorld, scene, *, controllers=1, limit=None, target="target-model"):
     """Runs a scene with scripted models; returns its result and the number of calls that reached the models."""
 
     async def hold():
@@ -165,7 +165,7 @@ TEXTS = (
 )
 
 
-def a_data_set(place: Path, texts=TEXTS, split="dev_seen"):
+def write_data_set(place: Path, texts=TEXTS, split="dev_seen"):
     """Writes drawn memes in the layout of FHM."""
     (place / "img").mkdir(parents=True)
     rows = []

@@ -19,7 +19,7 @@ HEADERS = ("webhook-id", "webhook-timestamp", "webhook-signature")
 
 
 @dataclass(frozen=True)
-class Taken:
+class ReceivedRequest:
     """A received request."""
 
     headers: Mapping[str, str]
@@ -38,8 +38,8 @@ class ReceiverServer:
     """A receiver that stores each request; ``answer`` maps a request to status and headers of the response."""
 
     def __init__(self) -> None:
-        self.requests: list[Taken] = []
-        self.answer: Callable[[Taken], tuple[int, Mapping[str, str]]] = lambda _: (204, {})
+        self.requests: list[ReceivedRequest] = []
+        self.answer: Callable[[ReceivedRequest], tuple[int, Mapping[str, str]]] = lambda _: (204, {})
         self.connections = 0
         receiver = self
 
@@ -52,7 +52,7 @@ class ReceiverServer:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                taken = Taken({name.lower(): value for name, value in self.headers.items()}, body)
+                taken = ReceivedRequest({name.lower(): value for name, value in self.headers.items()}, body)
                 receiver.requests.append(taken)
                 status, headers = receiver.answer(taken)
                 self.send_response(status)
@@ -74,7 +74,7 @@ class ReceiverServer:
         """Returns the received messages whose type ends with ``event``."""
         return [request.message for request in self.requests if request.message["type"].endswith(event)]
 
-    def wait_for(self, count: int, seconds: float = 60.0) -> list[Taken]:
+    def wait_for(self, count: int, seconds: float = 60.0) -> list[ReceivedRequest]:
         deadline = time.monotonic() + seconds
         while len(self.requests) < count:
             assert time.monotonic() < deadline, f"{len(self.requests)} of {count} requests came"
@@ -88,7 +88,7 @@ class ReceiverServer:
 
 
 @contextmanager
-def a_receiver() -> Iterator[ReceiverServer]:
+def running_receiver() -> Iterator[ReceiverServer]:
     """Runs a receiver for as long as the context lasts."""
     receiver = ReceiverServer()
     try:
@@ -97,7 +97,7 @@ def a_receiver() -> Iterator[ReceiverServer]:
         receiver.close()
 
 
-def hook_to(url: str, folder: Path, name: str = "queue", **settings: Any) -> WebhookSettings:
+def hook_settings(url: str, folder: Path, name: str = "queue", **settings: Any) -> WebhookSettings:
     """Returns settings for a receiver on this machine, with a secret of its own."""
     file = folder / f"{name}.secret"
     if not file.exists():

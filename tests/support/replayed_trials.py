@@ -27,9 +27,19 @@ from court.settings import TrialSettings
 from serving.export.document import document
 from serving.export.source import ExportSource
 from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, try_meme
-from tests.support.evidence import CLAIM, REFUTING, TEXT, UNCLEAR, WEIGHED, Expert, FakeEvidence, always, witnessed
+from tests.support.evidence import (
+    CLAIM,
+    REFUTING,
+    TEXT,
+    UNCLEAR,
+    WEIGHED,
+    Expert,
+    FakeEvidence,
+    expert_settings,
+    try_with_expert,
+)
 from tests.support.evidence import document as a_document
-from tests.support.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings
+from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, a_picture, findings
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "replayed"
 
@@ -107,20 +117,20 @@ TRIALS: dict[str, Callable[[], TrialRecord]] = {
         chairs=_with_guard(cast, "<think>why</think>\nunsafe\nS10"),
     ),
     "full-guard-silent": lambda: try_meme(cast := Cast(), chairs=_with_guard(cast, "It is hard to say.")),
-    "full-expert": lambda: witnessed(
+    "full-expert": lambda: try_with_expert(
         Expert(rank={"order": [2]}, weigh=[UNCLEAR, {**WEIGHED, "enough": False}, WEIGHED]),
         FakeEvidence([a_document("aside", f"As said: {REFUTING}"), a_document("two")]),
         cast=Cast(judge_judge=ACQUITTAL, odds=(0.1, 0.8)),
     )[0],
-    "full-expert-asked": lambda: witnessed(
+    "full-expert-asked": lambda: try_with_expert(
         cast=Cast(summarise={"summary": "s", "justification": "j", "claim": CLAIM}),
-        settings=always(expert="asked", expert_steps="apart"),
+        settings=expert_settings(expert="asked", expert_steps="apart"),
     )[0],
-    "full-expert-source-gone": lambda: witnessed(
+    "full-expert-source-gone": lambda: try_with_expert(
         source=FakeEvidence(search_error=Unavailable("gone", reason="EVIDENCE_GONE"))
     )[0],
-    "full-expert-late": lambda: witnessed(
-        Expert(delay_s=30), cast=Cast(judge_judge=ACQUITTAL), settings=always(expert_waits=False)
+    "full-expert-late": lambda: try_with_expert(
+        Expert(delay_s=30), cast=Cast(judge_judge=ACQUITTAL), settings=expert_settings(expert_waits=False)
     )[0],
     "full-text-alone": lambda: try_meme(Cast(), meme=Meme(None, text="nobody likes people from Blueland")),
     "full-question": lambda: _with_question(
@@ -182,7 +192,7 @@ def _summary(**options: object) -> TrialRecord:
 
 
 def _with_question(question: CourtQuestion, cast: Cast) -> TrialRecord:
-    record, notes = try_meme(cast), Notes()
+    record, notes = try_meme(cast), RecordingSink()
     court = full_court(cast)
     brief = QuestionBrief(question, {"p0": question.options[:1]}, dict.fromkeys(question.options, 0.5))
     asyncio.run(rule_on_question(court, record, a_picture(), brief, keep=notes))
@@ -191,7 +201,7 @@ def _with_question(question: CourtQuestion, cast: Cast) -> TrialRecord:
 
 def _failed(cast: Cast) -> TrialRecord:
     try:
-        return try_meme(cast, watch=Notes())
+        return try_meme(cast, watch=RecordingSink())
     except TrialAborted as aborted:
         return aborted.record
 

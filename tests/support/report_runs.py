@@ -34,7 +34,7 @@ BEGUN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportedMeme:
     """A meme and the outcome of its trial.
 
     Attributes:
@@ -56,22 +56,22 @@ class Told:
 
 NOT, SOME, VERY = Level
 
-USUAL = (
-    Told("m1", NOT, "harmless", "Monday morning\nwithout coffee", "cat", 0.1, 2),
-    Told("m2", NOT, "harmless", "When the alarm rings\non a Monday", "cat", 0.2, 2),
-    Told("m3", NOT, "harmful", "People from Blueland\nlove their soup", "crowd", 0.7, 4),
-    Told("m4", SOME, "harmful", "Blueland again\nwhat a surprise", "football", 0.6, 4),
-    Told("m5", VERY, "harmful", "Kick them out\nof our town", "crowd", 0.9, 5),
-    Told("m6", VERY, "harmless", "Nobody wants people\nfrom Blueland here", "road", 0.3, 3),
-    Told("m7", SOME, "undecided", "Section 14b\nturbine blades", "landscape", None, 0),
-    Told("m8", NOT, "failed", "A quiet evening\nat the lake", "landscape", None, 0),
+USUAL_MEMES = (
+    ReportedMeme("m1", NOT, "harmless", "Monday morning\nwithout coffee", "cat", 0.1, 2),
+    ReportedMeme("m2", NOT, "harmless", "When the alarm rings\non a Monday", "cat", 0.2, 2),
+    ReportedMeme("m3", NOT, "harmful", "People from Blueland\nlove their soup", "crowd", 0.7, 4),
+    ReportedMeme("m4", SOME, "harmful", "Blueland again\nwhat a surprise", "football", 0.6, 4),
+    ReportedMeme("m5", VERY, "harmful", "Kick them out\nof our town", "crowd", 0.9, 5),
+    ReportedMeme("m6", VERY, "harmless", "Nobody wants people\nfrom Blueland here", "road", 0.3, 3),
+    ReportedMeme("m7", SOME, "undecided", "Section 14b\nturbine blades", "landscape", None, 0),
+    ReportedMeme("m8", NOT, "failed", "A quiet evening\nat the lake", "landscape", None, 0),
 )
 """Memes with two right verdicts of each class, and one of each wrong or missing outcome."""
 
 
-def a_run(
+def write_report_run(
     root: Path,
-    told: Sequence[Told] = USUAL,
+    told: Sequence[ReportedMeme] = USUAL_MEMES,
     *,
     name: str = "full court",
     finished: bool = True,
@@ -138,7 +138,7 @@ def a_run(
     return root
 
 
-async def _try_all(root: Path, memes: Sequence[JudgedMeme], outcomes: Sequence[Told]) -> list[Prediction]:
+async def _try_all(root: Path, memes: Sequence[JudgedMeme], outcomes: Sequence[ReportedMeme]) -> list[Prediction]:
     docket = Docket.open(root / DOCKET)
     try:
         predictions = []
@@ -150,7 +150,7 @@ async def _try_all(root: Path, memes: Sequence[JudgedMeme], outcomes: Sequence[T
         await docket.close()
 
 
-async def _try(docket: Docket, meme: JudgedMeme, one: Told) -> Prediction:
+async def _try(docket: Docket, meme: JudgedMeme, one: ReportedMeme) -> Prediction:
     ruling = dict(RULING if one.says == "harmful" else ACQUITTAL)
     ruling["rationale"] = one.rationale or f"The words of {one.id} were weighed."
     if one.says == "failed":
@@ -177,7 +177,7 @@ async def _try(docket: Docket, meme: JudgedMeme, one: Told) -> Prediction:
     return prediction_of(meme, record).model_copy(update={"cost": cost})
 
 
-def _picture(one: Told) -> Picture:
+def _picture(one: ReportedMeme) -> Picture:
     frames = []
     for index in range(2 if one.animated else 1):
         out = io.BytesIO()

@@ -62,7 +62,7 @@ class Refusal:
         return self.code.name, self.reason, self.field
 
 
-async def refused(call: Awaitable[Any]) -> Refusal:
+async def refusal_of(call: Awaitable[Any]) -> Refusal:
     """Awaits a call that must fail; returns its refusal."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
@@ -83,13 +83,13 @@ class Callers(grpc.aio.ServerInterceptor):
         return await continuation(details)
 
 
-def by(name: str) -> tuple[tuple[str, str], ...]:
+def caller_metadata(name: str) -> tuple[tuple[str, str], ...]:
     """Returns the metadata of a call by this caller."""
     return (("caller", name),)
 
 
 @asynccontextmanager
-async def a_channel(
+async def running_services(
     *handlers: grpc.GenericRpcHandler, callers: Mapping[str, Caller] | None = None, options: Sequence[Any] = ()
 ) -> AsyncIterator[grpc.aio.Channel]:
     """Runs a server with these services; yields a channel to it."""

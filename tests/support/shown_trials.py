@@ -108,7 +108,7 @@ RATIONALE = (
 
 
 @cache
-def drawn(scene: str = "cat", text: str = TEXT) -> Picture:
+def drawn_picture(scene: str = "cat", text: str = TEXT) -> Picture:
     """Returns a drawn meme as the court stores pictures."""
     file = io.BytesIO()
     image = draw_meme(scene, text)
@@ -131,7 +131,7 @@ class DrawnPrecedents:
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         scenes = {id_: (scene, text) for id_, _, scene, text, _, _ in PRECEDENTS}
-        return [drawn(*scenes[id_]).frames[0] if id_ in scenes else None for id_ in ids]
+        return [drawn_picture(*scenes[id_]).frames[0] if id_ in scenes else None for id_ in ids]
 
 
 class TrialBuilder:
@@ -186,7 +186,7 @@ def findings(precedents: Sequence[Precedent]) -> Findings:
     )
 
 
-def the_precedents(text_of: Any = None) -> tuple[Precedent, ...]:
+def drawn_precedents(text_of: Any = None) -> tuple[Precedent, ...]:
     return tuple(
         Precedent(
             id=id_,
@@ -226,7 +226,7 @@ def full_trial(
 ) -> list[AnyEvent]:
     """Returns the events of a full trial; ``said`` transforms every text of a model and of precedents."""
     said = said or (lambda words: words)
-    picture = picture or drawn()
+    picture = picture or drawn_picture()
     builder = TrialBuilder(trial_id, at)
     settings = TrialSettings(rounds_min=2, rounds_max=6)
     builder.add(
@@ -261,7 +261,7 @@ def full_trial(
         ),
     )
     builder.add(TextRead, after=0.4, text=text, source=TextSource.OCR, reader="rapidocr/3.9", latency_s=0.39)
-    builder.add(PrecedentsCited, after=0.05, findings=findings(the_precedents(said)), vote=None, latency_s=0.04)
+    builder.add(PrecedentsCited, after=0.05, findings=findings(drawn_precedents(said)), vote=None, latency_s=0.04)
     cited = builder.events[-1]
     assert isinstance(cited, PrecedentsCited)
     vote_on_record = vote(cited.findings.tally, cited.findings.vote_settings)
@@ -300,7 +300,7 @@ def full_trial(
     builder.events = [event.model_copy(update={"seq": seq}) for seq, event in enumerate(builder.events)]
     builder.at = builder.events[-1].at
     benign = label is Label.NOT_HARMFUL
-    shown = {id_: drawn(scene, words).frames[0].png for id_, _, scene, words, _, _ in PRECEDENTS}
+    shown = {id_: drawn_picture(scene, words).frames[0].png for id_, _, scene, words, _, _ in PRECEDENTS}
     shown = {id_: hashlib.sha256(png).hexdigest() for id_, png in shown.items()}
     strengths = (Strength.WEAK, Strength.STRONG) if benign else (Strength.STRONG, Strength.WEAK)
     reasons = (

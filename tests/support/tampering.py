@@ -29,15 +29,15 @@ from serving.docket.log.verify import Report, verify, verify_pictures
 from serving.docket.open import Docket
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import packed
-from tests.support.dockets import NOON, append_all, random_records, reviewing
-from tests.support.logs import make
+from tests.support.dockets import NOON, append_all, random_records, review_trial
+from tests.support.logs import make_entry
 
 TABLES: tuple[Table, ...] = (t.entries, t.log, t.tiles, t.checkpoints, t.parts, t.trials)
 """Tables that are checked."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Detectability:
     """Detectability of an alteration.
 
     Attributes:
@@ -49,11 +49,11 @@ class Outcome:
     anchored: bool
 
 
-FOUND, UNSEEN = Outcome(True, True), Outcome(False, False)
+FOUND, UNSEEN = Detectability(True, True), Detectability(False, False)
 
 
 @dataclass(slots=True)
-class Scene:
+class TamperedDocket:
     """A docket to tamper with.
 
     Attributes:
@@ -85,7 +85,7 @@ def drawn(number: int) -> Picture:
     return Picture(PictureFormat.PNG, hashlib.sha256(png).hexdigest(), pixels, 3, 2, 1, (Frame(png, 3, 2),))
 
 
-async def scene_of(docket: Docket, chance: random.Random, trials: int = 36, *, place: Path | Address) -> Scene:
+async def scene_of(docket: Docket, chance: random.Random, trials: int = 36, *, place: Path | Address) -> TamperedDocket:
     """Fills a docket with trials with all kinds of ends, logged views of pictures, reviews and erasures."""
     records = random_records(chance, trials, NOON)
     pictures = [drawn(number) for number in range(5)]
@@ -106,7 +106,7 @@ async def scene_of(docket: Docket, chance: random.Random, trials: int = 36, *, p
                 note = await docket.log.checkpoint()
             await docket.reviews.note_access(records[number][0].trial_id, who="ada", what="frame 0", at=NOON)
     decided = [line for line in await docket.index.list(limit=trials) if line.label and not line.erased]
-    await reviewing(docket, decided[0].trial_id)
+    await review_trial(docket, decided[0].trial_id)
     await docket.eraser.erase(decided[1].trial_id, who="ada", why="asked to", at=NOON)
     parts = await docket.auditor.read(lambda connection: connection.execute(select(t.parts.c.of)).scalars().all())
     await docket.eraser.erase_precedent(str(parts[0]), who="ada", why="asked to", at=NOON)
@@ -114,7 +114,7 @@ async def scene_of(docket: Docket, chance: random.Random, trials: int = 36, *, p
     size = read_checkpoint(split_note(note)[0]).size
     secret = docket.auditor._signer(str(key))
     folder = place.with_name(f"{place.name}-pictures") if isinstance(place, Path) else Path()
-    return Scene(docket, key, secret, Anchor("anchor", (note,)), size, states[0], states[1], folder)
+    return TamperedDocket(docket, key, secret, Anchor("anchor", (note,)), size, states[0], states[1], folder)
 
 
 def rows_of(connection: Connection) -> dict[str, list[dict[str, Any]]]:
@@ -127,7 +127,7 @@ class _Undone(Exception):
 
 
 @contextmanager
-def tampering(scene: Scene) -> Iterator[Connection]:
+def tampering(scene: TamperedDocket) -> Iterator[Connection]:
     """Opens a transaction without triggers or constraints, which is rolled back at its end."""
     try:
         with scene.docket.transactions.database.writing() as connection:
@@ -145,7 +145,7 @@ def tampering(scene: Scene) -> Iterator[Connection]:
         pass
 
 
-async def checked(scene: Scene, connection: Connection, anchors: Sequence[Anchor] = ()) -> Report:
+async def check_docket(scene: TamperedDocket, connection: Connection, anchors: Sequence[Anchor] = ()) -> Report:
     """Checks the docket as this transaction sees it; returns the report."""
     derived = FromEntries()
     report = verify(Rows(connection), [scene.key], derived, anchors=anchors)
@@ -166,7 +166,7 @@ async def checked(scene: Scene, connection: Connection, anchors: Sequence[Anchor
 
 
 @dataclass(slots=True)
-class Hand:
+class Tamperer:
     """Random alterations of a docket; each returns its detectability, or None if it changed nothing.
 
     Attributes:
@@ -176,14 +176,14 @@ class Hand:
         files: Functions that undo changes outside of the database.
     """
 
-    scene: Scene
+    scene: TamperedDocket
     connection: Connection
     chance: random.Random
     files: list[Callable[[], None]] = field(default_factory=list)
 
     # Alterations of entries, without the key.
 
-    def alter_entry(self) -> Outcome | None:
+    def alter_entry(self) -> Detectability | None:
         """Changes the value of one column of an entry."""
         entry, row = self._entry(with_body=True)
         column = self.chance.choice(["number", "trial_id", "seq", "kind", "at", "commitment", "salt", "body"])
@@ -208,21 +208,21 @@ class Hand:
             return None if now == entry else FOUND
         return FOUND
 
-    def alter_words(self) -> Outcome | None:
+    def alter_words(self) -> Detectability | None:
         """Changes words in a body, correctly packed."""
         entry, _ = self._entry(with_body=True)
         altered = self._reworded(entry.body or "")
         self._update(t.entries, t.entries.c.number == entry.number, {"body": packed(altered)})
         return FOUND
 
-    def take_body(self) -> Outcome:
+    def take_body(self) -> Detectability:
         """Removes a body, its salt, or both, as if erased."""
         entry, _ = self._entry(with_body=True)
         values = self.chance.choice([{"body": None}, {"salt": None}, {"body": None, "salt": None}])
         self._update(t.entries, t.entries.c.number == entry.number, values)
         return FOUND
 
-    def put_back_a_body(self) -> Outcome | None:
+    def put_back_a_body(self) -> Detectability | None:
         """Restores an erased body from an old copy."""
         now = {
             row.number for row in self.connection.execute(select(t.entries.c.number).where(t.entries.c.body.is_(None)))
@@ -234,21 +234,23 @@ class Hand:
         self._update(t.entries, t.entries.c.number == row["number"], {"body": row["body"], "salt": row["salt"]})
         return FOUND
 
-    def remove_entry(self) -> Outcome:
+    def remove_entry(self) -> Detectability:
         """Removes one entry, or the last ones, without their checkpoints."""
         first = self.chance.randrange(self._size())
         last = first if self.chance.random() < 0.5 else self._size()
         self.connection.execute(delete(t.entries).where(t.entries.c.number >= first, t.entries.c.number <= last))
         return FOUND
 
-    def add_entry(self) -> Outcome:
+    def add_entry(self) -> Detectability:
         """Appends an entry without a signature."""
         entry, row = self._entry(with_body=True)
-        forged = make(self._size(), kind=row.kind, trial_id=row.trial_id, seq=row.seq, at=row.at, body=entry.body or "")
+        forged = make_entry(
+            self._size(), kind=row.kind, trial_id=row.trial_id, seq=row.seq, at=row.at, body=entry.body or ""
+        )
         self.connection.execute(insert(t.entries), [_row(forged)])
         return FOUND
 
-    def swap_entries(self) -> Outcome | None:
+    def swap_entries(self) -> Detectability | None:
         """Swaps two entries, or only their bodies and salts."""
         (one, a), (other, b) = self._entry(), self._entry()
         if one.number == other.number:
@@ -265,7 +267,7 @@ class Hand:
 
     # Alterations of data derived from entries, without the key.
 
-    def alter_tile(self) -> Outcome:
+    def alter_tile(self) -> Detectability:
         """Alters, truncates or extends the hashes of a tile, or removes or adds a tile."""
         row = self.chance.choice(self.connection.execute(select(t.tiles)).all())
         own = (t.tiles.c.level == row.level) & (t.tiles.c.place == row.place)
@@ -281,7 +283,7 @@ class Hand:
             self._update(t.tiles, own, {"hashes": hashes})
         return FOUND
 
-    def alter_state(self) -> Outcome | None:
+    def alter_state(self) -> Detectability | None:
         """Alters the state from which the log continues."""
         row = self.connection.execute(select(t.log)).one()
         column = self.chance.choice(["size", "frontier", "key", "checkpoint", "signed", "erased", "all"])
@@ -299,7 +301,7 @@ class Hand:
             self._update(t.log, t.log.c.id == row.id, other[column])
         return FOUND
 
-    def alter_checkpoint(self) -> Outcome | None:
+    def alter_checkpoint(self) -> Detectability | None:
         """Alters a stored checkpoint, moves it, signs it with another key, or makes an old one the latest."""
         row = self.chance.choice(self.connection.execute(select(t.checkpoints)).all())
         own = t.checkpoints.c.size == row.size
@@ -318,16 +320,16 @@ class Hand:
             return None if row.size == self._size() else FOUND
         return FOUND
 
-    def thin_out(self) -> Outcome:
+    def thin_out(self) -> Detectability:
         """Removes a checkpoint; detected if it is the anchor's and a verdict's receipt."""
         row = self.chance.choice(self.connection.execute(select(t.checkpoints)).all())
         self.connection.execute(delete(t.checkpoints).where(t.checkpoints.c.size == row.size))
         latest = self.connection.execute(select(t.log)).one().signed  # the log's state has it, too
         last = self.connection.execute(select(t.entries.c.kind).where(t.entries.c.number == row.size - 1)).scalar()
         missed = last == "VerdictGiven" and row.size == self.scene.anchored and row.size != latest
-        return Outcome(alone=False, anchored=missed)
+        return Detectability(alone=False, anchored=missed)
 
-    def alter_trial(self) -> Outcome | None:
+    def alter_trial(self) -> Detectability | None:
         """Changes a value in the listing of trials, or removes or adds a trial."""
         row = self.chance.choice(self.connection.execute(select(t.trials)).all())
         own = t.trials.c.trial_id == row.trial_id
@@ -346,7 +348,7 @@ class Hand:
             self._update(t.trials, own, {column: other})
         return FOUND
 
-    def alter_part(self) -> Outcome:
+    def alter_part(self) -> Detectability:
         """Alters the index of texts of precedents."""
         row = self.chance.choice(self.connection.execute(select(t.parts)).all())
         own = t.parts.c.key == row.key
@@ -359,7 +361,7 @@ class Hand:
             self._update(t.parts, own, {"number": row.number + 1} if change == 2 else {"of": "another"})
         return FOUND
 
-    async def alter_picture(self) -> Outcome:
+    async def alter_picture(self) -> Detectability:
         """Replaces a stored picture by damaged bytes, another picture, more bytes, or nothing."""
         digests = sorted({row["pixels_sha256"] for row in rows_of(self.connection)["trials"] if row["pixels_sha256"]})
         digest, other = self.chance.sample(digests, 2)
@@ -373,7 +375,7 @@ class Hand:
         self._put_picture(digest, put)
         return FOUND
 
-    def alter_type(self) -> Outcome | None:
+    def alter_type(self) -> Detectability | None:
         """Stores a value of another type, which SQLite accepts in any column."""
         if self.connection.dialect.name != "sqlite":
             return None
@@ -391,16 +393,16 @@ class Hand:
 
     # Attacks by somebody who controls the whole docket.
 
-    def roll_back(self) -> Outcome:
+    def roll_back(self) -> Detectability:
         """Restores an earlier state of the whole docket."""
         early = self.chance.random() < 0.6
         for table in TABLES:
             self.connection.execute(delete(table))
             if rows := (self.scene.early if early else self.scene.middle)[table.name]:
                 self.connection.execute(insert(table), list(rows))
-        return Outcome(alone=False, anchored=early)
+        return Detectability(alone=False, anchored=early)
 
-    def forge_with_the_key(self) -> Outcome:
+    def forge_with_the_key(self) -> Detectability:
         """Rewrites the docket with its own key, one body altered or the tail cut: only an anchor detects it.
 
         Checkpoints over the unchanged part are kept, so that none of them is missing.
@@ -410,14 +412,14 @@ class Hand:
         now = {row.size for row in self.connection.execute(select(t.checkpoints)).all()}
         if still := [row for row in before if row["size"] <= first and row["size"] not in now]:
             self.connection.execute(insert(t.checkpoints), still)
-        return Outcome(alone=False, anchored=first < self.scene.anchored)
+        return Detectability(alone=False, anchored=first < self.scene.anchored)
 
-    def forge_with_another_key(self) -> Outcome:
+    def forge_with_another_key(self) -> Detectability:
         """Rewrites the docket with another key of the same name, and stores that key as the docket's own."""
         self._forge(SigningKey.create(self.scene.key.name))
         return FOUND
 
-    def forge_without_a_key(self) -> Outcome:
+    def forge_without_a_key(self) -> Detectability:
         """Rewrites the docket, but leaves the checkpoints as they were."""
         checkpoints, log = rows_of(self.connection)["checkpoints"], self.connection.execute(select(t.log)).one()
         self._forge(SigningKey.create(self.scene.key.name))
@@ -447,7 +449,7 @@ class Hand:
         place = self.chance.choice(at)
         entry = entries[place]
         body = self._reworded(entry.body or "")
-        entries[place] = make(
+        entries[place] = make_entry(
             entry.number, kind=entry.kind, trial_id=entry.trial_id, seq=entry.seq, at=entry.at, body=body
         )
         return entry.number

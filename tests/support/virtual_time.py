@@ -48,6 +48,6 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def set_deadlines_by_it(patch: pytest.MonkeyPatch) -> None:
+def use_virtual_deadlines(patch: pytest.MonkeyPatch) -> None:
     """Makes the court's deadlines use the loop's clock, too."""
     patch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()))

@@ -46,7 +46,7 @@ note("end")
 """
 
 
-class VllmStandIn:
+class FakeVllmPackage:
     """The fake package, installed in a folder.
 
     Attributes:

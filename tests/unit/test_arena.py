@@ -50,7 +50,7 @@ from eval.models.metered import BudgetSpent, Limit, MeteredModel
 from eval.models.open import ModelSpec
 from eval.models.samples import one_set
 from eval.synthetic.make import Layout, make
-from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, Voice, breaks_off_after
+from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, fails_after
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "leaderboard.txt"
 THREE = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
@@ -98,7 +98,7 @@ def test_ranking_recovers_known_strengths_within_its_intervals(finished_arena):
 
 
 def test_terminal_report_matches_the_golden_file(tmp_path, request):
-    voices = {"beech": Voice("beech", STRENGTHS, favours=4.0), "fir": Voice("fir", STRENGTHS, refuses={"2"})}
+    voices = {"beech": ArenaModel("beech", STRENGTHS, favours=4.0), "fir": ArenaModel("fir", STRENGTHS, refuses={"2"})}
     arena = Arena(tmp_path, memes=6, voices=voices, bias=True, bias_tasks=18, swapped=True)
     arena.hold()
     report = as_text(leaderboard(tmp_path)) + "\n"
@@ -197,7 +197,7 @@ def test_hostile_memes_and_answers_stay_inside_their_fences(tmp_path):
             return {**usual, "reasoning": usual["reasoning"] + evil}
         return usual
 
-    voices = {name: Voice(name, THREE, says=says) for name in THREE}
+    voices = {name: ArenaModel(name, THREE, says=says) for name in THREE}
     arena = Arena(tmp_path, memes=1, strengths=THREE, judges=["ash", "beech"], voices=voices)
     hostile = [type(m)(m.id, m.text + evil, m.frames, m.pixels_sha256, m.harmful, m.source_label) for m in arena.memes]
     arena.memes = tuple(hostile)
@@ -220,13 +220,13 @@ def test_interrupted_arena_resumes_to_the_same_result(tmp_path, calls):
     expected_calls = whole.asked
     cut = Arena(tmp_path / "cut", memes=3, strengths=THREE, judges=["ash", "beech"])
     cut.root.mkdir()
-    breaking = breaks_off_after(calls)
-    cut.voices = {name: Voice(name, THREE, says=breaking) for name in THREE}
+    breaking = fails_after(calls)
+    cut.voices = {name: ArenaModel(name, THREE, says=breaking) for name in THREE}
     with pytest.raises(Unavailable):
         cut.hold()
     made = sum(1 for model in cut.models.values() for _ in model.asked)
     done = {event.meme for event in cut.folder.events() if event.kind == "MemeDone"}
-    cut.voices = {name: Voice(name, THREE) for name in THREE}
+    cut.voices = {name: ArenaModel(name, THREE) for name in THREE}
     cut.hold()
     assert sorted(map(json_line, cut.folder.events())) == sorted(map(json_line, whole.folder.events()))
     # Only calls in flight at the interruption are repeated.
@@ -240,7 +240,7 @@ def test_interrupted_arena_resumes_to_the_same_result(tmp_path, calls):
 
 @pytest.mark.slow
 def test_only_the_self_favouring_judge_is_reported(tmp_path):
-    voices = {"cedar": Voice("cedar", STRENGTHS, favours=4.0)}
+    voices = {"cedar": ArenaModel("cedar", STRENGTHS, favours=4.0)}
     arena = Arena(tmp_path, memes=8, voices=voices, bias=True, bias_tasks=24)
     arena.plan = {"references": {"m1": HumanReference(meme="m1", reasoning="People wrote this.")}}
     arena.hold()
@@ -281,7 +281,7 @@ def test_only_the_self_favouring_judge_is_reported(tmp_path):
 def test_missing_answers_are_left_out_or_count_as_losses(tmp_path):
     boards = {}
     for mode in ("leave out", "lose"):
-        voices = {"ash": Voice("ash", THREE, refuses={"0", "1", "2"})}
+        voices = {"ash": ArenaModel("ash", THREE, refuses={"0", "1", "2"})}
         arena = Arena(
             tmp_path / mode,
             memes=4,
@@ -320,9 +320,9 @@ def test_unusable_replies_of_judge_or_controller_drop_battles_or_memes(tmp_path)
         return "?" if "Another text" in words else usual
 
     voices = {
-        "ash": Voice("ash", THREE, says=half_a_controller),
-        "beech": Voice("beech", THREE, says=no_verdicts),
-        "cedar": Voice("cedar", THREE, says=no_merging),
+        "ash": ArenaModel("ash", THREE, says=half_a_controller),
+        "beech": ArenaModel("beech", THREE, says=no_verdicts),
+        "cedar": ArenaModel("cedar", THREE, says=no_merging),
     }
     arena = Arena(tmp_path, memes=2, strengths=THREE, judges=list(THREE), voices=voices)
     arena.hold()
@@ -398,7 +398,7 @@ def always(verdict):
 
 @pytest.mark.parametrize(("verdict", "place", "swapped"), [("A", "first", False), ("B", "second", True)])
 def test_judges_choosing_by_position_give_no_ranking(tmp_path, verdict, place, swapped):
-    voices = {name: Voice(name, THREE, says=always(verdict)) for name in THREE}
+    voices = {name: ArenaModel(name, THREE, says=always(verdict)) for name in THREE}
     Arena(tmp_path, memes=8, strengths=THREE, voices=voices, swapped=swapped).hold()
     board = leaderboard(tmp_path)
     overall = board.board("overall")
@@ -413,7 +413,7 @@ def test_judges_choosing_by_position_give_no_ranking(tmp_path, verdict, place, s
 
 
 def test_reports_give_no_share_when_no_battle_was_decided(tmp_path):
-    voices = {name: Voice(name, THREE, says=always("both good")) for name in THREE}
+    voices = {name: ArenaModel(name, THREE, says=always("both good")) for name in THREE}
     Arena(tmp_path, memes=2, strengths=THREE, voices=voices).hold()
     board = leaderboard(tmp_path)
     assert "No battle was decided" in as_text(board) and "No battle was decided" in as_html(board)
@@ -427,7 +427,7 @@ def test_judges_contradicting_themselves_in_both_orders_give_no_ranking(tmp_path
         draw = random.Random(str(request.parts)).random()
         return {**usual, **dict.fromkeys(DIMENSIONS, "A" if draw < 0.5 else "B")}
 
-    voices = {name: Voice(name, THREE, says=says) for name in THREE}
+    voices = {name: ArenaModel(name, THREE, says=says) for name in THREE}
     Arena(tmp_path, memes=8, strengths=THREE, voices=voices, swapped=True).hold()
     assert "a coin could have given too" in leaderboard(tmp_path).board("overall").not_ranked
 
@@ -589,7 +589,7 @@ def test_server_that_refuses_all_calls_stops_the_arena(tmp_path):
     def refuses(request, usual):
         return ModelRefused("no such model", status=404)
 
-    voices = {"cedar": Voice("cedar", THREE, says=refuses)}
+    voices = {"cedar": ArenaModel("cedar", THREE, says=refuses)}
     arena = Arena(tmp_path, memes=1, strengths=THREE, judges=["ash", "beech"], voices=voices)
     with pytest.raises(ModelRefused):
         arena.hold()
@@ -597,7 +597,7 @@ def test_server_that_refuses_all_calls_stops_the_arena(tmp_path):
     def too_long(request, usual):
         return ModelRefused("too long", status=400)
 
-    arena.voices["cedar"] = Voice("cedar", THREE, says=too_long)
+    arena.voices["cedar"] = ArenaModel("cedar", THREE, says=too_long)
     arena.hold()
     assert {e.target for e in events_of_kind(arena.folder.events(), NotAnswered)} == {"cedar"}
 
@@ -695,7 +695,7 @@ def on_disk(out, data, strengths=THREE, **changes):
     async def go():
         store = SqliteCallCache.open(out.parent / "store.sqlite")
         chairs = {
-            name: MeteredModel(name, ScriptedModel(numbered(Voice(name, strengths)), name=name), store=store)
+            name: MeteredModel(name, ScriptedModel(numbered(ArenaModel(name, strengths)), name=name), store=store)
             for name in strengths
         }
         messages = []

@@ -11,7 +11,7 @@ from eval.arena.leaderboard import leaderboard
 from eval.arena.page import as_html
 from eval.arena.ranking.battles import SCALE
 from eval.arena.words import Setting, Verdict
-from tests.support.arena_world import STRENGTHS, Arena, Voice
+from tests.support.arena_world import STRENGTHS, Arena, ArenaModel
 from tests.unit.test_arena_judges import judged
 
 MODELS = ("a", "b", "c", "d")
@@ -99,7 +99,7 @@ def test_intervals_have_their_nominal_coverage():
 
 @pytest.mark.slow
 def test_page_shows_contrasts(tmp_path):
-    voices = {"cedar": Voice("cedar", STRENGTHS, favours=4.0)}
+    voices = {"cedar": ArenaModel("cedar", STRENGTHS, favours=4.0)}
     Arena(tmp_path, memes=4, voices=voices, bias=True, bias_tasks=12).hold()
     board = leaderboard(tmp_path)
     assert [(one.one, one.other) for one in board.contrasts] == [

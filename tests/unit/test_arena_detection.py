@@ -17,7 +17,7 @@ from eval.arena.groups import boards_by
 from eval.arena.leaderboard import leaderboard
 from eval.cli import cli
 from eval.models.metered import MeteredModel
-from tests.support.arena_world import STRENGTHS, Arena, Memory, rng_of
+from tests.support.arena_world import STRENGTHS, Arena, MemoryCallCache, rng_of
 
 RIGHT = {"ash": 0.95, "beech": 0.8, "cedar": 0.7, "elm": 0.5, "fir": 0.3}
 
@@ -52,7 +52,7 @@ def labels(name):
 
 def run_detection(arena):
     models = {name: ScriptedModel(labels(name), name=name) for name in STRENGTHS}
-    store = Memory()
+    store = MemoryCallCache()
     chairs = {name: MeteredModel(name, model, store=store) for name, model in models.items()}
     asyncio.run(detect(arena.folder, arena.memes, chairs))
     return sum(len(model.asked) for model in models.values())
@@ -126,7 +126,7 @@ def run_rating(arena, name="owl"):
 
     model = ScriptedModel(reply, name=name)
     rating = rate_difficulty(
-        arena.folder, {meme.id: meme for meme in arena.memes}, MeteredModel(name, model, store=Memory())
+        arena.folder, {meme.id: meme for meme in arena.memes}, MeteredModel(name, model, store=MemoryCallCache())
     )
     asyncio.run(rating)
     return len(model.asked)

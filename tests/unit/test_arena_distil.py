@@ -22,7 +22,7 @@ from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source, SourceFormat
-from tests.support.arena_world import DIMENSIONS, Arena, Memory
+from tests.support.arena_world import DIMENSIONS, Arena, MemoryCallCache
 
 
 def png():
@@ -106,7 +106,7 @@ def check_judges(folder, **replies):
     manifest, examples = read_examples(folder, "test")
     verdicts = {}
     for name, reply in replies.items():
-        chair = MeteredModel(name, ScriptedModel(reply, name=name), store=Memory())
+        chair = MeteredModel(name, ScriptedModel(reply, name=name), store=MemoryCallCache())
         verdicts[name] = asyncio.run(judged_by(folder, examples, chair))
     report = distil_report(
         manifest, examples, verdicts, families={"student": "a"}, usd_per_1000={"student": 1.0}, resamples=50

@@ -18,7 +18,7 @@ from eval.arena.ranking.bradley_terry import fit
 from eval.arena.run import digest_of
 from eval.cli import cli
 from eval.datasets.stored_files import json_line
-from tests.support.arena_world import Arena, Voice
+from tests.support.arena_world import Arena, ArenaModel
 
 MODELS = ("a", "b", "c", "d")
 THREE = ("ash", "beech", "cedar")
@@ -135,7 +135,7 @@ def by_language(tmp_path_factory):
     """Questions in two languages, of one and two rounds, about 40 memes each; beech is weak in one of the languages."""
     strengths = {"ash": 0.6, "beech": 0.9, "cedar": 0.0}
 
-    class Patchy(Voice):
+    class Patchy(ArenaModel):
         def _quality(self, meme):
             quality = self.strengths[self.name] - (3.0 if self.name == "beech" and int(meme) % 2 else 0.0)
             return f"quality={quality:.4f} voice={self.name}"

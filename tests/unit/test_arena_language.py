@@ -9,7 +9,7 @@ from eval.arena.leaderboard import leaderboard
 from eval.arena.page import as_html
 from eval.arena.terminal import as_text
 from eval.commands.arena import figures_of
-from tests.support.arena_world import Arena, Voice
+from tests.support.arena_world import Arena, ArenaModel
 
 pytest.importorskip("py3langid", reason="needs the extra eval")
 
@@ -78,7 +78,7 @@ def test_only_answers_to_questions_with_a_language_count():
 def arenas(tmp_path_factory):
     """Two arenas of the same models: one asks for answers in German, but beech answers in English."""
 
-    class Speaker(Voice):
+    class Speaker(ArenaModel):
         def _quality(self, meme):
             sentence = SENTENCES["en" if self.name == "beech" else "de"]
             return f"{sentence} {super()._quality(meme)}"

@@ -23,7 +23,7 @@ from eval.datasets.known import DATASETS
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set, read_memes
 from eval.synthetic.make import Layout, make
-from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, Memory, Voice
+from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, MemoryCallCache
 from tests.unit.test_arena import on_disk
 from tests.unit.test_arena_judges import judged
 
@@ -31,7 +31,7 @@ ASPECTS = DIMENSIONS[:-1]
 FAULTS = {"ash": "none", "beech": "knowledge", "cedar": "perception", "elm": "text", "fir": "reasoning"}
 
 
-class Faulty(Voice):
+class Faulty(ArenaModel):
     """A model whose answers name their own fault."""
 
     def _quality(self, meme):
@@ -67,7 +67,7 @@ def reader(says=lambda request, usual: usual):
 def explain(arena, losses, *, name="owl", second=None, says=lambda request, usual: usual, memes=None):
     """Has lost battles explained; returns the scripted models with the calls made."""
     scripted = {one: ScriptedModel(reader(says), name=one) for one in filter(None, (name, second))}
-    store = Memory()
+    store = MemoryCallCache()
     chairs = {one: MeteredModel(one, model, store=store) for one, model in scripted.items()}
     known = {meme.id: meme for meme in (arena.memes if memes is None else memes)}
     explaining = explain_losses(

@@ -21,8 +21,8 @@ from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel
 from eval.models.open import ModelSpec
 from eval.models.samples import Sample, Samples
-from tests.support.arena_world import Arena, Voice
-from tests.support.probing import TEXTS, a_data_set
+from tests.support.arena_world import Arena, ArenaModel
+from tests.support.probing import TEXTS, write_data_set
 from tests.unit.test_arena import numbered
 
 THREE = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
@@ -94,15 +94,15 @@ def test_command_reports_on_all_repeats(repeats_root):
 @pytest.fixture(scope="module")
 def data_sets(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
-    a_data_set(root / "fhm", TEXTS[:3])
-    a_data_set(root / "more", TEXTS[3:8])
+    write_data_set(root / "fhm", TEXTS[:3])
+    write_data_set(root / "more", TEXTS[3:8])
     return root
 
 
 def run_arena(request):
     async def go():
         store = SqliteCallCache.open(request.calls)
-        scripted = {name: ScriptedModel(numbered(Voice(name, THREE)), name=name) for name in THREE}
+        scripted = {name: ScriptedModel(numbered(ArenaModel(name, THREE)), name=name) for name in THREE}
         chairs = {
             name: MeteredModel(name, model, store=store, run_seed=request.seed) for name, model in scripted.items()
         }

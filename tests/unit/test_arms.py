@@ -36,7 +36,7 @@ from retrieval.library.library import Library
 from retrieval.library.sources import Source
 from retrieval.precedents.finder import LibraryFinder
 from serving.settings import ModelSettings, RoleSettings, Settings
-from tests.support.cast import MARK, Cast, full_court, shown, try_meme
+from tests.support.cast import MARK, Cast, full_court, prompt_text, try_meme
 from tests.support.encoders import PlainPictureReader, WordEncoder
 from tests.support.fakes import FakeFinder, FakeReader, H, N, findings
 
@@ -354,12 +354,12 @@ def test_swapped_sides_change_only_the_judge_s_prompt() -> None:
     plain, swapped = Cast(), Cast()
     try_meme(plain)
     try_meme(swapped, settings=TrialSettings(swap_sides=True))
-    before, after = (shown(cast.requests("judge")[0]) for cast in (plain, swapped))
+    before, after = (prompt_text(cast.requests("judge")[0]) for cast in (plain, swapped))
     accuser, defender = (f"the {side}'s reasons abcdef" for side in ("accuser", "defender"))
     assert before != after and before.index(accuser) < before.index(defender)
     assert after == before.replace(accuser, "?").replace(defender, accuser).replace("?", defender)
     for role in ("proposer", "accuser", "defender"):
-        assert Counter(map(shown, plain.requests(role))) == Counter(map(shown, swapped.requests(role)))
+        assert Counter(map(prompt_text, plain.requests(role))) == Counter(map(prompt_text, swapped.requests(role)))
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from court.ports import ChatRequest, FinishReason
 from eval.perf.model_server.replies import BLOCK
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import FEATURES, Settings
-from tests.support.leftovers import soon, uncollected
+from tests.support.leftovers import soon, without_garbage_collector
 
 MARKER = "marker-of-a-meme"
 KEY = "sk-very-secret"
@@ -358,7 +358,7 @@ def test_finished_call_frees_its_request_at_once(end):
 
     async def scenario(chat, server):
         server.faults.script(script)
-        with uncollected(ChatRequest, Failure, httpx2.Request) as left:
+        with without_garbage_collector(ChatRequest, Failure, httpx2.Request) as left:
             assert await outcome_of_call(chat) == end
             return await soon(left)
 

@@ -14,7 +14,7 @@ from serving.cli.common import excerpt, printable
 from serving.cli.main import cli
 from serving.cli.records import render
 from serving.settings import Settings
-from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
+from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings
 from tests.unit.test_docket import append_all, with_docket
 from tests.unit.test_trial import a_court, hear
 
@@ -94,7 +94,7 @@ def test_hidden_characters_in_a_record_are_made_visible():
 
 
 def test_records_are_listed_and_shown_as_text_or_json(tmp_path):
-    notes = Notes()
+    notes = RecordingSink()
     hear(a_court(), watch=notes)
     path = tmp_path / "docket.sqlite"
     with_docket(path, lambda docket: append_all(docket, notes.events))
@@ -110,7 +110,7 @@ def test_records_are_listed_and_shown_as_text_or_json(tmp_path):
 @pytest.mark.parametrize("command", ["resume", "ask"])
 def test_resume_and_ask_refuse_another_procedure_than_the_trial_s(tmp_path, command):
     path = tmp_path / "d.sqlite"
-    notes = Notes()
+    notes = RecordingSink()
     hear(a_court(), watch=notes)
     with_docket(path, lambda docket: append_all(docket, notes.events))
     question = tmp_path / "question.toml"

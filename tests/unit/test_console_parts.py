@@ -19,11 +19,11 @@ from serving.views.compare import ComparedRow
 from serving.views.recheck import differences
 from serving.views.text import ago, seconds
 from serving.views.trial_view import view_of
-from tests.support.shown_trials import drawn, full_trial
+from tests.support.shown_trials import drawn_picture, full_trial
 
 
 def record(**changes):
-    return TrialRecord.of(full_trial(picture=drawn(), **changes))
+    return TrialRecord.of(full_trial(picture=drawn_picture(), **changes))
 
 
 # Hidden characters.
@@ -164,7 +164,9 @@ def test_evidence_falls_back_from_judge_to_side_to_precedent():
     assert evidence[Side.DEFENDER].source == "judge" and len(evidence[Side.DEFENDER].words) == 2
     unnamed = view_of(record(harmful=())).evidence[Side.ACCUSER]
     assert unnamed.source == "side" and unnamed.words[0].startswith("“Go back” is the form of a phrase")
-    events = [event for event in full_trial(picture=drawn()) if event.kind not in ("VerdictGiven", "Summarised")]
+    events = [
+        event for event in full_trial(picture=drawn_picture()) if event.kind not in ("VerdictGiven", "Summarised")
+    ]
     events = [event.model_copy(update={"seq": seq}) for seq, event in enumerate(events)]
     from_precedents = view_of(TrialRecord.of(events)).evidence
     assert (

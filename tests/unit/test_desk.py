@@ -17,7 +17,7 @@ from serving.docket.review.projection import ReviewPriority, Rules, folded, is_s
 from serving.docket.review.queue import Search, place_of
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.bodies import packed
-from tests.support.desks import NOBODY, play, verdict
+from tests.support.desks import NO_SAMPLING, verdict, with_desk
 from tests.support.dockets import NOON, Intercepted
 from tests.support.sizes import FULL
 
@@ -58,7 +58,7 @@ def path(tmp_path):
     ],
 )
 def test_reasons_for_review_are_listed_by_urgency(rendered, priorities):
-    reasons = reasons_of(rendered, "t", NOBODY)
+    reasons = reasons_of(rendered, "t", NO_SAMPLING)
     assert [priority for priority, _ in reasons] == priorities
     assert all(len(detail) > 10 for _, detail in reasons)
 
@@ -103,7 +103,7 @@ def test_queue_lists_cases_by_urgency(path):
             await court.desk.case("tie"),
         )
 
-    pages, low, forum, no_namespaces, counts, tie = play(path, scenario)
+    pages, low, forum, no_namespaces, counts, tie = with_desk(path, scenario)
     assert pages == [["undecided", "undecided late"], ["tie", "low"]]
     assert (low, forum, no_namespaces) == (["low"], ["tie"], [])
     assert counts == {ReviewPriority.UNDECIDED: 2, ReviewPriority.DISAGREE: 1, ReviewPriority.LOW_SCORE: 1}
@@ -117,7 +117,7 @@ def test_new_trials_appear_in_the_queue_at_once(path):
         await court.tried("a", verdict(U))
         return before, await court.waiting()
 
-    assert play(path, scenario) == ([], ["a"])
+    assert with_desk(path, scenario) == ([], ["a"])
 
 
 def test_two_queues_of_one_docket_project_each_entry_once(path):
@@ -129,7 +129,7 @@ def test_two_queues_of_one_docket_project_each_entry_once(path):
         await court.reviewed("t03", "ada", H)
         return await court.waiting(), [case.trial_id for case in await other.queue("bea", limit=100)]
 
-    own, others = play(path, scenario)
+    own, others = with_desk(path, scenario)
     assert own == others == [f"t{number:02}" for number in range(30) if number != 3]
 
 
@@ -148,7 +148,7 @@ def test_rebuilt_projection_equals_the_former_one(path):
         await court.desk.catch_up()  # notices the reset
         return state, (await court.desk.cases(["a", "b"]), await court.waiting("bea"))
 
-    before, after = play(path, scenario)
+    before, after = with_desk(path, scenario)
     assert before == after and before[1] == ["b"]
 
 
@@ -183,7 +183,7 @@ def test_catching_up_with_a_large_docket_is_bounded_in_time(path):
             await desk.behind(),
         )
 
-    assert play(path, scenario) == (False, ["a"], 6, ["a", "b", "c"], 0)
+    assert with_desk(path, scenario) == (False, ["a"], 6, ["a", "b", "c"], 0)
 
 
 def test_altered_entry_does_not_block_other_entries(path, caplog):
@@ -196,7 +196,7 @@ def test_altered_entry_does_not_block_other_entries(path, caplog):
             connection.execute(text("UPDATE entries SET body = :body WHERE number = 2"), altered)
         return await court.waiting()
 
-    assert play(path, scenario) == ["b"]
+    assert with_desk(path, scenario) == ["b"]
     assert "entry 2 can't be read" in caplog.text
 
 
@@ -220,7 +220,7 @@ def test_case_is_locked_by_one_reviewer_at_a_time(path):
         await court.desk.release("a", "ada")
         return lock, shown, again, await court.desk.take("a", "bea")
 
-    lock, shown, again, other = play(path, scenario)
+    lock, shown, again, other = with_desk(path, scenario)
     assert lock == shown == again and lock.until == NOON + timedelta(minutes=LOCK_MINUTES)
     assert (lock.holder, other.holder) == ("ada", "bea")
 
@@ -239,7 +239,7 @@ def test_review_under_an_expired_lock_is_refused(path):
         await court.desk.review("a", "bea", label=N, clause="none", reason="I looked.")
         return free, (await court.docket.trials.record("a")).all(VerdictReviewed)
 
-    free, reviews = play(path, scenario)
+    free, reviews = with_desk(path, scenario)
     assert free is None
     assert [review.reviewer for review in reviews] == ["bea"]
 
@@ -253,7 +253,7 @@ def test_concurrent_reviewers_get_different_cases(path):
         taken = await asyncio.gather(*(court.desk.take_next(who) for who in people))
         return [case.trial_id for case in taken if case is not None]
 
-    taken = play(path, scenario)
+    taken = with_desk(path, scenario)
     assert sorted(taken) == [f"t{number}" for number in range(8)]
 
 
@@ -269,7 +269,7 @@ def test_unknown_open_and_closed_trials_cannot_be_taken(path):
             await court.desk.take("fine", "ada")
         return await court.desk.take("fine", "ada", again=True)
 
-    assert play(path, scenario).holder == "ada"
+    assert with_desk(path, scenario).holder == "ada"
 
 
 def test_random_operations_keep_one_holder_per_case(path):
@@ -317,7 +317,7 @@ def test_random_operations_keep_one_holder_per_case(path):
         }
         return stored, expected, counts
 
-    stored, expected, counts = play(path, scenario)
+    stored, expected, counts = with_desk(path, scenario)
     assert stored == expected
     for act in ("take", "renew", "review"):  # otherwise the test would be vacuous
         assert counts[act, "done"] > 2 and counts[act, "refused"] > 2, counts
@@ -333,7 +333,7 @@ def test_review_closes_the_case_and_records_the_outcome(path):
         upheld, overruled = await court.reviewed("a", "ada", H), await court.reviewed("b", "ada", N)
         return upheld, overruled, await court.waiting("bea"), await court.desk.cases(["a", "b"])
 
-    upheld, overruled, left, cases = play(path, scenario)
+    upheld, overruled, left, cases = with_desk(path, scenario)
     assert (upheld.outcome, overruled.outcome) == (ReviewOutcome.UPHELD, ReviewOutcome.OVERRULED)
     assert left == [] and all(case.lock is None and not case.waiting for case in cases.values())
     assert (cases["a"].holds, cases["b"].holds, cases["b"].label) == (H, N, H)
@@ -358,7 +358,7 @@ def test_clause_reason_and_label_are_required(path, changes, field):
             await court.desk.review("a", "ada", **{"label": H, "clause": "4", "reason": "I looked.", **changes})
         return refused.value.field, await court.waiting("bea"), (await court.desk.case("a")).lock
 
-    named, left, lock = play(path, scenario)
+    named, left, lock = with_desk(path, scenario)
     assert named == field and left == ["a"] and lock.holder == "ada"
 
 
@@ -374,7 +374,7 @@ def test_review_before_the_verdict_is_shown_is_marked_as_blind(path):
         other = await court.reviewed("a", "bea", N, again=True)
         return [blind.blind, seeing.blind, second.blind, other.blind]
 
-    assert play(path, scenario) == [True, False, False, True]
+    assert with_desk(path, scenario) == [True, False, False, True]
 
 
 def test_record_has_the_whole_review(path):
@@ -384,7 +384,7 @@ def test_record_has_the_whole_review(path):
         await court.desk.review("a", "ada", label=N, clause=" 4 ", reason=" Satire of a habit. ")
         return (await court.docket.trials.record("a")).last(VerdictReviewed)
 
-    review = play(path, scenario)
+    review = with_desk(path, scenario)
     assert (review.label, review.clause, review.reason, review.reviewer, review.at) == (
         N,
         "4",
@@ -418,7 +418,7 @@ def test_second_opinion_has_to_come_from_another_reviewer(path):
             (await court.docket.trials.record("a")).events[-3:],
         )
 
-    request, lists, case, still, left, events = play(path, scenario)
+    request, lists, case, still, left, events = with_desk(path, scenario)
     assert lists == ([], ["a"]) and still == ["a"] and left == []
     assert case.asked_by == "ada" and case.lock is None
     assert [why for why, _ in case.reasons] == [ReviewPriority.SECOND_OPINION, ReviewPriority.UNDECIDED]
@@ -438,7 +438,7 @@ def test_third_reviewer_decides_when_two_disagree(path):
         await court.reviewed("a", "cy", N)
         return closed, case, lists, await court.waiting("dee"), (await court.desk.case("a")).holds
 
-    closed, case, lists, left, holds = play(path, scenario)
+    closed, case, lists, left, holds = with_desk(path, scenario)
     assert closed == left == [] and holds is N
     assert lists == ([], [], ["a"])
     assert case.reasons[0] == (
@@ -454,7 +454,7 @@ def test_second_opinion_needs_a_reason(path):
             await court.desk.ask_opinion("a", "ada", "  ")
         return (await court.docket.trials.record("a")).events[-1].kind
 
-    assert play(path, scenario) == "VerdictGiven"
+    assert with_desk(path, scenario) == "VerdictGiven"
 
 
 # Search.
@@ -507,7 +507,7 @@ def test_search_results_meet_all_criteria(path):
         choices["of the forum"] = [await court.desk.known(name, frozenset({"forum"})) for name in names]
         return found, [case.trial_id for case in (*page, *following)], [case.trial_id for case in visible], choices
 
-    found, pages, visible, choices = play(path, scenario)
+    found, pages, visible, choices = with_desk(path, scenario)
     assert found == {
         "all": ["c", "b", "a"],
         "words in any order": ["a"],
@@ -549,7 +549,7 @@ def test_text_search_matches_a_full_scan(path):
         return {q: {c.trial_id for c in await court.desk.find(Search(text=q), limit=99)} for q in queries}
 
     queries = [" ".join(rng.sample(["blue", "home", "MON", "oat", "cafÉ", "fish", "so"], k=2)) for _ in range(30)]
-    found = play(path, scenario)
+    found = with_desk(path, scenario)
     for query, ids in found.items():
         expected = {t for t, content in texts.items() if all(w in folded(content) for w in folded(query).split())}
         assert ids == expected, query
@@ -574,7 +574,7 @@ def test_blinded_reviewer_cannot_search_by_verdict(path):
         await court.reviewed("waits", "ada", N)
         return everything, before, known, elsewhere, await found(blind="ada")
 
-    everything, before, known, elsewhere, after = play(path, scenario)
+    everything, before, known, elsewhere, after = with_desk(path, scenario)
     both, fine, waits = ["waits", "fine"], ["fine"], ["waits"]
     assert everything == [both, both, both, both, both, waits]
     assert before == [fine, both, fine, fine, fine, waits]
@@ -597,7 +597,7 @@ def test_trials_with_the_same_picture_or_text_are_found(path):
 
         return await same_memes("a"), await same_memes("silent"), await same_memes("a", namespaces=frozenset({""}))
 
-    same, silent, own = play(path, scenario)
+    same, silent, own = with_desk(path, scenario)
     assert same == {"picture": [True, False], "text": [False, True], "both": [True, True]}
     assert silent == {}
     assert set(own) == {"picture", "text"}
@@ -616,7 +616,7 @@ def test_saved_searches_are_per_user(path):
         await court.desk.drop("ada", "never there")
         return before, await court.desk.saved("ada"), await court.desk.saved("bea")
 
-    before, after, others = play(path, scenario)
+    before, after, others = with_desk(path, scenario)
     assert before == {"mondays": {"text": "monday", "label": "HARMFUL"}}
     assert after == {} and others == {"mine": {"reviewer": "bea"}}
 
@@ -646,7 +646,7 @@ def test_agreement_counts_first_reviews(path):
             await agreement(drawn=True),
         )
 
-    both, blind, later, earlier, by_chance = play(path, scenario)
+    both, blind, later, earlier, by_chance = with_desk(path, scenario)
     assert (both.reviewed, both.judgements) == (3, 5)
     assert both.pairs["ada", "bea"].n == 2 and both.pairs["ada", "bea"].observed == 0.5
     assert both.court["ada"].n == 3 and both.court["ada"].observed == pytest.approx(2 / 3)
@@ -667,7 +667,7 @@ def test_agreement_counts_each_reviewer_once_and_no_erased_trials(path):
         await court.docket.eraser.erase("b", who="root", why="asked for", at=NOON)
         return again.blind, before, await court.desk.agreement(), await court.desk.known("reviewer")
 
-    blind, before, after, reviewers = play(path, scenario)
+    blind, before, after, reviewers = with_desk(path, scenario)
     assert not blind, "a reviewer knows the verdict, however the review was made"
     assert (before.reviewed, before.judgements, before.court["ada"].observed) == (2, 3, 0.5)
     assert (after.reviewed, after.judgements, after.court["ada"].observed) == (1, 1, 0.0)
@@ -685,7 +685,7 @@ def test_agreement_counts_only_the_first_review_of_a_repeated_meme(path):
         await court.reviewed("b", "bea", N, again=True)
         return await court.desk.agreement()
 
-    found = play(path, scenario)
+    found = with_desk(path, scenario)
     # Ada found the first meme harmful, like the court in that trial; her later review in "b" does not count.
     assert (found.reviewed, found.judgements) == (2, 3)
     assert (found.court["ada"].n, found.court["ada"].observed) == (2, 0.5)
@@ -707,7 +707,7 @@ def test_erased_trials_leave_the_queue_for_good(path):
             await court.desk.take("a", "bea", again=True)
         return found, await court.desk.case("a"), (await court.desk.agreement()).judgements
 
-    found, case, judgements = play(path, scenario)
+    found, case, judgements = with_desk(path, scenario)
     assert found == ([], []) and judgements == 0
     assert case.erased and case.text == "" and case.namespace == "" and case.reasons == ()
 
@@ -717,5 +717,5 @@ def test_null_characters_are_stored_without_error(path):
         await court.tried("a", verdict(U), words="nul\0 here", namespace="ea\0st")
         return await court.desk.case("a"), await court.waiting(namespaces=frozenset({"ea\0st"}))
 
-    case, left = play(path, scenario)
+    case, left = with_desk(path, scenario)
     assert (case.text, case.namespace, left) == ("nul  here", "ea\0st", ["a"])

@@ -29,10 +29,10 @@ from tests.support.dockets import (
     NOON,
     append_all,
     events_of,
+    listing_fields,
     open_trials,
     random_records,
-    reviewing,
-    shown,
+    review_trial,
     with_docket,
 )
 
@@ -205,7 +205,9 @@ def test_docket_of_format_1_is_upgraded_in_place(tmp_path, monkeypatch):
         for events in trials:
             record = TrialRecord.of(events)
             assert records[record.trial_id] == record
-            assert {name: getattr(lines[record.trial_id], name) for name in shown(record)} == shown(record)
+            assert {name: getattr(lines[record.trial_id], name) for name in listing_fields(record)} == listing_fields(
+                record
+            )
         assert set(still_open) == {t for t, record in records.items() if record.state == "OPEN"}
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
@@ -285,7 +287,7 @@ def test_records_list_shows_requests_and_reviews(tmp_path):
 
     async def scenario(docket):
         await append_all(docket, events_of())
-        await reviewing(docket, "t")
+        await review_trial(docket, "t")
 
     with_docket(path, scenario)
     ran = CliRunner().invoke(records, ["list", "--json", "--docket", str(path)])

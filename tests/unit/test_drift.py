@@ -14,7 +14,7 @@ from serving.docket.review.projection import Rules, is_sampled
 from serving.settings import Settings
 from serving.telemetry import Telemetry
 from serving.telemetry.metrics import Metrics
-from tests.support.desks import play, verdict
+from tests.support.desks import verdict, with_desk
 from tests.support.dockets import NOON
 
 HALF = Rules(sampled=0.5)
@@ -87,7 +87,7 @@ def test_only_sampled_trials_and_first_reviews_count(tmp_path):
         now = NOON + timedelta(days=1)
         return await measure_drift(court.desk, court.docket.trials, now=now, wanted=0.1)
 
-    report = play(tmp_path / "docket.sqlite", scenario, HALF)
+    report = with_desk(tmp_path / "docket.sqlite", scenario, HALF)
     (monday, figure), *more = report.weeks.items()
     assert not more and monday == date(2025, 12, 29) and monday.weekday() == 0
     assert (figure.drawn, figure.reviewed, figure.wrong, figure.passed_wrong) == (3, 2, 1, 1)
@@ -107,7 +107,7 @@ def test_drift_shows_in_command_exit_code_and_metric(tmp_path, monkeypatch, wron
             await court.reviewed(trial_id, "ada", Label.NOT_HARMFUL if number < wrong else Label.HARMFUL)
         return await measure_drift(court.desk, court.docket.trials, now=now, weeks=4, wanted=0.1)
 
-    report = play(tmp_path / "docket.sqlite", scenario, HALF)
+    report = with_desk(tmp_path / "docket.sqlite", scenario, HALF)
     assert report.recent.drifted is drifted and sum(each.wrong for each in report.weeks.values()) == wrong
 
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))

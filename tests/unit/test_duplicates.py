@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 
@@ -29,7 +29,7 @@ from retrieval.near_duplicates.match import (
 from retrieval.near_duplicates.pdq import Position, distance, hashes_of, turned
 from retrieval.near_duplicates.pdq_index import PdqIndex
 from retrieval.near_duplicates.tiles import TileOutcome, Tolerance, compare
-from tests.support.drawn_memes import CAPTIONS, COPIES, Caption, drawn
+from tests.support.drawn_memes import CAPTIONS, COPIES, Caption, captioned_meme
 from tests.support.pictures import decode, encode, exif
 
 PHOTO = "chelsea.png"
@@ -51,7 +51,7 @@ def bits(one: Image.Image, other: Image.Image) -> int:
 
 @pytest.fixture(scope="module")
 def meme() -> Image.Image:
-    return drawn(PHOTO, CAPTION)
+    return captioned_meme(PHOTO, CAPTION)
 
 
 # Hashes of normalised pictures.
@@ -215,9 +215,9 @@ def test_malformed_hashes_are_refused():
 @pytest.mark.parametrize("bar", [False, True])
 def test_tiles_distinguish_a_single_word(base, bar):
     caption = Caption("My aunt told me", "Blueland", "bring soup to the neighbours", "in spring", bar)
-    known = drawn(base, caption)
+    known = captioned_meme(base, caption)
     other = Caption("My aunt told me", "Blueland", "bring soap to the neighbours", "in spring", bar)
-    changed = drawn(base, other)
+    changed = captioned_meme(base, other)
     for edit in ("the same", "JPEG, quality 40", "half the size", "grey"):
         assert compare(pixels(known), pixels(COPIES[edit](known))).outcome is TileOutcome.SAME
         found = compare(pixels(known), pixels(COPIES[edit](changed)))
@@ -320,20 +320,20 @@ def test_edited_copies_match_and_other_pictures_do_not(meme):
     for edit in ("the same", "JPEG, quality 40", "grey", "mirrored", "turned by 90 degrees", "white border"):
         assert pictures_differ(known, print_of(COPIES[edit](meme))) is None
     for photo in ("rocket.jpg", "coffee.png"):
-        assert pictures_differ(known, print_of(drawn(photo, CAPTION))) is not None
+        assert pictures_differ(known, print_of(captioned_meme(photo, CAPTION))) is not None
 
 
 @pytest.mark.parametrize("change", CAPTIONS)
 def test_changed_caption_differs_in_text_and_picture(change, meme):
     text = CAPTIONS[change](CAPTION, random.Random(0))
-    other = drawn(PHOTO, Caption("", "", "", "", text=text or " "))
+    other = captioned_meme(PHOTO, Caption("", "", "", "", text=text or " "))
     assert agreement_of(print_of(meme).words, print_of(other, text).words) is Agreement.OTHER
     # Sending the known text with it does not help the caller.
     assert pictures_differ(print_of(meme), print_of(other)) is Difference.TILE_DIFFERS
 
 
 def test_every_frame_must_match(meme):
-    second = COPIES["mirrored"](drawn("rocket.jpg", CAPTION))
+    second = COPIES["mirrored"](captioned_meme("rocket.jpg", CAPTION))
     words = MemeText(TEXT, False)
     both = fingerprint_pixels([pixels(meme), pixels(second)], words)
     assert pictures_differ(both, fingerprint_pixels([pixels(meme), pixels(second)], words)) is None

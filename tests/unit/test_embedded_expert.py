@@ -19,7 +19,7 @@ from serving.views.replay import replay
 from tests.support import virtual_time
 from tests.support.cast import Cast, full_court
 from tests.support.evidence import REFUTING, SUPPORTING, TEXT, Expert, FakeEvidence, document, with_expert
-from tests.support.fakes import FakeFinder, FakeReader, H, N, Notes, a_meme, findings, ticking
+from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, a_meme, findings, ticking_clock
 
 ALWAYS = TrialSettings(expert="always")
 
@@ -42,7 +42,7 @@ class FakeEntailment:
 
 
 def a_court(source, *, labels=(N,) * 5, entailment=None, settings=ALWAYS, **changes):
-    clock = ticking()
+    clock = ticking_clock()
     return Court(
         finder=FakeFinder(findings(labels)),
         text_reader=FakeReader("read"),
@@ -56,7 +56,7 @@ def a_court(source, *, labels=(N,) * 5, entailment=None, settings=ALWAYS, **chan
 
 
 def run_trial(source, *, text=TEXT, procedure=Procedure.SUMMARY, **options):
-    return asyncio.run(a_court(source, **options).hear(TrialCase("t", a_meme(text), procedure), Notes()))
+    return asyncio.run(a_court(source, **options).hear(TrialCase("t", a_meme(text), procedure), RecordingSink()))
 
 
 def assert_reproducible(record):
@@ -127,7 +127,7 @@ def test_inference_below_the_threshold_settles_no_claim():
 def test_refuted_claim_requests_review_and_leaves_the_label_unchanged():
     with_expert_witness = run_trial(FakeEvidence(), entailment=FakeEntailment())
     without = asyncio.run(
-        a_court(None, settings=TrialSettings()).hear(TrialCase("t", a_meme(TEXT), Procedure.SUMMARY), Notes())
+        a_court(None, settings=TrialSettings()).hear(TrialCase("t", a_meme(TEXT), Procedure.SUMMARY), RecordingSink())
     )
     assert with_expert_witness.verdict.label is without.verdict.label is Label.NOT_HARMFUL
     assert (
@@ -163,7 +163,7 @@ def test_hanging_evidence_source_is_abandoned_after_its_time_limit():
 
     async def work():
         began = asyncio.get_running_loop().time()
-        record = await court.hear(TrialCase("t", a_meme(TEXT), Procedure.SUMMARY), Notes())
+        record = await court.hear(TrialCase("t", a_meme(TEXT), Procedure.SUMMARY), RecordingSink())
         return record, asyncio.get_running_loop().time() - began
 
     record, seconds = virtual_time.run(work())
@@ -195,7 +195,7 @@ def test_interrupted_trial_resumes_without_repeating_searches_or_reads():
         before = TrialRecord.of(whole.events[:cut])
         source = FakeEvidence(found)
         court = a_court(source, entailment=FakeEntailment())
-        record = asyncio.run(court.resume(before, a_meme().picture, Notes()))
+        record = asyncio.run(court.resume(before, a_meme().picture, RecordingSink()))
         assert len(source.queries) == 2 - len(before.all(EvidenceSearched))
         assert len(source.reads) == 4 - len(before.all(DocumentWeighed))
         assert record.verdict == whole.verdict
@@ -212,7 +212,7 @@ def test_escalated_cascade_runs_only_the_expert_of_the_full_trial():
         entailment=FakeEntailment(),
         settings=TrialSettings(expert="always", expert_waits=True),
     )
-    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.CASCADE), Notes()))
+    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.CASCADE), RecordingSink()))
     assert len(record.all(ClaimsFound)) == 1 and record.last(ClaimsFound).call is not None
     assert source.queries == ["blue tea colds"] and "claims" in expert.tasks
     assert record.verdict.claims[0].label is ClaimLabel.REFUTED

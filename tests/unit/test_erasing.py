@@ -12,7 +12,7 @@ from court.events import ModelCall, PrecedentsCited, RawReply, ReviewOutcome, Ro
 from court.verdict import Label
 from serving.docket.open import Docket
 from serving.docket.ports import RequestName, TrialErased
-from tests.support.dockets import NOON, append_all, events_of, reviewing, with_docket
+from tests.support.dockets import NOON, append_all, events_of, review_trial, with_docket
 from tests.support.fakes import a_picture
 from tests.support.sizes import FULL
 
@@ -77,7 +77,7 @@ class Marked:
             docket.verdict_keys.put(self.key, self.trial_id),
             docket.fingerprints.put_fingerprint(self.trial_id, self.look.encode()),
         )
-        await reviewing(docket, self.trial_id, ReviewOutcome.UPHELD, Label.HARMFUL, reviewer=self.saying)
+        await review_trial(docket, self.trial_id, ReviewOutcome.UPHELD, Label.HARMFUL, reviewer=self.saying)
 
     async def quoted(self, docket, by):
         """Appends a later trial that is shown this meme as a precedent."""

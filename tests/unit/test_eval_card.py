@@ -14,7 +14,7 @@ from eval.runs.folder import RunFolder, RunManifest
 from eval.runs.results import read_results
 from eval.scores.metrics import card
 from eval.scores.task_card import task_card
-from tests.support.report_runs import a_run
+from tests.support.report_runs import write_report_run
 from tests.unit.test_task_card import CARD, PAIRS, QUESTION, results
 
 
@@ -32,7 +32,7 @@ def notes(page):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return a_run(tmp_path_factory.mktemp("run") / "run")
+    return write_report_run(tmp_path_factory.mktemp("run") / "run")
 
 
 def test_trial_run_card_compares_figures_with_a_constant_answer_and_published_ones(run):

@@ -18,7 +18,7 @@ from retrieval.facts.writer import write_corpus
 from serving.evidence import open_evidence
 from serving.settings import Settings
 from tests.support.encoders import WordEncoder
-from tests.support.evidence import WEIGHED, Expert, witnessed
+from tests.support.evidence import WEIGHED, Expert, try_with_expert
 from tests.support.fakes import a_meme
 
 
@@ -94,7 +94,7 @@ def test_demonstration_corpus_refutes_a_claim_and_names_itself_as_such(tmp_path)
         classify={"quotes": [{"document": 1, "quote": quote}], "label": "refuted"},
     )
     source = CorpusEvidence(open_corpus(tmp_path / "facts"))
-    record, *_ = witnessed(expert, source, meme=a_meme(f"{words}, my neighbour says"))
+    record, *_ = try_with_expert(expert, source, meme=a_meme(f"{words}, my neighbour says"))
     (finding,) = record.verdict.claims
     assert finding.label is ClaimLabel.REFUTED and finding.checked
     (passage,) = finding.evidence

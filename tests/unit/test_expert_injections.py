@@ -37,13 +37,13 @@ from tests.support.evidence import (
     WEIGHED,
     Expert,
     FakeEvidence,
-    always,
     document,
+    expert_settings,
     expert_task,
+    try_with_expert,
     with_expert,
-    witnessed,
 )
-from tests.support.fakes import Notes, a_meme
+from tests.support.fakes import RecordingSink, a_meme
 from tests.support.injections import INJECTIONS, marked, variants
 from tests.unit.test_injections import FRAME, MARK, SYSTEMS, folded, specials_in, split_fenced
 from tests.unit.test_replies import babble
@@ -144,10 +144,10 @@ def run_trial(expert, source, strengths):
         cast := ObedientCast(strengths),
         chairs=with_expert(cast, expert),
         evidence_source=source,
-        settings=always(rounds_min=1, rounds_max=1, score=False, overlap=False),
+        settings=expert_settings(rounds_min=1, rounds_max=1, score=False, overlap=False),
     )
     case = TrialCase("t", a_meme(TEXT), Procedure.FULL)
-    return asyncio.run(dataclasses.replace(court, fence_mark=MARK).hear(case, Notes()))
+    return asyncio.run(dataclasses.replace(court, fence_mark=MARK).hear(case, RecordingSink()))
 
 
 class ObedientExpert(Expert):
@@ -181,7 +181,7 @@ def test_pi_5_nonsense_from_the_witness_yields_no_unsupported_finding(task):
     chance = random.Random(28)
     for _ in range(100):
         reply = babble(chance)
-        record, *_ = witnessed(
+        record, *_ = try_with_expert(
             Expert(**{task: lambda _, reply=reply: reply}), FakeEvidence(found), cast=Cast(rounds=1), settings=settings
         )
         assert record.verdict.label is Label.HARMFUL
@@ -213,7 +213,7 @@ def test_pi_6_hijacked_witness_alone_cannot_acquit(label):
 
 def test_pi_7_witness_that_reveals_instructions_is_ignored_and_not_recorded():
     cases = 0
-    settings = always(rounds_min=1, rounds_max=1, score=False, overlap=False)
+    settings = expert_settings(rounds_min=1, rounds_max=1, score=False, overlap=False)
     names = (*prompts.ROLES, *prompts.EXPERT_PROMPTS)
     for name, spelling, task in itertools.product(names, SPELLINGS, ("claims", "queries", "weigh", "classify")):
         prompt = prompts.load(name)
@@ -221,7 +221,7 @@ def test_pi_7_witness_that_reveals_instructions_is_ignored_and_not_recorded():
             continue  # this prompt was not part of the call
         words = spelling(prompt.secret).replace("\n", " ")
         reply = json.dumps({"statements": [], "quotes": [], "label": words}, ensure_ascii=False)
-        record, *_ = witnessed(Expert(**{task: reply}), cast=Cast(rounds=1), settings=settings)
+        record, *_ = try_with_expert(Expert(**{task: reply}), cast=Cast(rounds=1), settings=settings)
         recorded = "".join(event.model_dump_json() for event in record.events).casefold()
         assert prompt.secret.removeprefix("memecourt-") not in recorded, (name, task, words)
         codes = {getattr(event, "failure", "") for event in record.events}
@@ -236,10 +236,10 @@ def test_pi_7_witness_that_reveals_instructions_is_ignored_and_not_recorded():
 
 def test_pi_8_injection_signals_are_found_in_documents_and_search_results():
     found = missed = 0
-    settings = always(rounds_min=1, rounds_max=1, score=False, overlap=False)
+    settings = expert_settings(rounds_min=1, rounds_max=1, score=False, overlap=False)
     for _, injection in INJECTIONS:
         signs = find_injection_signals(injection)
-        record, *_ = witnessed(
+        record, *_ = try_with_expert(
             source=FakeEvidence([document("d", f"{injection}\n\n{REFUTING}")]), cast=Cast(rounds=1), settings=settings
         )
         steering = record.last(VerdictGiven).steering
@@ -256,7 +256,7 @@ def test_pi_8_injection_signals_are_found_in_documents_and_search_results():
 
 
 def test_injection_tests_cover_every_task_of_the_witness():
-    record, expert, *_ = witnessed(settings=always(expert_steps="apart"))
+    record, expert, *_ = try_with_expert(settings=expert_settings(expert_steps="apart"))
     tasks = {expert_task(request) for request in expert.requests}
     assert tasks <= {"claims", "queries", "rank", "comprehensible", "helpful", "sufficient", "more_queries", "classify"}
     assert asyncio.iscoroutinefunction(FakeEvidence.search) and record.verdict.claims

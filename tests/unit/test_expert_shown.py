@@ -32,8 +32,8 @@ from tests.support.evidence import (
     WEIGHED,
     Expert,
     FakeEvidence,
-    always,
-    witnessed,
+    expert_settings,
+    try_with_expert,
 )
 from tests.support.evidence import document as a_document
 
@@ -51,12 +51,12 @@ def hostile():
         weigh={**WEIGHED, "quotes": [QUOTE]},
         classify={"quotes": [{"document": 1, "quote": QUOTE}], "label": "refuted"},
     )
-    return witnessed(expert, FakeEvidence([found]))[0]
+    return try_with_expert(expert, FakeEvidence([found]))[0]
 
 
 @pytest.fixture(scope="module")
 def refuted():
-    return witnessed()[0]
+    return try_with_expert()[0]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def unchecked():
     from court.errors import Unavailable
 
     source = FakeEvidence(search_error=Unavailable("gone", reason="EVIDENCE_GONE"))
-    return witnessed(source=source, cast=Cast(judge=ACQUITTAL))[0]
+    return try_with_expert(source=source, cast=Cast(judge=ACQUITTAL))[0]
 
 
 def test_pages_pdf_and_terminal_show_claim_passage_source_date_and_digest(hostile, refuted):
@@ -119,7 +119,7 @@ def test_dsa_draft_counts_refuted_claims_and_lists_them_beside_the_statement(hos
     for record in (hostile, refuted):
         statement = json.dumps(draft(record)["statement"])
         assert "Blue tea" not in statement and "<script" not in statement and "health.example" not in statement
-    none, *_ = witnessed(Expert(classify={**REFUTED, "label": "not enough"}))
+    none, *_ = try_with_expert(Expert(classify={**REFUTED, "label": "not enough"}))
     assert draft(none)["refuted_claims"] == [] and "claim" not in draft(none)["statement"]["decision_facts"]
 
 
@@ -130,7 +130,7 @@ def test_verdict_that_lacked_evidence_is_not_cached(refuted, unchecked):
 def test_refuted_claim_of_an_acquitted_meme_is_queued_with_the_contradictions():
     from serving.docket.review.projection import _VOTES
 
-    record, *_ = witnessed(cast=Cast(judge=ACQUITTAL))
+    record, *_ = try_with_expert(cast=Cast(judge=ACQUITTAL))
     assert {review.reason for review in record.verdict.review} & _VOTES
     assert "CLAIM_REFUTED" in _VOTES and ReviewPriority.COURT_ASKS.urgency
 
@@ -145,7 +145,7 @@ def test_every_step_of_the_expert_appears_in_the_trial_view(refuted):
         "document about claim 1",
         "finding about claim 1",
     ]
-    apart, *_ = witnessed(settings=always(expert_steps="apart"))
+    apart, *_ = try_with_expert(settings=expert_settings(expert_steps="apart"))
     assert sum(step.name == "document about claim 1" for step in view_of(apart).steps) == 3
     (claim,) = view.claims
     assert claim.settled.label == "REFUTED" and [one.document for one in claim.documents] == ["one"]
@@ -196,7 +196,7 @@ def test_finding_that_contradicts_its_replies_is_detected_in_replay(refuted):
 def test_record_with_an_erased_document_still_verifies():
     from serving.docket.store.bodies import GONE
 
-    record, *_ = witnessed()
+    record, *_ = try_with_expert()
     settled, search = record.last(ClaimSettled), record.last(EvidenceSearched)
     gone = altered(record, DocumentWeighed, text=GONE, quotes=(GONE,))
     gone = altered(gone, ClaimSettled, evidence=(settled.evidence[0].model_copy(update={"quote": GONE}),))

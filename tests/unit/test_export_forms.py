@@ -18,14 +18,14 @@ from eval.reports.every_eval_ever import Publisher
 from eval.runs.results import read_results
 from eval.scores.metrics import card
 from tests.support.arena_world import Arena
-from tests.support.report_runs import a_run
+from tests.support.report_runs import write_report_run
 
 TEXT = "a text that stays where it is"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return a_run(tmp_path_factory.mktemp("run") / "run")
+    return write_report_run(tmp_path_factory.mktemp("run") / "run")
 
 
 def output_of(*command, code=0):

@@ -25,8 +25,8 @@ from court.settings import TrialSettings
 from court.trial import Court, TrialCase
 from court.verdict import Label
 from tests.support.cast import ACQUITTAL, MARK, Cast, PictureFinder, task_of
-from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings, ticking
-from tests.support.virtual_time import run, set_deadlines_by_it
+from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings, ticking_clock
+from tests.support.virtual_time import run, use_virtual_deadlines
 from tests.unit.test_replies import acquits_validly
 
 SITES = ("describe", "answer", "ask", "summarise", "judge", "odds", "text", "search", "pictures")
@@ -168,7 +168,7 @@ class FaultyReader(FakeReader):
         return await super().read(picture)
 
 
-class FaultyDocket(Notes):
+class FaultyDocket(RecordingSink):
     """Stores events or fails to, possibly slowly. The events stored are the ones that count."""
 
     def __init__(self, plan):
@@ -188,7 +188,7 @@ class FaultyDocket(Notes):
 
 async def run_trial(plan):
     """Runs a trial as planned and returns its outcome."""
-    cast, replies, docket, clock = Cast(rounds=3), [], FaultyDocket(plan), ticking()
+    cast, replies, docket, clock = Cast(rounds=3), [], FaultyDocket(plan), ticking_clock()
     chairs = RoleModels(**{role: RoleModel(FaultyModel(role, plan, cast, replies)) for role in cast.models})
     court = Court(
         finder=FaultyFinder(plan),
@@ -252,7 +252,7 @@ def check(outcome):
 @pytest.fixture
 def clock(monkeypatch):
     """Makes deadlines follow the loop's time."""
-    set_deadlines_by_it(monkeypatch)
+    use_virtual_deadlines(monkeypatch)
 
 
 @pytest.mark.slow
@@ -338,7 +338,7 @@ def test_stored_events_are_counted_however_often_the_trial_is_cancelled():
         stored.extend(events)
 
     async def scene():
-        clock = ticking()
+        clock = ticking_clock()
         recorder = Recorder("t", slowly, lambda: next(clock))
         writing = asyncio.create_task(recorder.note_all(*TEXTS))
         for _ in range(3):
@@ -355,14 +355,14 @@ def test_stored_events_are_counted_however_often_the_trial_is_cancelled():
 
 
 def test_events_recorded_together_are_consecutive_despite_concurrent_recording():
-    notes = Notes()
+    notes = RecordingSink()
 
     async def keep(*events):
         await asyncio.sleep(0.001)
         await notes(*events)
 
     async def scene():
-        clock = ticking()
+        clock = ticking_clock()
         recorder = Recorder("t", keep, lambda: next(clock))
         recorded = await asyncio.gather(
             recorder.note_all(*TEXTS),
@@ -378,10 +378,10 @@ def test_events_recorded_together_are_consecutive_despite_concurrent_recording()
 
 
 def test_failed_batch_of_events_uses_up_no_sequence_number():
-    notes = Notes(fail_at=2, error=Unavailable("locked"))
+    notes = RecordingSink(fail_at=2, error=Unavailable("locked"))
 
     async def scene():
-        clock = ticking()
+        clock = ticking_clock()
         recorder = Recorder("t", notes, lambda: next(clock))
         await recorder.note(TextRead, **text_fields("w"))
         with pytest.raises(Unavailable, match="locked"):

@@ -19,9 +19,9 @@ from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import Label, ReviewReason, ScoreMeaning
 from tests.support import virtual_time
-from tests.support.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, is_repair, shown, task_of, try_meme
-from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
-from tests.support.leftovers import soon, uncollected
+from tests.support.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, is_repair, prompt_text, task_of, try_meme
+from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings
+from tests.support.leftovers import soon, without_garbage_collector
 
 TEXT = "the meme's own words"
 
@@ -111,7 +111,7 @@ def test_proposer_never_sees_the_text():
         try_meme(cast, meme=meme, reader=reader)
         requests = cast.requests("proposer")
         assert {task_of(request) for request in requests} == {"describe", "answer"}
-        assert not any(TEXT in shown(request) for request in requests)
+        assert not any(TEXT in prompt_text(request) for request in requests)
         assert all(frames_of(request) for request in requests)
 
 
@@ -128,21 +128,21 @@ def test_advocates_never_see_a_picture():
     try_meme(cast)
     for request in cast.requests("accuser", "defender"):
         assert frames_of(request) == []
-        assert TEXT in shown(request) and "green flag" in shown(request)
+        assert TEXT in prompt_text(request) and "green flag" in prompt_text(request)
 
 
 def test_sides_never_see_each_other():
     cast = Cast(rounds=3)
     try_meme(cast)
-    assert not any("defender" in shown(request) for request in cast.requests("accuser"))
-    assert not any("accuser" in shown(request) for request in cast.requests("defender"))
+    assert not any("defender" in prompt_text(request) for request in cast.requests("accuser"))
+    assert not any("accuser" in prompt_text(request) for request in cast.requests("defender"))
 
 
 def test_judge_sees_everything_but_the_examinations():
     cast = Cast(rounds=2)
     try_meme(cast)
     ruling = next(request for request in cast.requests("judge") if task_of(request) == "judge")
-    words = shown(ruling)
+    words = prompt_text(ruling)
     for part in (TEXT, "green flag", "the accuser's reasons", "the defender's reasons", "text of p0", "text of p2"):
         assert part in words
     assert [frame.png for frame in frames_of(ruling)] == [
@@ -157,7 +157,7 @@ def test_judge_sees_everything_but_the_examinations():
 def test_judge_sees_label_and_similarity_of_each_precedent_and_the_vote():
     cast = Cast()
     try_meme(cast, found=findings([H, N, H, N, N]))
-    words = shown(cast.requests("judge")[0])
+    words = prompt_text(cast.requests("judge")[0])
     assert "Precedent 2 was found not harmful" in words
     assert "text 0.79, picture 0.79" in words
     assert "Of the 5 labelled memes nearest to this one, 2 were found harmful" in words
@@ -192,13 +192,13 @@ def test_reply_tokens_are_limited_by_role_and_recorded():
     chairs = cast.chairs
     limited = RoleModels(**{role: replace(getattr(chairs, role), max_tokens=own.get(role)) for role in cast.models})
     court = replace(full_court(cast), chairs=limited)
-    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     usual = {"proposer": 1700, "defender": 3200}  # 1.25 tokens per character of the longest reply, plus 200
     for role, tokens in {**own, **usual}.items():
         limits = {request.max_tokens for request in cast.requests(role) if task_of(request) != "odds"}
         assert limits == {tokens}
         assert record.opened.settings["max_tokens"][role.upper()] == tokens
-    other = asyncio.run(full_court(Cast(rounds=2)).hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    other = asyncio.run(full_court(Cast(rounds=2)).hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     assert other.opened.settings["max_tokens"]["JUDGE"] == 6200
     assert other.opened.versions.settings != record.opened.versions.settings
 
@@ -284,7 +284,7 @@ def test_judge_sees_no_precedents_if_they_are_disabled():
     cast = Cast(judge=lambda request: none)
     record = try_meme(cast, settings=TrialSettings(precedents=False))
     assert record.precedents is None
-    assert "Precedent 1" not in shown(cast.requests("judge")[0])
+    assert "Precedent 1" not in prompt_text(cast.requests("judge")[0])
     assert len(frames_of(cast.requests("judge")[0])) == 1
 
 
@@ -293,7 +293,7 @@ def test_no_side_argues_if_advocates_are_disabled():
     record = try_meme(cast, settings=TrialSettings(advocates=False))
     assert not record.all(Summarised) and not record.all(SideRested)
     assert not cast.requests("accuser", "defender")
-    assert "The side that says" not in shown(cast.requests("judge")[0])
+    assert "The side that says" not in prompt_text(cast.requests("judge")[0])
 
 
 def test_advocates_argue_from_the_description_if_the_captioner_is_disabled():
@@ -301,7 +301,7 @@ def test_advocates_argue_from_the_description_if_the_captioner_is_disabled():
     record = try_meme(cast, settings=TrialSettings(captioner=False))
     assert not record.all(QuestionAsked)
     assert {event.reason for event in record.all(SideRested)} == {QuestioningEnd.NO_EXAMINATION}
-    assert "the accuser's reasons" in shown(cast.requests("judge")[0])
+    assert "the accuser's reasons" in prompt_text(cast.requests("judge")[0])
 
 
 def test_dull_judge_is_one_call_with_the_meme_alone():
@@ -309,8 +309,8 @@ def test_dull_judge_is_one_call_with_the_meme_alone():
     try_meme(cast, settings=TrialSettings(dull_judge=True, score=False))
     assert cast.calls() == 1
     (request,) = cast.requests("judge")
-    assert TEXT in shown(request) and len(frames_of(request)) == 1
-    assert "description" not in shown(request).rpartition("Reply in JSON")[2].lower()
+    assert TEXT in prompt_text(request) and len(frames_of(request)) == 1
+    assert "description" not in prompt_text(request).rpartition("Reply in JSON")[2].lower()
 
 
 def test_stance_at_the_summary_gives_both_sides_the_same_questioning_prompt():
@@ -338,7 +338,7 @@ def test_search_query_may_include_the_summaries():
     from court.events import Procedure
     from court.trial import TrialCase
 
-    asyncio.run(trial_court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    asyncio.run(trial_court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     query = trial_court.finder.asked[0]["text"]
     assert TEXT in query and "accuser says" in query and "defender says" in query
 
@@ -375,7 +375,7 @@ def test_thinking_role_gets_extra_tokens_except_for_odds():
     cast = Cast(rounds=2)
     chairs = replace(cast.chairs, judge=replace(cast.chairs.judge, thought_tokens=500, thoughts_by=("TEMPLATE", "x")))
     court = full_court(cast, chairs=chairs)
-    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     assert record.state is TrialState.DECIDED
     tokens = {(role, task_of(request)): request for role in cast.models for request in cast.requests(role)}
     assert {key: request.thought_tokens for key, request in tokens.items() if request.thought_tokens} == {
@@ -396,7 +396,7 @@ def test_record_states_which_roles_have_a_working_prefix_cache():
         accuser=replace(cast.chairs.accuser, prefix_cache=True),
     )
     court = full_court(cast, chairs=chairs)
-    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     assert record.opened.prefix_cache == {"JUDGE": False, "ACCUSER": True}
     # Restarting a server does not make another version.
     assert record.opened.versions == try_meme(Cast(rounds=2)).opened.versions
@@ -409,7 +409,7 @@ def test_record_states_which_roles_have_a_working_prefix_cache():
 def test_calls_closer_to_the_verdict_take_priority_and_batches_come_last(batch):
     cast = Cast(rounds=4)
     case = TrialCase("t", a_meme(TEXT), Procedure.FULL, batch=batch)
-    asyncio.run(full_court(cast, settings=TrialSettings(overlap=False)).hear(case, Notes()))
+    asyncio.run(full_court(cast, settings=TrialSettings(overlap=False)).hear(case, RecordingSink()))
     by_task = {}
     for model in cast.models.values():
         for call in model.asked:
@@ -433,8 +433,8 @@ def test_speculative_calls_yield_to_needed_ones():
         return await usual(request, within_s=within_s)
 
     slow.reply = reply
-    asyncio.run(full_court(cast).hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
-    first_ahead = next(call.request for call in slow.asked if "Question 1" in shown(call.request))
+    asyncio.run(full_court(cast).hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
+    first_ahead = next(call.request for call in slow.asked if "Question 1" in prompt_text(call.request))
     assert task_of(first_ahead) == "ask" and first_ahead.priority == 0  # round 2, while only round 1 is needed
     summaries = [call.request.priority for call in slow.asked if task_of(call.request) == "summarise"]
     assert summaries[0] == -1
@@ -467,7 +467,7 @@ BAD = {
 def test_reply_that_stays_unusable_fails_the_trial_with_its_reason(task, kind):
     bad_reply, reason = BAD[kind]
     cast = Cast(**{task: lambda request: bad_reply})
-    notes = Notes()
+    notes = RecordingSink()
     with pytest.raises(TrialAborted) as caught:
         try_meme(cast, watch=notes)
     assert isinstance(caught.value.cause, ReplyUnusable)
@@ -534,10 +534,10 @@ def test_pictures_are_freed_with_their_trial(end):
     lines = {"defender_ask": lambda _: errors[end]} if end in errors else {}
     slow = 9.0 if end in ("late", "deadline", "left") else 0.0
 
-    async def shown(court):
+    async def prompt_text(court):
         # The other side's call is in flight, and is cancelled with this one.
         case = TrialCase("t", a_meme(TEXT), Procedure.FULL, within_s=0.3 if end == "deadline" else None)
-        trial = asyncio.ensure_future(court.hear(case, Notes()))
+        trial = asyncio.ensure_future(court.hear(case, RecordingSink()))
         if end == "left":
             await asyncio.wait([trial], timeout=0.05)
             trial.cancel()
@@ -553,8 +553,8 @@ def test_pictures_are_freed_with_their_trial(end):
 
     async def scene():
         court = full_court(Cast(delay_s=slow, **lines), settings=TrialSettings(call_s=0.3))
-        with uncollected(Picture, FullTrial, Examination) as uncollected_objects:
-            reason = await shown(court)
+        with without_garbage_collector(Picture, FullTrial, Examination) as uncollected_objects:
+            reason = await prompt_text(court)
             errors.clear()
             return reason, await soon(uncollected_objects)
 
@@ -598,7 +598,7 @@ def test_longest_chain_of_calls_matches_the_overlap_formula():
 
             court = full_court(cast, settings=TrialSettings(overlap=overlap, score=False))
             began = asyncio.get_running_loop().time()
-            await court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes())
+            await court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink())
             loop_time["s"] = asyncio.get_running_loop().time() - began
 
         asyncio.run(scene())

@@ -38,8 +38,8 @@ from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
 from serving.views.replay import replay
 from tests.support import virtual_time
-from tests.support.cast import ACQUITTAL, MARK, RULING, Cast, frames_of, full_court, shown, try_meme
-from tests.support.fakes import Notes, a_meme
+from tests.support.cast import ACQUITTAL, MARK, RULING, Cast, frames_of, full_court, prompt_text, try_meme
+from tests.support.fakes import RecordingSink, a_meme
 
 CLASSIFIED = {"violates": True, "clauses": ["4"], "reason": "It shuts the people of Blueland out."}
 HARMFUL = {
@@ -168,9 +168,9 @@ def test_guard_opinion_is_recorded_and_shown_fenced_to_the_judge_alone():
     (call,) = guard.asked
     assert call.request.system == "" and len(frames_of(call.request)) == 1
     for role in ("proposer", "accuser", "defender"):
-        assert all("llama-guard-4" not in shown(request) for request in cast.requests(role))
+        assert all("llama-guard-4" not in prompt_text(request) for request in cast.requests(role))
     for request in cast.requests("judge"):
-        assert f"[begin {MARK}]\nharmful\nhate (S10), violent crimes (S1)\n[end {MARK}]" in shown(request)
+        assert f"[begin {MARK}]\nharmful\nhate (S10), violent crimes (S1)\n[end {MARK}]" in prompt_text(request)
     assert record.opened.versions.models["GUARD"] == "guard-model"
     assert record.opened.settings["guard"]["adapter"] == "llama-guard-4"
 
@@ -204,7 +204,7 @@ def test_failing_guard_does_not_fail_the_trial_and_requests_review(reply, failur
     assert event.harmful is None and event.failure == failure and event.call is None
     assert record.verdict.label is Label.HARMFUL
     assert ReviewReason.GUARD_FAILED in {one.reason for one in record.verdict.review}
-    assert all("content classifier" not in shown(request) for request in cast.requests("judge"))
+    assert all("content classifier" not in prompt_text(request) for request in cast.requests("judge"))
 
 
 def test_hanging_guard_leaves_the_judge_half_of_the_time(monkeypatch):
@@ -233,7 +233,7 @@ def test_resumed_trial_does_not_ask_the_guard_again():
     cast = Cast(judge=lambda _: next(answers, None))
     guard = ScriptedModel([(None, "unsafe\nS10")], name="guard-model")
     chairs = dataclasses.replace(cast.chairs, guard=GuardModel(RoleModel(guard), "llama-guard-4"))
-    court, meme, notes = full_court(cast, chairs=chairs), a_meme(TEXT), Notes()
+    court, meme, notes = full_court(cast, chairs=chairs), a_meme(TEXT), RecordingSink()
 
     async def work():
         with pytest.raises(TrialAborted) as caught:
@@ -249,7 +249,7 @@ def test_resumed_trial_does_not_ask_the_guard_again():
 def test_text_without_a_picture_gives_a_guard_prompt_without_one(adapter):
     record, _, guard = run_with_guard(HARMFUL[adapter], adapter=adapter, meme=Meme(None, text=TEXT))
     (call,) = guard.asked
-    words = shown(call.request)
+    words = prompt_text(call.request)
     assert frames_of(call.request) == [] and record.last(GuardHeard).pictures == 0
     assert TEXT in words and ("picture" not in words or "where there is one" in words or "no picture was sent" in words)
     (message,) = messages_of(record, record.last(GuardHeard))

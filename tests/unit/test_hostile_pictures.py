@@ -22,13 +22,13 @@ from court.meme import LIMITS, Picture
 from tests.support.pictures import (
     PNG_MAGIC,
     animation,
-    at_most_twice,
     chunk,
     encode,
     exif,
     png,
     profile_with_swapped_primaries,
     quarters,
+    read_with_retry,
 )
 from tests.support.pictures import segment as jpeg_segment
 
@@ -241,7 +241,7 @@ def test_im_1_and_im_5_hostile_pictures_are_read_or_refused_cleanly(record_prope
             for kind, data in hostile():
                 started = time.monotonic()
                 try:
-                    result = await at_most_twice(reader, data)
+                    result = await read_with_retry(reader, data)
                 except BadPicture as refused:
                     assert refused.reason in REASONS, kind
                     decisions[refused.reason] += 1

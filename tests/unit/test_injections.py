@@ -27,8 +27,8 @@ from court.precedents import vote
 from court.roles import Advocate, Judge, Proposer
 from court.trial import TrialCase
 from court.untrusted import Fence, neutralise
-from tests.support.cast import RULING, Cast, frames_of, full_court, shown, speaker
-from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
+from tests.support.cast import RULING, Cast, frames_of, full_court, prompt_text, speaker
+from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings
 from tests.support.injections import INJECTIONS, SPECIALS, marked, variants
 
 pytestmark = pytest.mark.slow  # builds 50,000 prompts
@@ -338,7 +338,7 @@ def test_fence_marks_are_unique():
 
 def run_trial(cast, *, meme=None, **options):
     court = dataclasses.replace(full_court(cast, **options), fence_mark=MARK)
-    return asyncio.run(court.hear(TrialCase("t", meme or a_meme("plain words"), Procedure.FULL), Notes()))
+    return asyncio.run(court.hear(TrialCase("t", meme or a_meme("plain words"), Procedure.FULL), RecordingSink()))
 
 
 def trial_with(text, *, ocr):
@@ -388,9 +388,9 @@ def test_file_names_and_identifiers_reach_no_prompt():
     word = "Gadolinium"
     meme = dataclasses.replace(a_meme("plain words"), language=word)
     ids = dict.fromkeys(("trial_id", "request_id", "namespace", "content_id", "trace_id"), word)
-    record = asyncio.run(full_court(cast).hear(TrialCase(meme=meme, procedure=Procedure.FULL, **ids), Notes()))
+    record = asyncio.run(full_court(cast).hear(TrialCase(meme=meme, procedure=Procedure.FULL, **ids), RecordingSink()))
     assert record.opened.meme.content_id == word
-    assert not [request for request in cast.requests() if word in shown(request)]
+    assert not [request for request in cast.requests() if word in prompt_text(request)]
 
 
 def test_id_and_source_of_a_precedent_reach_no_prompt():
@@ -398,7 +398,7 @@ def test_id_and_source_of_a_precedent_reach_no_prompt():
     first = found.exhibits[0].model_copy(update={"id": "Gadolinium", "source": "Gadolinium"})
     cast = Cast()
     run_trial(cast, found=found.model_copy(update={"exhibits": (first, *found.exhibits[1:])}))
-    assert not [request for request in cast.requests() if "Gadolinium" in shown(request)]
+    assert not [request for request in cast.requests() if "Gadolinium" in prompt_text(request)]
 
 
 def test_categories_of_a_precedent_are_fenced():

@@ -13,7 +13,7 @@ from eval.runs.results import read_results
 from eval.scores.metrics import card
 from serving.docket.open import Docket
 from tests.support.judged import H, N, results
-from tests.support.report_runs import a_run
+from tests.support.report_runs import write_report_run
 
 KINDS = {"Described", "QuestionAsked", "AnswerGiven"}
 """Kinds of events that are exactly one model call."""
@@ -27,7 +27,7 @@ def inspect_log():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return a_run(tmp_path_factory.mktemp("run") / "run")
+    return write_report_run(tmp_path_factory.mktemp("run") / "run")
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from court.events import Procedure, VerdictGiven
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import Label, ReviewReason
-from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, shown, try_meme
-from tests.support.fakes import H, N, Notes, a_meme, findings
+from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, prompt_text, try_meme
+from tests.support.fakes import H, N, RecordingSink, a_meme, findings
 
 NONE_SHOWN = {"judge": {**RULING, "precedents": {}}}
 
@@ -27,7 +27,7 @@ def judge_requests(lines=None, **settings):
     """Returns everything sent to the Judge, and the record."""
     cast = Cast(rounds=2, **(lines or {}))
     record = try_meme(cast, found=findings_with(), settings=TrialSettings(**settings))
-    return [shown(request) for request in cast.requests("judge")], record
+    return [prompt_text(request) for request in cast.requests("judge")], record
 
 
 def test_judge_sees_everything_by_default():
@@ -83,7 +83,7 @@ def test_unknown_original_label_is_never_shown_verbatim(foreign):
     cast = Cast(rounds=2)
     settings = TrialSettings(exhibit_labels="original")
     try_meme(cast, found=findings_with(foreign, "not harmful", "very harmful"), settings=settings)
-    for request in map(shown, cast.requests("judge")):
+    for request in map(prompt_text, cast.requests("judge")):
         assert "Precedent 1 was found harmful. Likeness" in request and "Ignore the policy" not in request
 
 
@@ -97,11 +97,11 @@ def test_unknown_original_label_is_never_shown_verbatim(foreign):
 )
 def test_search_query_follows_the_setting(query, wanted):
     court = full_court(Cast(rounds=2), settings=TrialSettings(query=query))
-    asyncio.run(court.hear(TrialCase("t", a_meme("the words"), Procedure.FULL), Notes()))
+    asyncio.run(court.hear(TrialCase("t", a_meme("the words"), Procedure.FULL), RecordingSink()))
     assert [search["text"] for search in court.finder.asked] == [wanted]
 
 
 def test_query_falls_back_to_the_text_without_summaries():
     court = full_court(Cast(rounds=2), settings=TrialSettings(query="summaries", advocates=False))
-    asyncio.run(court.hear(TrialCase("t", a_meme("the words"), Procedure.FULL), Notes()))
+    asyncio.run(court.hear(TrialCase("t", a_meme("the words"), Procedure.FULL), RecordingSink()))
     assert [search["text"] for search in court.finder.asked] == ["the words"]

@@ -10,8 +10,8 @@ from court.record import TrialAborted
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from tests.support.cast import Cast, PictureFinder, full_court
-from tests.support.fakes import FakeReader, H, Notes, a_meme, findings
-from tests.support.virtual_time import run, set_deadlines_by_it
+from tests.support.fakes import FakeReader, H, RecordingSink, a_meme, findings
+from tests.support.virtual_time import run, use_virtual_deadlines
 
 FIND_S, READ_S = 7.0, 11.0
 LIMITED = TrialSettings(find_s=FIND_S, read_s=READ_S)
@@ -35,7 +35,7 @@ class HangingPictures(PictureFinder):
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     """Makes deadlines follow the loop's time."""
-    set_deadlines_by_it(monkeypatch)
+    use_virtual_deadlines(monkeypatch)
 
 
 def failure_of(procedure, *, reader=None, finder=None, within_s=None, text=None):
@@ -46,7 +46,7 @@ def failure_of(procedure, *, reader=None, finder=None, within_s=None, text=None)
         if finder is not None:
             object.__setattr__(court, "finder", finder(findings([H] * 5)))
         loop = asyncio.get_running_loop()
-        began, notes = loop.time(), Notes()
+        began, notes = loop.time(), RecordingSink()
         with pytest.raises(TrialAborted) as caught:
             await court.hear(TrialCase("t", a_meme(text), procedure, within_s=within_s), notes)
         return caught.value, loop.time() - began, notes
@@ -79,5 +79,7 @@ def test_earlier_deadline_of_the_caller_takes_precedence(procedure):
 
 
 def test_time_limits_are_recorded():
-    opened = asyncio.run(full_court(Cast(rounds=2), settings=LIMITED).hear(TrialCase("t", a_meme("x")), Notes())).opened
+    opened = asyncio.run(
+        full_court(Cast(rounds=2), settings=LIMITED).hear(TrialCase("t", a_meme("x")), RecordingSink())
+    ).opened
     assert (opened.settings["find_s"], opened.settings["read_s"]) == (FIND_S, READ_S)

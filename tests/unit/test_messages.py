@@ -32,7 +32,7 @@ from court.settings import TrialSettings
 from court.trial import TrialCase
 from serving.views.messages import PictureShown, messages_of
 from tests.support.cast import RULING, Cast, full_court, is_repair
-from tests.support.fakes import H, N, Notes, a_meme, a_picture, findings
+from tests.support.fakes import H, N, RecordingSink, a_meme, a_picture, findings
 from tests.unit.test_trial import a_court, hear
 
 CUT = "no JSON at all, but [[brackets]], <|im_end|>, [begin mark] and half a character \ud83d\r\n" + " ".join(
@@ -45,7 +45,7 @@ def run_trial(cast, *, procedure=Procedure.FULL, text="go home, <|im_end|> all o
     settings = TrialSettings(**{"overlap": False, **settings})
     court = full_court(cast, found=found, settings=settings)
     court = dataclasses.replace(court, fence_mark=None)
-    record = asyncio.run(court.hear(TrialCase("t", a_meme(text), procedure), Notes()))
+    record = asyncio.run(court.hear(TrialCase("t", a_meme(text), procedure), RecordingSink()))
     return stored(record)
 
 
@@ -139,7 +139,7 @@ def test_rebuilt_messages_match_for_missing_pictures_and_an_empty_text():
         return [Frame(b"the second", 4, 4) if each == "p1" else None for each in ids]
 
     court.finder.pictures = pictures
-    record = stored(asyncio.run(court.hear(TrialCase("t", a_meme(""), Procedure.FULL), Notes())))
+    record = stored(asyncio.run(court.hear(TrialCase("t", a_meme(""), Procedure.FULL), RecordingSink())))
     assert requests_rebuilt(record) == requests_sent(cast)
     (ruling, odds) = messages_of(record, record.last(VerdictGiven))
     shown = [part for part in ruling.requests[0].parts if isinstance(part, PictureShown)]
@@ -217,7 +217,7 @@ def test_resumed_trial_has_a_new_fence_mark_from_there_on(place):
     cut = TrialRecord.of(whole.events[:place])
     assert not isinstance(cut.events[-1], VerdictGiven)
     court = dataclasses.replace(full_court(Cast(rounds=3), settings=TrialSettings(overlap=False)), fence_mark=None)
-    record = stored(asyncio.run(court.resume(cut, a_picture(), Notes())))
+    record = stored(asyncio.run(court.resume(cut, a_picture(), RecordingSink())))
     marks = [event.fence_mark for event in record.events if isinstance(event, TrialOpened | TrialResumed)]
     assert len(set(marks)) == 2 and all(marks)
     assert not inexact_events(record)
@@ -234,7 +234,7 @@ def test_messages_of_speculative_rounds_are_rebuilt_too():
 
 def test_failed_trial_shows_the_messages_sent_before_the_failure():
     cast = Cast(rounds=2, judge="never a ruling")
-    notes = Notes()
+    notes = RecordingSink()
     court = full_court(cast, settings=TrialSettings(overlap=False))
     with pytest.raises(Exception, match="could not be used"):
         asyncio.run(court.hear(TrialCase("t", a_meme(), Procedure.FULL), notes))

@@ -26,9 +26,9 @@ from retrieval.near_duplicates.match import MatchThresholds, MemeText
 from serving.docket.open import Docket
 from serving.runner.near_duplicates import NearDuplicateIndex, StoredFingerprint
 from serving.settings import Settings
-from tests.support.drawn_memes import BASES, CAPTIONS, COPIES, Caption, drawn
+from tests.support.drawn_memes import BACKGROUNDS, CAPTIONS, COPIES, Caption, captioned_meme
 from tests.support.pictures import encode
-from tests.support.playing import play_in
+from tests.support.playing import run_within
 from tests.support.sizes import FULL
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
@@ -148,14 +148,14 @@ def run_scene(place: Path) -> Callable[..., Any]:
     """Runs a scene with a server of its own."""
 
     def play(scene: Callable[[Server], Coroutine[Any, Any, Any]], **options: Any) -> Any:
-        return play_in(a_server(place, **options), scene)
+        return run_within(a_server(place, **options), scene)
 
     return play
 
 
 @pytest.fixture(scope="module")
 def still() -> Image.Image:
-    return drawn("chelsea.png", CAPTION)
+    return captioned_meme("chelsea.png", CAPTION)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def copy(still: Image.Image) -> Picture:
 
 @pytest.fixture(scope="module")
 def other() -> Picture:
-    return picture_of(drawn("rocket.jpg", CAPTION))
+    return picture_of(captioned_meme("rocket.jpg", CAPTION))
 
 
 def with_a_disc(still: Image.Image) -> Image.Image:
@@ -405,7 +405,7 @@ def test_failure_to_store_a_fingerprint_is_reported(run_scene, meme):
 
 def test_animations_are_found_by_any_frame_and_equal_only_in_all_frames(run_scene, still, other):
     blank = Image.new("RGB", still.size, "white")
-    another = drawn("coffee.png", CAPTION)
+    another = captioned_meme("coffee.png", CAPTION)
 
     async def scene(server):
         await server.record_trial("moving", picture_of(blank, still, another))
@@ -470,7 +470,7 @@ def changed(still: Image.Image, name: str) -> Picture:
     return {
         "copy": lambda: picture_of(COPIES["JPEG, quality 40"](still)),
         "disc": lambda: picture_of(with_a_disc(still)),
-        "other": lambda: picture_of(drawn("rocket.jpg", CAPTION)),
+        "other": lambda: picture_of(captioned_meme("rocket.jpg", CAPTION)),
     }[name]()
 
 
@@ -592,11 +592,11 @@ def captions(base: str) -> Sequence[Caption]:
 
 
 def test_dp_4_covers_the_stated_number_of_pairs():
-    assert len(BASES) * PAIRS == (3450 if FULL else 184)
+    assert len(BACKGROUNDS) * PAIRS == (3450 if FULL else 184)
 
 
 @pytest.mark.promise("DP-4", "3,450 pairs of the same picture under another text: 0 verdicts given again")
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", BACKGROUNDS)
 def test_dp_4_verdict_is_not_reused_for_the_same_picture_with_another_text(run_scene, base):
     """Tests each pair with texts as given, and as read by a perfect reader, where one letter in twenty may differ. All
     are compared with all known memes of the picture."""
@@ -604,8 +604,8 @@ def test_dp_4_verdict_is_not_reused_for_the_same_picture_with_another_text(run_s
 
     async def scene(server):
         for number, caption in enumerate(known):
-            await server.record_trial(f"known {number}", picture_of(drawn(base, caption)), caption.words())
-        copy = picture_of(COPIES["JPEG, quality 70"](drawn(base, known[0])))
+            await server.record_trial(f"known {number}", picture_of(captioned_meme(base, caption)), caption.words())
+        copy = picture_of(COPIES["JPEG, quality 70"](captioned_meme(base, known[0])))
         # Otherwise the test would prove nothing.
         assert await server.reusable_trial(copy, known[0].words(), read=True) == "known 0"
         reused, rng = [], random.Random(f"pairs of {base}")
@@ -615,7 +615,7 @@ def test_dp_4_verdict_is_not_reused_for_the_same_picture_with_another_text(run_s
             while text in [each.words() for each in known]:
                 text = CAPTIONS[change](caption, rng)
             edit = COPIES[rng.choice(EDITS)]
-            new = picture_of(edit(drawn(base, Caption("", "", "", "", text=text or " "))))
+            new = picture_of(edit(captioned_meme(base, Caption("", "", "", "", text=text or " "))))
             for read in (False, True):
                 if (trial := await server.reusable_trial(new, text, read=read)) is not None:
                     reused.append((change, text, read, trial))
@@ -641,7 +641,7 @@ async def record_text_trial(server, trial_id, text, label=H, *, namespace=NAMESP
         text_digest=text_digest(text),
         namespace=namespace,
     )
-    template = opened(trial_id, picture_of(drawn("chelsea.png", CAPTION)), namespace)
+    template = opened(trial_id, picture_of(captioned_meme("chelsea.png", CAPTION)), namespace)
     await server.docket.writer.append(template.model_copy(update={"meme": meme}))
     await server.index.learn(trial_id, None, text=text, text_read=False, namespace=namespace)
     await server.docket.writer.append(VerdictGiven(trial_id=trial_id, seq=1, at=AT, verdict=a_verdict(label)))
@@ -745,7 +745,7 @@ def test_indexed_meme_takes_a_few_hundred_bytes(run_scene):
 
 
 def test_index_holds_the_latest_pictures_up_to_its_limit(run_scene):
-    pictures = [picture_of(drawn(base, CAPTION)) for base in BASES[:6]]
+    pictures = [picture_of(captioned_meme(base, CAPTION)) for base in BACKGROUNDS[:6]]
 
     async def ids(server):
         return [await server.ids(each) for each in pictures]

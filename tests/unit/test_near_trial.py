@@ -17,7 +17,7 @@ from court.trial import TrialCase
 from court.verdict import Label, ReviewReason
 from serving.cli.records import render
 from tests.support.cast import ACQUITTAL, RULING, Cast, full_court
-from tests.support.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings
+from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, a_picture, findings
 
 HARMFUL_NEAR = NearDuplicate(trial_id="before", label=H, distance=12, same_text=True, same_picture=False)
 ACQUITTED_NEAR = NearDuplicate(trial_id="other", label=N, distance=0, same_text=False, same_picture=False)
@@ -45,7 +45,7 @@ def run_trial(procedure, duplicates=None, *, labels=(N,) * 5, meme=None, lines=N
     cast = Cast(rounds=2, **(lines or {}))
     court = full_court(cast, found=findings(labels), duplicates=duplicates, **options)
     case = TrialCase("t", meme or a_meme("the meme's own words"), procedure, namespace="blog")
-    return asyncio.run(court.hear(case, Notes()))
+    return asyncio.run(court.hear(case, RecordingSink()))
 
 
 @pytest.mark.parametrize("procedure", Procedure)
@@ -63,7 +63,7 @@ def test_summary_stores_near_duplicates_together_with_the_verdict():
     """No model is called in between, and storing them alone would cost another disk flush per trial."""
     batches = []
 
-    class Counted(Notes):
+    class Counted(RecordingSink):
         async def __call__(self, *events):
             batches.append([event.kind for event in events])
             await super().__call__(*events)
@@ -135,7 +135,7 @@ def test_models_are_not_shown_near_duplicates():
     for index in (None, FakeDuplicates(HARMFUL_NEAR)):
         cast = Cast(rounds=2)
         court = full_court(cast, duplicates=index, settings=TrialSettings(overlap=False))
-        asyncio.run(court.hear(TrialCase("t", a_meme("words"), Procedure.FULL), Notes()))
+        asyncio.run(court.hear(TrialCase("t", a_meme("words"), Procedure.FULL), RecordingSink()))
         requests.append({role: [call.request for call in model.asked] for role, model in cast.models.items()})
     assert requests[0] == requests[1]
 
@@ -152,7 +152,7 @@ def test_review_reason_names_the_nearest_harmful_trial_and_its_distance():
 
 def test_undecided_verdict_keeps_its_reasons_and_gets_this_one_too():
     court = full_court(Cast(), found=findings([]), duplicates=FakeDuplicates(HARMFUL_NEAR))
-    verdict = asyncio.run(court.hear(TrialCase("t", a_meme(), Procedure.SUMMARY), Notes())).verdict
+    verdict = asyncio.run(court.hear(TrialCase("t", a_meme(), Procedure.SUMMARY), RecordingSink())).verdict
     assert verdict.label is Label.UNDECIDED
     assert [review.reason for review in verdict.review] == [
         ReviewReason.NO_SIMILAR_PRECEDENT,
@@ -171,7 +171,7 @@ def test_resumed_trial_reuses_recorded_near_duplicates(procedure):
     for cut in range(2, len(whole.events)):
         index = FakeDuplicates(HARMFUL_NEAR)
         court = full_court(Cast(rounds=2), found=findings([N] * 5), duplicates=index, **options)
-        record = asyncio.run(court.resume(TrialRecord.of(whole.events[:cut]), a_picture(), Notes()))
+        record = asyncio.run(court.resume(TrialRecord.of(whole.events[:cut]), a_picture(), RecordingSink()))
         assert record.verdict == whole.verdict
         assert len(record.all(NearDuplicatesFound)) == len(record.all(TrialResumed)) == 1
         searched_again = cut <= place

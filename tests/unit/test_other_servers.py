@@ -17,10 +17,10 @@ from court.trial import Court, TrialCase
 from eval.perf.model_server.replies import meme_text
 from eval.perf.model_server.server import RefusedCall, serving
 from tests.support.cast import PictureFinder
-from tests.support.fakes import FakeReader, H, Notes, a_picture, findings
-from tests.support.other_servers import LlamaCppStandIn, OpenAIStandIn, SglangStandIn
+from tests.support.fakes import FakeReader, H, RecordingSink, a_picture, findings
+from tests.support.other_servers import FakeLlamaCpp, FakeOpenAI, FakeSglang
 
-SERVERS = {"sglang": SglangStandIn, "llama.cpp": LlamaCppStandIn}
+SERVERS = {"sglang": FakeSglang, "llama.cpp": FakeLlamaCpp}
 PIXELS = "ab" * 32
 
 
@@ -58,7 +58,7 @@ def test_sglang_without_a_cache_report_is_reported_but_its_cache_not_called_dead
     async def steps(model):
         return await probe(model, pictures=7)
 
-    found = run_with_server(SglangStandIn(cache_report=False), steps)
+    found = run_with_server(FakeSglang(cache_report=False), steps)
     assert not found.capabilities.cached_tokens and found.capabilities.prefix_cache is None
     assert any("--enable-cache-report" in sentence for sentence in found.sentences)
     assert not any("found nothing" in sentence for sentence in found.sentences)
@@ -89,7 +89,7 @@ def test_full_trial_runs_on_each_server(name):
             chairs=RoleModels(role, role, role, role),
         )
         meme = Meme(a_picture(PIXELS), meme_text("tea", 2))
-        return await court.hear(TrialCase("t", meme, Procedure.FULL), Notes())
+        return await court.hear(TrialCase("t", meme, Procedure.FULL), RecordingSink())
 
     record = run_with_server(server, steps)
     assert record.state is TrialState.DECIDED
@@ -106,14 +106,14 @@ def test_llama_cpp_s_error_about_a_long_prompt_is_recognised():
             await model.reply(ChatRequest("s", ("word " * 17_000,), None, 64), within_s=60)
         return caught.value
 
-    error = run_with_server(LlamaCppStandIn(context=16_384), steps)
+    error = run_with_server(FakeLlamaCpp(context=16_384), steps)
     assert error.reason == "MODEL_CONTEXT_TOO_SHORT" and "16,384" in error.message and "40,000" in error.message
 
 
 @pytest.mark.parametrize("any_temperature", [True, False])
 @pytest.mark.parametrize("thinks", ["", "effort", "always"])
 def test_openai_s_token_limit_and_temperature_rules_are_detected(thinks, any_temperature):
-    server = OpenAIStandIn(thinks=thinks, any_temperature=any_temperature)
+    server = FakeOpenAI(thinks=thinks, any_temperature=any_temperature)
 
     async def steps(model):
         found = await probe(model, pictures=7)
@@ -133,7 +133,7 @@ def test_openai_s_token_limit_and_temperature_rules_are_detected(thinks, any_tem
 
 
 def test_probe_refused_in_every_form_raises_the_first_refusal():
-    class RefusingServer(OpenAIStandIn):
+    class RefusingServer(FakeOpenAI):
         async def _work(self, payload, fault):
             raise RefusedCall(400, "no")
 

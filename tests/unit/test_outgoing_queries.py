@@ -6,7 +6,7 @@ from court.events import EvidenceSearched, QueriesPlanned
 from court.expert.outgoing import HELD_BACK, names_of_picture, outgoing
 from court.verdict import ReviewReason
 from tests.support.cast import Cast
-from tests.support.evidence import TEXT, Expert, FakeEvidence, witnessed
+from tests.support.evidence import TEXT, Expert, FakeEvidence, try_with_expert
 from tests.unit.test_expert import assert_reproducible, reasons
 
 DESCRIPTION = "Ann Example stands beside a man with a cup. The Blueland flag hangs above Ann's head. Tea is poured."
@@ -66,7 +66,7 @@ def trial_with_remote_source(expert, **options):
     source = FakeEvidence(**options)
     source.sends_elsewhere = True
     cast = Cast(describe={"description": DESCRIPTION})
-    return witnessed(expert, source, cast=cast)[0], source
+    return try_with_expert(expert, source, cast=cast)[0], source
 
 
 def test_queries_are_sent_without_names_and_recorded_as_sent():
@@ -90,9 +90,9 @@ def test_query_left_empty_is_not_sent_and_its_claim_stays_unchecked():
 def test_local_source_gets_the_witness_s_query_unchanged():
     queries = ["Ann Example blue tea", "ann@mail.example.org"]
     source = FakeEvidence(found=[])
-    record = witnessed(Expert(queries={"queries": queries}), source, cast=Cast(describe={"description": DESCRIPTION}))[
-        0
-    ]
+    record = try_with_expert(
+        Expert(queries={"queries": queries}), source, cast=Cast(describe={"description": DESCRIPTION})
+    )[0]
     assert source.queries == queries and not any(search.held_back for search in record.all(EvidenceSearched))
     assert "Ann" not in TEXT
     assert_reproducible(record)

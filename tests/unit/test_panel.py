@@ -30,7 +30,7 @@ from serving.views.messages import messages_of
 from serving.views.replay import replay
 from serving.views.trial_view import view_of
 from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, task_of, try_meme
-from tests.support.fakes import H, N, Notes, a_meme, findings
+from tests.support.fakes import H, N, RecordingSink, a_meme, findings
 
 W, M, S = Strength.WEAK, Strength.MODERATE, Strength.STRONG
 DOUBT = {**RULING, "harmful_strength": "moderate", "harmless_strength": "strong", "label": "not harmful"}
@@ -188,7 +188,7 @@ def test_interrupted_panel_resumes_without_repeating_calls():
     cast = Cast(rounds=2, judge_judge=DOUBT)
     court = full_court(cast, settings=TrialSettings(judges=3))
     meme = a_meme("the meme's own words")
-    resumed = asyncio.run(court.resume(interrupted, meme.picture, Notes()))
+    resumed = asyncio.run(court.resume(interrupted, meme.picture, RecordingSink()))
     ruled = {one.judge: one for one in resumed.all(JudgeRuled)}
     assert sorted(ruled) == [1, 2, 3]
     recorded = interrupted.last(JudgeRuled)

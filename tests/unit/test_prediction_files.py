@@ -14,7 +14,7 @@ from eval.runs.prediction import Outcome
 from eval.runs.results import read_results
 from eval.scores.scored_file import NO_ANSWER, read_predictions
 from tests.support.judged import F, H, N, U, meme, results
-from tests.support.report_runs import a_run
+from tests.support.report_runs import write_report_run
 
 NOT, SOME, VERY = Level
 THREE = [meme("a", NOT), meme("b", SOME), meme("c", VERY), meme("d", NOT)]
@@ -175,7 +175,7 @@ def test_scores_without_answers_are_no_predictions(tmp_path, inspect):
 
 @pytest.mark.parametrize("ending", ["eval", "json"])
 def test_inspect_log_of_a_run_round_trips(tmp_path, inspect, ending):
-    root = a_run(tmp_path / "run")
+    root = write_report_run(tmp_path / "run")
     target = tmp_path / f"run.{ending}"
     done = CliRunner().invoke(cli, ["export", str(root), "--inspect", str(target)])
     assert done.exit_code == 0, done.output

@@ -23,13 +23,13 @@ from eval.probe.terminal import in_words
 from eval.scores.repeated import repeated
 from eval.scores.resampled_means import ResampledMeans, difference_of
 from tests.support.fakes import FakeReader
-from tests.support.probing import TEXTS, World, a_data_set, at_a_bench, scored
+from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set
 from tests.unit.test_probe_run import a_plan
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return a_data_set(tmp_path_factory.mktemp("data"))
+    return write_data_set(tmp_path_factory.mktemp("data"))
 
 
 def run_probe(place, data, world, target, **changes):
@@ -39,7 +39,7 @@ def run_probe(place, data, world, target, **changes):
     async def scene(_, chairs):
         return await probe(plan, chairs, FakeReader())
 
-    at_a_bench(place / "calls", world, scene, target=target)
+    with_scripted_models(place / "calls", world, scene, target=target)
     # All plans call their model "target"; a models file would give each its own name.
     folder = ProbeFolder(plan.out)
     folder.write_manifest(folder.manifest().model_copy(update={"target": target}))
@@ -51,7 +51,7 @@ def three(tmp_path_factory, data):
     """Probes of a target that is weak in religion, one weak in disability, and one without a weakness."""
     place = tmp_path_factory.mktemp("three")
     weak = {"ash": "religion", "beech": "disability", "cedar": "nothing"}
-    return [run_probe(place, data, World(weak=kind), target) for target, kind in weak.items()]
+    return [run_probe(place, data, ProbeWorld(weak=kind), target) for target, kind in weak.items()]
 
 
 def test_scores_and_pooled_failure_rates_are_compared(three):
@@ -189,7 +189,7 @@ def test_cap_keeps_the_same_memes_of_each_category_for_all_targets():
 
 
 def test_capped_probe_scores_fewer_memes_and_stores_all_sortings(tmp_path, data):
-    root = run_probe(tmp_path, data, World(), "ash", per_category=1)
+    root = run_probe(tmp_path, data, ProbeWorld(), "ash", per_category=1)
     folder = ProbeFolder(root)
     assert "Fewer than 150 memes" in in_words(read_report(root))
     assert sorted(one.category for one in folder.read(SCORED, Scored)) == [
@@ -202,13 +202,13 @@ def test_capped_probe_scores_fewer_memes_and_stores_all_sortings(tmp_path, data)
 
 
 def test_another_target_starts_its_searches_from_the_same_memes(tmp_path, data):
-    first = run_probe(tmp_path, data, World(), "ash")
+    first = run_probe(tmp_path, data, ProbeWorld(), "ash")
     seeds = read_seeds(first)
     assert {name: list(memes) for name, memes in seeds.items()} == json.loads((first / SEEDS).read_text())
     assert read_seeds(first / SEEDS) == seeds
     assert {step.seed for step in ProbeFolder(first).read(REWRITTEN, Step)} == {m for ms in seeds.values() for m in ms}
     other = {name: (memes[0],) for name, memes in seeds.items()} | {"religion": ("5", "gone")}
-    second = run_probe(tmp_path, data, World(), "beech", seed=7, seed_set=other, limits=Limits(steps=1, seeds=2))
+    second = run_probe(tmp_path, data, ProbeWorld(), "beech", seed=7, seed_set=other, limits=Limits(steps=1, seeds=2))
     began = {(step.category, step.seed) for step in ProbeFolder(second).read(REWRITTEN, Step)}
     assert began == {(name, memes[0]) for name, memes in other.items()}
     assert read_seeds(second)["religion"] == ("5",) and ProbeFolder(second).manifest().seed_set
@@ -236,7 +236,7 @@ def test_repeats_use_the_same_memes_with_other_seeds(tmp_path, data):
         async def scene(_, chairs, one=one):
             return await probe(one, chairs, FakeReader())
 
-        at_a_bench(tmp_path / one.out.name, World(weak=weak), scene)
+        with_scripted_models(tmp_path / one.out.name, ProbeWorld(weak=weak), scene)
         reports.append(read_report(one.out))
     together = repeated_probe(reports)
     assert together.seeds == (3, 4, 5) and together.finished

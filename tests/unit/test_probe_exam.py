@@ -19,7 +19,7 @@ from eval.probe.refining import Limits
 from eval.probe.run import ProbePlan, probe
 from eval.runs.results import read_results
 from tests.support.fakes import FakeReader
-from tests.support.probing import TEXTS, World, a_data_set, at_a_bench, scored
+from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set
 
 
 def a_probe(place, samples):
@@ -30,14 +30,14 @@ def a_probe(place, samples):
     async def scene(_, chairs):
         return await probe(plan, chairs | {"Target/7B": chairs["target"]}, FakeReader())
 
-    at_a_bench(place, World(), scene)
+    with_scripted_models(place, ProbeWorld(), scene)
     return place
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    place = a_data_set(tmp_path_factory.mktemp("data") / "fhm")
-    a_data_set(place / "more", [(f"{text}, again", harmful) for text, harmful in TEXTS * 2], split="train")
+    place = write_data_set(tmp_path_factory.mktemp("data") / "fhm")
+    write_data_set(place / "more", [(f"{text}, again", harmful) for text, harmful in TEXTS * 2], split="train")
     rows = [json.loads(line) for line in (place / "more/train.jsonl").read_text().splitlines()]
     for row in rows:
         name = f"img/t{row['id']}.png"
@@ -118,7 +118,7 @@ def test_command_printed_by_the_export_runs_trials_on_the_exam(tmp_path, probed,
 
 
 def test_ids_from_several_data_sets_stay_distinct(tmp_path, data):
-    other = a_data_set(tmp_path / "other", TEXTS, split="test")
+    other = write_data_set(tmp_path / "other", TEXTS, split="test")
     (other / "test.jsonl").write_text(
         "".join(
             json.dumps({"id": n, "image": f"img/{n:05}.png", "labels": ["very harmful"], "text": text}) + "\n"

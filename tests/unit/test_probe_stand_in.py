@@ -14,7 +14,7 @@ from eval.probe.report import read_report
 from eval.probe.run import probe
 from eval.probe.taxonomy import BEGIN, Taxonomy
 from tests.support.fakes import FakeReader
-from tests.support.probing import a_data_set
+from tests.support.probing import write_data_set
 from tests.unit.test_probe_run import a_plan
 
 
@@ -27,7 +27,7 @@ def keys_of(schema):
 
 
 def test_probe_runs_on_the_fake_model_server(tmp_path):
-    data = a_data_set(tmp_path / "data", [("blueland drinks tea", True), ("blueland is late", True)])
+    data = write_data_set(tmp_path / "data", [("blueland drinks tea", True), ("blueland is late", True)])
     plan = a_plan(tmp_path / "probe", data)
     plan.out.mkdir()
     server = FakeModelServer(Settings(values={"keeps": "true"}), keep=True)

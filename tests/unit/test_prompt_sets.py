@@ -22,8 +22,8 @@ from serving.cli.main import cli
 from serving.models.rehearsal import rehearse, shortest
 from serving.views.messages import messages_of
 from serving.views.replay import replay
-from tests.support.cast import Cast, full_court, shown, try_meme
-from tests.support.fakes import Notes, a_meme
+from tests.support.cast import Cast, full_court, prompt_text, try_meme
+from tests.support.fakes import RecordingSink, a_meme
 
 
 @pytest.fixture
@@ -136,9 +136,9 @@ def test_optional_placeholders_may_be_left_out(folder):
     alter(folder, "advocate", "Question {{number}}:", "A question:")
     alter(folder, "advocate", "The policy by which the meme will be judged:\n\n{{policy}}\n", "")
     record, cast = try_with(folder)
-    judged = shown(cast.requests("judge")[0])
+    judged = prompt_text(cast.requests("judge")[0])
     assert "Likeness" not in judged and "text of p0" in judged and "probability of about" in judged
-    assert "A question:" in shown(cast.requests("accuser")[-1])
+    assert "A question:" in prompt_text(cast.requests("accuser")[-1])
     assert record.verdict
 
 
@@ -147,7 +147,7 @@ def try_with(place, cast=None, **settings):
     court = replace(
         full_court(cast, settings=TrialSettings(prompts=str(place), **settings)), prompts=open_set(str(place))
     )
-    return asyncio.run(court.hear(TrialCase("t", a_meme("words"), Procedure.FULL), Notes())), cast
+    return asyncio.run(court.hear(TrialCase("t", a_meme("words"), Procedure.FULL), RecordingSink())), cast
 
 
 def test_trial_uses_its_set_of_prompts_and_records_it(folder):
@@ -155,8 +155,8 @@ def test_trial_uses_its_set_of_prompts_and_records_it(folder):
     alter(folder, "judge", "version = 1", 'version = "slow"')
     alter(folder, "proposer", "Describe the picture:", "Describe the picture in order:")
     record, cast = try_with(folder)
-    assert "Take your time." in shown(cast.requests("judge")[0])
-    assert "in order:" in shown(cast.requests("proposer")[0])
+    assert "Take your time." in prompt_text(cast.requests("judge")[0])
+    assert "in order:" in prompt_text(cast.requests("proposer")[0])
     versions, verdict_event = record.opened.versions, record.last(VerdictGiven)
     assert versions.prompts == open_set(str(folder)).digest != packaged().digest
     assert verdict_event.call.prompt_id == "judge/slow/judge"
@@ -215,7 +215,7 @@ def test_repair_request_uses_the_set_s_prompt(folder):
     (folder / "repair.toml").write_text(words)
     described = iter(["no", {"description": "A flag."}])
     record, cast = try_with(folder, Cast(rounds=2, describe=lambda request: next(described)))
-    assert any("alas" in shown(request) for request in cast.requests("proposer"))
+    assert any("alas" in prompt_text(request) for request in cast.requests("proposer"))
     assert record.verdict and asyncio.run(replay(record)).differences == ()
 
 
@@ -227,7 +227,7 @@ def test_trial_of_another_set_is_not_resumed(folder):
         full_court(Cast(rounds=2), settings=TrialSettings(prompts=str(folder))), prompts=open_set(str(folder))
     )
     with pytest.raises(CantResume, match="other prompts"):
-        asyncio.run(court.resume(interrupted, a_meme("words").picture, Notes()))
+        asyncio.run(court.resume(interrupted, a_meme("words").picture, RecordingSink()))
 
 
 # Against the reply schemas, with scripted replies
@@ -250,11 +250,11 @@ def test_rehearsal_sends_every_task_of_the_set(monkeypatch):
 
     class RecordingModel(ScriptedModel):
         async def reply(self, request, *, within_s):
-            sent.append(shown(request))
+            sent.append(prompt_text(request))
             return await super().reply(request, within_s=within_s)
 
         async def odds(self, request, options, *, within_s):
-            sent.append(shown(request))
+            sent.append(prompt_text(request))
             return await super().odds(request, options, within_s=within_s)
 
     monkeypatch.setattr("serving.models.rehearsal.ScriptedModel", RecordingModel)

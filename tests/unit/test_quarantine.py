@@ -14,8 +14,8 @@ from court.roles import RoleModel
 from court.settings import TrialSettings
 from serving.docket.ports import RequestName
 from tests.support.cast import Cast, frames_of
-from tests.support.gates import through
-from tests.support.playing import play_in
+from tests.support.gates import call_through
+from tests.support.playing import run_within
 from tests.unit.test_chat_completions import HELLO, court_and_server, failing, seen
 from tests.unit.test_reception import ASK, Turns, other, trials_in, wait_until_idle
 from tests.unit.test_reception import town as town
@@ -24,7 +24,7 @@ FULL = replace(ASK, procedure=Procedure.FULL)
 
 
 def play_on_server(town, work, **options):
-    return play_in(town.server(**options), work)
+    return run_within(town.server(**options), work)
 
 
 async def refusal(runner, ask):
@@ -387,12 +387,12 @@ def test_waiting_suspects_take_no_turns_and_leave_with_their_callers(town, monke
     async def scene(runner):
         assert [await outcomes_of(runner, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 6
         turns = Turns(2)
-        suspects = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks]
+        suspects = [asyncio.ensure_future(call_through(turns, runner.answer(ask))) for ask in asks]
         await alone.wait()
-        innocent = await asyncio.wait_for(through(turns, runner.answer(other(request_id="i"))), 60)
+        innocent = await asyncio.wait_for(call_through(turns, runner.answer(other(request_id="i"))), 60)
         hurried = await asyncio.gather(
             *(
-                through(turns, runner.answer(replace(asks[0], request_id=f"h{n}", text=f"{n}"), within_s=0.2))
+                call_through(turns, runner.answer(replace(asks[0], request_id=f"h{n}", text=f"{n}"), within_s=0.2))
                 for n in "ab"
             ),
             return_exceptions=True,

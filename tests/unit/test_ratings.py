@@ -31,7 +31,7 @@ from eval.scores.metrics import Figure
 from eval.scores.ratings import Rating, summarise, weighted_kappa
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from tests.support.arena_world import STRENGTHS, Arena
-from tests.support.probing import TEXTS, World, a_data_set
+from tests.support.probing import TEXTS, ProbeWorld, write_data_set
 from tests.unit.test_probe_run import a_plan, probed
 
 # Formulas
@@ -269,8 +269,8 @@ def test_number_of_merged_answers_follows_the_fusion_rounds_setting(tmp_path, ro
 
 @pytest.fixture(scope="module")
 def a_probe(tmp_path_factory):
-    data = a_data_set(tmp_path_factory.mktemp("data"))
-    return probed(a_plan(tmp_path_factory.mktemp("probe"), data), World())[0]
+    data = write_data_set(tmp_path_factory.mktemp("data"))
+    return probed(a_plan(tmp_path_factory.mktemp("probe"), data), ProbeWorld())[0]
 
 
 def test_probe_sheets_show_pictures_and_reports_compare_people_with_agents(a_probe, tmp_path):

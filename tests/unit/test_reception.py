@@ -29,10 +29,10 @@ from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 from serving.telemetry.metrics import Metrics
 from tests.support.dockets import Intercepted, open_trials
-from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
-from tests.support.gates import CountedPictures, Gates, checked, through
-from tests.support.leftovers import soon, uncollected
-from tests.support.playing import play_in, until
+from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, RecordingSink, findings, ticking_clock
+from tests.support.gates import CountedPictures, FakeAdmission, call_through, call_with_check
+from tests.support.leftovers import soon, without_garbage_collector
+from tests.support.playing import run_within, until
 from tests.support.sizes import FULL
 
 
@@ -110,7 +110,7 @@ class Town:
     async def server(self, *, name="here", docket=None, beat_s=0.05, dead_s=0.4, **changes):
         own = docket is None
         docket = docket or self.docket()
-        clock = ticking()
+        clock = ticking_clock()
         forget_s, memory = changes.pop("forget_s", 60), changes.pop("memory", None)
         telemetry = changes.pop("telemetry", SILENT)
         court = Court(
@@ -124,7 +124,7 @@ class Town:
         pulse = Heartbeat(docket.heartbeats, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
         try:
             async with TrialRunner(
-                executor, self.settings, telemetry, pulse=pulse, admission=Gates(), memory=memory
+                executor, self.settings, telemetry, pulse=pulse, admission=FakeAdmission(), memory=memory
             ) as runner:
                 runner.house = executor
                 yield runner
@@ -168,7 +168,7 @@ async def trials_in(docket):
 
 
 def on_one_server(town, work, **options):
-    return play_in(town.server(**options), work)
+    return run_within(town.server(**options), work)
 
 
 SOME = 50 if FULL else 8
@@ -391,7 +391,7 @@ def test_trial_abandoned_before_it_began_blocks_no_other_server(town, ask, depar
         async with town.server(name="a", dead_s=60) as a, town.server(name="b", dead_s=60) as b:
             # From here on no turn is needed to decode.
             await a.answer(other(request_id="r0", text="of the same picture"))
-            caller = asyncio.ensure_future(through(no_turn, a.answer(ASK)))
+            caller = asyncio.ensure_future(call_through(no_turn, a.answer(ASK)))
             await waiting.wait()
             caller.cancel()
             await asyncio.wait([caller])
@@ -580,7 +580,7 @@ def test_servers_resume_trials_of_dead_servers_on_their_own(town):
         claims = [
             await a_cut_off_trial(town, docket, replace(ASK, request_id=f"r{n}", try_anew=True)) for n in range(3)
         ]
-        notes = Notes()
+        notes = RecordingSink()
         async with town.server(name="b", docket=docket) as b, town.server(name="c", docket=docket) as c:
             for server in (b, c):
                 server.house.feed.subscribe(notes)
@@ -858,7 +858,7 @@ def test_request_data_is_freed_as_soon_as_it_is_answered(town, end):
                     caller.cancel()
             return await asyncio.gather(*callers)
 
-        with uncollected(Call, TrialRecord, Picture) as leftovers:
+        with without_garbage_collector(Call, TrialRecord, Picture) as leftovers:
             assert await all_ended() == [end] * len(asks)
             town.pictures.errors = {}  # an error's traceback refers to the callers
             return await soon(leftovers)
@@ -878,7 +878,7 @@ def test_shared_work_without_callers_is_freed():
         return tracked, clock
 
     async def scene():
-        with uncollected(Tracked) as leftovers:
+        with without_garbage_collector(Tracked) as leftovers:
             shared = SingleFlight()
             with shared:
                 shared.begin(work())
@@ -915,7 +915,7 @@ def test_request_refused_by_admission_writes_nothing(town):
         before = claims(town)
         for request_id in ("r2", ""):
             with pytest.raises(Busy):
-                await checked(refuse_as_busy, runner.answer(other(request_id=request_id)))
+                await call_with_check(refuse_as_busy, runner.answer(other(request_id=request_id)))
         assert claims(town) == before
         assert not runner._hearings.unstored
         return await runner.answer(other())
@@ -930,12 +930,12 @@ def test_request_that_needs_no_turn_is_not_refused_for_lack_of_one(town):
         async with town.server(name="a") as a, town.server(name="b") as b:
             await a.answer(replace(ASK, text="another text"))
             await b.answer(replace(ASK, text="another text", request_id="r2"))
-            await checked(refuse_as_busy, b.answer(replace(ASK, text="another text", request_id="r3")))
+            await call_with_check(refuse_as_busy, b.answer(replace(ASK, text="another text", request_id="r3")))
             town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
             first = asyncio.ensure_future(a.answer(other(request_id="r4")))
             await town.finder.searching.wait()
             joining = [
-                asyncio.ensure_future(checked(refuse_as_busy, at.answer(other(request_id=name))))
+                asyncio.ensure_future(call_with_check(refuse_as_busy, at.answer(other(request_id=name))))
                 for at, name in ((a, "r5"), (b, "r6"))
             ]
             await asyncio.sleep(0.3)
@@ -1305,10 +1305,10 @@ def test_known_meme_sent_as_the_same_file_needs_no_decoding_and_no_turn(town):
     turns = []
 
     async def scene(runner):
-        await through(turn, runner.answer(ASK))
+        await call_through(turn, runner.answer(ASK))
         assert turns == ["taken"] and town.pictures.decoded == 1
         for number in range(5):
-            repeated = await through(turn, runner.answer(other(request_id=f"again {number}")))
+            repeated = await call_through(turn, runner.answer(other(request_id=f"again {number}")))
             assert repeated.reused and repeated.picture_seconds == 0
         assert turns == ["taken"] and town.pictures.decoded == 1
         claims = [await runner.trial_of(RequestName("us", f"again {number}")) for number in range(5)]
@@ -1317,7 +1317,7 @@ def test_known_meme_sent_as_the_same_file_needs_no_decoding_and_no_turn(town):
     on_one_server(town, scene)
 
 
-async def overrule(docket, trial_id, clock=ticking()):  # noqa: B008
+async def overrule(docket, trial_id, clock=ticking_clock()):  # noqa: B008
     await docket.reviews.review(
         trial_id,
         outcome=ReviewOutcome.OVERRULED,
@@ -1393,7 +1393,7 @@ class Turns:
 async def callers_of_running_trial(town, runner, count, turns, *asks):
     """Callers that all wait for the same running trial."""
     town.finder.gate = asyncio.Event()
-    callers = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks or [ASK] * count]
+    callers = [asyncio.ensure_future(call_through(turns, runner.answer(ask))) for ask in asks or [ASK] * count]
     await town.finder.searching.wait()
     await until(lambda: town.waiting == len(callers))
     return callers
@@ -1431,13 +1431,13 @@ def test_turn_is_released_when_no_trial_is_needed_or_another_is_awaited(town):
     async def scene(runner):
         turns = Turns(2)
         callers = await callers_of_running_trial(town, runner, 1, turns)
-        callers.append(asyncio.ensure_future(through(turns, runner.answer(other(image=b"pixels|joins")))))
+        callers.append(asyncio.ensure_future(call_through(turns, runner.answer(other(image=b"pixels|joins")))))
         await turns.second.wait()
         async with asyncio.timeout(60), turns():  # the trial has one turn; the caller waiting for it returned the other
             assert not callers[1].done()
         town.finder.gate.set()
         await asyncio.gather(*callers)
-        await through(turns, runner.answer(other(request_id="r3", image=b"pixels|is known")))
+        await call_through(turns, runner.answer(other(request_id="r3", image=b"pixels|is known")))
         assert turns.taken == 4 and town.pictures.decoded == 3
         await wait_until_idle(runner)
         return turns.all_free
@@ -1486,7 +1486,7 @@ def test_callers_leaving_at_any_moment_leave_nothing_behind(town, after_s):
         turns = Turns(2)
         tasks = asyncio.all_tasks()
         asks = [other(request_id=f"v{number % 5}", image=b"%d|file" % (number % 7 % 3)) for number in range(30)]
-        callers = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks]
+        callers = [asyncio.ensure_future(call_through(turns, runner.answer(ask))) for ask in asks]
         for number, caller in enumerate(callers):
             if number % 3 == 0:
                 await asyncio.sleep(after_s)
@@ -1530,7 +1530,7 @@ def test_deadline_applies_while_waiting_for_a_turn_or_another_server(town):
             turns = Turns(1)
             async with turns():
                 with pytest.raises(Overrun, match="over"):
-                    await through(turns, a.answer(ASK, within_s=0.1))
+                    await call_through(turns, a.answer(ASK, within_s=0.1))
             assert turns.all_free and not await trials_in(a.house.docket)
             town.finder.gate = asyncio.Event()
             first = asyncio.ensure_future(a.answer(ASK))
@@ -1670,7 +1670,7 @@ def test_unstarted_trial_of_a_stopping_server_is_started_by_another_at_once(town
         async with town.server(name="a", docket=docket) as a:
             await a.answer(other(request_id="r0", try_anew=True))  # from here on no turn is needed to decode
             async with turns():
-                caller = asyncio.ensure_future(through(turns, a.answer(replace(ASK, try_anew=True))))
+                caller = asyncio.ensure_future(call_through(turns, a.answer(replace(ASK, try_anew=True))))
                 await turns.asked.wait()
                 await a.__aexit__()
                 with pytest.raises(Unavailable) as caught:
@@ -1719,7 +1719,7 @@ def test_decoded_pictures_exist_only_during_a_turn_and_their_bytes_are_counted(t
         turns = Turns(2)
         town.finder.gate = asyncio.Event()
         asks = [other(request_id=f"{n} {text}", image=b"%d|file" % n, text=text) for n in range(6) for text in "abc"]
-        callers = [asyncio.ensure_future(through(turns, runner.answer(ask))) for ask in asks]
+        callers = [asyncio.ensure_future(call_through(turns, runner.answer(ask))) for ask in asks]
         await town.finder.searching.wait()
         while total_bytes < 2 * size:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

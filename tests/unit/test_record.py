@@ -6,13 +6,13 @@ from court.events import ReviewOutcome, TrialFailed, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.trial import TrialCase
 from court.verdict import Label
-from tests.support.fakes import Notes, a_meme
+from tests.support.fakes import RecordingSink, a_meme
 from tests.unit.test_trial import a_court
 
 
 @pytest.fixture(scope="module")
 def events():
-    return asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes())).events
+    return asyncio.run(a_court().hear(TrialCase("t", a_meme()), RecordingSink())).events
 
 
 def changed(event, **values):

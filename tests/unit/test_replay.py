@@ -24,7 +24,7 @@ from serving.export.document import read_document
 from serving.views.outcome import outcome
 from serving.views.replay import replay
 from tests.support.cast import Cast, full_court, try_meme
-from tests.support.fakes import Notes, a_meme
+from tests.support.fakes import RecordingSink, a_meme
 from tests.support.replayed_trials import FOLDER, TRIALS
 
 FIRST_EDITION = FOLDER.parent / "first_edition"
@@ -224,7 +224,11 @@ def test_replies_are_matched_by_side_when_both_sides_ask_the_same():
 
 def test_interrupted_and_resumed_trial_replays():
     rulings = iter([Unavailable("gone", reason="MODEL_GONE")])
-    court, meme, notes = full_court(Cast(rounds=3, judge=lambda _: next(rulings, None))), a_meme("words"), Notes()
+    court, meme, notes = (
+        full_court(Cast(rounds=3, judge=lambda _: next(rulings, None))),
+        a_meme("words"),
+        RecordingSink(),
+    )
 
     async def work():
         with pytest.raises(TrialAborted) as aborted:

@@ -26,7 +26,7 @@ from eval.perf.model_server.settings import Settings as Behaviour
 from serving.models.connect import connect_models
 from serving.settings import Settings
 from tests.support.cast import PictureFinder
-from tests.support.fakes import FakeReader, H, Notes, a_picture, findings
+from tests.support.fakes import FakeReader, H, RecordingSink, a_picture, findings
 
 HELLO = ChatRequest("s", ("hello",), None, 8)
 
@@ -396,7 +396,7 @@ def court_at(model):
 
 async def trial_of(court, number, watch=None):
     case = TrialCase(f"t{number}", Meme(a_picture(pixels(number)), meme_text(str(number), 2)), Procedure.FULL)
-    return await court.hear(case, watch or Notes())
+    return await court.hear(case, watch or RecordingSink())
 
 
 def answered_by(record):
@@ -427,7 +427,7 @@ def test_trial_stays_at_one_server_and_trials_are_spread_over_both():
 def test_trial_is_decided_by_the_other_server_when_its_own_goes_away():
     async def steps(model, servers, end):
         first, second = model.pinned(pixels(0)).urls
-        notes = Notes()
+        notes = RecordingSink()
 
         async def watch(*events):
             await notes(*events)

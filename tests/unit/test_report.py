@@ -34,7 +34,7 @@ from eval.runs.results import read_results
 from eval.scores.metrics import Bin, card
 from eval.scores.metrics import Figure as Estimate
 from eval.scores.published import PublishedRow
-from tests.support.report_runs import MARKUP, NOT, SOME, USUAL, VERY, Told, a_run
+from tests.support.report_runs import MARKUP, NOT, SOME, USUAL_MEMES, VERY, ReportedMeme, write_report_run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FEW = 200
@@ -43,7 +43,7 @@ FEW = 200
 
 @pytest.fixture(scope="module")
 def usual_run(tmp_path_factory):
-    return a_run(tmp_path_factory.mktemp("usual") / "run", library=True)
+    return write_report_run(tmp_path_factory.mktemp("usual") / "run", library=True)
 
 
 def report_on(*roots, **options):
@@ -108,24 +108,32 @@ def test_wrong_verdicts_are_listed_worst_first(usual_run):
 
 def test_surest_verdicts_come_first_among_equal_faults(tmp_path):
     predictions = [
-        Told("a", NOT, "harmful", score=0.6),
-        Told("b", NOT, "harmful", score=0.95),
-        Told("c", NOT, "harmful"),
+        ReportedMeme("a", NOT, "harmful", score=0.6),
+        ReportedMeme("b", NOT, "harmful", score=0.95),
+        ReportedMeme("c", NOT, "harmful"),
     ]
-    (group,) = report_on(a_run(tmp_path, predictions), records=False).groups
+    (group,) = report_on(write_report_run(tmp_path, predictions), records=False).groups
     assert [wrong.meme.id for wrong in group.wrong] == ["b", "c", "a"]
 
 
 def test_memes_dropped_by_the_protocol_are_not_listed_as_wrong(tmp_path):
-    predictions = [Told("a", SOME, "harmless"), Told("b", VERY, "harmful"), Told("c", NOT, "harmless")]
-    extreme = a_run(tmp_path / "extreme", predictions, protocols=(Protocol.EXTREME,))
+    predictions = [
+        ReportedMeme("a", SOME, "harmless"),
+        ReportedMeme("b", VERY, "harmful"),
+        ReportedMeme("c", NOT, "harmless"),
+    ]
+    extreme = write_report_run(tmp_path / "extreme", predictions, protocols=(Protocol.EXTREME,))
     assert report_on(extreme, records=False).groups[0].wrong == ()
-    assert len(report_on(a_run(tmp_path / "both", predictions), records=False).groups[0].wrong) == 1
+    assert len(report_on(write_report_run(tmp_path / "both", predictions), records=False).groups[0].wrong) == 1
 
 
 def test_meme_misjudged_by_several_runs_is_listed_once(tmp_path):
-    first = a_run(tmp_path / "a", [Told("x", VERY, "harmless"), Told("y", NOT, "harmless")], name="first")
-    second = a_run(tmp_path / "b", [Told("x", VERY, "harmless"), Told("y", NOT, "harmful")], name="second")
+    first = write_report_run(
+        tmp_path / "a", [ReportedMeme("x", VERY, "harmless"), ReportedMeme("y", NOT, "harmless")], name="first"
+    )
+    second = write_report_run(
+        tmp_path / "b", [ReportedMeme("x", VERY, "harmless"), ReportedMeme("y", NOT, "harmful")], name="second"
+    )
     (group,) = report_on(first, second).groups
     by_id = {wrong.meme.id: wrong for wrong in group.wrong}
     assert [verdict.run.label for verdict in by_id["x"].verdicts] == ["first", "second"]
@@ -135,7 +143,7 @@ def test_meme_misjudged_by_several_runs_is_listed_once(tmp_path):
 
 @pytest.mark.slow
 def test_differences_within_noise_are_described_in_words(tmp_path):
-    predictions = [Told(f"m{i}", VERY if i % 2 else NOT, "harmful" if i % 2 else "harmless") for i in range(20)]
+    predictions = [ReportedMeme(f"m{i}", VERY if i % 2 else NOT, "harmful" if i % 2 else "harmless") for i in range(20)]
     wrong = [
         dataclasses.replace(prediction, says="harmless" if prediction.says == "harmful" else "harmful")
         for prediction in predictions
@@ -143,7 +151,9 @@ def test_differences_within_noise_are_described_in_words(tmp_path):
     slightly = [*predictions[:-1], dataclasses.replace(predictions[-1], says="harmless")]
     mixed = [*wrong[:4], *predictions[4:]]
     names = {"all": predictions, "most": slightly, "mixed": mixed, "none": wrong}
-    roots = [a_run(tmp_path / name, predictions_of_run, name=name) for name, predictions_of_run in names.items()]
+    roots = [
+        write_report_run(tmp_path / name, predictions_of_run, name=name) for name, predictions_of_run in names.items()
+    ]
     (group,) = report_on(*roots, records=False).groups
     table = group.tables[0]
     judged = {(contrast.label, contrast.against): contrast.judgment for contrast in table.contrasts}
@@ -253,11 +263,15 @@ def test_element_ids_are_unique_and_all_references_resolve(page):
 
 def test_untrusted_markup_stays_text_in_every_form(tmp_path):
     predictions = [
-        Told(MARKUP, VERY, "harmless", MARKUP, rationale=MARKUP, score=0.2),
-        Told("plain", NOT, "harmful", MARKUP, rationale=MARKUP),
+        ReportedMeme(MARKUP, VERY, "harmless", MARKUP, rationale=MARKUP, score=0.2),
+        ReportedMeme("plain", NOT, "harmful", MARKUP, rationale=MARKUP),
     ]
-    first = a_run(tmp_path / "a", predictions, name=MARKUP, command=MARKUP, settings={MARKUP: MARKUP}, machine=MARKUP)
-    second = a_run(tmp_path / "b", predictions, name=f"{MARKUP} 2", data={MARKUP: "d" * 64}, models={"JUDGE": MARKUP})
+    first = write_report_run(
+        tmp_path / "a", predictions, name=MARKUP, command=MARKUP, settings={MARKUP: MARKUP}, machine=MARKUP
+    )
+    second = write_report_run(
+        tmp_path / "b", predictions, name=f"{MARKUP} 2", data={MARKUP: "d" * 64}, models={"JUDGE": MARKUP}
+    )
     report = report_on(first, second)
     page, markdown = as_html(report), as_markdown(report)
     elements = Elements(page)
@@ -270,8 +284,8 @@ def test_untrusted_markup_stays_text_in_every_form(tmp_path):
 
 
 def test_cells_cannot_break_a_markdown_table(tmp_path):
-    predictions = [Told("a|b\n|c|", VERY, "harmless", rationale="| one | two |\n\n# heading")]
-    markdown = as_markdown(report_on(a_run(tmp_path, [*predictions, Told("n", NOT, "harmless")])))
+    predictions = [ReportedMeme("a|b\n|c|", VERY, "harmless", rationale="| one | two |\n\n# heading")]
+    markdown = as_markdown(report_on(write_report_run(tmp_path, [*predictions, ReportedMeme("n", NOT, "harmless")])))
     (row,) = [line for line in markdown.splitlines() if "heading" in line]
     assert row.startswith("| a\\|b \\|c\\| | harmful") and len(re.findall(r"(?<!\\)\|", row)) == 9
 
@@ -300,7 +314,9 @@ def test_pictures_are_small_and_optional(usual_run, page):
 
 
 def test_every_frame_of_an_animated_meme_is_shown(tmp_path):
-    root = a_run(tmp_path, [Told("a", VERY, "harmless", animated=True), Told("b", NOT, "harmless")])
+    root = write_report_run(
+        tmp_path, [ReportedMeme("a", VERY, "harmless", animated=True), ReportedMeme("b", NOT, "harmless")]
+    )
     assert "frame 2 of 2" in as_html(report_on(root))
 
 
@@ -332,8 +348,8 @@ def test_record_shows_every_statement_of_the_trial(usual_run):
 
 
 def test_report_names_missing_parts(tmp_path):
-    predictions = [Told("a", VERY, "undecided", rounds=0), Told("b", NOT, "undecided", rounds=0)]
-    root = a_run(
+    predictions = [ReportedMeme("a", VERY, "undecided", rounds=0), ReportedMeme("b", NOT, "undecided", rounds=0)]
+    root = write_report_run(
         tmp_path / "x", predictions, protocols=(Protocol.PLAIN,), dataset="unheard-of", docket=False, excluded={}
     )
     page = as_html(report_on(root))
@@ -354,7 +370,7 @@ def test_published_figures_and_caveats_of_a_card_are_in_every_form_of_the_report
         {**entry, "system": "Otherwise", "figures": figures_},
     ]
     own_card = {**card, "id": "mine", "caveats": ["two <i> of them"], "published": published}
-    root = a_run(tmp_path / "run", dataset="mine")
+    root = write_report_run(tmp_path / "run", dataset="mine")
     manifest = RunFolder(root).manifest()
     RunFolder(root).write_manifest(manifest.model_copy(update={"card": own_card}))
     report = report_on(root, records=False)
@@ -375,7 +391,7 @@ def test_published_figures_and_caveats_of_a_card_are_in_every_form_of_the_report
 def test_damaged_record_is_reported_in_its_place(tmp_path):
     import sqlite3
 
-    root = a_run(tmp_path)
+    root = write_report_run(tmp_path)
     with sqlite3.connect(root / DOCKET) as docket:
         docket.execute("DROP TRIGGER entries_update")
         changed = docket.execute("UPDATE entries SET body = x'00' WHERE kind = 'VerdictGiven'").rowcount
@@ -389,17 +405,17 @@ def test_damaged_record_is_reported_in_its_place(tmp_path):
 
 @pytest.mark.slow
 def test_unfinished_run_is_reported_as_such(tmp_path):
-    predictions = [*USUAL[:5], dataclasses.replace(USUAL[5], says="")]
-    report = report_on(a_run(tmp_path, predictions, finished=False))
+    predictions = [*USUAL_MEMES[:5], dataclasses.replace(USUAL_MEMES[5], says="")]
+    report = report_on(write_report_run(tmp_path, predictions, finished=False))
     assert "full court is not finished: 5 of 6 memes are judged" in report.runs[0].unfinished_words
     for form in (as_terminal(report), as_markdown(report), as_html(report)):
         assert "5 of 6 memes are judged" in form and "not finished" in form.lower()
     assert [wrong.meme.id for wrong in report.groups[0].wrong] == ["m3"], "a meme without verdict is no wrong verdict"
-    assert report_on(a_run(tmp_path / "all", USUAL)).unfinished == ()
+    assert report_on(write_report_run(tmp_path / "all", USUAL_MEMES)).unfinished == ()
 
 
 def test_report_names_a_protocol_left_without_memes(tmp_path):
-    root = a_run(tmp_path, [Told("a", SOME, "harmful"), Told("b", SOME, "harmless")])
+    root = write_report_run(tmp_path, [ReportedMeme("a", SOME, "harmful"), ReportedMeme("b", SOME, "harmless")])
     report = report_on(root, records=False)
     assert [table.protocol for table in report.groups[0].tables] == [Protocol.MERGED]
     for form in (as_terminal(report), as_markdown(report), as_html(report)):
@@ -415,14 +431,14 @@ def test_costs_are_means_over_the_judged_memes(usual_run):
 
 
 def test_runs_of_the_same_name_are_labelled_by_folder(tmp_path):
-    predictions = USUAL[:2]
-    roots = [a_run(tmp_path / name, predictions) for name in ("one", "two")]
+    predictions = USUAL_MEMES[:2]
+    roots = [write_report_run(tmp_path / name, predictions) for name in ("one", "two")]
     assert [run.label for run in report_on(*roots, records=False).runs] == ["full court (one)", "full court (two)"]
 
 
 def test_folder_of_runs_stands_for_its_runs(tmp_path):
     for name in ("b", "a"):
-        a_run(tmp_path / name, USUAL[:2], name=name)
+        write_report_run(tmp_path / name, USUAL_MEMES[:2], name=name)
     (tmp_path / "calls.sqlite").touch()
     assert [root.name for root in runs_below(tmp_path)] == ["a", "b"]
     assert runs_below(tmp_path / "a") == (tmp_path / "a",)

@@ -12,7 +12,7 @@ from court.record import TrialAborted, TrialRecord, TrialState
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from tests.support.cast import Cast, full_court, task_of, try_meme
-from tests.support.fakes import FakeReader, Notes, a_meme, a_picture
+from tests.support.fakes import FakeReader, RecordingSink, a_meme, a_picture
 
 SETTINGS = TrialSettings(overlap=False)
 
@@ -22,7 +22,7 @@ def complete_trial(procedure=Procedure.FULL, meme=None):
 
 
 def resume(record, cast=None, **options):
-    notes = Notes()
+    notes = RecordingSink()
     court = full_court(cast or Cast(rounds=3), settings=options.pop("settings", SETTINGS), **options)
     return asyncio.run(court.resume(record, a_picture(), notes)), notes
 
@@ -203,7 +203,7 @@ def test_resume_with_other_models_or_another_picture_is_refused():
         resume(TrialRecord.of(EVENTS[:6]), other)
     court = full_court(Cast(), settings=SETTINGS)
     with pytest.raises(CantResume, match="picture"):
-        asyncio.run(court.resume(TrialRecord.of(EVENTS[:6]), a_picture("0" * 64), Notes()))
+        asyncio.run(court.resume(TrialRecord.of(EVENTS[:6]), a_picture("0" * 64), RecordingSink()))
 
 
 def test_decided_trial_is_not_resumed():
@@ -221,7 +221,7 @@ def test_permanently_failed_trial_is_not_resumed():
 @pytest.mark.parametrize("procedure", [Procedure.SUMMARY, Procedure.CASCADE])
 def test_other_procedures_are_resumed_too(procedure):
     court = full_court(Cast(rounds=2), settings=SETTINGS)
-    record = asyncio.run(court.hear(TrialCase("t", a_meme("the meme's own words"), procedure), Notes()))
+    record = asyncio.run(court.hear(TrialCase("t", a_meme("the meme's own words"), procedure), RecordingSink()))
     for place in range(2, len(record.events)):
         resumed, _ = resume(TrialRecord.of(record.events[:place]), Cast(rounds=2))
         assert resumed.verdict == record.verdict

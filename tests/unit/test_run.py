@@ -58,7 +58,7 @@ from eval.synthetic.make import Layout, make
 from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor
 from serving.settings import ModelSettings, Settings
-from tests.support.fakes import Notes, a_meme, findings
+from tests.support.fakes import RecordingSink, a_meme, findings
 from tests.unit.test_trial import a_court
 
 HARMEME = DATASETS["synthetic-harmeme"]
@@ -109,7 +109,7 @@ def test_sample_depends_only_on_the_seed_and_a_larger_one_extends_it():
 
 
 def trial_opened(**settings):
-    record = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes()))
+    record = asyncio.run(a_court().hear(TrialCase("t", a_meme()), RecordingSink()))
     return record.opened.model_copy(update={"settings": {"overlap": True, **settings}})
 
 
@@ -219,14 +219,14 @@ def test_failed_and_undecided_predictions_have_a_reason_and_no_class():
     failed = a_record((TrialFailed, {"step": "s", "reason": "MODEL_GONE", "message": "m", "retryable": True}))
     prediction = prediction_of(SPLIT[0], failed)
     assert (prediction.outcome, prediction.reason, prediction.score) == (Outcome.FAILED, "MODEL_GONE", None)
-    undecided = asyncio.run(a_court(findings([])).hear(TrialCase("t", a_meme()), Notes()))
+    undecided = asyncio.run(a_court(findings([])).hear(TrialCase("t", a_meme()), RecordingSink()))
     prediction = prediction_of(SPLIT[0], undecided)
     assert (prediction.outcome, prediction.reason) == (Outcome.UNDECIDED, "NO_SIMILAR_PRECEDENT")
     assert prediction.needs_review and prediction.level is None and prediction.vote is None
 
 
 def test_vote_is_computed_however_far_the_precedents_are():
-    close = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes()))
+    close = asyncio.run(a_court().hear(TrialCase("t", a_meme()), RecordingSink()))
     cited = close.precedents
     distant = cited.model_copy(
         update={

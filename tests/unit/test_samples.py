@@ -12,13 +12,13 @@ from eval.datasets.protocol import Protocol
 from eval.models.samples import Sample, Samples, one_set, read_memes, read_samples
 from retrieval.starter.draw import draw_meme
 from tests.support.pictures import encode
-from tests.support.probing import a_data_set
+from tests.support.probing import write_data_set
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
-    a_data_set(root / "fhm")
+    write_data_set(root / "fhm")
     (root / "harm" / "images").mkdir(parents=True)
     labels = ["not harmful"] * 4 + ["somewhat harmful"] * 4 + ["very harmful"] * 4
     rows = []

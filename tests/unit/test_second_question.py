@@ -23,8 +23,8 @@ from serving.views.messages import messages_of
 from serving.views.recheck import differences
 from serving.views.replay import replay
 from serving.views.trial_view import view_of
-from tests.support.cast import RULING, Cast, frames_of, full_court, is_repair, shown, task_of
-from tests.support.fakes import Notes, a_meme, a_picture
+from tests.support.cast import RULING, Cast, frames_of, full_court, is_repair, prompt_text, task_of
+from tests.support.fakes import RecordingSink, a_meme, a_picture
 
 TARGET = CourtQuestion(
     id="target",
@@ -60,12 +60,12 @@ NONE_FITS = pairs(crowd=("weak", "weak"), colour=("weak", "weak"), weather=("wea
 def hold_trial(cast, *, meme=None, procedure=Procedure.FULL, settings=None, **options):
     """A court, and the record of a trial in it."""
     court = full_court(cast, settings=settings, **options)
-    return court, asyncio.run(court.hear(TrialCase("t", meme or a_meme("go home"), procedure), Notes()))
+    return court, asyncio.run(court.hear(TrialCase("t", meme or a_meme("go home"), procedure), RecordingSink()))
 
 
 def with_ruling(court, record, question, *, picture="picture", **brief):
     """The record extended by the ruling on a question."""
-    notes = Notes()
+    notes = RecordingSink()
     picture = a_picture() if picture == "picture" else picture
     asyncio.run(rule_on_question(court, record, picture, QuestionBrief(question, **brief), keep=notes))
     return reload((*record.events, *notes.events))
@@ -111,7 +111,7 @@ def test_question_reaches_only_the_judge_with_the_same_material_as_before():
     (ruling,) = [sent for sent in cast.requests("judge") if task_of(sent) == "judge"]
     # The same beginning, word for word: picture, precedents, description and arguments.
     assert request.system == ruling.system and request.parts[: len(ruling.parts) - 1] == ruling.parts[:-1]
-    words = shown(request)
+    words = prompt_text(request)
     for statement in (
         "go home",
         "A crowd stands under a green flag.",
@@ -123,8 +123,8 @@ def test_question_reaches_only_the_judge_with_the_same_material_as_before():
     # The verdict and its reasons are not shown, so that they can't speak for an option.
     assert RULING["rationale"] not in words
     others = cast.requests("proposer", "accuser", "defender")
-    assert others and not any(TARGET.text in shown(sent) or "blueland" in shown(sent) for sent in others)
-    assert not any("go home" in shown(sent) for sent in cast.requests("proposer"))
+    assert others and not any(TARGET.text in prompt_text(sent) or "blueland" in prompt_text(sent) for sent in others)
+    assert not any("go home" in prompt_text(sent) for sent in cast.requests("proposer"))
     assert not any(frames_of(sent) for sent in cast.requests("accuser", "defender"))
     # The sent messages can be rebuilt from the record.
     (rebuilt,) = messages_of(after, after.ruling_on("target"))
@@ -138,7 +138,7 @@ def test_human_labels_of_precedents_and_their_vote_are_shown_and_recorded():
     ruled = after.ruling_on("target")
     # Labels of precedents that the Judge was not shown are left out.
     assert ruled.precedent_labels == {"p0": ("blueland",), "p1": ()} and ruled.vote == vote
-    words = shown(cast.requests("judge")[-1])
+    words = prompt_text(cast.requests("judge")[-1])
     assert "people labelled precedent 1: blueland" in words and "people labelled precedent 2: none" in words
     assert "precedent 3:" not in words.partition("further question below")[2]
     assert "- blueland: 0.71" in words
@@ -244,7 +244,7 @@ def test_question_needs_a_decided_trial_with_its_own_versions_and_pictures():
 def test_failed_trial_takes_no_further_questions():
     court = full_court(cast := Cast(judge_judge="nothing that could be read", judge_question=RULED_TARGET))
     with pytest.raises(TrialAborted) as aborted:
-        asyncio.run(court.hear(TrialCase("t", a_meme("x"), Procedure.FULL), Notes()))
+        asyncio.run(court.hear(TrialCase("t", a_meme("x"), Procedure.FULL), RecordingSink()))
     with pytest.raises(BadRequest, match="no verdict"):
         with_ruling(court, aborted.value.record, TARGET)
     assert "question" not in map(task_of, cast.requests("judge"))

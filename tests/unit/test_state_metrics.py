@@ -18,7 +18,7 @@ from serving.telemetry import Telemetry
 from serving.telemetry.docket_state import measure_docket
 from serving.telemetry.metrics import Metrics
 from tests.contract.test_webhooks import decided
-from tests.support.dockets import append_all, reviewing
+from tests.support.dockets import append_all, review_trial
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_docket_metrics_follow_the_docket(metrics, tmp_path):
         telemetry.updated = asyncio.Event()
         anchoring = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, on_anchored=telemetry.anchored))
         await telemetry.updated.wait()
-        await reviewing(docket, "a", ReviewOutcome.UPHELD, Label.HARMFUL)
+        await review_trial(docket, "a", ReviewOutcome.UPHELD, Label.HARMFUL)
         await docket.eraser.erase("b", who="Ruth", why="asked", at=datetime.now(UTC))
         measurements.append(await measure_once(docket))
         lag = value(metrics, "anchor_lag_entries")

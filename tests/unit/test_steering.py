@@ -36,8 +36,8 @@ from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.untrusted import Fence
 from court.verdict import Label, ReviewReason, Strength, rule
-from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, shown, speaker, task_of
-from tests.support.fakes import VOTE, FakeReader, H, Notes, a_meme, findings
+from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, prompt_text, speaker, task_of
+from tests.support.fakes import VOTE, FakeReader, H, RecordingSink, a_meme, findings
 from tests.support.injections import INJECTIONS, SPECIALS, marked
 from tests.unit.test_replies import babble
 
@@ -250,7 +250,7 @@ HIJACKED = {
 def hear(cast, *, meme=None, notes=None, **options):
     court = dataclasses.replace(full_court(cast, **options), fence_mark=MARK)
     case = TrialCase("t", meme or a_meme("plain words"), Procedure.FULL)
-    return asyncio.run(court.hear(case, notes if notes is not None else Notes()))
+    return asyncio.run(court.hear(case, notes if notes is not None else RecordingSink()))
 
 
 def label_of(cast, **options):
@@ -387,7 +387,7 @@ def test_pi_7_reply_that_leaks_the_instructions_ends_the_trial():
         secret = prompts.load(secret_role).secret
         for reply in leaking_replies(task, spelling(secret).replace("\n", "\\n")):
             cast = Cast(**{f"{role}_{task}": lambda request, reply=reply: reply})
-            notes = Notes()
+            notes = RecordingSink()
             with pytest.raises(TrialAborted) as caught:
                 hear(cast, notes=notes, settings=short)
             cases += 1
@@ -427,7 +427,7 @@ def test_pi_7_secret_quoted_in_untrusted_text_does_not_end_the_trial():
             record = hear(cast, meme=meme, reader=reader)
             assert record.state is TrialState.DECIDED
             for request in cast.requests():
-                assert not packaged().contains_secret(shown(request).replace(request.system, ""))
+                assert not packaged().contains_secret(prompt_text(request).replace(request.system, ""))
 
 
 def test_pi_7_ordinary_words_are_not_taken_for_the_secret():

@@ -27,7 +27,7 @@ from scripts.fetch_injections import STRINGS
 from serving.cli.records import render
 from tests.support import held_out, lookalikes
 from tests.support.cast import ACQUITTAL, Cast, full_court, try_meme
-from tests.support.fakes import FakeFinder, FakeReader, H, N, Notes, a_meme, a_picture, findings, ticking
+from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, a_meme, a_picture, findings, ticking_clock
 from tests.support.injections import IGNORE, INJECTIONS
 from tests.support.steering_sets import SETS, main
 
@@ -256,11 +256,11 @@ def test_patterns_take_linear_time():
 
 
 def a_summary(found, text, reader=None):
-    clock = ticking()
+    clock = ticking_clock()
     court = Court(
         finder=FakeFinder(found), text_reader=reader or FakeReader(), software="test", now=lambda: next(clock)
     )
-    return asyncio.run(court.hear(TrialCase("t", a_meme(text), Procedure.SUMMARY), Notes()))
+    return asyncio.run(court.hear(TrialCase("t", a_meme(text), Procedure.SUMMARY), RecordingSink()))
 
 
 def reasons(record):
@@ -335,7 +335,7 @@ def test_record_locates_each_steering_sign():
 def test_resumed_trial_has_the_signs_of_its_first_part():
     complete = try_meme(Cast(), meme=a_meme(ORDER))
     cut = TrialRecord.of(complete.events[:-1])
-    record = asyncio.run(full_court(Cast()).resume(cut, a_picture(), Notes()))
+    record = asyncio.run(full_court(Cast()).resume(cut, a_picture(), RecordingSink()))
     assert record.last(VerdictGiven).steering == complete.last(VerdictGiven).steering != ()
 
 

@@ -34,7 +34,7 @@ from eval.synthetic.make import Layout, Plant, make, read_key
 from eval.synthetic.oracle import Ability, JudgeInput, expected, judge, oracle, rounds_of
 from eval.synthetic.world import BAD, GROUPS, KIND, OPENERS, SAYINGS, TIMES, claim_of, level_of, text_of
 from retrieval.starter.draw import draw_meme
-from tests.support.fakes import FakeFinder, FakeReader, Notes, findings
+from tests.support.fakes import FakeFinder, FakeReader, RecordingSink, findings
 
 ABLE = Ability(harmful=0.9, benign=0.85, seed=3)
 
@@ -277,7 +277,7 @@ def try_with_oracle(meme, picture, finder, settings, model):
         chairs=RoleModels(chair, chair, chair, chair),
         settings=TrialSettings(**settings),
     )
-    return asyncio.run(court.hear(TrialCase("t", Meme(picture, meme.text), Procedure.FULL), Notes()))
+    return asyncio.run(court.hear(TrialCase("t", Meme(picture, meme.text), Procedure.FULL), RecordingSink()))
 
 
 @pytest.mark.parametrize("truthful", [True, False], ids=["right labels", "wrong labels"])
@@ -360,7 +360,9 @@ def test_oracle_gives_the_same_answers_over_a_socket(memes, pictures):
                     chairs=RoleModels(chair, chair, chair, chair),
                 )
                 return [
-                    await court.hear(TrialCase(meme.id, Meme(pictures[meme.image], meme.text), Procedure.FULL), Notes())
+                    await court.hear(
+                        TrialCase(meme.id, Meme(pictures[meme.image], meme.text), Procedure.FULL), RecordingSink()
+                    )
                     for meme in tests
                 ]
             finally:

@@ -47,7 +47,17 @@ from serving.telemetry.logs import JsonLines, TextLines, set_up
 from serving.telemetry.metrics import Metrics
 from serving.telemetry.metrics_port import MetricsPort
 from tests.support.cast import ACQUITTAL, Cast, as_json, full_court, is_repair
-from tests.support.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings, telling, ticking
+from tests.support.fakes import (
+    FakeReader,
+    H,
+    N,
+    RecordingSink,
+    a_meme,
+    a_picture,
+    findings,
+    forwarding_sink,
+    ticking_clock,
+)
 from tests.unit.test_resume import ahead_of_time
 from tests.unit.test_trial import a_court
 
@@ -81,11 +91,11 @@ def try_all(telemetry):
             except TrialAborted as error:
                 return error.record
 
-        notes = Notes()
+        notes = RecordingSink()
 
         async def watch(*events):
             await notes(*events)
-            await telling(telemetry.watch)(*events)
+            await forwarding_sink(telemetry.watch)(*events)
 
         records.append(asyncio.run(work()))
         assert records[-1].events == tuple(notes.events)
@@ -252,14 +262,14 @@ def test_ended_trials_are_forgotten(all_trials):
 def test_trials_that_never_report_an_end_are_evicted(monkeypatch):
     monkeypatch.setattr("serving.telemetry._MOST_TRIALS", 10)
     telemetry = Telemetry(Metrics(Settings()))
-    opened = asyncio.run(a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), Notes())).opened
+    opened = asyncio.run(a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), RecordingSink())).opened
     for number in range(25):
         asyncio.run(telemetry.watch(opened.model_copy(update={"trial_id": f"t{number}"})))
     assert list(telemetry._trials) == [f"t{number}" for number in range(15, 25)]
 
 
 def test_resumed_trial_counts_each_call_once_under_its_procedure():
-    complete = asyncio.run(full_court(ahead_of_time()).hear(TrialCase("t", a_meme(), Procedure.FULL), Notes()))
+    complete = asyncio.run(full_court(ahead_of_time()).hear(TrialCase("t", a_meme(), Procedure.FULL), RecordingSink()))
     place = next(n for n, event in enumerate(complete.events) if isinstance(event, SummarisedAhead)) + 1
     cut = TrialRecord.of(complete.events[:place])
     metrics = Metrics(Settings())
@@ -320,7 +330,7 @@ def test_near_duplicates_are_counted_by_label():
     found = NearDuplicatesFound(
         trial_id="t",
         seq=3,
-        at=next(ticking()),
+        at=next(ticking_clock()),
         duplicates=(duplicate, duplicate, duplicate.model_copy(update={"label": Label.NOT_HARMFUL})),
         latency_s=0.25,
     )
@@ -338,7 +348,7 @@ def test_failing_metrics_do_not_fail_a_trial(caplog):
             raise ValueError("ze" + "bra")
 
     record = asyncio.run(
-        a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), telling(Telemetry(Broken()).watch))
+        a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), forwarding_sink(Telemetry(Broken()).watch))
     )
     assert record.state is TrialState.DECIDED
     assert len([r for r in caplog.records if "not counted: ValueError" in r.getMessage()]) == len(record.events)
@@ -347,7 +357,7 @@ def test_failing_metrics_do_not_fail_a_trial(caplog):
 
 def test_silent_telemetry_counts_and_logs_nothing(caplog):
     caplog.set_level(logging.DEBUG)
-    asyncio.run(a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), telling(SILENT.watch)))
+    asyncio.run(a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), forwarding_sink(SILENT.watch)))
     SILENT.reused(near=True)
     SILENT.reviewed(ReviewOutcome.UPHELD)
     SILENT.observe(running=lambda: 1)
@@ -518,9 +528,9 @@ def test_log_lines_name_trial_request_and_event():
     telemetry = Telemetry(log=True)
     case = TrialCase("t-1", a_meme(), Procedure.SUMMARY, request_id="r-1", namespace="forum", content_id="post-7")
     with logging_as("text") as text:
-        record = asyncio.run(a_court().hear(case, telling(telemetry.watch)))
+        record = asyncio.run(a_court().hear(case, forwarding_sink(telemetry.watch)))
     with logging_as("json") as as_json_lines:
-        asyncio.run(a_court().hear(case, telling(telemetry.watch)))
+        asyncio.run(a_court().hear(case, forwarding_sink(telemetry.watch)))
     kinds = [event.kind for event in record.events]
     assert [line.split(" memecourt.trials ")[1] for line in text] == [
         f"trial=t-1 request=r-1 seq={seq} event={kind}" for seq, kind in enumerate(kinds)
@@ -622,7 +632,7 @@ def test_clock_set_back_gives_a_duration_of_zero():
     minutes = itertools.count()
     court = replace(a_court(findings([H] * 5)), now=lambda: noon - timedelta(minutes=next(minutes)))
     metrics = Metrics(Settings())
-    asyncio.run(court.hear(TrialCase("t", a_meme()), telling(Telemetry(metrics).watch)))
+    asyncio.run(court.hear(TrialCase("t", a_meme()), forwarding_sink(Telemetry(metrics).watch)))
     lasted = {"procedure": "SUMMARY", "outcome": "DECIDED"}
     assert metrics.registry.get_sample_value("memecourt_trial_duration_seconds_count", lasted) == 1
     assert metrics.registry.get_sample_value("memecourt_trial_duration_seconds_sum", lasted) == 0

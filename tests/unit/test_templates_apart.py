@@ -20,7 +20,7 @@ from eval.synthetic.make import Layout, make
 from retrieval.audit.leakage import TEMPLATE, template_numbers
 from retrieval.embed.descriptor import describe
 from retrieval.library.library import Library
-from tests.support.drawn_memes import BASES, COPIES, GROUPS, KIND, OPENERS, TIMES, Caption, drawn
+from tests.support.drawn_memes import BACKGROUNDS, COPIES, GROUPS, KIND, OPENERS, TIMES, Caption, captioned_meme
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +141,10 @@ def test_template_threshold_separates_pictures_but_misses_many_edits():
     rng = random.Random(3)
     edits = ("the same", "JPEG, quality 70", "half the size", "cropped by 2 % a side", "white border")
     descriptors, bases = [], []
-    for place, base in enumerate(BASES):
+    for place, base in enumerate(BACKGROUNDS):
         for number in range(4):
             words = (rng.choice(OPENERS), rng.choice(list(GROUPS)), rng.choice(list(KIND)), rng.choice(TIMES))
-            picture = drawn(base, Caption(*words, bar=number == 3))
+            picture = captioned_meme(base, Caption(*words, bar=number == 3))
             descriptors.append(describe(COPIES[edits[(number + place) % 5]](picture)))
             bases.append(base)
     first, second = np.triu_indices(len(bases), 1)

@@ -37,8 +37,8 @@ from serving.views.compare import compare
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
 from serving.views.trial_view import view_of
-from tests.support.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, shown, try_meme
-from tests.support.fakes import FakeFinder, FakeReader, H, N, Notes, a_meme, a_picture, findings
+from tests.support.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, prompt_text, try_meme
+from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, a_meme, a_picture, findings
 from tests.unit.test_calibrate import DIM, FLOORS, world
 from tests.unit.test_exports import pdf_of
 from tests.unit.test_trial import a_court
@@ -61,7 +61,7 @@ def try_text(found, *, procedure=Procedure.SUMMARY, meme=ALONE, duplicates=None)
     finder = FakeFinder(found)
     reader = FakeReader("nothing is read")
     court = replace(a_court(reader=reader), finder=finder, duplicates=duplicates)
-    record = asyncio.run(court.hear(TrialCase("t", meme, procedure, namespace="forum"), Notes()))
+    record = asyncio.run(court.hear(TrialCase("t", meme, procedure, namespace="forum"), RecordingSink()))
     assert reader.calls == 0
     return record, finder
 
@@ -184,16 +184,16 @@ def test_messages_to_each_side_say_that_there_is_no_picture():
     _, cast = full_trial()
     for role in ("accuser", "defender"):
         (request,) = cast.requests(role)
-        assert WORDS in shown(request) and frames_of(request) == []
-        assert "no picture was sent with this text" in shown(request)
+        assert WORDS in prompt_text(request) and frames_of(request) == []
+        assert "no picture was sent with this text" in prompt_text(request)
 
 
 def test_messages_to_the_judge_show_only_pictures_of_precedents():
     _, cast = full_trial()
     for request in cast.requests("judge"):  # the ruling, and the odds in either order
         assert request.parts[0].startswith("No picture was sent: the meme that is judged is a text alone.")
-        assert "Above: the meme that is judged." not in shown(request)
-        assert "Description of its picture" not in shown(request)
+        assert "Above: the meme that is judged." not in prompt_text(request)
+        assert "Description of its picture" not in prompt_text(request)
         assert [frame.png for frame in frames_of(request)] == [b"picture of p0", b"picture of p1", b"picture of p2"]
 
 
@@ -214,7 +214,7 @@ def test_messages_of_every_call_can_be_rebuilt():
 def test_messages_about_a_meme_with_a_picture_are_unchanged():
     cast = Cast()
     try_meme(cast)
-    words = "\n".join(shown(request) for request in cast.requests())
+    words = "\n".join(prompt_text(request) for request in cast.requests())
     assert "no picture was sent" not in words.lower()
 
 
@@ -230,15 +230,15 @@ def test_cascade_continues_to_the_sides_unless_the_texts_settle_it(settles, cont
 
 def test_interrupted_text_only_trial_resumes_without_a_picture():
     cast = Cast(judge="no JSON")
-    court, notes = full_court(cast, found=by_text([H] * 5)), Notes()
+    court, notes = full_court(cast, found=by_text([H] * 5)), RecordingSink()
     with pytest.raises(TrialAborted):
         asyncio.run(court.hear(TrialCase("t", ALONE, Procedure.FULL), notes))
     # As a server that died would have left it.
     record = TrialRecord.of(notes.events[:-1])
     second_cast = Cast()
     with pytest.raises(CantResume, match="picture is not the one"):
-        asyncio.run(full_court(second_cast, found=by_text([H] * 5)).resume(record, a_picture(), Notes()))
-    resumed = asyncio.run(full_court(second_cast, found=by_text([H] * 5)).resume(record, None, Notes()))
+        asyncio.run(full_court(second_cast, found=by_text([H] * 5)).resume(record, a_picture(), RecordingSink()))
+    resumed = asyncio.run(full_court(second_cast, found=by_text([H] * 5)).resume(record, None, RecordingSink()))
     assert resumed.state is TrialState.DECIDED
     assert [len(second_cast.requests(role)) for role in ("proposer", "accuser", "defender")] == [0, 0, 0]
 

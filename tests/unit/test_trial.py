@@ -7,7 +7,7 @@ from court.events import Procedure, TextSource
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import Court, TrialCase
 from court.verdict import Label
-from tests.support.fakes import FakeFinder, FakeReader, H, N, Notes, a_meme, findings, ticking
+from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, a_meme, findings, ticking_clock
 
 SUMMARY = [
     "TrialOpened",
@@ -25,7 +25,7 @@ TOGETHER = [0, 2]
 
 
 def a_court(found=None, reader=None):
-    clock = ticking()
+    clock = ticking_clock()
     result = findings([H] * 5) if found is None else found
     return Court(
         finder=FakeFinder(result),
@@ -36,11 +36,11 @@ def a_court(found=None, reader=None):
 
 
 def hear(court, meme=None, watch=None, procedure=Procedure.SUMMARY):
-    return asyncio.run(court.hear(TrialCase("t", meme or a_meme(), procedure), watch or Notes()))
+    return asyncio.run(court.hear(TrialCase("t", meme or a_meme(), procedure), watch or RecordingSink()))
 
 
 def test_summary_procedure_records_every_event_in_order():
-    notes = Notes()
+    notes = RecordingSink()
     record = hear(a_court(), watch=notes)
     assert notes.kinds == SUMMARY
     assert record.events == tuple(notes.events)
@@ -78,7 +78,7 @@ def test_meme_without_text_has_the_text_source_none():
     ],
 )
 def test_failed_trial_has_no_verdict(court, step):
-    notes = Notes()
+    notes = RecordingSink()
     with pytest.raises(TrialAborted) as caught:
         hear(court, a_meme(None), notes)
     record = caught.value.record
@@ -92,7 +92,7 @@ def test_failed_trial_has_no_verdict(court, step):
 
 @pytest.mark.parametrize(("place", "text"), [(1, None), (2, None), (2, "given"), (4, "given"), (7, "given")])
 def test_trial_stops_at_the_first_event_that_cannot_be_stored(place, text):
-    notes = Notes(fail_at=place)
+    notes = RecordingSink(fail_at=place)
     with pytest.raises(TrialAborted) as caught:
         hear(a_court(), a_meme(text), notes)
     # Of events stored together, none is stored if one fails; the event of the failure may still be stored.
@@ -103,17 +103,17 @@ def test_trial_stops_at_the_first_event_that_cannot_be_stored(place, text):
 
 
 def test_trial_that_cannot_be_opened_records_no_event():
-    notes = Notes(fail_at=0, error=Unavailable("locked"))
+    notes = RecordingSink(fail_at=0, error=Unavailable("locked"))
     with pytest.raises(Unavailable):
         hear(a_court(), watch=notes)
     assert notes.events == []
     with pytest.raises(CourtError, match="mistake"):
-        hear(a_court(), watch=Notes(fail_at=0))
+        hear(a_court(), watch=RecordingSink(fail_at=0))
 
 
 @pytest.mark.parametrize("procedure", [Procedure.FULL, Procedure.CASCADE])
 def test_procedure_without_models_is_refused_before_anything_is_recorded(procedure):
-    notes = Notes()
+    notes = RecordingSink()
     with pytest.raises(NotLoaded) as caught:
         hear(a_court(), watch=notes, procedure=procedure)
     assert caught.value.field == "procedure"
@@ -123,7 +123,7 @@ def test_procedure_without_models_is_refused_before_anything_is_recorded(procedu
 def test_cancelled_trial_records_its_end():
     async def scene():
         reader = FakeReader("never", wait=asyncio.Event())
-        notes = Notes()
+        notes = RecordingSink()
         trial = asyncio.create_task(a_court(reader=reader).hear(TrialCase("t", a_meme(None)), notes))
         await reader.asked.wait()
         trial.cancel()

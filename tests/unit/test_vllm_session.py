@@ -22,12 +22,12 @@ from serving.models.vllm import VllmFailed
 from serving.settings import ModelSettings, RoleSettings
 from tests.support.leftovers import alive
 from tests.support.playing import wait_until
-from tests.support.vllm_stand_in import VllmStandIn
+from tests.support.vllm_stand_in import FakeVllmPackage
 
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    made = VllmStandIn(tmp_path)
+    made = FakeVllmPackage(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(made.site))
     monkeypatch.setenv("MEMECOURT_VLLM_PYTHON", sys.executable)
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))

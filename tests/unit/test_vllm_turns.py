@@ -13,14 +13,14 @@ from eval.cli import cli
 from eval.models.vllm_turns import VllmTurns
 from eval.synthetic.make import Layout, make
 from serving.models.vllm import VllmFailed
-from tests.support.vllm_stand_in import VllmStandIn
+from tests.support.vllm_stand_in import FakeVllmPackage
 
 HELLO = ChatRequest("s", ("hello",), None, 8)
 
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    made = VllmStandIn(tmp_path)
+    made = FakeVllmPackage(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(made.site))
     monkeypatch.setenv("MEMECOURT_VLLM_PYTHON", sys.executable)
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))

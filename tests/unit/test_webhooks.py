@@ -20,7 +20,7 @@ from serving.settings import Settings
 from serving.webhooks.attempts import AFTER_S, Receiver
 from serving.webhooks.signing import make_secret, signature_of, signers_of
 from tests.support.dockets import append_all, events_of
-from tests.support.receivers import a_receiver, hook_to
+from tests.support.receivers import hook_settings, running_receiver
 
 BODY = b'{"type":"memecourt.verdict.given"}'
 _OPENSSL = ("openssl", "pkeyutl", "-verify", "-pubin", "-rawin")
@@ -37,7 +37,7 @@ def headers_of(hook, body=BODY):
 
 def test_messages_verify_with_the_old_and_new_secret_during_rotation(tmp_path):
     make_secret(tmp_path / "old", ed25519=False)
-    hook = hook_to("http://a/", tmp_path, old_secret_file=tmp_path / "old")
+    hook = hook_settings("http://a/", tmp_path, old_secret_file=tmp_path / "old")
     headers = headers_of(hook)
     assert headers["webhook-signature"].count("v1,") == 2
     for file in (hook.secret_file, hook.old_secret_file):
@@ -50,7 +50,7 @@ def test_messages_verify_with_the_old_and_new_secret_during_rotation(tmp_path):
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
 def test_openssl_verifies_ed25519_signatures(tmp_path):
     public = make_secret(tmp_path / "key", ed25519=True).public_key
-    hook = hook_to("http://a/", tmp_path, secret_file=tmp_path / "key")
+    hook = hook_settings("http://a/", tmp_path, secret_file=tmp_path / "key")
     assert [signer.public_key for signer in signers_of(hook)] == [public] and public.startswith("whpk_")
     headers = headers_of(hook)
     scheme, _, signature = headers["webhook-signature"].partition(",")
@@ -78,7 +78,7 @@ def test_openssl_verifies_ed25519_signatures(tmp_path):
 
 def test_header_has_both_schemes_while_a_receiver_migrates(tmp_path):
     make_secret(tmp_path / "key", ed25519=True)
-    hook = hook_to("http://a/", tmp_path)
+    hook = hook_settings("http://a/", tmp_path)
     both = hook.model_copy(update={"secret_file": tmp_path / "key", "old_secret_file": hook.secret_file})
     headers = headers_of(both)
     assert [part.partition(",")[0] for part in headers["webhook-signature"].split()] == ["v1a", "v1"]
@@ -90,7 +90,7 @@ def test_key_followed_by_its_public_half_is_the_same_key(tmp_path):
     seed = base64.b64decode((tmp_path / "key").read_text().strip().removeprefix("whsk_"))
     both_halves = seed + base64.b64decode(public.removeprefix("whpk_"))
     (tmp_path / "key").write_text("whsk_" + base64.b64encode(both_halves).decode())
-    hook = hook_to("http://a/", tmp_path, secret_file=tmp_path / "key")
+    hook = hook_settings("http://a/", tmp_path, secret_file=tmp_path / "key")
     assert signers_of(hook)[0].public_key == public
     (tmp_path / "key").write_text("whsk_" + base64.b64encode(seed + seed).decode())
     with pytest.raises(BadRequest, match="belong to two"):
@@ -109,7 +109,7 @@ def test_key_followed_by_its_public_half_is_the_same_key(tmp_path):
     ],
 )
 def test_error_on_an_invalid_secret_does_not_quote_it(tmp_path, content, message):
-    hook = hook_to("http://a/", tmp_path)
+    hook = hook_settings("http://a/", tmp_path)
     hook.secret_file.write_text(content)
     with pytest.raises(BadRequest, match=message) as refused:
         Receiver(hook)
@@ -120,7 +120,7 @@ def test_error_on_an_invalid_secret_does_not_quote_it(tmp_path, content, message
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o622, 0o660, 0o666])
 def test_secret_readable_by_others_is_refused(tmp_path, mode):
-    hook = hook_to("http://a/", tmp_path)
+    hook = hook_settings("http://a/", tmp_path)
     assert hook.secret_file.stat().st_mode & 0o777 == 0o600
     hook.secret_file.chmod(mode)
     with pytest.raises(BadRequest, match=r"chmod 600 queue\.secret"):
@@ -131,7 +131,7 @@ def test_secret_readable_by_others_is_refused(tmp_path, mode):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to give a file to another user")
 def test_mounted_secret_may_be_readable_by_its_group(tmp_path):
-    hook = hook_to("http://a/", tmp_path)
+    hook = hook_settings("http://a/", tmp_path)
     os.chown(hook.secret_file, 10_001, -1)
     hook.secret_file.chmod(0o440)
     Receiver(hook)
@@ -142,7 +142,7 @@ def test_mounted_secret_may_be_readable_by_its_group(tmp_path):
 
 
 def test_missing_secret_and_missing_authority_are_reported(tmp_path):
-    hook = hook_to("http://a/", tmp_path, ca_file=tmp_path / "none.pem")
+    hook = hook_settings("http://a/", tmp_path, ca_file=tmp_path / "none.pem")
     with pytest.raises(BadRequest, match="certificate authorities"):
         Receiver(hook)
     hook.secret_file.unlink()
@@ -197,11 +197,11 @@ def test_shown_settings_with_webhooks_are_a_valid_settings_file(tmp_path, monkey
 )
 def test_invalid_webhook_settings_are_explained(tmp_path, wrong, message):
     with pytest.raises(ValidationError, match=message):
-        hook_to("https://hooks.example/", tmp_path, **wrong)
+        hook_settings("https://hooks.example/", tmp_path, **wrong)
 
 
 def test_names_of_receivers_must_be_unique(tmp_path):
-    hook = hook_to("http://a/", tmp_path)
+    hook = hook_settings("http://a/", tmp_path)
     with pytest.raises(ValidationError, match="a name of its own"):
         Settings(webhooks=(hook, hook))
 
@@ -209,8 +209,8 @@ def test_names_of_receivers_must_be_unique(tmp_path):
 @pytest.fixture
 def command_line(tmp_path, monkeypatch):
     """The webhooks command over a docket with one trial, with one configured receiver and one former one registered."""
-    with a_receiver() as receiver:
-        hook = hook_to(receiver.url, tmp_path)
+    with running_receiver() as receiver:
+        hook = hook_settings(receiver.url, tmp_path)
         lines = f'[[webhooks]]\nname = "queue"\nurl = "{hook.url}"\nsecret_file = "{hook.secret_file}"\n'
         (tmp_path / "memecourt.toml").write_text(lines + "allow_private = true\n")
         monkeypatch.setenv("MEMECOURT_CONFIG", str(tmp_path / "memecourt.toml"))
