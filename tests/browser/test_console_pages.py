@@ -35,7 +35,7 @@ def console(tmp_path_factory):
     trials = [
         full_trial(ONE, picture=picture),
         full_trial(OTHER, picture=picture, label=Label.HARMFUL, duplicates=(near_duplicate,), model="another-model"),
-        full_trial(LONG, picture=picture, text=LONG_WORD, said=lambda _: LONG_WORD, namespace=LONG_WORD[:100]),
+        full_trial(LONG, picture=picture, text=LONG_WORD, transform=lambda _: LONG_WORD, namespace=LONG_WORD[:100]),
     ]
     groups = [PAYLOADS[first : first + 20] for first in range(0, len(PAYLOADS), 20)]
     trials += [hostile(f"h{number}", group) for number, group in enumerate(groups)]

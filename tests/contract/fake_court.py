@@ -28,7 +28,7 @@ from memecourt.v1.court_pb2_grpc import (
 
 
 class Refusal(Exception):
-    """What a call is to end in."""
+    """An error that a call of the fake court ends with."""
 
     def __init__(self, code: str, *, after: float | None = None, reason: str = "AS_TOLD", bare: bool = False) -> None:
         super().__init__(code)
@@ -64,7 +64,7 @@ class FakeCourt(CourtServicer, DocketServicer, PrecedentsServicer):
         self._lock = threading.Lock()
 
     def verdict(self, request: wire.JudgeRequest) -> wire.JudgeResponse:
-        """As the real court does it: a request_id that was tried is not tried again."""
+        """Returns a verdict; like the real court, it tries each request_id once."""
         with self._lock:
             if not self.trials[request.request_id]:
                 self.trials[request.request_id] += 1
@@ -120,13 +120,13 @@ for _name in ("WatchTrial", "ExportTrials", "WatchReviews"):
 
 @contextmanager
 def an_address() -> Iterator[str]:
-    """An address at which nobody listens until :func:`listening` does, and that no other process is given meanwhile."""
-    with socket.socket() as held:
+    """Reserves an address for :func:`listening`, so that no other process gets its port in between."""
+    with socket.socket() as reserved:
         # Bound for as long: a port that is let go may be another's before a server comes to it. Sockets with this
         # option share a port, and of these only one that listens is connected to.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{held.getsockname()[1]}"
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{reserved.getsockname()[1]}"
 
 
 def listening(court: FakeCourt, address: str = "127.0.0.1:0", credentials=None) -> tuple[grpc.Server, str]:

@@ -68,9 +68,9 @@ class RealCourt:
 
 
 @asynccontextmanager
-async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
-    """Serves from this folder, with these settings."""
-    settings = Settings(home=path, **given)
+async def real_court(path: Path, **options: object) -> AsyncIterator[RealCourt]:
+    """Runs a real court on this folder with these settings."""
+    settings = Settings(home=path, **options)
     library = drawn_library(path / "library", 7, 40)
     memory = ReceiveBudget(settings.picture_memory, settings.idle)
     court = CourtService(settings, memory=memory)

@@ -30,7 +30,7 @@ PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x04\0\0\0\x03"  # as far as a trial 
 
 
 class FakePictures:
-    """Each file is a picture of its own, whatever is in it; or reads what it was told to, or raises it."""
+    """Picture reader that takes any bytes for a distinct picture, or returns or raises the result given to it."""
 
     def __init__(self, result=None):
         self.result = result
@@ -55,13 +55,13 @@ class Scene:
         self.stub = CourtStub(channel)
 
     async def refusal(self, request, **options):
-        """The status that a request is refused with, with all its details."""
+        """Sends a request that must be refused, and returns the status with its details."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await self.stub.Judge(request, timeout=60, **options)
         return Refusal(caught.value)
 
     def another_channel(self, *options):
-        """With a connection of its own, as another caller has."""
+        """Opens a channel with a separate connection, like another caller."""
         return grpc.aio.insecure_channel(self.address, options=[*_OPTIONS, *options])
 
 
@@ -103,8 +103,8 @@ def play(work, path, **options):
     return run_within(a_scene(path, **options), work)
 
 
-async def rest_of(call):
-    """The responses that are still to come."""
+async def remaining_responses(call):
+    """Reads the remaining responses of a stream."""
     responses = []
     while (response := await call.read()) is not grpc.aio.EOF:
         responses.append(response)

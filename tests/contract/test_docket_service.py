@@ -305,7 +305,7 @@ def test_page_size_is_fifty_by_default_and_at_most_a_thousand(sqlite: Path) -> N
 
     sizes, refusals = play(sqlite, work)
     assert sizes == [50, 1, 60, 60]
-    assert [one.said for one in refusals] == [("INVALID_ARGUMENT", "OUT_OF_RANGE", "page_size")] * 2
+    assert [one.summary for one in refusals] == [("INVALID_ARGUMENT", "OUT_OF_RANGE", "page_size")] * 2
 
 
 def forged_token(filter_digest: Any, content: bytes) -> str:
@@ -348,7 +348,7 @@ def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite: Pat
 
     refusals = play(sqlite, work)
     assert len(refusals) > 60
-    assert {one.said for one in refusals} == {("INVALID_ARGUMENT", "BAD_PAGE_TOKEN", "page_token")}
+    assert {one.summary for one in refusals} == {("INVALID_ARGUMENT", "BAD_PAGE_TOKEN", "page_token")}
 
 
 def test_a_page_token_is_valid_at_every_server_of_the_docket(sqlite: Path) -> None:
@@ -453,7 +453,7 @@ def test_invalid_filters_are_refused(sqlite: Path, filters: dict[str, Any], expe
     async def work(it: Scene) -> list[Refusal]:
         return [await refusal_of(it.listed(**filters)), await refusal_of(it.exported(**filters))]
 
-    assert [one.said for one in play(sqlite, work)] == [expected, expected]
+    assert [one.summary for one in play(sqlite, work)] == [expected, expected]
 
 
 def test_the_earliest_and_the_latest_timestamp_are_accepted(place: Path | Address) -> None:
@@ -642,7 +642,7 @@ def test_invalid_reviews_are_refused(
         )
 
     refusal, lengths, counted = play(sqlite, work)
-    assert refusal.said == expected
+    assert refusal.summary == expected
     assert lengths == [3, 2, 3] and not counted  # nothing was stored
 
 
@@ -660,7 +660,7 @@ def test_a_caller_limited_to_namespaces_sees_only_their_trials(place: Path | Add
         for namespace in ("shop", "", "forum2", "nowhere"):
             for call in (it.listed, it.exported):
                 refusal = await refusal_of(call("forum", namespace=namespace))
-                assert refusal.said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespace")
+                assert refusal.summary == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespace")
 
         async def get_trial(id_: str) -> wire.Trial:
             answer = await it.stub.GetTrial(
@@ -671,12 +671,12 @@ def test_a_caller_limited_to_namespaces_sees_only_their_trials(place: Path | Add
 
         assert (await get_trial("forum-0")).summary.trial_id == "forum-0"
         unknown = await refusal_of(get_trial("nowhere"))
-        assert unknown.said == ("NOT_FOUND", "TRIAL_UNKNOWN", "trial_id")
+        assert unknown.summary == ("NOT_FOUND", "TRIAL_UNKNOWN", "trial_id")
         for id_ in ("shop-2", "none-3", "forum2-4"):
             refusal = await refusal_of(get_trial(id_))
-            assert (refusal.said, refusal.message) == (unknown.said, unknown.message)
+            assert (refusal.summary, refusal.message) == (unknown.summary, unknown.message)
             refusal = await refusal_of(it.reviewed(id_, "forum"))
-            assert (refusal.said, refusal.message) == (unknown.said, unknown.message)
+            assert (refusal.summary, refusal.message) == (unknown.summary, unknown.message)
             assert len((await it.docket.trials.record(id_)).events) == 3
         assert (await it.reviewed("forum-0", "forum")).review.reviewer == "forum"
 
@@ -729,7 +729,7 @@ def test_calls_outside_a_session_are_unavailable(sqlite: Path, name: str) -> Non
         it.service.close()
         return await refusal_of(CALLS[name](it))
 
-    assert play(sqlite, work).said == ("UNAVAILABLE", "NOT_IN_SESSION", "")
+    assert play(sqlite, work).summary == ("UNAVAILABLE", "NOT_IN_SESSION", "")
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -740,7 +740,7 @@ def test_malformed_messages_are_invalid_arguments(sqlite: Path, name: str) -> No
             return await refusal_of(it.channel.unary_stream(method)(b"\xff\xff no message", timeout=TIMEOUT).read())
         return await refusal_of(it.channel.unary_unary(method)(b"\xff\xff no message", timeout=TIMEOUT))
 
-    assert play(sqlite, work).said == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")
+    assert play(sqlite, work).summary == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")
 
 
 @pytest.mark.parametrize("broken", ["review", "record"])
@@ -766,7 +766,7 @@ def test_a_review_that_may_be_stored_is_not_offered_for_retry(
         return refusal
 
     refusal = play(sqlite, work)
-    assert refusal.said == ("UNAVAILABLE", "DOCKET_UNAVAILABLE", "")
+    assert refusal.summary == ("UNAVAILABLE", "DOCKET_UNAVAILABLE", "")
     assert not refusal.of(error_details_pb2.RetryInfo) and "look before you ask again" in refusal.message
 
 
@@ -793,7 +793,7 @@ class UnreachableStore:
 @pytest.mark.parametrize("name", CALLS)
 def test_an_unreachable_docket_is_unavailable(sqlite: Path, name: str) -> None:
     refusal = play(sqlite, lambda it: refusal_of(CALLS[name](it)), docket=UnreachableDocket())
-    assert refusal.said == ("UNAVAILABLE", "DOCKET_UNAVAILABLE", "")
+    assert refusal.summary == ("UNAVAILABLE", "DOCKET_UNAVAILABLE", "")
     assert refusal.of(error_details_pb2.RetryInfo)  # nothing was started, so a retry is safe
 
 
@@ -808,7 +808,7 @@ def test_unknown_trial_ids_are_refused(place: Path | Address, trial_id: str, exp
         await it.tried("t-1")
         return await refusal_of(it.stub.GetTrial(wire.GetTrialRequest(trial_id=trial_id), timeout=TIMEOUT))
 
-    assert play(place, work).said == expected
+    assert play(place, work).summary == expected
 
 
 def test_every_state_and_outcome_exists_on_the_wire() -> None:

@@ -23,7 +23,7 @@ from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.runner import reaper as loose_ends
-from tests.contract.scenes import a_scene, rest_of
+from tests.contract.scenes import a_scene, remaining_responses
 from tests.support.dockets import open_trials, parse_place
 from tests.support.fakes import FakeReader
 from tests.support.playing import until, wait_until
@@ -312,7 +312,7 @@ def test_duplicated_and_reordered_requests_are_tried_once_and_all_answered(tmp_p
             for stub in stubs[: copies - 2]:
                 items = [wire.JudgeStreamRequest(request=numbered_request(number)) for number in range(REQUESTS)]
                 random_.shuffle(items)
-                streams.append(rest_of(stub.JudgeStream(iter(items), timeout=120)))
+                streams.append(remaining_responses(stub.JudgeStream(iter(items), timeout=120)))
             asking = [callers.ask(stubs[number % 4], request) for number, request in enumerate(single)]
             *streamed, _ = await asyncio.gather(*streams, asyncio.gather(*asking))
             for request in conflicting:

@@ -13,7 +13,7 @@ from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.calls import finish_call
 from serving.rpc.judge import SERVICE
 from serving.rpc.judge_stream import _OpenStream
-from tests.contract.scenes import IMAGE, play, rest_of
+from tests.contract.scenes import IMAGE, play, remaining_responses
 from tests.support.fakes import FakeReader
 from tests.support.leftovers import collect_earlier_garbage, soon, without_garbage_collector
 from tests.support.playing import until
@@ -54,7 +54,7 @@ def test_every_request_has_exactly_one_response(tmp_path):
     items = good[10:] + list(bad.values()) + again + good[:10] + other
 
     async def work(it):
-        return await rest_of(it.stub.JudgeStream(iter(items), timeout=60))
+        return await remaining_responses(it.stub.JudgeStream(iter(items), timeout=60))
 
     responses = play(work, tmp_path, concurrent_trials=4)
     assert Counter(r.request_id for r in responses) == Counter(i.request.request_id for i in items)
@@ -82,7 +82,7 @@ def test_every_request_has_exactly_one_response(tmp_path):
 
 def test_a_failed_trial_is_a_failure_with_its_id_and_ends_nothing_else(tmp_path):
     async def work(it):
-        responses = await rest_of(it.stub.JudgeStream(iter([item("a"), item("", text="x")]), timeout=60))
+        responses = await remaining_responses(it.stub.JudgeStream(iter([item("a"), item("", text="x")]), timeout=60))
         return responses, await it.docket.index.list(limit=9)
 
     responses, (line,) = play(work, tmp_path, found=BadLibrary("Broken."))
@@ -115,7 +115,7 @@ def test_a_full_stream_is_throttled_and_never_refused(tmp_path):
     items = [item(f"r{n}", text=f"text {n}") for n in range(60)]
 
     async def work(it):
-        return await rest_of(it.stub.JudgeStream(iter(items), timeout=60))
+        return await remaining_responses(it.stub.JudgeStream(iter(items), timeout=60))
 
     responses = play(work, tmp_path, concurrent_trials=2, waiting_trials=0)
     assert {r.request_id for r in responses if r.HasField("verdict")} == {f"r{n}" for n in range(60)}
@@ -144,7 +144,7 @@ def test_a_slow_reader_slows_down_its_requests(tmp_path):
             await asyncio.sleep(0.5)
             opened = len(await it.docket.index.list(limit=count))
         bytes_in_use, unsent = it.service.memory.bytes_in_use, not sending.done()
-        responses = await rest_of(call)
+        responses = await remaining_responses(call)
         await sending
         await narrow.close()
         return opened, bytes_in_use, unsent, responses
@@ -170,7 +170,7 @@ def test_answers_that_are_not_taken_use_little_memory(tmp_path):
                 before = opened
                 await asyncio.sleep(1)
                 opened = len(await it.docket.index.list(limit=count))
-        responses = await rest_of(call)
+        responses = await remaining_responses(call)
         await narrow.close()
         return opened, responses
 
@@ -349,7 +349,7 @@ def test_a_stream_starts_with_the_number_of_concurrent_requests(tmp_path):
 
 def test_an_overlong_id_is_truncated_in_the_response(tmp_path):
     async def work(it):
-        return await rest_of(it.stub.JudgeStream(iter([item("x" * 1_000_000)]), timeout=60))
+        return await remaining_responses(it.stub.JudgeStream(iter([item("x" * 1_000_000)]), timeout=60))
 
     (response,) = play(work, tmp_path)
     assert (response.failure.reason, response.failure.field) == ("FIELD_TOO_LONG", "request_id")

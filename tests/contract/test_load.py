@@ -16,7 +16,7 @@ from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.judge import SERVICE
 from tests.contract.real_court import IMAGE as DRAWN
 from tests.contract.real_court import real_court
-from tests.contract.scenes import IMAGE, play, rest_of
+from tests.contract.scenes import IMAGE, play, remaining_responses
 from tests.support.cast import Cast, full_court
 from tests.support.fakes import FakeReader
 from tests.support.playing import until
@@ -202,7 +202,7 @@ def test_silent_calls_do_not_block_other_callers(tmp_path, method):
         for n in range(5):
             await stream.write(wire.JudgeStreamRequest(request=numbered_request(n, text="z", request_id=f"{n}")))
         await stream.done_writing()
-        streamed = await rest_of(stream)
+        streamed = await remaining_responses(stream)
         still_open = sum(not call.done() for call in silent)
         for call in silent:
             call.cancel()
@@ -288,7 +288,7 @@ def test_records_and_precedents_are_available_while_the_court_closes(tmp_path):
             it.court.close()
             for call in (it.judge.Judge(judge_request(DRAWN, text="a dog")), waiting.read()):
                 refusal = await refusal_of(call)
-                assert refusal.said[:2] == ("UNAVAILABLE", "NOT_IN_SESSION")
+                assert refusal.summary[:2] == ("UNAVAILABLE", "NOT_IN_SESSION")
             record = await it.records.GetTrial(wire.GetTrialRequest(trial_id=verdict.verdict_id))
             found = await it.precedents.SearchPrecedents(wire.SearchPrecedentsRequest(text="a cat", k=1))
             assert record.trial.events

@@ -321,7 +321,7 @@ def test_filters_return_exactly_the_matching_precedents(place: Path | Address, d
 )
 def test_searches_out_of_bounds_are_refused(on_disk: Path, fields: dict[str, Any], expected: tuple[str, ...]) -> None:
     fields = {**fields, "filter": wire.PrecedentFilter(**fields.get("filter", {}))}
-    assert play(on_disk, lambda it: refusal_of(it.found(**fields))).said == expected
+    assert play(on_disk, lambda it: refusal_of(it.found(**fields))).summary == expected
 
 
 def test_the_limits_themselves_are_accepted(on_disk: Path) -> None:
@@ -391,9 +391,9 @@ def test_a_removed_precedent_is_no_longer_found(place: Path | Address) -> None:
         change = it.history("of-3")[-1].change
         assert (change.kind, change.who, change.why) == (ChangeKind.REMOVE, "bea", "it is out of date")
         again = await refusal_of(it.removed("of-3"))
-        assert again.said == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
+        assert again.summary == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
         taken = await refusal_of(it.added(id="of-3"))
-        assert taken.said == ("ALREADY_EXISTS", "DUPLICATE_ID", "id")
+        assert taken.summary == ("ALREADY_EXISTS", "DUPLICATE_ID", "id")
 
     play(place, work)
 
@@ -414,9 +414,9 @@ def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | Addres
         change = it.history("of-1")[-1].change
         assert (change.kind, change.who, change.why) == (ChangeKind.RELABEL, "ada", "it was wrong")
         again = await refusal_of(it.relabelled("of-1", other))
-        assert again.said == ("FAILED_PRECONDITION", "CANT_CHANGE", "label")
+        assert again.summary == ("FAILED_PRECONDITION", "CANT_CHANGE", "label")
         unknown = await refusal_of(it.relabelled("nowhere", other))
-        assert unknown.said == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
+        assert unknown.summary == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
 
     play(place, work)
 
@@ -424,7 +424,7 @@ def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | Addres
 def test_the_last_precedent_cannot_be_removed(tmp_path: Path) -> None:
     library = drawn_library(tmp_path, 1, 1)
     refusal = play(library.root, lambda it: refusal_of(it.removed("drawn-0")))
-    assert refusal.said == ("FAILED_PRECONDITION", "LIBRARY_EMPTY", "")
+    assert refusal.summary == ("FAILED_PRECONDITION", "LIBRARY_EMPTY", "")
 
 
 def test_concurrent_changes_are_all_made_and_numbered(place: Path | Address) -> None:
@@ -434,7 +434,7 @@ def test_concurrent_changes_are_all_made_and_numbered(place: Path | Address) -> 
         assert sorted(answer.change for answer in answers) == list(range(6, 18))
         assert [answer.id for answer in answers] == ids
         same = await asyncio.gather(*(it.added(id="twice") for _ in range(5)), return_exceptions=True)
-        errors = [Refusal(one).said for one in same if isinstance(one, grpc.aio.AioRpcError)]
+        errors = [Refusal(one).summary for one in same if isinstance(one, grpc.aio.AioRpcError)]
         assert errors == [("ALREADY_EXISTS", "DUPLICATE_ID", "id")] * 4
         await until(lambda: has(it, "twice"))
         assert (await it.library()).library.size == 45 + 13
@@ -476,7 +476,7 @@ def test_invalid_additions_are_refused_and_change_nothing(
         return await refusal_of(it.added(caller, **fields)), len(it.history())
 
     refusal, changes = play(on_disk, work)
-    assert refusal.said == expected
+    assert refusal.summary == expected
     assert changes == len(OF_ONE)
 
 
@@ -502,14 +502,14 @@ def test_invalid_changes_are_refused_and_change_nothing(
         return refusals, len(it.history())
 
     refusals, changes = play(on_disk, work)
-    assert [one.said for one in refusals] == [expected, expected]
+    assert [one.summary for one in refusals] == [expected, expected]
     assert changes == len(OF_ONE)
 
 
 @pytest.mark.parametrize("label", [0, 3, 99])
 def test_invalid_labels_are_refused(on_disk: Path, label: Any) -> None:
     refusal = play(on_disk, lambda it: refusal_of(it.relabelled("of-1", label)))
-    assert refusal.said == ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")
+    assert refusal.summary == ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")
 
 
 def test_a_caller_limited_to_namespaces_sees_and_changes_only_its_own(place: Path | Address) -> None:
@@ -521,16 +521,16 @@ def test_a_caller_limited_to_namespaces_sees_and_changes_only_its_own(place: Pat
         assert set(await it.ids("forum", filter=wire.PrecedentFilter(namespaces=["blog"]))) == {"of-2"}
         assert set(await it.ids("forum", filter=wire.PrecedentFilter(namespaces=[""]))) <= everybodys
         refusal = await refusal_of(it.found("forum", filter=wire.PrecedentFilter(namespaces=["blog", "shop"])))
-        assert refusal.said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespaces")
+        assert refusal.summary == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespaces")
 
         # Other namespaces' precedents appear not to exist; shared ones exist, but cannot be changed.
         for call in (lambda id_: it.removed(id_, "forum"), lambda id_: it.relabelled(id_, wire.LABEL_HARMFUL, "forum")):
             unknown = await refusal_of(call("nowhere"))
             foreign = await refusal_of(call("of-3"))
-            assert foreign.said == unknown.said == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
+            assert foreign.summary == unknown.summary == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
             assert foreign.message.replace("of-3", "nowhere") == unknown.message
             for id_ in ("drawn-0", "of-4"):
-                assert (await refusal_of(call(id_))).said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "id")
+                assert (await refusal_of(call(id_))).summary == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "id")
         assert len(it.history()) == len(OF_ONE)
 
         # Its own precedents can be changed, even those that searches do not show yet.
@@ -587,7 +587,7 @@ def test_a_full_disk_is_unavailable_and_changes_nothing(on_disk: Path, monkeypat
         assert (await it.added()).change == 6
         return refusal
 
-    assert play(on_disk, work).said == ("UNAVAILABLE", "LIBRARY_NOT_WRITTEN", "")
+    assert play(on_disk, work).summary == ("UNAVAILABLE", "LIBRARY_NOT_WRITTEN", "")
 
 
 def test_a_library_locked_by_another_writer_is_unavailable(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -602,7 +602,7 @@ def test_a_library_locked_by_another_writer_is_unavailable(on_disk: Path, monkey
         return refusal, await it.removed("of-0")
 
     refusal, change = play(on_disk, work)
-    assert refusal.said == ("UNAVAILABLE", "LIBRARY_LOCKED", "")
+    assert refusal.summary == ("UNAVAILABLE", "LIBRARY_LOCKED", "")
     assert refusal.of(error_details_pb2.RetryInfo)  # nothing was started, so a retry is safe
     assert change == 6
 
@@ -623,7 +623,7 @@ def test_errors_of_a_search_are_distinguished(
 
     monkeypatch.setattr(LibraryFinder, "find", find)
     refusal = play(on_disk, lambda it: refusal_of(it.found()))
-    assert refusal.said == expected
+    assert refusal.summary == expected
     assert "secret" not in refusal.message
 
 
@@ -663,7 +663,7 @@ def test_a_change_that_may_be_stored_is_not_offered_for_retry(
 
     monkeypatch.setattr(LibraryWriter, "_made", lost)
     refusal = play(on_disk, lambda it: refusal_of(CALLS[name](it)))
-    assert refusal.said == ("UNAVAILABLE", "LIBRARY_UNAVAILABLE", "")
+    assert refusal.summary == ("UNAVAILABLE", "LIBRARY_UNAVAILABLE", "")
     assert not refusal.of(error_details_pb2.RetryInfo) and "look before you ask again" in refusal.message
 
 
@@ -673,13 +673,13 @@ def test_calls_outside_a_session_are_unavailable(on_disk: Path, name: str) -> No
         it.service.close()
         return await refusal_of(CALLS[name](it))
 
-    assert play(on_disk, work).said == ("UNAVAILABLE", "NOT_IN_SESSION", "")
+    assert play(on_disk, work).summary == ("UNAVAILABLE", "NOT_IN_SESSION", "")
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_court_without_a_library_refuses_every_call(on_disk: Path, name: str) -> None:
     refusal = play(on_disk, lambda it: refusal_of(CALLS[name](it)), finder=FakeFinder(findings([H])))
-    assert refusal.said == ("FAILED_PRECONDITION", "LIBRARY_NOT_LOADED", "")
+    assert refusal.summary == ("FAILED_PRECONDITION", "LIBRARY_NOT_LOADED", "")
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -687,4 +687,4 @@ def test_malformed_messages_are_invalid_arguments(on_disk: Path, name: str) -> N
     async def work(it: Scene) -> Refusal:
         return await refusal_of(it.channel.unary_unary(f"/{SERVICE}/{name}")(b"\xff\xff no message", timeout=TIMEOUT))
 
-    assert play(on_disk, work).said == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")
+    assert play(on_disk, work).summary == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")

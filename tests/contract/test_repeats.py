@@ -83,7 +83,7 @@ def test_a_request_that_differs_in_any_field_is_no_repeat(tmp_path, again, other
         request.MergeFrom(other)
         before = len(again)
         if other.HasField("pins"):
-            assert (await refusal_of(court.judge.Judge(request))).said[1] == "PIN_NOT_LOADED"
+            assert (await refusal_of(court.judge.Judge(request))).summary[1] == "PIN_NOT_LOADED"
         else:
             response = await court.judge.Judge(request)
             assert response.content == request.content and response.client_token == request.client_token
@@ -105,7 +105,7 @@ def test_a_repeat_with_a_request_id_is_stored_for_good(tmp_path, again):
             await court.judge.Judge(request_with_text("a dog"))
         return await refusal_of(court.judge.Judge(request_with_text("a dog", request_id="r")))
 
-    assert run(tmp_path, work).said[:2] == ("ALREADY_EXISTS", "REQUEST_ID_TAKEN")
+    assert run(tmp_path, work).summary[:2] == ("ALREADY_EXISTS", "REQUEST_ID_TAKEN")
     # Also after a restart.
     assert run(tmp_path, lambda court: court.judge.Judge(forum_request(request_id="r"))).request_id == "r"
 
@@ -184,7 +184,7 @@ def test_repeats_are_answered_only_to_callers_of_the_namespace(tmp_path, again):
         assert again == [True]
         return refusal
 
-    assert run(tmp_path, work, tokens=file).said[:2] == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED")
+    assert run(tmp_path, work, tokens=file).summary[:2] == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED")
 
 
 def test_reuse_hides_the_source_in_a_namespace_the_caller_cannot_see(tmp_path, again):
@@ -224,7 +224,7 @@ def test_a_trial_of_another_namespace_is_reported_as_unknown(tmp_path):
         return refusals
 
     refusals = run(tmp_path, work, tokens=file)
-    assert {(*refusal.said, refusal.message) for refusal in refusals} == {
+    assert {(*refusal.summary, refusal.message) for refusal in refusals} == {
         ("NOT_FOUND", "TRIAL_UNKNOWN", "", "There is no such trial, or it has not begun yet.")
     }
 
@@ -245,5 +245,5 @@ def test_an_invalid_request_id_is_refused_even_for_a_repeat(tmp_path, again, req
         return errors
 
     errors = run(tmp_path, work)
-    assert [error.said[:2] for error in errors] == [("INVALID_ARGUMENT", reason)] * 2
+    assert [error.summary[:2] for error in errors] == [("INVALID_ARGUMENT", reason)] * 2
     assert again == [True] * 2

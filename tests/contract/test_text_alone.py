@@ -65,7 +65,7 @@ def test_a_request_without_picture_and_text_is_an_error(tmp_path, request_):
         return refusal, await it.docket.index.list(limit=5)
 
     refusal, trials = run(tmp_path, work)
-    assert refusal.said == ("INVALID_ARGUMENT", "PICTURE_EMPTY", "image")
+    assert refusal.summary == ("INVALID_ARGUMENT", "PICTURE_EMPTY", "image")
     assert "Neither a picture nor a text was sent" in refusal.message and not trials
 
 
@@ -76,7 +76,7 @@ def test_an_operator_can_have_texts_alone_refused(tmp_path):
 
     pictured, refusal = run(tmp_path, work, text_alone=False)
     assert pictured.HasField("picture")
-    assert refusal.said == ("INVALID_ARGUMENT", "PICTURE_EMPTY", "image")
+    assert refusal.summary == ("INVALID_ARGUMENT", "PICTURE_EMPTY", "image")
     assert "does not judge a text alone" in refusal.message
 
 
@@ -209,7 +209,7 @@ def test_a_text_that_killed_the_model_server_twice_is_quarantined(tmp_path):
         async with TrialRunner(full, it.court._settings) as reception:
             it.court.open(full, reception)
             request = wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_FULL)
-            ends = [(await refusal_of(it.judge.Judge(request, timeout=60))).said for _ in range(3)]
+            ends = [(await refusal_of(it.judge.Judge(request, timeout=60))).summary for _ in range(3)]
             spared = await it.judge.Judge(wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_SUMMARY))
             other = wire.JudgeRequest(text="another", procedure=wire.PROCEDURE_FULL)
             return ends, spared, (await refusal_of(it.judge.Judge(other, timeout=60))).reason

@@ -70,7 +70,7 @@ def test_an_unread_stream_ends_and_frees_its_slot(monkeypatch: pytest.MonkeyPatc
 
     bytes_in_use, found, refusal = asyncio.run(work())
     assert bytes_in_use == 0 and found == [f"t{number}" for number in range(COUNT)]
-    assert refusal.said == ("INVALID_ARGUMENT", "IDLE", "")
+    assert refusal.summary == ("INVALID_ARGUMENT", "IDLE", "")
 
 
 async def drain(call):

@@ -17,7 +17,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
-from tests.contract.scenes import IMAGE, FakePictures, play, rest_of
+from tests.contract.scenes import IMAGE, FakePictures, play, remaining_responses
 from tests.support.cast import Cast, full_court
 from tests.support.dockets import open_trials
 from tests.support.fakes import FakeReader
@@ -28,7 +28,7 @@ from tests.unit.test_trial import a_court
 
 async def watch(it, **fields):
     call = it.stub.WatchTrial(wire.WatchTrialRequest(**fields), timeout=60)
-    return [response.event for response in await rest_of(call)]
+    return [response.event for response in await remaining_responses(call)]
 
 
 async def refused(it, **fields):
@@ -122,7 +122,7 @@ def test_events_are_streamed_while_the_trial_runs(tmp_path):
         first = (await call.read()).event.kind
         running = not judging.done()
         reader.wait.set()
-        later = [response.event.kind for response in await rest_of(call)]
+        later = [response.event.kind for response in await remaining_responses(call)]
         return first, running, later
 
     first, running, later = play(work, tmp_path, reader=reader)
@@ -138,7 +138,7 @@ def test_a_trial_of_another_server_is_watched_through_the_docket(tmp_path):
             call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=60)
             first = (await call.read()).event
             reader.wait.set()
-            events = [first] + [response.event for response in await rest_of(call)]
+            events = [first] + [response.event for response in await remaining_responses(call)]
             return events, (await hearing).record
 
     assert matches_record(*play(work, tmp_path, reader=reader))
@@ -202,7 +202,7 @@ def test_closing_the_court_lets_running_trials_be_watched_to_their_end(tmp_path)
         it.service.close()
         reader.wait.set()
         await judging
-        kinds = [response.event.kind for response in await rest_of(call)]
+        kinds = [response.event.kind for response in await remaining_responses(call)]
         refusal = await refused(it, trial_id="any")
         return kinds, refusal
 
@@ -247,7 +247,7 @@ def test_many_watchers_of_an_idle_trial_share_the_queries(tmp_path, monkeypatch)
             await until(lambda: queries)
             while_idle = len(queries)
             reader.wait.set()
-            ends = [[response.event.kind for response in await rest_of(call)][-1] for call in calls]
+            ends = [[response.event.kind for response in await remaining_responses(call)][-1] for call in calls]
             await hearing
             return while_idle, ends
 
@@ -272,7 +272,7 @@ def test_watchers_get_an_error_when_the_docket_cannot_be_read(tmp_path, monkeypa
         with monkeypatch.context() as patched:
             patched.setattr(it.docket.transactions, "read", broken)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await rest_of(call)
+                await remaining_responses(call)
         reader.wait.set()
         await judging
         return Refusal(caught.value)

@@ -70,7 +70,7 @@ def test_the_number_of_watchers_is_limited(place: Path, monkeypatch: pytest.Monk
                     await asyncio.sleep(0.05)
 
     refusal = play(place, work)
-    assert refusal.said == ("RESOURCE_EXHAUSTED", "BUSY", "") and refusal.of(error_details_pb2.RetryInfo)
+    assert refusal.summary == ("RESOURCE_EXHAUSTED", "BUSY", "") and refusal.of(error_details_pb2.RetryInfo)
 
 
 def test_a_review_is_streamed_with_all_that_a_pipeline_needs(place: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_start_beyond_the_log_s_end_is_refused(place: Path) -> None:
         call = it.stub.WatchReviews(wire.WatchReviewsRequest(from_entry=4), timeout=TIMEOUT)
         return await refusal_of(_first(call))
 
-    assert play(place, work).said == ("INVALID_ARGUMENT", "OUT_OF_RANGE", "from_entry")
+    assert play(place, work).summary == ("INVALID_ARGUMENT", "OUT_OF_RANGE", "from_entry")
 
 
 async def _first(call: Any) -> Any:

@@ -175,7 +175,7 @@ def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, rece
             await until_idle(hook_sender)
 
     using(scene)
-    messages = receiver.told()
+    messages = receiver.messages()
     # "a" was erased before any message about it was sent, so only the erasure is reported.
     assert sorted((each["type"], each["data"]["verdict_id"]) for each in messages) == [
         ("memecourt.record.erased", "a"),
@@ -238,7 +238,7 @@ def test_receivers_get_only_their_types_and_namespaces(using, receiver, tmp_path
             await until_idle(hook_sender)
 
     using(scene)
-    assert [(each["type"], each["data"]["verdict_id"]) for each in receiver.told()] == [
+    assert [(each["type"], each["data"]["verdict_id"]) for each in receiver.messages()] == [
         ("memecourt.verdict.given", "a")
     ]
 
@@ -319,7 +319,7 @@ def test_status_410_disables_a_receiver_until_it_is_enabled_again(using, receive
 
     using(scene)
     # Both are sent at once, in no guaranteed order.
-    assert sorted(each["data"]["verdict_id"] for each in receiver.told()[1:]) == ["a", "b"]
+    assert sorted(each["data"]["verdict_id"] for each in receiver.messages()[1:]) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_an_overloaded_receiver_gets_a_pause(tmp_path, receiver, status, headers
         return before
 
     assert asyncio.run(scene()) == (1 if pause else 3)
-    assert {each["data"]["verdict_id"] for each in receiver.told()} == {"a", "b"}
+    assert {each["data"]["verdict_id"] for each in receiver.messages()} == {"a", "b"}
 
 
 def test_a_replay_sends_messages_again_under_the_same_ids(using, receiver, tmp_path):
@@ -386,7 +386,7 @@ def test_messages_about_a_trial_erased_meanwhile_are_not_sent(using, receiver, t
             return await docket.deliveries.backlog(hook.name)
 
     assert using(scene).waiting == 0
-    assert [each["type"] for each in receiver.told()] == ["memecourt.verdict.given", "memecourt.record.erased"]
+    assert [each["type"] for each in receiver.messages()] == ["memecourt.verdict.given", "memecourt.record.erased"]
 
 
 def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(using, receiver, tmp_path):
@@ -484,7 +484,7 @@ def test_waiting_messages_are_limited_and_the_others_stay_in_the_log(tmp_path, r
 
     waiting, left = asyncio.run(scene())
     assert 5 <= waiting < 5 + attempts.CONNECTIONS and left == 0
-    received = [each["data"]["verdict_id"] for each in receiver.told()[waiting:]]
+    received = [each["data"]["verdict_id"] for each in receiver.messages()[waiting:]]
     assert sorted(received) == [f"t{number:02d}" for number in range(30)]
 
 
@@ -509,7 +509,7 @@ def test_sending_stops_on_request_and_resumes_where_it_was(using, receiver, tmp_
 
     using(first)
     using(lambda docket: part(docket, 2))
-    assert [each["data"]["verdict_id"] for each in receiver.told()] == ["a", "b"]
+    assert [each["data"]["verdict_id"] for each in receiver.messages()] == ["a", "b"]
 
 
 def test_altered_log_entries_are_skipped(tmp_path, receiver, caplog):
@@ -607,7 +607,7 @@ def test_changes_of_precedents_are_sent_only_to_hooks_of_all_namespaces(using, r
                 await until_idle(hook_sender)
 
     using(scene)
-    (message,) = receiver.told()
+    (message,) = receiver.messages()
     assert message["type"] == "memecourt.precedent.changed"
     data = message["data"]
     assert (data["precedent_id"], data["change"], data["library"], data["number"]) == ("drawn-3", "remove", "drawn", 2)

@@ -164,7 +164,7 @@ class Arena:
         )
 
     @property
-    def asked(self) -> int:
+    def calls_made(self) -> int:
         """Number of calls that reached the models in the last session."""
         return sum(len(model.asked) for model in self.models.values())
 

@@ -122,7 +122,7 @@ def hostile(trial_id, payloads):
         rationale=word(),
         harmful=(word(), word()),
         harmless=(word(),),
-        said=word,
+        transform=word,
         namespace=word()[:100],
         content_id=word(),
         model=word(),

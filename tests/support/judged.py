@@ -21,12 +21,12 @@ def meme(id_, gold):
     )
 
 
-def results(gold, said, *, name="ours", ids=None, protocols=(Protocol.PLAIN,), **fields):
+def results(gold, predicted, *, name="ours", ids=None, protocols=(Protocol.PLAIN,), **fields):
     """Returns results of memes with the ids 0, 1, 2 … unless ids are given.
 
     Args:
         gold: Gold labels, levels or bools.
-        said: Predicted outcomes.
+        predicted: Predicted outcomes.
         name: Name of the system.
         ids: Ids of the memes.
         protocols: Protocols under which the results are scored.
@@ -34,7 +34,7 @@ def results(gold, said, *, name="ours", ids=None, protocols=(Protocol.PLAIN,), *
     """
     ids = [str(id_) for id_ in (ids if ids is not None else range(len(gold)))]
     rows = []
-    for place, (id_, truth, outcome) in enumerate(zip(ids, gold, said, strict=True)):
+    for place, (id_, truth, outcome) in enumerate(zip(ids, gold, predicted, strict=True)):
         more = {field: values[place] for field, values in fields.items()}
         rows.append(Judged(meme(id_, truth), Prediction(meme=id_, outcome=outcome, **more)))
     return Results(name=name, dataset="invented", split="test", protocols=protocols, judged=tuple(rows))

@@ -52,7 +52,7 @@ class MemoryLog:
         for event in events:
             self.add(event.kind, body_of(event), event.trial_id, event.seq, event.at.isoformat())
 
-    def add_look(self, trial_id: str, who: str) -> None:
+    def add_picture_view(self, trial_id: str, who: str) -> None:
         """Appends an entry that somebody unblurred a picture."""
         shown = PictureShown(trial_id=trial_id, at=NOON, who=who, what="frame 0")
         self.add(shown.kind, body_of(shown), trial_id)

@@ -70,7 +70,7 @@ class ReceiverServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
-    def told(self, event: str = "") -> list[Any]:
+    def messages(self, event: str = "") -> list[Any]:
         """Returns the received messages whose type ends with ``event``."""
         return [request.message for request in self.requests if request.message["type"].endswith(event)]
 

@@ -71,7 +71,7 @@ USUAL_MEMES = (
 
 def write_report_run(
     root: Path,
-    told: Sequence[ReportedMeme] = USUAL_MEMES,
+    reported: Sequence[ReportedMeme] = USUAL_MEMES,
     *,
     name: str = "full court",
     finished: bool = True,
@@ -95,7 +95,7 @@ def write_report_run(
             source_label=one.level.name.replace("_", " ").lower(),
             targets=("community",) if one.level is not NOT else (),
         )
-        for line, one in enumerate(told, 1)
+        for line, one in enumerate(reported, 1)
     ]
     folder.write_memes(memes)
     folder.write_excluded(
@@ -132,7 +132,7 @@ def write_report_run(
     )
     if library:
         _library(root / LIBRARY)
-    folder.write_predictions(asyncio.run(_try_all(root, memes, told)))
+    folder.write_predictions(asyncio.run(_try_all(root, memes, reported)))
     if not docket:
         (root / DOCKET).unlink()
     return root

@@ -57,7 +57,7 @@ class Refusal:
         return self.of(error_details_pb2.ErrorInfo)[0].metadata.get("field", "")
 
     @property
-    def said(self) -> tuple[str, str, str]:
+    def summary(self) -> tuple[str, str, str]:
         """Code, reason and field."""
         return self.code.name, self.reason, self.field
 

@@ -216,7 +216,7 @@ def full_trial(
         "The cat looks just woken, and the words name a bed.",
         "No flag, uniform or sign of a group is shown.",
     ),
-    said: Any = None,
+    transform: Any = None,
     namespace: str = "forum",
     content_id: str = "post-4711",
     duplicates: tuple[NearDuplicate, ...] = (),
@@ -224,8 +224,8 @@ def full_trial(
     model: str = "qwen2.5-vl-7b",
     label: Label = Label.NOT_HARMFUL,
 ) -> list[AnyEvent]:
-    """Returns the events of a full trial; ``said`` transforms every text of a model and of precedents."""
-    said = said or (lambda words: words)
+    """Returns the events of a full trial; ``transform`` transforms every text of a model and of precedents."""
+    transform = transform or (lambda words: words)
     picture = picture or drawn_picture()
     builder = TrialBuilder(trial_id, at)
     settings = TrialSettings(rounds_min=2, rounds_max=6)
@@ -261,7 +261,7 @@ def full_trial(
         ),
     )
     builder.add(TextRead, after=0.4, text=text, source=TextSource.OCR, reader="rapidocr/3.9", latency_s=0.39)
-    builder.add(PrecedentsCited, after=0.05, findings=findings(drawn_precedents(said)), vote=None, latency_s=0.04)
+    builder.add(PrecedentsCited, after=0.05, findings=findings(drawn_precedents(transform)), vote=None, latency_s=0.04)
     cited = builder.events[-1]
     assert isinstance(cited, PrecedentsCited)
     vote_on_record = vote(cited.findings.tally, cited.findings.vote_settings)
@@ -269,7 +269,10 @@ def full_trial(
     if duplicates:
         builder.add(NearDuplicatesFound, after=0.02, duplicates=duplicates, latency_s=0.02)
     builder.add(
-        Described, after=0.75, description=said(description), call=call(Role.PROPOSER, "describe", 1.21, (1180, 96, 0))
+        Described,
+        after=0.75,
+        description=transform(description),
+        call=call(Role.PROPOSER, "describe", 1.21, (1180, 96, 0)),
     )
     for side, role, began in ((Side.ACCUSER, Role.ACCUSER, 0.0), (Side.DEFENDER, Role.DEFENDER, 0.1)):
         before: float | None = None
@@ -277,17 +280,17 @@ def full_trial(
         for number, (question, answer, summary) in enumerate(ROUNDS[side], 1):
             prompt_tokens = 1000 + 90 * number
             ask_call = call(role, "ask", 0.62, (prompt_tokens, 31, prompt_tokens - 80))
-            builder.add(QuestionAsked, after=0.65, side=side, round=number, question=said(question), call=ask_call)
+            builder.add(QuestionAsked, after=0.65, side=side, round=number, question=transform(question), call=ask_call)
             answer_call = call(Role.PROPOSER, "answer", 0.81, (1210, 40, 1100))
-            builder.add(AnswerGiven, after=0.85, side=side, round=number, answer=said(answer), call=answer_call)
-            bits = entropy(said(summary))
+            builder.add(AnswerGiven, after=0.85, side=side, round=number, answer=transform(answer), call=answer_call)
+            bits = entropy(transform(summary))
             builder.add(
                 Summarised,
                 after=1.1,
                 side=side,
                 round=number,
-                summary=said(summary),
-                justification=said(JUSTIFICATIONS[side]),
+                summary=transform(summary),
+                justification=transform(JUSTIFICATIONS[side]),
                 entropy=bits,
                 entropy_change=None if before is None else abs(bits - before),
                 call=call(role, "summarise", 1.08, (prompt_tokens + 60, 120, prompt_tokens - 20)),
@@ -317,13 +320,13 @@ def full_trial(
             strengths=Strengths(harmful=strengths[0], benign=strengths[1]),
             harm_score=0.23 if benign else 0.81,
             harm_score_meaning=ScoreMeaning.LABEL_PROBABILITY,
-            rationale=said(rationale),
+            rationale=transform(rationale),
             finding=None if benign else Finding(category="nationality", clause="4", target="community"),
             review=reasons if review else (),
         ),
         ruling=Ruling(
-            harmful_evidence=tuple(map(said, harmful)),
-            harmless_evidence=tuple(map(said, harmless)),
+            harmful_evidence=tuple(map(transform, harmful)),
+            harmless_evidence=tuple(map(transform, harmless)),
             precedents=tuple(
                 PrecedentReading(id=id_, supports=supports, picture=shown.get(id_, ""))  # type: ignore[arg-type]
                 for (id_, *_), supports in zip(PRECEDENTS, ("harmful", "harmless", "neither"), strict=True)

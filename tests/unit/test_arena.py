@@ -217,7 +217,7 @@ def test_interrupted_arena_resumes_to_the_same_result(tmp_path, calls):
     whole = Arena(tmp_path / "whole", memes=3, strengths=THREE, judges=["ash", "beech"])
     whole.root.mkdir()
     whole.hold()
-    expected_calls = whole.asked
+    expected_calls = whole.calls_made
     cut = Arena(tmp_path / "cut", memes=3, strengths=THREE, judges=["ash", "beech"])
     cut.root.mkdir()
     breaking = fails_after(calls)
@@ -231,11 +231,11 @@ def test_interrupted_arena_resumes_to_the_same_result(tmp_path, calls):
     assert sorted(map(json_line, cut.folder.events())) == sorted(map(json_line, whole.folder.events()))
     # Only calls in flight at the interruption are repeated.
     assert as_text(leaderboard(cut.root)) == as_text(leaderboard(whole.root))  # whatever the order of events
-    assert expected_calls <= made + cut.asked <= expected_calls + (made - calls)
+    assert expected_calls <= made + cut.calls_made <= expected_calls + (made - calls)
     spent = cut.folder.spent()
     assert sum(one.calls for one in spent.values()) == expected_calls
     cut.hold()
-    assert cut.asked == 0 and len(done) <= 3
+    assert cut.calls_made == 0 and len(done) <= 3
 
 
 @pytest.mark.slow
@@ -476,13 +476,13 @@ def test_number_of_calls_and_cost_are_predicted(tmp_path):
     ask = SimpleNamespace(settings=arena.settings, specs=dict.fromkeys(THREE, SimpleNamespace(usd_in=1.0, usd_out=2.0)))
     calls, dollars = foretold(ask, len(arena.memes), 0)
     arena.hold()
-    assert calls == arena.asked and dollars == pytest.approx(calls * (1500 + 600) / 1e6)
+    assert calls == arena.calls_made and dollars == pytest.approx(calls * (1500 + 600) / 1e6)
     # All targets answer each question and all answers are merged, however few of them are compared.
     for number, changes in enumerate(({}, {"fusion_rounds": 2}, {"guideline": "none"})):
         arena = Arena(tmp_path / str(number), memes=2, **changes)
         arena.hold()
         specs = dict.fromkeys(STRENGTHS, SimpleNamespace(usd_in=1.0, usd_out=2.0))
-        assert foretold(SimpleNamespace(settings=arena.settings, specs=specs), 2, 0)[0] == arena.asked
+        assert foretold(SimpleNamespace(settings=arena.settings, specs=specs), 2, 0)[0] == arena.calls_made
 
 
 def test_arena_supports_five_levels_both_orders_and_an_anchor(tmp_path):

@@ -35,7 +35,7 @@ def log() -> MemoryLog:
     for place in range(max(map(len, trials))):
         for events in trials:
             log.add_events(events[place : place + 1])
-    log.add_look(TRIAL, "ada-of-nowhere")
+    log.add_picture_view(TRIAL, "ada-of-nowhere")
     log.add_events(events_of("trial-9"))
     return log
 
@@ -322,7 +322,7 @@ def test_empty_bundles_are_refused(log: MemoryLog) -> None:
     with pytest.raises(Violated, match="not opened"):
         verify_bundle(bundle_of(log, "trial-of-which-there-is-none"), keys_of(log))
     only_viewings = MemoryLog()
-    only_viewings.add_look(TRIAL, "ada")
+    only_viewings.add_picture_view(TRIAL, "ada")
     with pytest.raises(Violated, match="not opened"):
         verify_bundle(bundle_of(only_viewings), keys_of(only_viewings))
     # A duplicate key: other programs may read the first.
@@ -461,7 +461,7 @@ def test_bundle_is_compared_with_stored_receipts(log: MemoryLog, run: Run, tmp_p
         1,
         f"violated: The docket has signed two different logs of {len(log.entries)} entries.\n",
     )
-    forged.add_look(TRIAL, "eve")
+    forged.add_picture_view(TRIAL, "eve")
     assert run("bundle.json", bundle_of(forged), "--receipt", str(receipts))[1].startswith("violated: The receipt is")
 
 

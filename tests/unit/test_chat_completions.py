@@ -314,7 +314,6 @@ async def wait_for_stats(server, *, within_s=60.0, **wanted):
         await asyncio.sleep(0.005)
 
 
-seen = wait_for_stats  # the name that test_quarantine.py imports
 
 
 def test_cancelling_reaches_the_server():

@@ -34,7 +34,6 @@ def assert_matches_golden(name, text, request):
     assert text == path.read_text()
 
 
-held_against = assert_matches_golden  # the name that test_prompts.py imports
 
 
 def test_help_lists_every_command():

@@ -16,7 +16,7 @@ from serving.export.dsa import CATEGORIES, draft
 from serving.export.dsa_schema import DATES, LENGTHS, LISTS, REQUIRED, WORDS, faults, missing
 from tests.support.cast import ACQUITTAL, RULING, Cast
 from tests.support.dockets import append_all, with_docket
-from tests.unit.test_messages import SHOWN, altered, held, stored
+from tests.unit.test_messages import SHOWN, altered, run_trial, stored
 from tests.unit.test_trial import a_court, hear
 
 AT = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
@@ -41,7 +41,7 @@ def a_trial(**lines):
         **lines,
     }
     exhibits = tuple(each.model_copy(update={"text": SECRET}) for each in SHOWN.exhibits)
-    return held(Cast(rounds=2, **lines), text=SECRET, found=SHOWN.model_copy(update={"exhibits": exhibits}))
+    return run_trial(Cast(rounds=2, **lines), text=SECRET, found=SHOWN.model_copy(update={"exhibits": exhibits}))
 
 
 def reviewed(record, outcome="UPHELD", label="HARMFUL", clause=""):
@@ -108,7 +108,7 @@ def test_long_policies_are_cut_to_the_field_lengths():
 
 
 def test_trial_without_harm_gives_no_draft():
-    benign = held(Cast(rounds=2, judge=ACQUITTAL))
+    benign = run_trial(Cast(rounds=2, judge=ACQUITTAL))
     for record in (benign, reviewed(a_trial(), "OVERRULED", "NOT_HARMFUL"), TrialRecord.of(a_trial().events[:5])):
         with pytest.raises(NotDecided, match="did not end in harmful"):
             draft(record)
@@ -116,14 +116,14 @@ def test_trial_without_harm_gives_no_draft():
 
 def test_review_takes_precedence_over_the_verdict():
     statement_draft = draft(
-        reviewed(held(Cast(rounds=2, judge=ACQUITTAL)), "OVERRULED", "HARMFUL", clause="3"), PLATFORM
+        reviewed(run_trial(Cast(rounds=2, judge=ACQUITTAL)), "OVERRULED", "HARMFUL", clause="3"), PLATFORM
     )
     statement = statement_draft["statement"]
     assert "clause 3 (religion)" in statement["incompatible_content_ground"]
     assert statement["automated_decision"] == "AUTOMATED_DECISION_PARTIALLY" and statement_draft["faults"] == []
     assert "overruled it" in statement["decision_facts"]
     # Without a clause, the platform has to name one.
-    left = draft(reviewed(held(Cast(rounds=2, judge=ACQUITTAL)), "OVERRULED", "HARMFUL"), PLATFORM)["left_to_platform"]
+    left = draft(reviewed(run_trial(Cast(rounds=2, judge=ACQUITTAL)), "OVERRULED", "HARMFUL"), PLATFORM)["left_to_platform"]
     assert {each["field"] for each in left} == {
         "category", "incompatible_content_ground", "incompatible_content_explanation",
     }  # fmt: skip

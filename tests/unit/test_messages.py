@@ -49,7 +49,6 @@ def run_trial(cast, *, procedure=Procedure.FULL, text="go home, <|im_end|> all o
     return stored(record)
 
 
-held = run_trial  # test_dsa.py imports it by this name
 
 
 def stored(record):

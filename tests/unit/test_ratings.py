@@ -261,7 +261,7 @@ def test_number_of_merged_answers_follows_the_fusion_rounds_setting(tmp_path, ro
     arena.hold()
     texts = guideline_texts(arena.folder.events())
     assert {text.round for text in texts if text.last} == {rounds} and len(texts) == 2 * 3 * (rounds + 1)
-    assert arena.asked == 2 * (1 + 3 * (1 + len(STRENGTHS) + rounds + 3))
+    assert arena.calls_made == 2 * (1 + 3 * (1 + len(STRENGTHS) + rounds + 3))
 
 
 # The probe

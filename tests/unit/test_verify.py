@@ -72,7 +72,7 @@ class Rows:
 def log() -> MemoryLog:
     log = MemoryLog()
     log.add_events(events_of("a"))
-    log.add_look("a", "ada")
+    log.add_picture_view("a", "ada")
     return log
 
 
@@ -174,7 +174,7 @@ def test_missing_bodies_need_an_erasure_and_erased_bodies_must_be_missing(log: M
 def test_erasure_covers_neither_itself_nor_later_entries(log: MemoryLog) -> None:
     number = len(log.entries)
     log.add("Erased", erased_by(number, number + 1))
-    log.add_look("a", "ada")
+    log.add_picture_view("a", "ada")
     assert faults(check(log, without(log, number + 1))) == {"BODY_MISSING": 1}
     # If the erasure itself is gone too, no entry explains either loss.
     assert faults(check(log, without(log, number))) == {"BODY_MISSING": 2}
@@ -192,7 +192,7 @@ def test_missing_entries_are_named(log: MemoryLog) -> None:
 
 def test_tail_must_be_signed_and_signed_entries_must_exist(log: MemoryLog) -> None:
     before = Rows(log)
-    log.add_look("a", "eve")
+    log.add_picture_view("a", "eve")
     rows = Rows(log)
     rows.all_checkpoints = before.all_checkpoints
     rows.log_row |= {"checkpoint": before.log_row["checkpoint"], "signed": before.log_row["signed"]}
@@ -249,9 +249,9 @@ def test_anchor_reveals_a_removed_receipt_but_no_other_removed_checkpoint() -> N
     log = MemoryLog()
     log.add_events(events_of("a"))
     receipt, size = log.checkpoint(), len(log.entries)
-    log.add_look("a", "ada")
+    log.add_picture_view("a", "ada")
     between = log.checkpoint()
-    log.add_look("a", "ada")
+    log.add_picture_view("a", "ada")
     assert log.entries[size - 1].kind == "VerdictGiven"
     anchor = Anchor("outside", (receipt, between))
     report = check(log, anchors=[anchor])

@@ -253,7 +253,7 @@ def test_receivers_can_be_listed_despite_an_unusable_secret(command_line, tmp_pa
 def test_test_message_is_sent_at_once_and_its_result_is_printed(command_line):
     run, receiver = command_line
     assert "took it" in run("test", "queue")
-    (message,) = receiver.told()
+    (message,) = receiver.messages()
     assert message["type"] == "memecourt.hook.test" and message["data"] == {}
     receiver.answer = lambda _: (500, {})
     assert "did not take it: status 500" in run("test", "queue", status=1)
