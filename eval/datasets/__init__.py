@@ -1,1 +1,1 @@
-"""The field's data sets: what is known of them, what lies in a directory, and what their labels mean."""
+"""Meme data sets: their known facts, recognising them on disk, reading them, and the meaning of their labels."""

@@ -1,7 +1,7 @@
-"""Data-set cards: ten lines of TOML that say how a data set is laid out, and what its labels mean.
+"""Data-set cards: a few lines of TOML that describe a data set's files and what its labels mean.
 
-A card holds no code and guesses nothing: a value that none of its rules names is a problem, told by line, and never a
-label. :mod:`eval.datasets.card_split` reads memes by a card.
+A card holds no code and nothing is guessed: a value that no rule names is reported as a problem with its line, and
+never becomes a label. :mod:`eval.datasets.card_split` reads memes by a card.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ E = TypeVar("E", bound=StrEnum)
 FORMAT = 1
 PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 OWN = "own"
-"""Variant of a task: the jury of the meme's own language."""
-# The part behind the colon is a variant: `with_variant` makes such ids.
+"""Variant of a task whose labels come from annotators of the meme's own language."""
+# The part after the colon is a variant: `with_variant` makes such ids.
 _ID = re.compile(r"[a-z0-9][a-z0-9_.-]*(:\w+)?")
 _NAME = re.compile(r"[\w.-]+")
 
 
 class SplitRole(StrEnum):
-    """Purpose of a split. Settings are never chosen on one that is for testing."""
+    """Purpose of a split. Settings are never chosen on a test split."""
 
     TRAIN = "train"
     VALIDATION = "validation"
@@ -43,21 +43,22 @@ class FileKind(StrEnum):
     """Format of the files of a data set."""
 
     JSONL = "jsonl"
-    """A JSON object a line."""
+    """One JSON object per line."""
     JSON = "json"
     """One list of objects."""
     JSON_MAP = "json-map"
-    """One object whose values are the rows; ``@key`` is a row's name in it."""
+    """One object whose values are the rows; ``@key`` holds a row's key."""
     CSV = "csv"
     TSV = "tsv"
     PARQUET = "parquet"
     ARROW = "arrow"
-    """Arrow's file or stream, such as the ``datasets`` library saves."""
+    """Arrow file or stream, as saved by the ``datasets`` library."""
     TREE = "tree"
-    """A folder of pictures: a row a file, with ``@path``, ``@name``, ``@stem`` and ``@parent`` (its folder's name)."""
+    """A folder of pictures: one row per file, with ``@path``, ``@name``, ``@stem`` and ``@parent`` (name of its
+    folder)."""
     TAR = "tar"
-    """Shards as WebDataset writes them: a row a key, with ``@key``, ``@picture``, the columns of ``KEY.json``, and the
-    texts by their endings."""
+    """Shards in WebDataset's layout: one row per key, with ``@key``, ``@picture``, the columns of ``KEY.json``, and one
+    column per text file, named by its ending."""
 
 
 class TaskKind(StrEnum):
@@ -65,68 +66,68 @@ class TaskKind(StrEnum):
 
     BINARY = "binary"
     ORDINAL = "ordinal"
-    """Labels from least to most."""
+    """Ordered labels, lowest first."""
     SINGLE = "single"
-    """One label of several."""
+    """Exactly one of several labels."""
     MULTI = "multi"
-    """Any number of labels, none among them."""
+    """Any number of labels, including none."""
 
 
 class CardLayout(CardModel):
-    """Places of the files below the directory that a user names."""
+    """Locations of the files below the directory that the user names."""
 
     kind: FileKind
     folders: tuple[str, ...] = ("",)
     own: tuple[str, ...] = ()
-    """Folders that are surely this data set's; looked into before the others."""
+    """Folders that can only belong to this data set; searched before the others."""
     pictures: tuple[str, ...] = ("",)
-    """Folders of the pictures; ``{field}`` may stand in one, and ``**`` at its end is any folder below. A name that
-    ends with ``.tar`` is of tar files that pictures are in, ``*`` being any letters; one that begins with ``s3://``,
-    ``gs://``, ``az://`` or ``file://``, a folder of an object store."""
+    """Folders of the pictures; a name may contain ``{field}``, and ``**`` at its end matches any folder below. A name
+    that ends with ``.tar`` stands for tar files of pictures (``*`` matches any letters); one that begins with
+    ``s3://``, ``gs://``, ``az://`` or ``file://`` is a folder of an object store."""
     never_read: tuple[str, ...] = ()
-    """Columns that are dropped before anything else sees the row, such as names of people."""
+    """Columns that are dropped before any other code sees the row, such as names of people."""
     hub: str = ""
-    """Name of the data set's repository on the Hugging Face hub, ``owner/name``: its files are downloaded where they
-    are asked for by name. On disk, such a repository is read like any other folder."""
+    """The data set's repository on the Hugging Face hub, ``owner/name``: its files are downloaded when the user names
+    the data set. A copy on disk is read like any other folder."""
     revision: str = "main"
-    """Commit of that repository."""
+    """Revision of that repository."""
     records: str = ""
-    """Name in the object that the list of rows stands under; only of ``json`` and ``json-map``."""
+    """Key under which the list of rows is found in the object; only for ``json`` and ``json-map``."""
 
 
 class LabelFile(CardModel):
-    """A file of its own that holds the labels of a split's rows: its columns are added to theirs."""
+    """A separate file with the labels of a split's rows: its columns are added to the rows."""
 
     files: tuple[str, ...] = Field(min_length=1)
     on: str
-    """Column that both files have, or ``@row``: by the order of the rows."""
+    """Column that both files have, or ``@row`` to match rows by position."""
     kind: FileKind
     columns: tuple[str, ...] = ()
-    """Names of its columns, where it has no header."""
+    """Names of its columns if the file has no header."""
 
 
 class CardSplit(CardModel):
-    """A split: a file of its own, rows of a common file, or those whose ids a file lists."""
+    """A split: a separate file, some rows of a common file, or the rows whose ids a file lists."""
 
     name: str
     role: SplitRole
     files: tuple[str, ...] = ()
-    """Names that its file may have, the authors' own first; ``*`` in one is any letters: ``train-*.parquet``. Of a
-    tree, the folder."""
+    """Possible names of its file, the authors' own first; ``*`` matches any letters: ``train-*.parquet``. For a tree of
+    pictures, the folder."""
     where: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
     ids: tuple[str, ...] = ()
     labels: LabelFile | None = None
     languages: tuple[str, ...] = ()
-    """One file each, with ``{language}`` in its name; ids of memes begin with the language."""
+    """Languages with one file each, named with ``{language}``; ids of memes are prefixed with the language."""
     # Counted per file, since authors publish the size of each language's part.
     rows: int | None = Field(default=None, ge=0)
-    """Published number of rows; of each file, where there are languages."""
+    """Published number of rows; if there are languages, of each file."""
     classes: dict[str, dict[str, int]] = Field(default_factory=dict)
-    """Published number of rows per label, by task; likewise."""
+    """Published number of rows per label, by task; if there are languages, of each file."""
     remark: str = ""
 
     def files_of(self, language: str) -> tuple[str, ...]:
-        """Names that the file of a language may have."""
+        """Possible names of a language's file."""
         return tuple(name.replace("{language}", language) for name in self.files)
 
 
@@ -140,26 +141,26 @@ class CardFields(CardModel):
     caption: Expression | None = None
     language: Expression | None = None
     group: Expression | None = None
-    """Template, family or source; intervals are drawn over groups."""
+    """Template, family or source; confidence intervals resample whole groups."""
 
 
 class VoteRule(CardModel):
-    """Making one label of those of several annotators."""
+    """Rule that makes one label of several annotators' votes."""
 
     rule: Literal["majority"] = "majority"
     least: int = Field(default=1, ge=1)
-    """Votes that the label with the most needs at least; a tie has no label."""
+    """Minimum number of votes for the winning label; a tie yields no label."""
     keep: bool = True
-    """The shares of the votes are read beside the label."""
+    """True to store the share of votes per label beside the label."""
 
 
 class CourtLabels(CardModel):
-    """Labels as the court's two classes."""
+    """Mapping of a task's labels to the court's two classes."""
 
     harmful: tuple[str, ...] = Field(min_length=1)
     benign: tuple[str, ...] = Field(min_length=1)
     targets: str = ""
-    """Task whose labels say whom a meme is about, or how it harms: they go along with it."""
+    """Task whose labels name a meme's target or kind of harm; they are stored with the meme."""
 
 
 class ProtocolEntry(CardModel):
@@ -169,55 +170,55 @@ class ProtocolEntry(CardModel):
 
 
 class CardTask(CardModel):
-    """A question that a data set has gold labels for."""
+    """A question for which a data set has gold labels."""
 
     id: str
     title: str = ""
     kind: TaskKind
     of: Expression | None = None
     columns: dict[str, Expression] = Field(default_factory=dict)
-    """Of ``multi``: a column for each label."""
-    # A card of many labels repeats none: their names are read off the columns or the map, in the order
-    # that the card has them.
+    """For ``multi``: one column per label."""
+    # A card with many labels need not list them twice: they are taken from the columns or the map, in the card's order.
     labels: tuple[str, ...] = ()
-    """In their order; where absent, those of ``columns`` or ``map``."""
+    """Labels in order; if absent, those of ``columns`` or ``map``."""
     define: dict[str, str] = Field(default_factory=dict)
-    """A sentence on each label."""
+    """One-sentence definition of each label."""
     map: dict[str, str | bool] = Field(default_factory=dict)
-    """Label by value; every label means itself where it is absent."""
+    """Label by value; if absent, every label stands for itself."""
     missing: Literal["problem", "none", "drop"] = "problem"
-    """For a row without a value: it is refused, has no gold label of this task, or is left out and counted."""
+    """Handling of a row without a value: report a problem, give it no gold label, or drop and count it."""
     when: dict[str, str] = Field(default_factory=dict)
-    """Only rows have a label where another task's is this one; others have none, and no problem."""
+    """Restricts the task to rows where another task has this label; other rows get no label and are no problem."""
     votes: VoteRule | None = None
     court: CourtLabels | None = None
     protocols: dict[Protocol, ProtocolEntry] = Field(default_factory=dict)
     metrics: tuple[str, ...] = ()
     official: str = ""
     variants: tuple[str, ...] = ()
-    """The same label by different juries; ``{variant}`` in an expression is the one that was chosen."""
+    """Names of the juries that labelled the same memes; ``{variant}`` in an expression is replaced with the chosen
+    one."""
     variant_of: dict[str, str] = Field(default_factory=dict)
-    """Variant by language, for the variant ``own``."""
+    """Jury by language, for the variant ``own``."""
     variant: str = ""
-    """The one that was chosen. Not for cards."""
+    """The chosen jury. Set by the program, never by cards."""
 
     @model_validator(mode="before")
     @classmethod
     def _with_labels(cls, value: Any) -> Any:
-        # Before validation, as `labels` has to be there for all checks below, and the model is frozen afterwards.
+        # Runs before validation, because all checks below need `labels` and the model is frozen afterwards.
         if not isinstance(value, Mapping) or value.get("labels"):
             return value
         columns, mapped = value.get("columns"), value.get("map")
         found = columns if isinstance(columns, Mapping) and columns else None
         if found is None and isinstance(mapped, Mapping):
-            # A dict as an ordered set: several values may mean the same label.
+            # A dict serves as an ordered set: several values may map to the same label.
             found = dict.fromkeys(str(label) for label in mapped.values())
         return {**value, "labels": tuple(found or ())}
 
     @model_validator(mode="after")
     def _consistent(self) -> CardTask:
         multi = self.kind is TaskKind.MULTI
-        # Exactly one source of labels: with both it would be a matter of reading which one wins.
+        # Exactly one source of labels: with two, the reader would have to guess which one wins.
         if (self.of is None) == (not self.columns) or (self.columns and not multi):
             raise ValueError(f"task {self.id}: needs of; or, of kind multi, a table of columns in its place")
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
@@ -231,22 +232,21 @@ class CardTask(CardModel):
         named: dict[str, set[str]] = {
             "columns": set(self.columns),
             "define": set(self.define),
-            # Of columns, the map says what a cell means (true or false); its values are no labels.
+            # With columns, the map only translates cells (true or false), so its values are not labels.
             "map": set() if self.columns else {str(label) for label in self.map.values()},
             "court": {*self.court.harmful, *self.court.benign} if self.court else set(),
             "protocols": {label for entry in self.protocols.values() for label in entry.drop},
         }
         for table, names in named.items():
-            # A label that is misspelt somewhere would have no memes and be reported as one that the
-            # data set lacks.
+            # A misspelt label would have no memes and be reported as missing from the data set.
             if names - known:
                 raise ValueError(f"task {self.id}: {table} names {', '.join(sorted(names - known))}, which is no label")
         if self.columns and any(not isinstance(value, bool) for value in self.map.values()):
             raise ValueError(f"task {self.id}: map gives true or false where there are columns")
-        # The court decides between two classes: a meme with several labels could be on both sides at once.
+        # The court decides between two classes: a meme with several labels could be in both.
         if self.court and (multi or set(self.court.harmful) & set(self.court.benign)):
             raise ValueError(f"task {self.id}: court needs one label a meme, and each on one side")
-        # Annotators that no column is of: every row of that language would be without a label.
+        # A jury without a column would leave every row of that language unlabelled.
         if unknown := set(self.variant_of.values()) - set(self.variants):
             raise ValueError(f"task {self.id}: variant_of names {', '.join(sorted(unknown))}, which is no variant")
         if self.official and self.metrics and self.official not in self.metrics:
@@ -258,25 +258,25 @@ class CardTask(CardModel):
         levels = {Protocol.MERGED, Protocol.EXTREME} & set(self.protocols)
         if self.protocols and not self.court:
             raise ValueError(f"task {self.id}: protocols go with a table court")
-        # Levels are stored in runs as 0, 1 and 2, and what either protocol makes of them is code.
+        # Levels are stored in runs as 0, 1 and 2, and code turns them into classes under either protocol.
         if levels and (self.kind is not TaskKind.ORDINAL or len(self.labels) != 3 or Protocol.PLAIN in self.protocols):
             raise ValueError(f"task {self.id}: merged and extreme are for three labels, from least to most harmful")
         sides = (self.labels[:1], self.labels[1:])
-        # Both protocols rest on the order of the levels; a card in another order would make "extreme"
-        # drop the wrong third.
+        # Both protocols rely on the order of the levels; with a card in another order, "extreme" would drop the wrong
+        # third.
         if levels and self.court and (self.court.benign, self.court.harmful) != sides:
             raise ValueError(f"task {self.id}: merged and extreme need the first label benign, the others harmful")
-        # A label on neither side would leave memes without a class.
+        # A label in neither class would leave memes without a class.
         if self.court and not levels and {*self.court.harmful, *self.court.benign} != set(self.labels):
             raise ValueError(f"task {self.id}: court has to name every label as harmful or benign")
 
     def expressions(self) -> tuple[Expression, ...]:
-        """All that its label is made of."""
+        """All expressions that the label is computed from."""
         return (self.of,) if self.of else tuple(self.columns.values())
 
 
 class DatasetCard(CardModel):
-    """A data set."""
+    """Description of a data set."""
 
     format: Literal[1]
     id: str
@@ -292,15 +292,15 @@ class DatasetCard(CardModel):
     fields: CardFields = CardFields()
     tasks: tuple[CardTask, ...] = Field(min_length=1)
     published: tuple[CardPublished, ...] = ()
-    """Figures of others, to stand beside those of a run that are of the same task, split and protocol."""
+    """Published results of other systems, shown beside runs of the same task, split and protocol."""
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetCard:
-        # `fullmatch`, as everywhere in names: `match` would accept what follows a good beginning.
+        # `fullmatch`, as everywhere for names: `match` would ignore trailing characters.
         if not _ID.fullmatch(self.id):
             raise ValueError("id: letters a to z, digits, and - _ . between them")
         for what, names in (("splits", [one.name for one in self.splits]), ("tasks", [one.id for one in self.tasks])):
-            # No name has a colon: it parts task and variant, split and language.
+            # No name may contain a colon: it separates task and variant, and split and language.
             if len(set(names)) < len(names) or not all(_NAME.fullmatch(name) for name in names):
                 raise ValueError(f"{what}: every one needs a name of its own, of letters, digits, and - _ .")
         for split in self.splits:
@@ -308,23 +308,23 @@ class DatasetCard(CardModel):
                 raise ValueError(f"split {split.name}: name its files")
             if any("{language}" in name for name in split.files) != bool(split.languages):
                 raise ValueError(f"split {split.name}: languages go with {{language}} in the name of its file")
-            # A task with variants may have counts of each jury.
+            # A task with variants may have counts for each jury.
             if unknown := set(split.classes) - {task.id for task in self.tasks} - set(self._variants()):
                 raise ValueError(f"split {split.name}: classes of {', '.join(sorted(unknown))}, which is no task")
         for place, task in enumerate(self.tasks):
             for other, label in task.when.items():
                 if label not in next((one.labels for one in self.tasks if one.id == other), ()):
                     raise ValueError(f"task {task.id}: when names {other} = {label}, which is no label of a task")
-                # Labels are read in the order of the card: by one that is read later, no row would have this task.
+                # Labels are read in the card's order, so a condition may only refer to an earlier task.
                 if other not in {one.id for one in self.tasks[:place]}:
                     raise ValueError(f"task {task.id}: when names {other}, which has to stand before it in the card")
             if task.court and task.court.targets not in ("", *(one.id for one in self.tasks)):
                 raise ValueError(f"task {task.id}: court names the targets {task.court.targets}, which is no task")
-        # A run's verdict has one gold label; with two tasks on the court's classes nothing says which.
+        # A run's verdict has one gold label; with two tasks on harm it would be ambiguous.
         if sum(task.court is not None for task in self.tasks) > 1:
             raise ValueError("tasks: one at most has a table court: the one that trials are scored on")
-        # Refused instead of dropped: a label that is made of a column that is never read would be empty
-        # in all rows, and the reason would be hard to find.
+        # An error rather than a silent drop: a label computed from a dropped column would be empty in all rows, and the
+        # reason would be hard to find.
         if hidden := self.columns() & set(self.layout.never_read):
             raise ValueError(f"{', '.join(sorted(hidden))}: a column that is never read, and read")
         self._check_published()
@@ -332,8 +332,9 @@ class DatasetCard(CardModel):
         return self
 
     def _check_published(self) -> None:
-        """Refuses figures that no run could ever stand beside: of a task, split or protocol that there is none of."""
-        # Of a task with variants only with one: a figure by one jury is none of the task.
+        """Refuses published results that no run can match, because the task, split or protocol does not exist."""
+        # A task with variants only counts together with a variant: results by one jury do not describe the task as a
+        # whole.
         tasks = {task.id: task for task in self.tasks if not task.variants} | self._variants()
         splits = {split.name for split in self.all_splits()}
         for one in self.published:
@@ -341,7 +342,7 @@ class DatasetCard(CardModel):
                 raise ValueError(f"published: {one.system} has the task {one.task!r}; name one of {', '.join(tasks)}")
             if one.split not in splits:
                 raise ValueError(f"published: {one.system} has the split {one.split!r}, which is none")
-            # Plain is for any task: its labels as they stand, whichever protocols trials have.
+            # Plain is allowed for any task: it means the labels as they are, whichever protocols trials use.
             if one.protocol not in (Protocol.PLAIN, *tasks[one.task].protocols):
                 raise ValueError(f"published: {one.system} has the protocol {one.protocol}, which {one.task} has not")
             if not one.source and not self.citation:
@@ -360,18 +361,18 @@ class DatasetCard(CardModel):
                 raise ValueError(
                     f"{name!r}: a folder of an object store begins with one of {known} and is named in full"
                 )
-            # All shards are listed at once, whichever meme is looked for.
+            # All shards are listed together, independent of the meme that is searched for.
             if name.endswith(".tar") and ("{" in name or "**" in name):
                 raise ValueError(f"{name!r}: neither a field nor ** can stand in the name of a tar file")
         for name in names:
-            # Backslashes part folders too, as cards are also written and read on Windows; a drive, a
-            # root, a home directory or a NUL leads away just as `..` does.
+            # Backslashes count as separators, since cards are also written and read on Windows; a drive, a root, a home
+            # directory or a NUL leads out of the directory just as `..` does.
             parts = name.replace("\\", "/").split("/")
             if ".." in parts or name.startswith(("/", "\\", "~")) or "\0" in name or re.match("[A-Za-z]:", name):
                 raise ValueError(f"{name!r} leads out of the directory of the data set")
 
     def expressions(self) -> list[Expression]:
-        """All expressions of the card, those that stand in others among them."""
+        """All expressions of the card, including nested ones."""
         fields = (getattr(self.fields, name) for name in CardFields.model_fields)
         found = [one for one in fields if one] + [one for task in self.tasks for one in task.expressions()]
         for one in found:  # the list grows while it is walked
@@ -380,26 +381,25 @@ class DatasetCard(CardModel):
         return found
 
     def _variants(self) -> dict[str, CardTask]:
-        # Of all tasks and both kinds of names, as published classes may be of any jury.
+        # Includes all tasks and both kinds of names, because published counts may be those of any jury.
         return {f"{task.id}:{variant}": task for task in self.tasks for variant in (*task.variants, OWN)}
 
     def columns(self) -> set[str]:
-        """Columns that are read; those with a placeholder in their name are left out."""
+        """Columns that are read, except those with a placeholder in their name."""
         found = {name for one in self.expressions() for name in one.columns()}
         found |= {name for split in self.splits for name in split.where}
         found |= {split.labels.on for split in self.splits if split.labels}
-        # Names that begin with @ are made by the reader; those in braces are known only with a row.
+        # Names beginning with @ are made by the reader; placeholders are only resolved per row.
         return {name for name in found if not name.startswith("@") and "{" not in name}
 
     @property
     def court_task(self) -> CardTask | None:
-        """The task that trials are scored on; None where there is none, or its variant was not chosen."""
-        # Until a variant is chosen, a task with several juries has no single gold label, so trials
-        # can't be scored on it.
+        """The task that trials are scored on; None if there is none or its variant was not chosen."""
+        # Until a variant is chosen, a task with several juries has no single gold label to score trials on.
         return next((task for task in self.tasks if task.court and (task.variant or not task.variants)), None)
 
     def task(self, id_: str) -> CardTask:
-        """The task of this id; of a task with variants, ``ID:VARIANT``. Raises BadRequest, which lists them."""
+        """The task with this id (``ID:VARIANT`` for a task with variants). Raises BadRequest, which lists all tasks."""
         for task in self.all_tasks():
             if task.id == id_:
                 return task
@@ -410,24 +410,24 @@ class DatasetCard(CardModel):
         )
 
     def split(self, name: str) -> CardSplit:
-        """The split of this name; of one with languages, ``NAME:LANGUAGE``. Raises BadRequest, which lists them."""
+        """The split with this name (``NAME:LANGUAGE`` for one language). Raises BadRequest, which lists all splits."""
         for split in self.all_splits():
             if split.name == name:
                 return split
         raise BadRequest(f"{self.title} has no split {name!r}; it has {', '.join(s.name for s in self.all_splits())}.")
 
     def published_on(self, task: str, split: str, protocol: Protocol = Protocol.PLAIN) -> tuple[CardPublished, ...]:
-        """Figures of others on the very task, split and protocol, each with its source.
+        """Published results on exactly this task, split and protocol, each with its source.
 
         Args:
-            task: Id of the task; of a task with variants of which one was chosen, with or without it.
-            split: Split of the data set, or the part of it in one language.
-            protocol: Protocol by which levels became two classes; ``plain`` for the labels as they are.
+            task: Id of the task; if a variant was chosen, with or without it.
+            split: Split of the data set, or its part in one language.
+            protocol: Protocol by which levels became two classes; ``plain`` for unchanged labels.
         """
         known = next((one for one in self.all_tasks() if one.id == task), None)
         if known is None:
             return ()
-        # Runs on a card of one jury call the task by its bare id.
+        # Runs on a card with a chosen jury refer to the task by its bare id.
         names = {task, *([f"{task}:{known.variant}"] if known.variant else [])}
         return tuple(
             one if one.source else one.model_copy(update={"source": self.citation})
@@ -436,10 +436,10 @@ class DatasetCard(CardModel):
         )
 
     def all_tasks(self) -> tuple[CardTask, ...]:
-        """The tasks as memes have gold for them: of one with variants none of which was chosen, one for each."""
+        """The tasks for which memes have gold labels; a task without a chosen variant counts once per variant."""
         found: list[CardTask] = []
         for task in self.tasks:
-            # "own" is offered only where the card says which jury is a language's.
+            # "own" is only offered if the card assigns juries to languages.
             variants = (*task.variants, *([OWN] if task.variant_of else []))
             if task.variants and not task.variant:
                 found += [task.model_copy(update={"id": f"{task.id}:{one}", "variant": one}) for one in variants]
@@ -448,9 +448,9 @@ class DatasetCard(CardModel):
         return tuple(found)
 
     def all_splits(self) -> tuple[CardSplit, ...]:
-        """The splits, each followed by those of its languages."""
+        """The splits, each followed by its parts per language."""
         return tuple(
-            # Parts behind their whole, so that lists and messages name the split before its languages.
+            # Parts come after the whole, so that lists and messages name the split before its languages.
             one
             for split in self.splits
             for one in (
@@ -463,7 +463,7 @@ class DatasetCard(CardModel):
         )
 
     def with_variant(self, variant: str) -> DatasetCard:
-        """The card with the labels of one jury. Raises BadRequest where there is none of this name."""
+        """The card with the labels of one jury. Raises BadRequest if it has no jury of this name."""
         offered = {one for task in self.tasks for one in (*task.variants, *([OWN] if task.variant_of else []))}
         if variant not in offered:
             raise BadRequest(
@@ -472,42 +472,41 @@ class DatasetCard(CardModel):
                 field="dataset",
             )
         tasks = tuple(
-            # Tasks without this variant stay: their labels are the same for every jury.
+            # Tasks without variants stay unchanged: their labels do not depend on the jury.
             task.model_copy(update={"variant": variant}) if variant in (*task.variants, OWN) and task.variants else task
             for task in self.tasks
         )
         return self.model_copy(update={"id": f"{self.id}:{variant}", "tasks": tasks})
 
     def to_json(self) -> dict[str, Any]:
-        """The card as JSON holds it; :func:`card_of` reads it again."""
+        """The card as JSON; :func:`card_of` reads it back."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def read_card(path: Path) -> DatasetCard:
-    """Reads a card. Raises BadRequest, which names the file and every key that is wrong."""
+    """Reads a card. Raises BadRequest, which names the file and every invalid key."""
     try:
-        # With a BOM, as editors on Windows write it, TOML would not parse.
+        # Editors on Windows write a byte order mark, which TOML would not parse.
         content = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError:
         raise BadRequest(f"The card {path} can't be read.", reason="CARD_UNREADABLE", field="dataset") from None
-    except ValueError as error:  # of TOML, which says the line, or of UTF-8
+    except ValueError as error:  # from TOML, with the line, or from UTF-8
         how = " Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else ""
         raise BadRequest(f"{path.name} is no TOML: {error}.{how}", reason="CARD_UNREADABLE", field="dataset") from None
     return card_of(content, path.name)
 
 
 def card_of(content: Mapping[str, Any], name: str) -> DatasetCard:
-    """Checks the content of a card. Raises BadRequest as :func:`read_card`."""
+    """Validates the content of a card. Raises BadRequest like :func:`read_card`."""
     try:
         return DatasetCard.model_validate(content)
     except ValidationError as error:
         found = error.errors()
         faults = "; ".join(
-            # Pydantic puts its own words before those of our validators; a fault of the card as a whole
-            # has no place.
+            # Pydantic prefixes its own words to our validators' messages; an error of the whole card has no location.
             f"{'.'.join(map(str, fault['loc']))}: {_in_words(fault['type'], fault['msg'])}".removeprefix(": ")
             for fault in found
-            # A list of one whose item is at fault counts as empty.
+            # A list whose only item is invalid counts as empty for pydantic.
             if fault["type"] != "too_short" or not any(_is_below(one["loc"], fault["loc"]) for one in found)
         )
         raise BadRequest(f"{name}: {faults}.", reason="CARD_INVALID", field="dataset") from None

@@ -1,4 +1,4 @@
-"""A draft of a card for files that have none: columns, labels and splits as they look, guesses marked ``# CHECK``."""
+"""Drafts a card for files that have none: columns, labels and splits are guessed and marked ``# CHECK``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from eval.datasets.record_files import RecordFile, kind_of
 from eval.datasets.verbs import BadCell, is_missing, take, word_of
 from retrieval.library.tables import header_of, read_text
 
-# Enough to see a column's values; a draft is read and corrected by a person in any case.
+# Enough to see a column's values; a person reads and corrects the draft in any case.
 _SAMPLE = 5000
-"""Rows of a file that are looked at."""
+"""Rows of a file that are sampled."""
 _LABELS = 24
-"""Different values that a column of labels has, at most."""
-# Longer values are texts, even where a small file has few different ones.
+"""Maximum number of different values in a column of labels."""
+# Longer values are texts, even if a small file has only a few different ones.
 _LONGEST_LABEL = 40
 _DEPTH = 3
 _ROLES = {
@@ -44,7 +44,7 @@ _SHARDS = "-*"
 
 @dataclass(slots=True)
 class _Column:
-    """Content of a column in a sample of rows."""
+    """Statistics of a column over a sample of rows."""
 
     rows: int = 0
     missing: int = 0
@@ -57,7 +57,7 @@ class _Column:
         self.rows += 1
         cells = value if isinstance(value, list) else [value]
         self.lists += isinstance(value, list)
-        # In a list an empty element is no missing value: the list is there.
+        # An empty element does not make a list missing.
         if not isinstance(value, list) and is_missing(value):
             self.missing += 1
             return
@@ -65,7 +65,7 @@ class _Column:
             try:
                 word = (word_of(cell, name) or "").strip()
             except BadCell:
-                # Bytes and objects are no labels; the column is counted as present all the same.
+                # Bytes and objects are no labels, but the column still counts as present.
                 continue
             self.length += len(word)
             self.pictures += take(word, "basename").lower().endswith(PICTURE_ENDINGS)
@@ -73,14 +73,14 @@ class _Column:
 
     @property
     def is_key(self) -> bool:
-        # Over the sample alone, so that a key may still have doubles further down.
+        # Only checks the sample, so the column may still have duplicates further down.
         return not self.missing and not self.lists and len(self.values) == self.rows
 
     @property
     def is_label(self) -> bool:
         short = all(len(value) <= _LONGEST_LABEL for value in self.values)
-        # Fewer than half as many values as rows, so that a small file's texts are no labels; two values
-        # are allowed to any.
+        # Requires fewer than half as many values as rows, so that texts of a small file do not count as labels; two
+        # different values always qualify.
         return 2 <= len(self.values) <= _LABELS and short and len(self.values) < max(3, self.rows // 2)
 
 
@@ -98,14 +98,14 @@ def draft_card(data: Path, id_: str = "") -> str:
     """Drafts a card of the files in a directory, or of one file.
 
     Args:
-        data: The directory, or the file.
-        id_: Id of the data set; made of the name of the directory where it is empty.
+        data: Directory or single file.
+        id_: Id of the data set; derived from the name of the directory if empty.
 
     Returns:
-        The card, as TOML with comments. It can be read as it is; whether it is right, its reader has to say.
+        The card, as TOML with comments. It is valid, but a person has to check that it is right.
 
     Raises:
-        BadRequest: There is no file of rows, or none of its columns looks like a label.
+        BadRequest: There is no file of rows, or no column looks like a label.
     """
     folder = data if data.is_dir() else data.parent
     if not data.exists():
@@ -114,7 +114,7 @@ def draft_card(data: Path, id_: str = "") -> str:
     names = {role: _named(found.columns, role) for role in ("picture", "text", "language", "group")}
     names["id"] = _id_of(found.columns, names["picture"])
     split = _split_column(found.columns)
-    # What is the id, a text or a split is no label, though it may look like one.
+    # The id, text and split columns are not offered as labels, even if they look like some.
     taken = {*names.values(), split}
     labels = [name for name, column in found.columns.items() if name not in taken and column.is_label]
     if not labels:
@@ -147,24 +147,24 @@ def _candidates(data: Path) -> list[Path]:
     if data.is_file():
         return [data]
     depth = len(data.parts)
-    # Below the directory a few levels only: a folder of pictures may hold hundreds of thousands of files.
+    # Only a few levels deep: a folder of pictures may hold hundreds of thousands of files.
     files = (path for path in sorted(data.rglob("*")) if len(path.parts) - depth <= _DEPTH and path.is_file())
-    # Links may lead out of the directory, or around in it.
+    # Links may lead out of the directory or form a cycle.
     found = [path for path in files if not path.is_symlink()]
     rows = [path for path in found if kind_of(path) is not None]
-    # Beside files of rows, tar files are what the pictures are in.
+    # If there are files of rows, tar files are assumed to hold their pictures.
     return rows or [path for path in found if path.suffix.lower() == _SHARD]
 
 
 def _inspect_files(paths: Sequence[Path]) -> _Found:
-    """Looks at the files that have the columns of the largest; others are of something else."""
+    """Inspects the files that share the columns of the largest file; others hold something else."""
     if not paths:
         raise BadRequest(
             "There is no file of rows (.jsonl, .json, .csv, .tsv, .parquet, .arrow, .tar). Name it, or write the card "
             "of a folder tree by hand: docs/datasets.md.",
             reason="DATA_MISSING",
         )
-    # The largest is most often the train split, which has all columns.
+    # The largest file is usually the train split, which has all columns.
     largest = max(paths, key=lambda path: path.stat().st_size)
     kind = _kind_of(largest)
     similar, rows, columns, wanted = [], {}, dict[str, _Column](), set[str]()
@@ -175,27 +175,27 @@ def _inspect_files(paths: Sequence[Path]) -> _Found:
         names = {name for record in records for name in record}
         if not wanted:
             wanted = names
-        # The labels of a test split are often left out.
+        # Test splits often lack the labels.
         if not records or len(names & wanted) * 2 < len(wanted):
             continue
         similar.append(path)
         rows[path] = len(records)
         for record in records:
             for name, value in record.items():
-                # Nested values are named by a path, which a draft does not guess.
+                # Nested values need a path, which a draft does not guess.
                 if not isinstance(value, dict):
                     columns.setdefault(name, _Column()).add(value, name)
     if not similar:
         raise BadRequest(f"{largest.name} has no row that can be read as {kind}.", reason="DATA_UNUSABLE")
-    # By name again: the largest file was looked at first.
+    # Sorted by name again, since the largest file was inspected first.
     return _Found(kind, tuple(sorted(similar)), rows, columns)
 
 
 def _kind_of(path: Path) -> FileKind:
-    """Format of a file, by its beginning where its name says too little."""
+    """Format of a file, by its content if its name is not enough."""
     if path.suffix.lower() == _SHARD:
         return FileKind.TAR
-    # A file that was named by hand may have any ending.
+    # A file that the user named explicitly may have any ending.
     kind = kind_of(path) or FileKind.CSV
     if kind in (FileKind.CSV, FileKind.TSV):
         text = read_text(path, "memes")
@@ -206,7 +206,7 @@ def _kind_of(path: Path) -> FileKind:
             return FileKind.JSON
         first = text.split("\n", 1)[0]
         try:
-            # A JSON object that is followed by more lines is one of many, whatever the file is called.
+            # A JSON object followed by more lines is JSON Lines, whatever the file is called.
             return FileKind.JSONL if isinstance(json.loads(first), dict) and "\n" in text.strip() else FileKind.JSON_MAP
         except ValueError:
             return FileKind.JSON_MAP
@@ -214,15 +214,15 @@ def _kind_of(path: Path) -> FileKind:
 
 
 def _named(columns: Mapping[str, _Column], role: str) -> str:
-    """The column that most looks like a field; empty where none does."""
+    """The column that best fits a field; empty if none does."""
     known = [name for wanted in _NAMED[role] for name in columns if _plain(name) == wanted]
     if role == "picture":
         by_content = [name for name, one in columns.items() if one.pictures * 2 > sum(one.values.values())]
-        # A column of that name and with names of pictures goes before either alone.
+        # Prefer a column with both a known name and picture names as values.
         return next((name for name in (*known, *by_content) if name in by_content), known[0] if known else "")
     if role == "text" and not known:
         longest = max(columns, key=lambda name: columns[name].length, default="")
-        # Texts have some length: a code or a name of a few letters is none.
+        # Texts have a minimum length: codes and names of a few letters do not qualify.
         return longest if columns[longest].length > 20 * columns[longest].rows else ""
     return next(iter(known), "")
 
@@ -242,7 +242,7 @@ def _id_of(columns: Mapping[str, _Column], picture: str) -> str:
 def _split_column(columns: Mapping[str, _Column]) -> str:
     every = {word for words in _ROLES.values() for word in words}
     for name, column in columns.items():
-        # A column is that of splits only if every value of it names one.
+        # A column is a split column only if each of its values names a split.
         if len(column.values) > 1 and {_plain(value) for value in column.values} <= every:
             return name
     return ""
@@ -251,13 +251,13 @@ def _split_column(columns: Mapping[str, _Column]) -> str:
 def _layout(found: _Found, folder: Path, picture: str) -> list[str]:
     lines = ["[layout]", f"kind = {quoted(found.kind)}"]
     if picture:
-        # Where most pictures lie, of a sample; a folder that has some at its top is taken as it is.
+        # The folder with most pictures in a sample; a folder with pictures directly in it is taken as it is.
         places = Counter(
             path.parent.relative_to(folder).as_posix()
             for path in islice((p for p in folder.rglob("*") if p.suffix.lower() in PICTURE_ENDINGS), _SAMPLE)
         )
         first = "" if not places or "." in places else places.most_common(1)[0][0]
-        # Names of pictures may begin with their folder.
+        # Names of pictures may include their folder.
         inside = any(value.startswith(f"{first}/") for value in islice(found.columns[picture].values, 50))
         lines.append(f"pictures = {_list(['' if inside else first])} {_CHECK} folder that their names are below")
     return [*lines, f"never_read = [] {_CHECK} columns with names of people and the like", ""]
@@ -281,9 +281,9 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
     for place, paths in parts.items():
         whole = "" if all(found.rows[path] < _SAMPLE for path in paths) else " or more"
         stem = place.stem.removesuffix(_SHARDS)
-        # As the datasets library saves splits: in a folder each, all files called data.
+        # The datasets library saves each split in its own folder, with all files called data.
         stem = place.parent.name if stem == "data" and place.parent.name else stem
-        # Parts of a data set that lie side by side have files of the same name.
+        # Parts of a data set that are stored side by side have files of the same name.
         same_stem = sum(one.stem == place.stem for one in parts) > 1 and stem != place.parent.name
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", place.with_suffix("").as_posix() if same_stem else stem)
         lines += [
@@ -296,8 +296,8 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
 
 
 def _whole_of(path: Path, kind: FileKind) -> Path:
-    """Name of all files that a file is one of, such as ``train-*.parquet``; its own where it stands alone."""
-    # Numbers mean years or versions too; only with "of", and in tar files, those of parts.
+    """Pattern for all shards that a file belongs to, such as ``train-*.parquet``; its own name if it stands alone."""
+    # Numbers may also mean years or versions; they count as shard numbers only with "of" and in tar files.
     numbered = re.fullmatch(r"(.+)-\d+-of-\d+", path.stem) or (
         re.fullmatch(r"(.+)-\d+", path.stem) if kind is FileKind.TAR else None
     )
@@ -306,7 +306,7 @@ def _whole_of(path: Path, kind: FileKind) -> Path:
 
 def _role(name: str) -> SplitRole:
     words = re.split(r"[^a-z]+", name.lower())
-    # Doubt makes it a test split: nothing is trained or chosen on one by mistake.
+    # In doubt it is a test split, so that nothing is trained or tuned on it by mistake.
     return next((role for role, known in _ROLES.items() if set(words) & set(known)), SplitRole.TEST)
 
 
@@ -333,23 +333,23 @@ def _task(name: str, column: _Column) -> list[str]:
     if column.missing:
         lines.append(f'missing = "none" {_CHECK} {column.missing:,} of {column.rows:,} rows have none')
     if kind != "multi":
-        # As a comment: which label is harmful is not to be guessed.
+        # Written as a comment: the program must not guess which label is harmful.
         lines.append(f"# court = {{ harmful = [{quoted(values[-1])}], benign = [{quoted(values[0])}] }} {_CHECK}")
-    # Quoted here, too: a line end in a value would end the comment, and what follows would be part of the card.
+    # Quoted in the comment too: a line break in a value would end the comment and inject into the card.
     shown_values = ", ".join(f"{count:,} {quoted(value)}" for value, count in sorted(column.values.items()))
     return [*lines, f"# seen: {shown_values}", ""]
 
 
 def quoted(text: str) -> str:
     """Writes a text as a string of TOML."""
-    # No file of UTF-8 can hold a lone surrogate: what is written has no such value, and rows that do are told.
+    # UTF-8 can't encode a lone surrogate: it is replaced here, and rows that contain it are reported.
     whole = str(text).encode("utf-8", "replace").decode()
-    # A basic string of TOML is one of JSON, but for DEL.
+    # A basic string in TOML is a JSON string, except for DEL.
     return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _key(name: str) -> str:
-    # A bare key of TOML, else a quoted one.
+    # Bare key if TOML allows it, else quoted.
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
 
 

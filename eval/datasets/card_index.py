@@ -1,4 +1,4 @@
-"""Cards by their names: those that come with the program, those of the folder ``MEMECOURT_CARDS``, and files."""
+"""Looks up cards by name: shipped ones, those in the folder ``MEMECOURT_CARDS``, and files."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _SHIPPED = Path(__file__).parent / "cards"
 _FILE = re.compile(r"(?P<path>.+\.toml)(?::(?P<variant>\w+))?")
 
 
-# Once: they do not change while the program runs.
+# Cached: shipped cards do not change while the program runs.
 @lru_cache(maxsize=1)
 def shipped_ids() -> frozenset[str]:
-    """Ids of the data sets whose cards come with the program."""
+    """Ids of the data sets whose cards are shipped with the program."""
     return frozenset(path.stem for path in _SHIPPED.glob("*.toml"))
 
 
 def card_files() -> Mapping[str, Path]:
-    """Files of the cards that have a name, by it. Raises BadRequest where two have the same, or the folder is none."""
+    """Files of all named cards, by name. Raises BadRequest if two share a name or the folder does not exist."""
     found = {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"), key=_stem)}
     if folder := os.environ.get(CARDS_VARIABLE):
         if not Path(folder).is_dir():
             raise BadRequest(f"{CARDS_VARIABLE} is {folder}, which is no directory.", reason="CARD_UNREADABLE")
         for path in sorted(Path(folder).glob("*.toml"), key=_stem):
-            # Runs name data sets by id: a card of one's own would stand for the one that comes with the program.
+            # Runs refer to data sets by id, so a user's card must not shadow a shipped one.
             if path.stem in found:
                 raise BadRequest(
                     f"{path} has the name of a data set that is known. Name the file, and the id in it, otherwise.",
@@ -41,7 +41,7 @@ def card_files() -> Mapping[str, Path]:
 
 
 def card_file(name: str) -> Path:
-    """File of the card of this name, or path. Raises BadRequest where there is none."""
+    """File of the card with this name or path. Raises BadRequest if there is none."""
     if _FILE.fullmatch(name) and Path(name).is_file():
         return Path(name)
     find_card(name)
@@ -52,15 +52,15 @@ def find_card(name: str) -> DatasetCard:
     """The card of a data set.
 
     Args:
-        name: Its id, or the path of a card (``….toml``); where annotators of several countries labelled the same
-            memes, ``:VARIANT`` after it says whose labels: ``multi3hate:US``.
+        name: Id, or path of a card (``….toml``); if annotators of several countries labelled the same memes, a suffix
+            ``:VARIANT`` chooses whose labels are read: ``multi3hate:US``.
 
     Raises:
-        BadRequest: There is none of this name, or the card can't be used.
+        BadRequest: There is no card with this name, or it is invalid.
     """
     if file := _FILE.fullmatch(name):
         card, variant = read_card(Path(file["path"])), file["variant"] or ""
-        # Runs are stored by ids: two data sets of one name would be taken for one.
+        # Runs store ids only: two data sets with one id could not be told apart.
         if card.id in shipped_ids() and Path(file["path"]).resolve().parent != _SHIPPED.resolve():
             raise BadRequest(
                 f"{file['path']} has the id {card.id}, which is that of a data set that is known. Give it another.",
@@ -88,5 +88,5 @@ def _stem(path: Path) -> str:
 
 @lru_cache(maxsize=256)
 def _read_once(path: Path, changed_ns: int) -> DatasetCard:
-    """Reads a card unless it was read before and has not changed since."""
+    """Reads a card, cached until its file changes."""
     return read_card(path)

@@ -1,4 +1,4 @@
-"""Other files of a data set that its rows take values from: labels apart, ids of splits, a record a meme."""
+"""Joins other files of a data set to its rows: separate label files, lists of ids, one record per meme."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ _BY_ROW = "@row"
 
 
 class JoinedFiles:
-    """Files that are joined to the rows of a split, each read once and when it is first needed.
+    """Files joined to the rows of a split, each read once, when first needed.
 
     Args:
         card: Card of the data set.
         data: Directory of the data set.
         split: The split.
-        beside: Folder of its rows, which is looked into first.
-        problems: Takes the lines that can't be used.
+        beside: Folder of the split's rows, searched first.
+        problems: List that receives unusable lines.
     """
 
     def __init__(self, card: DatasetCard, data: Path, split: CardSplit, beside: Path, problems: list[Problem]) -> None:
         self._card, self._data, self._split, self._beside, self._problems = card, data, split, beside, problems
-        # By names and key: one file may be looked up in by several columns.
+        # Keyed by file names and key column: several columns may use the same file.
         self._tables: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
         self._by_row: list[tuple[Path, int]] = []
         self.paths: list[Path] = []
-        """Files that were read, but for those of single memes."""
+        """Files that were read, except those for single memes."""
 
     def columns(self) -> set[str]:
-        """Columns of the rows that are looked up by."""
+        """Columns of the rows that serve as lookup keys."""
         joins = [one.join for one in self._card.expressions() if one.join is not None]
         named = {name for join in joins for name in placeholders_of(join.file + join.column)}
-        # Made by the reader, and no columns.
+        # These are made by the reader and are no columns.
         return {name for name in named if name not in ("id", "language", "group", "variant", "split")}
 
     def of(self, join: Join) -> Callable[[Record], Record]:
-        """Makes a function that finds the joined row; an empty one where there is none."""
-        # Files of single rows are kept in no table: there may be as many as rows.
+        """Returns a function that finds the joined row, or an empty one if there is none."""
+        # Files for single rows are not cached: there may be as many as rows.
         if placeholders_of(join.file):
             return lambda record: self._single(join, record)
         key = _BY_ROW if join.on == _BY_ROW else join.key or join.on
@@ -56,7 +56,7 @@ class JoinedFiles:
             table: dict[str, dict[str, Any]] = self._table(
                 (join.file,), key, join.kind, join.columns, what="joined file"
             )
-            # Of a file for all languages or splits, an id is the row's own, without what makes it unique.
+            # In a file for all languages or splits, the id is the row's own, without the prefix that makes it unique.
             word = word_of(record.get(join.on), join.on)
             found: Record = table.get((word or "").strip(), _NONE)
             return found
@@ -64,27 +64,27 @@ class JoinedFiles:
         return joined
 
     def add_labels(self, labels: LabelFile, record: dict[str, Any]) -> None:
-        """Adds the columns of the split's file of labels to a row; the row's own stay."""
+        """Adds the columns of the split's label file to a row, without overwriting the row's own."""
         table = self._table(labels.files, labels.on, labels.kind.value, labels.columns, what="labels")
         word = (word_of(record.get(labels.on), labels.on) or "").strip()
         for name, value in table.get(word, _NONE).items():
             record.setdefault(name, value)
 
     def ids(self) -> set[str] | None:
-        """Ids of the split, where files list them; None where they do not."""
+        """Ids of the split if a file lists them, else None."""
         if not self._split.ids:
             return None
         path = self._find(self._split.ids, "list of ids")
-        # Lines and not JSON: lists of ids have one in each line.
+        # Not parsed as JSON: lists of ids have one id per line.
         found = {line.strip() for line in read_text(path, "ids").split("\n") if line.strip()}
         if not found:
             raise BadRequest(f"{path.name} lists no id.", reason="DATA_UNUSABLE")
         return found
 
     def check_rows(self, rows: int, path: Path) -> None:
-        """Refuses files joined by the order of their rows where one has more. Raises BadRequest."""
+        """Refuses files joined by position whose number of rows differs. Raises BadRequest."""
         for other, count in self._by_row:
-            # Joined by order alone, one row more or less shifts every label that follows.
+            # With a join by position, one row more or less shifts every label after it.
             if count != rows:
                 raise BadRequest(
                     f"{path.name} has {rows:,} rows and {other.name} {count:,}: they can't be joined by their order.",
@@ -134,19 +134,18 @@ class JoinedFiles:
             if isinstance(record, str):
                 self._problems.append(Problem(file.path.name, number, "", record))
                 continue
-            # Columns that are never read are not read from joined files either; nor is there a picture in one.
+            # Excluded columns are not read from joined files either; a joined file holds no pictures.
             for name in (*self._card.layout.never_read, *MADE_NAMES, "@picture"):
                 record.pop(name, None)
             try:
-                # The number of the row, counted with those that can't be used: a damaged line takes its
-                # place in the order too.
+                # Position of the row, counting unusable rows too: a damaged line also takes up a position.
                 word = str(rows) if key == _BY_ROW else (word_of(record.get(key), key) or "").strip()
             except BadCell as bad:
                 self._problems.append(Problem(file.path.name, number, "", str(bad)))
                 continue
             if not word:
                 self._problems.append(Problem(file.path.name, number, "", f"column {key}: it is empty"))
-            # Which of two is meant can't be told; the first stays, and the second is reported.
+            # On duplicate keys the first row is used and the second is reported.
             elif word in table:
                 self._problems.append(Problem(file.path.name, number, word, "it stands in the file already"))
             else:

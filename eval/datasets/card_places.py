@@ -1,4 +1,4 @@
-"""Places of a card's files below the directory that a user names."""
+"""Locates a card's files below the directory that the user names."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from eval.datasets.record_files import Numbered
 
 
 def first_present(data: Path, folders: Iterable[str], names: Sequence[str]) -> tuple[Path, ...]:
-    """The first of these files that is there, folder by folder; none where none is.
+    """The first of these files that exists, folder by folder; empty if there is none.
 
-    A name with ``*`` is all files that it fits, in the order of their names: the shards of a split.
+    A name with ``*`` stands for all matching files, sorted by name: the shards of a split.
 
     Raises:
-        BadRequest: A file is a link that leads out of the directory.
+        BadRequest: A file is a symlink that leads out of the directory.
     """
     for folder in folders:
         for name in names:
             place = data / folder
-            # The parts of a split are read in the order of their names.
+            # The shards of a split are read in the order of their names.
             paths = sorted(place.glob(name)) if "*" in name and place.is_dir() else [place / name]
             found = tuple(path for path in paths if path.is_file())
             for path in found:
@@ -32,12 +32,12 @@ def first_present(data: Path, folders: Iterable[str], names: Sequence[str]) -> t
 
 
 def refuse_link_out(path: Path, data: Path) -> None:
-    """Refuses a file that is a link to one outside of the data set. Raises BadRequest."""
-    # Of links to folders people make use on purpose; a link in place of a file comes with an archive.
+    """Refuses a file that is a symlink to a target outside the data set. Raises BadRequest."""
+    # Users link folders on purpose; a link in place of a file comes from an archive and may be hostile.
     if not path.is_symlink():
         return
     root = data.resolve()
-    # The cache of the Hugging Face hub holds files apart from the snapshots that name them.
+    # The cache of the Hugging Face hub stores files outside the snapshots that link to them.
     if root.parent.name == "snapshots":
         root = root.parents[1]
     if not path.resolve().is_relative_to(root):
@@ -47,13 +47,13 @@ def refuse_link_out(path: Path, data: Path) -> None:
 
 
 def located(card: DatasetCard, data: Path, names: Sequence[str]) -> tuple[tuple[Path, ...], bool] | None:
-    """Files of a split, and True if they lie in a folder that is this data set's alone; None where there are none.
+    """Files of a split, and True if they are in a folder that only this data set uses; None if there are none.
 
-    Of a tree of pictures, it is the folder that has some.
+    For a tree of pictures, the folder that contains some.
     """
     layout = card.layout
     named = data.resolve().name in {folder for folder in layout.own if folder and "/" not in folder}
-    # Its own folders first: parts of HarMeme that lie side by side have the same file names.
+    # The data set's own folders first: parts of HarMeme stored side by side have the same file names.
     found: tuple[Path, ...]
     for folders, surely in ((layout.own, True), (layout.folders, named)):
         if layout.kind is FileKind.TREE:
@@ -66,10 +66,10 @@ def located(card: DatasetCard, data: Path, names: Sequence[str]) -> tuple[tuple[
 
 
 def find_files(card: DatasetCard, data: Path, split: CardSplit, names: Sequence[str]) -> tuple[Path, ...]:
-    """Files of a split, as :func:`located`.
+    """Files of a split, as returned by :func:`located`.
 
     Raises:
-        BadRequest: There are none: the message has its names, its expected places, and where the data are had from.
+        BadRequest: There are none: the message lists the names, the expected places, and the source of the data.
     """
     found = located(card, data, names)
     if found is None:
@@ -78,7 +78,7 @@ def find_files(card: DatasetCard, data: Path, split: CardSplit, names: Sequence[
 
 
 def missing(card: DatasetCard, data: Path, what: str, names: Sequence[str]) -> BadRequest:
-    """The error of a file that is not there."""
+    """Error for a missing file."""
     folders = [
         f"{folder}/" if folder else "the directory itself" for folder in (*card.layout.own, *card.layout.folders)
     ]
@@ -91,8 +91,8 @@ def missing(card: DatasetCard, data: Path, what: str, names: Sequence[str]) -> B
 
 
 def tree_rows(folder: Path) -> Iterator[Numbered]:
-    """A row for every picture of a folder and those below it, in the order of their names."""
-    # Links are not followed by rglob: they may lead out of the folder, or around in it.
+    """One row for every picture in a folder and its subfolders, sorted by name."""
+    # rglob does not follow links: they may lead out of the folder or form a cycle.
     paths = (
         sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_ENDINGS) if folder.is_dir() else []
     )

@@ -1,4 +1,4 @@
-"""Figures that others published on a data set, as its card has them."""
+"""Results that others published on a data set, as listed in its card."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from eval.datasets.protocol import Protocol
 from eval.datasets.verbs import CardModel
 
 _IN_LEVELS = "mmae"
-"""The one metric that is no share: its unit is a level."""
+"""The only metric that is not a share: its unit is a level."""
 
 
-# Names of metrics are not checked here, as this module stands below what scores: one that there is none of has a column
-# of its own in reports.
+# Metric names are not checked here, as this module sits below the scoring code: reports give an unknown metric its own
+# column.
 class CardPublished(CardModel):
-    """One system's published figures on one task of one split, in one setup."""
+    """One system's published results on one task of one split, in one setup."""
 
     system: str = Field(min_length=1)
     year: int | None = None
     task: str
-    """Task of the card; of one with variants, ``ID:VARIANT``: a figure by one jury says nothing of another's labels."""
+    """Task of the card, with variants as ``ID:VARIANT``: results by one jury say nothing about another's labels."""
     split: str
     protocol: Protocol = Protocol.PLAIN
-    """Protocol by which levels became two classes; ``plain`` where the labels are as they stand."""
+    """Protocol by which levels became two classes; ``plain`` for unchanged labels."""
     setup: str = ""
-    """What was shown to the system, and how many examples."""
+    """Input shown to the system, and number of examples."""
     figures: dict[str, float] = Field(min_length=1)
-    """Shares, not percent, by the names that a task's ``metrics`` have."""
+    """Shares in [0, 1], not percent, by metric names as in a task's ``metrics``."""
     n: int | None = Field(default=None, ge=1)
-    """Memes that it was measured on; None where that is not said."""
+    """Number of memes it was measured on; None if unknown."""
     source: str = ""
-    """The paper and its table; the card's ``citation`` where it is empty."""
+    """The paper and its table; the card's ``citation`` if empty."""
     remark: str = ""
-    """Obstacle to a comparison."""
+    """Reason why a comparison may be unfair."""
 
     @model_validator(mode="after")
     def _shares(self) -> CardPublished:
         for metric, value in self.figures.items():
-            # Percent would stand beside shares and look a hundred times as good.
+            # Percentages would look a hundred times better beside shares.
             if value < 0 or (value > 1 and metric != _IN_LEVELS):
                 raise ValueError(f"{metric} of {self.system} is {value:g}: give a share between 0 and 1, not percent")
         return self

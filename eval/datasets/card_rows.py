@@ -1,4 +1,4 @@
-"""From a row of a file to a meme, by the rules of a card."""
+"""Turns a row of a file into a meme by the rules of a card."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from retrieval.library.shards import leads_out
 TEXT_FIELDS = ("text", "ocr", "caption", "group")
 _LONGEST_ID = 200
 _LONGEST_NAME = 250
-"""Bytes of a file's name, with room for an ending; file systems take 255."""
+"""Bytes of a file name, leaving room for an ending; file systems allow 255."""
 _LONGEST_PATH = 500
-"""Characters of a picture's name with its folders."""
+"""Characters of a picture's name including its folders."""
 
 
 class CardMeme(_ItemModel):
-    """A meme of a data set with its gold labels of every task, which :class:`JudgedMeme` has of one question alone.
+    """A meme with its gold labels of every task; :class:`JudgedMeme` has those of a single question.
 
-    ``gold["stance"] == ("skeptical",)``: of a task with one label, a tuple of it; of one with several, in the order of
-    the card or the row, and an empty tuple where the meme has none of them. A task that is absent from ``gold`` has no
-    gold label for this meme (its annotators left it open, or it is asked of some memes alone): it is not scored.
+    ``gold["stance"] == ("skeptical",)``: for a task with one label, a tuple of it; for one with several, a tuple in the
+    order of the card or the row, empty if the meme has none of them. A task absent from ``gold`` has no gold label for
+    this meme (its annotators left it open, or it applies only to some memes) and is not scored.
     """
 
     id: str = Field(min_length=1)
@@ -37,9 +37,9 @@ class CardMeme(_ItemModel):
     file: str
     """Name of its file below the data set's directory."""
     line: int = Field(ge=0)
-    """Where it stands in its file, counted from 1: a line, or a row where there are none."""
+    """Position in its file, counted from 1: a line, or a row in formats without lines."""
     image: str = ""
-    """Name of its picture as the row has it; :class:`DatasetPictures` finds the file."""
+    """Name of its picture as given in the row; :class:`DatasetPictures` finds the file."""
     text: str = ""
     ocr: str = ""
     caption: str = ""
@@ -49,13 +49,13 @@ class CardMeme(_ItemModel):
     """Template, family or source."""
     gold: dict[str, tuple[str, ...]]
     shares: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Share of the annotators by label, by task, where there are several of them."""
+    """Share of annotators per label, by task, if there are several annotators."""
     annotators: dict[str, int] = Field(default_factory=dict)
-    """Number of the annotators, by task, likewise."""
+    """Number of annotators by task, if there are several."""
 
     @property
     def picture(self) -> tuple[str, dict[str, str]]:
-        """Name of its picture, and the fields that may stand in the name of a folder."""
+        """Name of its picture, and the fields that may be used in a folder's name."""
         return self.image, {"id": self.id, "language": self.language, "group": self.group}
 
 
@@ -70,12 +70,12 @@ class _TaskRule:
 
 
 class RowRules:
-    """The rules of a card, made into functions once: each row is read by them.
+    """The rules of a card, compiled once into functions that are applied to each row.
 
     Args:
         card: Card of the data set.
         split: Name of the split.
-        join_of: Finder of joined rows.
+        join_of: Factory of functions that find joined rows.
 
     Attributes:
         id_column: Column of the id, for messages.
@@ -103,29 +103,29 @@ class RowRules:
                 task.id,
                 compile_task(task, join_of),
                 tuple((other, (label,)) for other, label in task.when.items()),
-                # Only with several juries does a label depend on the row's language.
+                # A label depends on the row's language only if there are several juries.
                 _variant_of(task.variant, task.variant_of) if task.variants else None,
             )
             for task in card.all_tasks()
         ]
 
     def id_of(self, record: dict[str, Any], language: str) -> str:
-        """The id of a row; its language, where it has one, and its own id go into the row as ``@language`` and ``@id``.
+        """The id of a row; also sets ``@language``, if known, and the row's own id as ``@id``.
 
         Args:
             record: The row.
-            language: Language of its file; empty where its split has one file.
+            language: Language of its file; empty if the split has one file.
 
         Raises:
-            BadCell: The id is missing, or can't be used.
+            BadCell: The id is missing or unusable.
         """
         if language:
             record["@language"] = language
-        # The language of the file goes before a column: it is part of the id.
+        # The file's language takes precedence over a column, since it is part of the id.
         elif self._language is not None:
             record["@language"] = _text(self._language(record), self._language_column).strip()
         found = self._id(record)
-        # To Python true is an int, but it is nobody's id.
+        # bool is a subclass of int in Python, but true is not a valid id.
         if isinstance(found, bool) or not isinstance(found, str | int | float):
             absent = self._is_plain and self.id_column not in record
             raise BadCell("it has no id" + ": the row has no such column" * absent, self.id_column)
@@ -133,7 +133,7 @@ class RowRules:
         if not id_:
             raise BadCell("it has no id", self.id_column)
         record["@id"] = id_
-        # Of files of several languages ids repeat; `@id` stays the row's own, by which joins look it up.
+        # Ids repeat across language files; `@id` stays the row's own id, which joins use.
         if language:
             id_ = f"{language}-{id_}"
         if len(id_) > _LONGEST_ID:
@@ -141,26 +141,25 @@ class RowRules:
         return id_
 
     def meme_of(self, record: dict[str, Any], id_: str, *, file: str, line: int) -> CardMeme | None:
-        """The meme of a row; None where a task leaves it out.
+        """The meme of a row; None if a task drops it.
 
         Args:
-            record: The row, which :meth:`id_of` has seen.
+            record: The row, already passed to :meth:`id_of`.
             id_: Its id.
             file: Name of its file.
-            line: Its place in the file, counted from 1.
+            line: Its position in the file, counted from 1.
 
         Raises:
-            BadCell: A cell can't be used.
+            BadCell: A cell is unusable.
         """
         values = {name: _text(value(record), column) for name, value, column in self._texts}
-        # After the texts, which the group is one of.
+        # Set after the texts are computed, since the group is one of them.
         record["@group"] = values.get("group", "")
         gold: dict[str, tuple[str, ...]] = {}
         shares: dict[str, dict[str, float]] = {}
         annotators: dict[str, int] = {}
         for task in self._tasks:
-            # Gold is filled in the order of the card: a task that another one depends on has to stand
-            # before it.
+            # Gold is filled in the card's order, so a task that others depend on comes before them.
             if task.when and any(gold.get(other) != label for other, label in task.when):
                 continue
             if task.variant is not None:
@@ -170,7 +169,7 @@ class RowRules:
                 gold[task.id] = found.labels
             elif found.drop:
                 return None
-            # Also without a label: that annotators disagreed is known all the same.
+            # Stored even without a label: the disagreement of annotators is known all the same.
             if found.shares:
                 shares[task.id] = dict(found.shares)
                 annotators[task.id] = found.annotators
@@ -190,16 +189,15 @@ class RowRules:
     def _image(self, record: dict[str, Any]) -> str:
         assert self._picture is not None
         image = _text(self._picture(record), self._picture_column).strip()
-        # A picture's name is the row's, and the row is a stranger's: nothing outside of the data set is
-        # opened by it.
+        # The picture's name comes from an untrusted row: it must not open anything outside the data set.
         if leads_out(image):
             raise BadCell(
                 'the name of its picture leads out of the data set; take = "basename" in the card takes the last part '
                 "of a path",
                 self._picture_column,
             )
-        # A path or an address, or a text in the wrong column; the system would raise an error for it.
-        # Backslashes part folders in files from Windows.
+        # Too long: a path, an address, or a text in the wrong column, for which the system would raise an error. Files
+        # from Windows use backslashes as separators.
         parts = image.replace("\\", "/").split("/")
         if len(image) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
             raise BadCell("the name of its picture is longer than that of a file can be", self._picture_column)
@@ -207,12 +205,12 @@ class RowRules:
 
 
 def _text(value: Any, column: str) -> str:
-    """The text of a cell, empty where there is none. Raises BadCell for what can't be stored and shown as text."""
+    """The text of a cell, empty if missing. Raises BadCell for text that can't be stored and displayed."""
     if not isinstance(value, str):
         if isinstance(value, bool):
             raise BadCell("it is no text", column)
         value = word_of(value, column) or ""
-    # Nearly all texts, of which no more need be looked at: ASCII has no surrogates.
+    # Fast path for nearly all texts: ASCII contains no surrogates.
     if value.isascii() and len(value) <= LIMITS.max_text:
         return str(value)
     try:

@@ -1,4 +1,4 @@
-"""Memes of a split by its data set's card, read one after the other."""
+"""Reads the memes of a split one by one, by the card of its data set."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from eval.datasets.verbs import MADE_NAMES, BadCell, Record, word_of
 from retrieval.library.sources import Problem
 
 _FIRST = 5_000
-"""Memes that are in memory at once while the folder of the pictures is looked for."""
+"""Maximum number of memes held in memory while the folder of pictures is searched for."""
 __all__ = ["CardMeme", "CardReader"]
 
 
 def first_memes(memes: Iterator[CardMeme]) -> list[CardMeme]:
-    """Takes the first memes of a split, by which the folder of its pictures is found before any other is read."""
+    """Takes the first memes of a split, which suffice to find the folder of its pictures before the rest is read."""
     first: list[CardMeme] = []
     named = 0
     for meme in memes:
         first.append(meme)
         named += bool(meme.image)
-        # Of rows that mostly have no picture many are looked at, and not all: they would be in memory.
+        # If most rows have no picture, many are read, but not all: they are held in memory.
         if named == LOOKED_FOR or len(first) == _FIRST:
             break
     return first
 
 
 class CardReader:
-    """The memes of a split, read while they are iterated over; of them a bounded number of ids stays in memory.
+    """Iterates over the memes of a split; only a bounded number of ids is held in memory.
 
     Args:
         card: Card of the data set.
         data: Directory of the data set.
         split: Name of the split.
-        doubles: True to have memes whose id stood before too, which are refused otherwise.
+        doubles: True to yield memes with duplicate ids too, which are refused otherwise.
 
     Attributes:
-        problems: Rows refused so far, and lines of other files that can't be used.
-        excluded: Rows left out so far.
+        problems: Rows refused so far, and unusable lines of other files.
+        excluded: Rows dropped so far.
         refused: Number of rows refused so far.
-        rows: Rows of the files so far: read, excluded, refused, and elsewhere.
+        rows: Rows read from the files so far: accepted, excluded, refused, and of other splits.
         elsewhere: Rows of other splits so far.
         paths: Files of the rows.
         pictures: Finder of the pictures.
 
     Raises:
-        BadRequest: There is no such split, or its files are not there.
+        BadRequest: There is no such split, or its files are missing.
     """
 
     def __init__(self, card: DatasetCard, data: Path, split: str, *, doubles: bool = False) -> None:
@@ -74,16 +74,16 @@ class CardReader:
             for path in find_files(card, data, self.split, self.split.files_of(language))
         ]
         self.paths = tuple(path for _, path in self._files)
-        # The folder of the rows is a base too: parts of a data set may lie side by side.
+        # Pictures may also be next to the rows: parts of a data set may be stored side by side.
         self.pictures = DatasetPictures(data, self.paths[0].parent, card.layout.pictures)
         self._joins = JoinedFiles(card, data, self.split, beside=self.paths[0].parent, problems=self.problems)
         self._rules = RowRules(card, self.split.name, self._joins.of)
 
     def with_pictures(self) -> Iterator[CardMeme]:
-        """The memes, with the folder of their pictures found before the first of them is given out.
+        """The memes; the folder of their pictures is located before the first one is yielded.
 
         Raises:
-            BadRequest: No row can be used, or a file can't be read.
+            BadRequest: No row is usable, or a file can't be read.
         """
         memes = iter(self)
         first = first_memes(memes)
@@ -91,7 +91,7 @@ class CardReader:
         if not first:
             why = "no row is of this split"
             if self.problems:
-                # Nearly always all rows have the same fault, such as a column of another name.
+                # Nearly always all rows have the same fault, such as a renamed column.
                 fault = self.problems[0]
                 why = f"line {fault.line}: {fault.reason}" if fault.line else fault.reason
             source = f" The data are had from {self.card.source_url}." if self.card.source_url else ""
@@ -103,23 +103,23 @@ class CardReader:
         yield from chain(first, memes)
 
     def find_picture_folder(self, first: Sequence[CardMeme]) -> None:
-        """Looks for the folder of the pictures by the first memes. Raises BadRequest where several files fit a name."""
+        """Locates the folder of the pictures by the first memes. Raises BadRequest if several files match a name."""
         if self.card.fields.picture is None:
             return
         named: Iterable[CardMeme] = first
-        # So many without a picture: the file is read once more for the first that have one.
+        # None of the first rows has a picture: read the file again to find the first rows that have one.
         if len(first) == _FIRST and not any(meme.image for meme in first):
             named = CardReader(self.card, self.data, self.split.name)
         self.pictures.find_folder(meme.picture for meme in named)
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of every file that was read, in hex, by its name below the directory; of a tree, of its names."""
+        """SHA-256 of every file read, in hex, by its name below the directory; for a tree, of its file names."""
         found: dict[str, str] = {}
-        # Files of single memes are not among them: there may be one for each row.
+        # Excludes files for single memes: there may be one for each row.
         for path in (*self.paths, *self._joins.paths):
             if path.is_dir():
                 names = "".join(f"{record['@path']}\n" for _, record in tree_rows(path) if isinstance(record, dict))
-                # Names of files need not be UTF-8, and must be hashed as they are.
+                # File names need not be UTF-8 and must be hashed as they are.
                 sha256 = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
             else:
                 with path.open("rb") as file:
@@ -133,9 +133,9 @@ class CardReader:
             yield from tree_rows(path)
             return
         columns = self.card.columns() | self._joins.columns()
-        # Names with a field in them are not known beforehand: then every column is read.
+        # Column names with a placeholder are not known in advance: then every column is read.
         whole = any("{" in name for one in self.card.expressions() for name in one.columns())
-        # Names of our own among them: in a file they would pass for what the card makes of a row.
+        # Includes our own names: a column with such a name could pass for a computed value.
         never = (*layout.never_read, *MADE_NAMES)
         file = RecordFile(
             path,
@@ -146,21 +146,21 @@ class CardReader:
         )
         for number, record in file:
             if isinstance(record, dict):
-                # Before anything else sees the row, so that no value of such a column gets into a
-                # message or a meme.
+                # Dropped before any other code sees the row, so that no value of these columns gets into a message or a
+                # meme.
                 for name in never:
                     record.pop(name, None)
             yield number, record
 
     def __iter__(self) -> Iterator[CardMeme]:
-        # Iterated over once more, it counts anew.
+        # Counters restart with each iteration.
         self.excluded.clear()
         self.rows = self.elsewhere = self.refused = 0
         seen = NameSet()
         listed = self._joins.ids()
         where = self._where()
         unseen = self._field_columns()
-        # Over all files of a language, which are one list of rows: `@row` may be an id, and joins go by it.
+        # Counted over all files of a language, which form one list of rows: `@row` may serve as an id or join key.
         counted: Counter[str] = Counter()
         for language, path in self._files:
             name = path.relative_to(self.data).as_posix()
@@ -172,13 +172,13 @@ class CardReader:
                     if isinstance(record, str):
                         raise BadCell(record)
                     if unseen:
-                        # Only fields of which no row so far had a column are still looked for.
+                        # Only fields whose columns have not been seen yet are still tracked.
                         unseen = {name: columns for name, columns in unseen.items() if not columns & record.keys()}
-                    # Into the row itself: expressions and joins find it there like a column.
+                    # Stored in the row itself, where expressions and joins find it like a column.
                     record["@row"] = counted[language]
                     if self.split.labels is not None:
                         self._joins.add_labels(self.split.labels, record)
-                    # Before the id: rows of other splits may have ids that are none.
+                    # Checked before the id: rows of other splits may have invalid ids.
                     if where is not None and not where(record):
                         self.elsewhere += 1
                         continue
@@ -186,30 +186,30 @@ class CardReader:
                     if listed is not None and id_ not in listed:
                         self.elsewhere += 1
                         continue
-                    # Labels are read before doubles are looked for: the second of an id is refused only
-                    # if it would have counted.
+                    # Labels are read before duplicates are checked: a duplicate is refused only if it would have
+                    # counted.
                     meme = self._rules.meme_of(record, id_, file=name, line=number)
                     if meme is None:
                         self.excluded.append(Problem(path.name, number, id_, "it has no label that is used"))
                         continue
-                    # Records, predictions and leaks all go by ids: the second of an id could not be told apart.
+                    # Records, predictions and leaks refer to memes by id, so duplicates could not be told apart.
                     if id_ in seen and not self._doubles:
                         raise BadCell("its id stands in the file already", self._rules.id_column)
                 except BadCell as bad:
                     self.refused += 1
                     self.problems.append(Problem(path.name, number, id_, str(bad)))
                     continue
-                # After the row was accepted: one that was refused leaves its id to another.
+                # Added after the row was accepted: a refused row leaves its id free for another.
                 seen.add(id_)
                 yield meme
         for language, path in self._files:
             self._joins.check_rows(counted[language], path)
-        # Without rows there is nothing to say about columns.
+        # Without rows there is nothing to report about columns.
         for name, columns in unseen.items() if self.rows else ():
             names = ", ".join(sorted(columns))
             reason = f"no row has the column {names}, which the card makes the {name} of"
             self.problems.append(Problem(self.paths[0].name, 0, "", reason))
-        # Ids of refused rows have been named with their reason.
+        # Ids of refused rows were already reported with their reason.
         if listed is not None:
             listed -= {problem.id for problem in self.problems}
             if absent := sum(id_ not in seen for id_ in listed):
@@ -218,25 +218,24 @@ class CardReader:
                 )
 
     def _field_columns(self) -> dict[str, set[str]]:
-        """Columns of the rows that each field is made of; a field of none, or of others' columns, is left out."""
+        """Columns that each field is computed from; fields without columns or with joined columns are left out."""
         found: dict[str, set[str]] = {}
         for name in ("picture", *TEXT_FIELDS):
             expression = getattr(self.card.fields, name)
             columns = {one for one in expression.columns() if "{" not in one} if expression else set()
-            # Fields made of @-names exist in each row; of joined files another check speaks.
+            # @-names exist in each row; joined files are checked elsewhere.
             if columns and not any(one.startswith("@") for one in columns) and expression.join is None:
                 found[name] = columns
         return found
 
     def _where(self) -> Callable[[Record], bool] | None:
-        """Makes a test of rows for being of this split; a row of no split at all is refused."""
+        """Returns a predicate that is true for rows of this split; a row that belongs to no split is refused."""
         if not self.split.where:
             return None
         files = self.split.files
         known: dict[str, set[str]] = {}
         for split in self.card.splits:
-            # Values of all splits of the same file are known ones; a value of none is a fault of the
-            # row or of the card.
+            # Values of all splits in the same file are valid; any other value is a fault of the row or the card.
             for column, values in split.where.items() if split.files == files else ():
                 known.setdefault(column, set()).update([values] if isinstance(values, str) else values)
         wanted = {

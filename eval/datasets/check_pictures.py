@@ -1,4 +1,4 @@
-"""The search for a split's pictures while its rows are checked."""
+"""Locates a split's pictures while its rows are checked."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ T = TypeVar("T")
 
 
 class PictureSearch:
-    """The search for the pictures of a split, and what was wrong with it.
+    """Locates the pictures of a split and collects faults.
 
     Args:
         reader: Reader of the split.
         first: Its first memes.
 
     Attributes:
-        found: Pictures that are there.
+        found: Number of pictures found.
     """
 
     def __init__(self, reader: CardReader, first: Sequence[CardMeme]) -> None:
         self._split, self._source_url = reader.split.name, reader.card.source_url
-        # A card without pictures has none that could be missing.
+        # If the card has no pictures, none can be missing.
         self._pictures = reader.pictures if reader.card.fields.picture is not None else None
         self._doubt = ""
         self.found = 0
@@ -35,9 +35,9 @@ class PictureSearch:
             self._in_doubt(lambda _: reader.find_picture_folder(first))
 
     def find(self, meme: CardMeme) -> Path | None:
-        """The file of a meme's picture; None where there is none."""
+        """The file of a meme's picture; None if missing."""
         path = self._in_doubt(lambda pictures: pictures.find(*meme.picture))
-        # A count alone: paths of a million pictures would stay in memory.
+        # Only counted: a million paths would stay in memory.
         self.found += path is not None
         return path
 
@@ -46,26 +46,26 @@ class PictureSearch:
             return None
         try:
             return search(self._pictures)
-        # Several files that fit: which one is meant is for the user to say, and the other checks go on.
+        # Several files match: the user has to choose, and the other checks continue.
         except BadRequest as error:
             self._doubt, self._pictures = error.message, None
             return None
 
     def faults(self, memes: int, without: Callable[[], Sequence[str]]) -> list[DatasetFault]:
-        """Lists the findings on the pictures of all memes.
+        """Lists the faults of the pictures of all memes.
 
         Args:
-            memes: Number of the memes.
-            without: Names the memes without a picture.
+            memes: Number of memes.
+            without: Function that names the memes without a picture.
         """
-        # With doubt about one, it is not known which others are there.
+        # If the folder is ambiguous, it is unknown which pictures exist.
         if self._doubt:
             what = f"{self._doubt} The pictures of later rows were not looked for."
             return [DatasetFault(DatasetFaultKind.PICTURES_DOUBTFUL, self._split, what)]
         if self._pictures is None:
             return []
         kind = DatasetFaultKind.PICTURES_MISSING
-        # All missing is another fault than some: the pictures were never unpacked, or lie elsewhere.
+        # All missing is a different fault than some missing: the pictures were never unpacked, or are elsewhere.
         if memes and not self.found:
             what = (
                 f"none of {memes:,} pictures is there (looked for in the folders of the data set and three levels "
@@ -77,7 +77,7 @@ class PictureSearch:
             missing = tuple(without())
             what = "pictures named in the file are not in the folder of the others"
             found.append(DatasetFault(kind=kind, split=self._split, what=what, count=len(missing), where=missing))
-        # Beside the missing ones: the row of such a member is among these too.
+        # Reported besides missing pictures, which include those of these members.
         if faults := tuple(self._pictures.faults):
             what = "members of tar files can't be used as pictures"
             kind = DatasetFaultKind.PICTURES_DOUBTFUL

@@ -24,14 +24,14 @@ class DatasetFaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DatasetFault:
-    """One thing that is wrong.
+    """A fault in a data set.
 
     Attributes:
         kind: Kind of the finding.
-        split: In which split; several, joined by ``+``, where it lies between them.
-        what: In a sentence, without any of a meme.
-        count: Number of memes or groups of memes concerned.
-        where: Each of them: a line of a file, or ids that belong together.
+        split: Name of the split; several, joined by ``+``, if the fault lies between them.
+        what: One-sentence description, without any content of a meme.
+        count: Number of memes, or groups of memes, concerned.
+        where: Positions of the fault: lines of files, or ids that belong together.
     """
 
     kind: DatasetFaultKind

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub by name: their files on disk, where a card reads them like any others."""
+"""Downloads data sets by name from the Hugging Face hub, to be read by a card like other files."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from eval.datasets.card import DatasetCard
 
 
 def download(card: DatasetCard, out: Path) -> Path:
-    """Downloads the files that a card names, and the pictures; files that are there already are not fetched again.
+    """Downloads the files that a card names, and the pictures; files that are already present are skipped.
 
     Args:
         card: Card of the data set, whose layout names the repository.
-        out: Directory for the files; made where it is not there.
+        out: Target directory; created if missing.
 
     Raises:
-        BadRequest: The card names no repository, or the client of the hub is not installed.
-        Unavailable: The hub did not give the files: it has none of this name, asks for a login, or is not there.
+        BadRequest: The card names no repository, or the hub's client is not installed.
+        Unavailable: The hub has no such repository, requires a login, or can't be reached.
     """
     if not card.layout.hub:
         raise BadRequest(
@@ -33,11 +33,11 @@ def download(card: DatasetCard, out: Path) -> Path:
             "The Hugging Face hub is asked by huggingface_hub. Install it: pip install 'memecourt[datasets]'",
             reason="NOT_INSTALLED",
         ) from None
-    # A connection that fails raises the error of the HTTP library, which is another in each version of the client; that
-    # of the client itself is derived from it.
+    # A failed connection raises an error of the HTTP library, which differs between versions of the client; the
+    # client's own errors derive from it.
     failures: tuple[type[BaseException], ...] = (HfHubHTTPError, *HfHubHTTPError.__bases__, OSError, ValueError)
     try:
-        # First: without an answer, the download below would take whatever lies in the directory for the repository.
+        # Comes first: without a response, the download below would accept local files as the repository.
         commit = HfApi().repo_info(card.layout.hub, repo_type="dataset", revision=card.layout.revision).sha
         snapshot_download(
             card.layout.hub,
@@ -56,12 +56,12 @@ def download(card: DatasetCard, out: Path) -> Path:
 
 
 def _patterns(card: DatasetCard) -> list[str]:
-    """Names of the files that the card reads, in any of its folders."""
+    """Patterns for the files that the card reads, in any of its folders."""
     names = [
         name for split in card.splits for language in split.languages or ("",) for name in split.files_of(language)
     ]
     names += [name for split in card.splits for name in (*split.ids, *(split.labels.files if split.labels else ()))]
-    # What stands in braces is known only with a row: any file that begins so.
+    # Placeholders are only known per row: match any file with the same prefix.
     names += [f"{one.join.file.split('{')[0]}*" for one in card.expressions() if one.join]
     folders = (*card.layout.own, *card.layout.folders)
     pictures = [

@@ -12,49 +12,49 @@ class _ItemModel(BaseModel):
 
 
 class JudgedMeme(_ItemModel):
-    """A meme that is to be judged; one line of ``memes.jsonl``."""
+    """A meme to be judged; one line of ``memes.jsonl``."""
 
     id: str = Field(min_length=1)
     split: str
     line: int = Field(ge=0)
-    """Where it stands in its file, counted from 1."""
+    """Position in its file, counted from 1."""
     image: str
-    """Name of its picture's file, below the data set's folder of pictures."""
+    """File name of its picture, relative to the data set's folder of pictures."""
     text: str
     harmful: bool | None
-    """By the data set's own two classes, or ``merged`` where it has three; None where the data set says nothing of
+    """Class in the data set's own two classes, or by ``merged`` if it has three; None if the data set has no label of
     harm, and no trial is scored on it."""
     level: Level | None = None
-    """Where the data set has three."""
+    """Level of harm, if the data set has three."""
     source_label: str
-    """In the data set's own words."""
+    """Label in the data set's own words."""
     targets: tuple[str, ...] = ()
     tasks: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Gold labels by task of the data set's card, in a run that asks another question than of harm; of a task that is
-    absent there is no gold label."""
+    """Gold labels by task of the data set's card, in a run that asks a question other than harm; absent tasks have no
+    gold label."""
     shares: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Share of the annotators by label, by task, where the card keeps their votes."""
+    """Share of annotators per label, by task, if the card keeps their votes."""
     annotators: dict[str, int] = Field(default_factory=dict)
-    """Number of the annotators by task, likewise."""
+    """Number of annotators by task, if the card keeps their votes."""
     ocr: str = ""
-    """Words read off the picture, as the data set has them, in a run that asks another question than of harm."""
+    """Text in the picture as provided by the data set, in a run that asks a question other than harm."""
     caption: str = ""
-    """Description of the picture by the data set's authors, likewise."""
+    """Description of the picture by the data set's authors, in such a run."""
     language: str = ""
-    """Language of the text, as the data set's card has it; empty where it names none."""
+    """Language of the text according to the data set's card; empty if unknown."""
     group: str = ""
-    """Template, family or source; intervals are drawn over groups."""
+    """Template, family or source; confidence intervals resample whole groups."""
     template: str = ""
-    """Id of the first judged meme whose picture is nearly this one's, in a run that holds templates apart; empty where
-    no other meme of the run shares one. Intervals are drawn over these, too."""
+    """Id of the first judged meme with a near-duplicate picture, in a run that separates templates; empty if no other
+    meme of the run shares it. Confidence intervals resample these groups, too."""
 
     def gold(self, protocol: Protocol) -> bool | None:
         """True if the meme is harmful; None if the protocol drops it.
 
         Raises:
-            ValueError: The protocol is not for a data set of this kind.
+            ValueError: The protocol does not apply to a data set of this kind.
         """
-        # Both kinds of protocol are refused for the other kind of data: figures would bear the wrong name.
+        # Each kind of protocol is refused for the other kind of data, as results would be labelled wrongly.
         if self.level is None:
             if protocol is not Protocol.PLAIN:
                 raise ValueError(f"a data set of two classes has no protocol {protocol}")

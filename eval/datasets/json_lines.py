@@ -1,4 +1,4 @@
-"""JSON lines that people or other programs wrote, with errors that name file and line."""
+"""Reads JSON lines written by people or other programs, with errors that name file and line."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ T = TypeVar("T", bound=BaseModel)
 
 
 def read_json_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
-    """Reads the lines of a file with their numbers, counted from 1; empty ones are passed over.
+    """Reads the lines of a file with their numbers, counted from 1; blank lines are skipped.
 
     Args:
         path: The file.
-        kind: Model of a line.
+        kind: Pydantic model of a line.
 
     Raises:
         BadRequest: The file or a line can't be read.
     """
     try:
-        # At line feeds alone: a text may hold other characters that end a line for splitlines.
+        # Splits at line feeds only: splitlines would also split at other characters within a text.
         lines = path.read_text("utf-8").split("\n")
     except (OSError, ValueError):
         raise BadRequest(f"{path} can't be read.", reason="FILE_UNREADABLE") from None
@@ -44,16 +44,15 @@ def read_json_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that a text holds; None where it is none."""
-    # orjson is several times faster, and refuses what is no JSON; only such lines are tried again.
+    """The JSON object in a text; None if it is not one."""
+    # orjson is several times faster, but strict; lines that it refuses are parsed again below.
     try:
         record = orjson.loads(text)
     except orjson.JSONDecodeError:
-        # Python's writes NaN, Infinity and lone surrogates, which are no JSON, and so files hold them.
+        # Python's json writes NaN, Infinity and lone surrogates, which are not valid JSON, so files contain them.
         try:
             record = json.loads(text)
-        # Deep nesting raises RecursionError, which is a fault of the line and must not end the reading
-        # of the file.
+        # Deep nesting raises RecursionError, which counts as a fault of the line and must not stop the reader.
         except (ValueError, RecursionError):
             return None
     return record if isinstance(record, dict) else None

@@ -1,7 +1,7 @@
-"""The field's data sets: how many memes each split has, where they are had from, and the card that they are read by.
+"""The known data sets: size of each split, source, licence, and the card by which they are read.
 
-None of them may be handed on, and none is downloaded by us. What a figure rests on stands beside it: a figure that
-could be read nowhere is absent, not guessed.
+None of them may be redistributed, and the program downloads none. Figures are listed with their origin; a figure
+without a source is left out rather than guessed.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from eval.datasets.protocol import LEVELS, Protocol
 
 HARMEME_LABELS = tuple(LEVELS)
 SYNTHETIC_KEY = "synthetic.json"
-"""Stands beside synthetic data and says how they were made."""
+"""File beside synthetic data that records how they were generated."""
 FUNCTIONAL_KEY = "functional.jsonl"
-"""Stands beside functional tests: the functionality of each meme, and the contrast set that it is of; a line a meme."""
+"""File beside functional tests with the functionality and contrast set of each meme; one line per meme."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One split as its authors released it.
+    """A split as released by its authors.
 
     Attributes:
-        name: Ours: the name of the first file without its ending.
+        name: Our name for it: that of the first file without its ending.
         role: Purpose of the split.
-        files: Names its file may have, the authors' own first.
-        memes: Rows of the released file; None where that is not known.
-        classes: Rows per label, in the data set's own words; empty where that is not known.
-        labels: Names that the file of its labels may have, where they stand apart.
+        files: Possible names of its file, the authors' own first.
+        memes: Rows of the released file; None if unknown.
+        classes: Rows per label, in the data set's own words; empty if unknown.
+        labels: Possible names of the file with its labels, if separate.
         remark: Remark on the split.
     """
 
@@ -52,13 +52,14 @@ class Dataset:
     Attributes:
         id: Id of the data set in commands and runs.
         title: Title of the data set.
-        protocols: Under which its labels become two classes, the usual one first; none where no trial can be scored.
+        protocols: Protocols that turn its labels into two classes, the usual one first; empty if no trial can be
+            scored.
         splits: Splits by name.
         labels: Labels of the task that trials are scored on, in its own words.
         pictures: Folders that picture names may be relative to.
         source_url: Address at which its authors publish it.
         citation: Citation of the data set.
-        licence: On what terms.
+        licence: Licence of the data.
         verified: Origin of the figures that the splits were checked against.
         card: Card that it is read by.
     """
@@ -77,16 +78,16 @@ class Dataset:
 
     @property
     def own_card(self) -> DatasetCard | None:
-        """The card, where it is the user's own and no version of the program knows it."""
+        """The card, if it is a user's own that no version of the program ships."""
         return None if self.id.partition(":")[0] in shipped_ids() else self.card
 
     def of_role(self, role: SplitRole) -> tuple[Split, ...]:
-        """The splits that are for this, in order, without their parts of one language each."""
-        # A part stands beside its whole under a name with a colon: read with it, its rows would be there twice.
+        """The splits with this role, in order, without their parts per language."""
+        # Language parts are listed under a name with a colon; reading them with the whole would duplicate their rows.
         return tuple(split for name, split in self.splits.items() if split.role is role and ":" not in name)
 
     def first_test(self) -> str:
-        """Name of the split that is judged where none is named. Raises BadRequest where the card has none to test."""
+        """Name of the split that is judged by default. Raises BadRequest if the card has no test split."""
         for split in self.of_role(SplitRole.TEST):
             return split.name
         raise BadRequest(
@@ -115,7 +116,7 @@ def dataset_of_card(card: DatasetCard) -> Dataset:
 
 
 def _split(split: CardSplit, task: str) -> Split:
-    # Published numbers are those of each language's file.
+    # Published counts apply to each language's file.
     files = max(1, len(split.languages))
     counted = split.classes.get(task, {})
     return Split(
@@ -130,7 +131,7 @@ def _split(split: CardSplit, task: str) -> Split:
 
 
 class _Datasets(Mapping[str, Dataset]):
-    """Data sets by id, each made of its card when it is first needed."""
+    """Data sets by id, each built from its card when first needed."""
 
     def __init__(self) -> None:
         self._made: dict[str, Dataset] = {}
@@ -140,7 +141,7 @@ class _Datasets(Mapping[str, Dataset]):
             raise KeyError(id_)
         card = find_card(id_)
         made = self._made.get(id_)
-        # Of a folder of cards, one may have been changed meanwhile.
+        # A card in a user's folder may have changed meanwhile.
         if made is None or made.card is not card:
             made = self._made[id_] = dataset_of_card(card)
         return made
@@ -153,16 +154,16 @@ class _Datasets(Mapping[str, Dataset]):
 
 
 DATASETS: Mapping[str, Dataset] = _Datasets()
-"""All that have a name, by id: those that come with the program, then those of the folder ``MEMECOURT_CARDS``."""
+"""All named data sets by id: shipped ones, then those of the folder ``MEMECOURT_CARDS``."""
 
 
 def find_dataset(name: str) -> Dataset:
-    """The data set of this name.
+    """The data set with this name.
 
     Args:
-        name: Its id, with ``:VARIANT`` where the card has several juries; or the path of a card.
+        name: Id, with ``:VARIANT`` if the card has several juries; or the path of a card.
 
     Raises:
-        BadRequest: There is none of this name, or its card can't be used.
+        BadRequest: There is none with this name, or its card is invalid.
     """
     return DATASETS[name] if name in DATASETS else dataset_of_card(find_card(name))

@@ -1,4 +1,4 @@
-"""Gold labels of a row by the tasks of a card: values become labels, and votes of annotators one label."""
+"""Computes a row's gold labels for the tasks of a card: maps values to labels, and annotators' votes to one label."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class GoldOfTask:
     """Gold of one task for a row.
 
     Attributes:
-        labels: Labels, in the task's words; None where the row has none of this task.
-        drop: True if the row is to be left out.
-        shares: Share of the annotators by label, where there are several and they are read.
-        annotators: Number of those; 0 where they are not read.
+        labels: Labels in the task's words; None if the row has none for this task.
+        drop: True if the row is to be dropped.
+        shares: Share of annotators per label, if there are several and the card keeps their votes.
+        annotators: Number of annotators; 0 if their votes are not kept.
     """
 
     labels: tuple[str, ...] | None
@@ -37,7 +37,7 @@ GoldRule = Callable[[Record], GoldOfTask]
 
 
 def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
-    """Makes a function that gives a row's gold of a task, and raises BadCell for a value that no rule names."""
+    """Returns a function that computes a row's gold for a task, and raises BadCell for a value that no rule names."""
     if task.columns:
         return _by_columns(task, join_of)
     assert task.of is not None
@@ -51,17 +51,17 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
             if found is None or (not isinstance(found, list) and is_missing(found)):
                 return _missing(task, task.of, record)
             items = found if isinstance(found, list) else [found]
-            # A label that a row names twice is one.
+            # A label that a row names twice counts once.
             return GoldOfTask(tuple(dict.fromkeys(label_of(item) for item in items)))
 
         return several
-    # Made once, for rows to share.
+    # Created once and shared by rows.
     answers = {label: GoldOfTask((label,)) for label in task.labels}
     known: dict[str, GoldOfTask] = {}
 
     def one(record: Record) -> GoldOfTask:
         found = value(record)
-        # Cells repeat: each is looked at once. Bounded, since a card may name a column of other things.
+        # Cells repeat, so results are cached. The cache is bounded, since a card may name the wrong column.
         text = type(found) is str
         if text and found in known:
             return known[found]
@@ -80,7 +80,7 @@ def _missing(task: CardTask, of: Expression | None, record: Record) -> GoldOfTas
     if task.missing == "problem":
         if of.column not in ("", *record):
             reason = "there is no label, as in a test split: the row has no such column"
-        # Row, column or cell: a lookup tells none of them from the others.
+        # A missing row, column or cell: a lookup can't tell them apart.
         elif of.join is not None:
             reason = f"the label is empty, or {of.join.file} has no such row or column"
         else:
@@ -90,7 +90,7 @@ def _missing(task: CardTask, of: Expression | None, record: Record) -> GoldOfTas
 
 
 def _label_of(task: CardTask) -> Callable[[object], str]:
-    """Makes the lookup from a cell to a label: as it is written in the card, else but for case and signs."""
+    """Returns the lookup from cells to labels: exact spelling first, then ignoring case and punctuation."""
     mapping = {key: str(label) for key, label in task.map.items()} or {label: label for label in task.labels}
     exact = dict(mapping)
     loose = _loose(exact)
@@ -102,7 +102,7 @@ def _label_of(task: CardTask) -> Callable[[object], str]:
             raise BadCell(f"a label of {task.id} is empty", name)
         found = exact.get(word)
         if found is None:
-            # Exact spelling first: two labels of a card may differ in case alone.
+            # Exact spelling first: two labels of a card may differ only in case.
             found = exact.get(word.strip()) or loose.get(plain_word(word) or "")
         if found is None:
             raise BadCell(f"it is no value that the card names for {task.id} ({', '.join(list(exact)[:8])})", name)
@@ -112,11 +112,11 @@ def _label_of(task: CardTask) -> Callable[[object], str]:
 
 
 def _loose(exact: dict[str, str]) -> dict[str, str]:
-    """Labels by their values in plain words, where those tell them apart; 1 and 0 also as true and false."""
+    """Labels by their values in plain words, as far as those are unambiguous; 1 and 0 also as true and false."""
     words: dict[str, set[str]] = {}
     for key, label in exact.items():
         words.setdefault(plain_word(key) or "", set()).add(label)
-    # Words of two labels tell neither, and are left out.
+    # Words shared by two labels are ambiguous and left out.
     loose = {word: next(iter(labels)) for word, labels in words.items() if len(labels) == 1}
     if set(loose) == {"0", "1"}:
         loose |= {"true": loose["1"], "false": loose["0"]}
@@ -134,7 +134,7 @@ def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
         for label, value, of in columns:
             cell = value(record)
             if is_missing(cell):
-                # One empty cell makes the whole answer unknown: "no" to that label would be a guess.
+                # One empty cell makes the whole answer unknown: treating it as "no" would be a guess.
                 return _missing(task, of, record)
             word = word_of(cell, of.name) or ""
             named = exact.get(word)
@@ -158,12 +158,12 @@ def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
     def voted(record: Record) -> GoldOfTask:
         found = value(record)
         cells = found if isinstance(found, list) else [found]
-        # An empty cell is an annotator who said nothing.
+        # An empty cell is an annotator who gave no answer.
         counts = Counter(label_of(cell) for cell in cells if not is_missing(cell))
         total = sum(counts.values())
         if not total:
             return _missing(task, task.of, record)
-        # In the order of the task, so that equal votes are written alike.
+        # In the task's order, so that equal votes are written identically.
         shares = tuple((label, counts[label] / total) for label in task.labels if counts[label]) if votes.keep else ()
         annotators = total if shares else 0
         most = max(counts.values())
@@ -171,7 +171,7 @@ def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
         if len(first) > 1 or most < votes.least:
             if task.missing == "problem":
                 raise BadCell(f"no label of {task.id} has the most votes, and {votes.least} or more", name)
-            # No label is not no votes: their shares are read all the same.
+            # A tie yields no label, but the shares are kept all the same.
             return GoldOfTask(None, task.missing == "drop", shares, annotators)
         return GoldOfTask((first[0],), shares=shares, annotators=annotators)
 

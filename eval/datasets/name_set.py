@@ -1,4 +1,4 @@
-"""Names that were seen before, of which a bounded number is in memory, however many there are."""
+"""A set of names of any size, with a bounded number in memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sqlite3
 from collections.abc import Iterator
 
 _MOST = 100_000
-"""Names in memory, at most: some 10 MB."""
+"""Maximum number of names in memory: some 10 MB."""
 
 
 def scratch_database() -> sqlite3.Connection:
-    """A database in a file without a name, which is gone with the connection."""
-    # Without transactions: nothing of it is to outlive this process. SQLite holds so many KiB of it in memory.
+    """Opens a temporary on-disk database that disappears with the connection."""
+    # No transactions, as nothing needs to survive this process. The pragma sets SQLite's page cache in KiB.
     database = sqlite3.connect("", check_same_thread=False, isolation_level=None)
     database.execute("PRAGMA cache_size = -8000")
     database.execute("PRAGMA journal_mode = OFF")
@@ -19,7 +19,7 @@ def scratch_database() -> sqlite3.Connection:
 
 
 class NameSet:
-    """A set of names that grows on the disk."""
+    """A set of names that spills to disk as it grows."""
 
     def __init__(self) -> None:
         self._recent: set[str] = set()
@@ -27,7 +27,7 @@ class NameSet:
 
     def __contains__(self, name: str) -> bool:
         """True if the name was added."""
-        # In memory first: names of a small file never leave it.
+        # Memory first: names of a small file never leave it.
         if name in self._recent:
             return True
         if self._database is None:
@@ -42,15 +42,15 @@ class NameSet:
             self._move()
 
     def _move(self) -> None:
-        # Made when it is first needed: most data sets are smaller.
+        # Created when first needed: most data sets are smaller.
         if self._database is None:
             self._database = scratch_database()
             self._database.execute("CREATE TABLE names (name BLOB PRIMARY KEY) WITHOUT ROWID")
-        # Sorted: the tree is written page by page, and not all over.
+        # Sorted, so that the B-tree is written page by page instead of at random.
         self._database.execute("BEGIN")
         self._database.executemany("INSERT OR IGNORE INTO names VALUES (?)", self._sorted())
         self._database.execute("COMMIT")
-        # Only now: a name must be in one of the two at any time.
+        # Cleared last: a name must be in one of the two at any time.
         self._recent.clear()
 
     def _sorted(self) -> Iterator[tuple[bytes]]:
@@ -58,5 +58,5 @@ class NameSet:
 
 
 def _key(name: str) -> bytes:
-    # Names of members need not be UTF-8.
+    # Names of tar members need not be valid UTF-8.
     return name.encode("utf-8", "surrogatepass")

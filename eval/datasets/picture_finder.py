@@ -1,4 +1,4 @@
-"""Pictures of a data set by the names that its rows have for them."""
+"""Finds the pictures of a data set by the names in its rows."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from retrieval.library.shards import leads_out, shard_of
 _BELOW = "/**"
 _SHARD = ".tar"
 _DEPTH = 3
-"""Folders below the directory that are looked into for pictures."""
+"""Levels of folders below the directory that are searched for pictures."""
 LOOKED_FOR = 50
-"""Pictures that are looked for in a folder before it is passed over."""
+"""Number of pictures that are tried in a folder before it is ruled out."""
 Named = tuple[str, Mapping[str, str]]
-"""Name of a picture, and the fields of its meme that may stand in the name of a folder."""
+"""Name of a picture, and the fields of its meme that may be used in a folder's name."""
 
 
 def picture_path(folder: Path, name: str) -> Path | None:
     """Returns the path of a picture; None for a name that leads out of the folder.
 
-    A data file is no reason to read others.
+    A data file must not be able to make the program read other files.
     """
     if not name or leads_out(name):
         return None
     path = folder / name
     file = shard_of(path) or path
-    # Links to folders people make on purpose; one in place of a picture comes with an archive.
+    # Users link folders on purpose; a link in place of a picture comes with an archive.
     if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
         return None
     return path
@@ -43,43 +43,44 @@ class DatasetPictures:
     """Finder of the pictures of a split.
 
     Args:
-        data: Directory of the data set; nothing outside of it is looked at.
+        data: Directory of the data set; nothing outside it is read.
         beside: Folder of the split's rows.
-        patterns: Folders as a card has them; ``{field}`` is the meme's, and ``**`` at the end is any folder below. What
-            ends with ``.tar`` is tar files, and what begins with a scheme (``s3://``) a folder of an object store.
+        patterns: Folders as written in a card; ``{field}`` is replaced with the meme's field, and ``**`` at the end
+            matches any folder below. Names ending with ``.tar`` are tar files, and names beginning with a scheme
+            (``s3://``) are folders of an object store.
     """
 
     def __init__(self, data: Path, beside: Path, patterns: Sequence[str]) -> None:
         places = (beside, beside.parent, data)
-        # Never above the directory that was named, however near to its edge the rows lie.
+        # Never above the directory that the user named, even if the rows are at its top.
         self._bases = [base for base in dict.fromkeys(places) if base == data or data in base.parents]
         remote = [one for one in patterns if "://" in one]
-        # A path begins with the scheme, and not with what has to stand in every address.
+        # pathlib would collapse the double slash of an address.
         self._remote = [Path(one.replace("://", ":/", 1)) for one in remote]
         self._data = data
         self._patterns = tuple(one for one in patterns if not one.endswith(_SHARD) and one not in remote)
         self._shards = ShardIndex(data, self._bases, [one for one in patterns if one.endswith(_SHARD)])
         self._listed: dict[tuple[Path, bool], dict[str, list[Path]]] = {}
         self.folder: Path | None = None
-        """Folder that names are relative to, where :meth:`find_folder` has found it."""
+        """Folder that names are relative to, once :meth:`find_folder` has found it."""
 
     @property
     def faults(self) -> Sequence[str]:
-        """Members of tar files that can't be used as pictures; known once a picture was looked for there."""
+        """Members of tar files that are unusable as pictures; known once a picture was searched for there."""
         return self._shards.faults
 
     def find_folder(self, pictures: Iterable[Named]) -> Path | None:
-        """Looks for the folder that these names are relative to; None where none of the first of them is anywhere.
+        """Finds the folder that these names are relative to; None if none of the first of them exists anywhere.
 
-        The folders of the card are looked at first, then every other, three levels deep. Where a field of the meme is
-        part of the way to its picture, it is the directory of the data set.
+        The folders of the card are searched first, then every other, three levels deep. If the path to a picture
+        depends on a field of its meme, the result is the directory of the data set.
         """
         wanted = list(islice(((name, fields) for name, fields in pictures if name), LOOKED_FOR))
         if self._shards or any("{" in pattern or "**" in pattern for pattern in self._patterns):
             self.folder = self._data if any(self.find(name, fields) for name, fields in wanted) else None
         else:
             self.folder = self._folder_of(wanted)
-        # Last: a store is asked over a network, and each question may cost money.
+        # Remote stores last: each request goes over a network and may cost money.
         if self.folder is None:
             self.folder = next((f for f in self._remote if any(self._is_in(f, name) for name, _ in wanted)), None)
         return self.folder
@@ -90,7 +91,7 @@ class DatasetPictures:
         for folder in dict.fromkeys((*likely, *_below(self._data, _DEPTH))):
             if any(self._is_in(folder, name) for name, _ in wanted):
                 return folder
-        # Names that no file has as they are written: in other letters, or without an ending.
+        # Names that match no file exactly: they differ in case or lack an ending.
         found = next((path for path in (self.find(name, fields) for name, fields in wanted) if path), None)
         return next((f for f in likely if found and found.is_relative_to(f)), self._data) if found else None
 
@@ -100,31 +101,31 @@ class DatasetPictures:
         return path is not None and has_picture(path)
 
     def name_of(self, name: str, fields: Mapping[str, str]) -> str:
-        """Name of a picture below the folder: the row's own where that is right, or there is no such picture.
+        """Name of a picture below the folder; the row's own if that is right or no picture matches.
 
         Raises:
-            BadRequest: Several files fit.
+            BadRequest: Several files match.
         """
         if self.folder is None:
             return name
         path = picture_path(self.folder, name)
-        # One that leads through a tar file is of that member alone, and whether it is there is seen when it is read.
+        # A name that leads into a tar file identifies that member; reading it shows if it exists.
         if path is None or shard_of(path) or has_picture(path):
             return name
         found = self.find(name, fields)
         return found.relative_to(self.folder).as_posix() if found and found.is_relative_to(self.folder) else name
 
     def find(self, name: str, fields: Mapping[str, str]) -> Path | None:
-        """The file of a picture; None where it is not there.
+        """The file of a picture; None if missing.
 
-        It is looked for under its name, then under the same name in other letters (``A.JPG``), then, for a name
-        without an ending, under the name with one.
+        Tries the exact name, then the name ignoring case (``A.JPG``), then, for a name without an ending, the name with
+        any ending.
 
         Raises:
-            BadRequest: Several files fit.
+            BadRequest: Several files match.
         """
         record = {f"@{field}": value for field, value in fields.items()}
-        # As it is written; and with slashes, where Windows wrote it.
+        # As written, then with slashes, in case it was written on Windows.
         for candidate in dict.fromkeys((name, name.replace("\\", "/"))):
             folders = list(self._folders(record))
             for folder, deep in folders:
@@ -146,34 +147,34 @@ class DatasetPictures:
         return None
 
     def _folders(self, record: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
-        """Folders that a picture may be in, and True for those that it may be anywhere below."""
+        """Folders that a picture may be in, each with True if all of its subfolders count too."""
         if self.folder is not None:
             yield self.folder, False
         for base in self._bases:
             for pattern in self._patterns:
                 try:
                     filled = f"/{fill(pattern, record)}"
-                except BadCell:  # no folder is of this meme
+                except BadCell:  # the folder does not exist for this meme
                     continue
                 yield base / filled.removesuffix(_BELOW).lstrip("/"), filled.endswith(_BELOW)
 
     def _similar_names(self, folder: Path, name: str, deep: bool) -> list[Path]:
-        """Files whose names differ in their letters' case, or in an ending that the name has not."""
+        """Files whose names differ only in case, or in an ending that the name lacks."""
         parent, _, last = name.rpartition("/")
         files = self._list(folder / parent if parent else folder, deep)
         found = files.get(last.lower(), [])
-        # A name as it is written goes before names in other letters.
+        # Exact names take precedence over names that differ in case.
         found = [path for path in found if path.name == last] or found
         if not found and Path(last).suffix.lower() not in PICTURE_ENDINGS:
             found = [path for ending in PICTURE_ENDINGS for path in files.get(last.lower() + ending, [])]
         return found
 
     def _list(self, folder: Path, deep: bool) -> dict[str, list[Path]]:
-        """Files of a folder by their names in lower case; with those of folders below it where it is deep."""
+        """Files of a folder by lower-case name; if deep, including its subfolders."""
         if (folder, deep) not in self._listed:
             found: dict[str, list[Path]] = {}
             for parent, below, names in os.walk(folder):
-                # In place: os.walk goes on in this order.
+                # Sorted in place, because os.walk continues in this order.
                 below.sort()
                 for name in sorted(names):
                     found.setdefault(name.lower(), []).append(Path(parent) / name)
@@ -188,8 +189,8 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
     if depth == 0:
         return
     try:
-        # Links are not followed: they may lead out of the directory, or around in it. Sorted, so that of several
-        # folders the same one is found on every file system.
+        # Links are not followed: they may lead out of the directory or form a cycle. Sorted, so that the same folder is
+        # found on every file system.
         below = sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
     except OSError:
         return

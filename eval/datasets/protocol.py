@@ -1,4 +1,4 @@
-"""Protocols: rules that make two classes of a data set's own labels."""
+"""Protocols: rules that reduce a data set's own labels to two classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum, StrEnum
 
 
 class Level(IntEnum):
-    """HarMeme's three labels, in their order (Pramanick et al. 2021, section 3)."""
+    """HarMeme's three labels, in ascending order of harm (Pramanick et al. 2021, section 3)."""
 
     NOT_HARMFUL = 0
     SOMEWHAT_HARMFUL = 1
@@ -23,12 +23,12 @@ LEVELS: Mapping[str, Level] = {
 
 
 class Protocol(StrEnum):
-    """Rule that turns a gold label into one of two classes. Figures without their protocol can't be compared."""
+    """Rule that turns a gold label into one of two classes. Results under different protocols can't be compared."""
 
     MERGED = "merged"
-    """Somewhat and very harmful are harmful: what nearly everyone reports on HarMeme."""
+    """Somewhat and very harmful count as harmful: what nearly everyone reports on HarMeme."""
     EXTREME = "extreme"
-    """Memes that are somewhat harmful are dropped: what the court's paper did."""
+    """Somewhat harmful memes are dropped, as in the court's paper."""
     PLAIN = "plain"
     """The data set has two classes of its own."""
 

@@ -1,4 +1,4 @@
-"""One split of a data set, as memes to be judged or as a source of precedents."""
+"""Reads one split of a data set, as memes to be judged or as a source of precedents."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def labels_dropped(dataset: Dataset, protocols: Sequence[Protocol]) -> tuple[str
 
 @dataclass(frozen=True, slots=True)
 class SplitRead:
-    """Content read from a split.
+    """Content of a split.
 
     Attributes:
         memes: In the order of the file; ids are unique.
-        problems: Rows that could not be used, and those whose id stood before.
+        problems: Rows that could not be used, including duplicates of an id.
         file: The file.
         sha256: SHA-256 of the file, in hex.
-        pictures: The folder that picture names are relative to; None where no picture is at hand.
-        files: SHA-256 of every file that was read, by its name below the directory: with labels that stand apart, two.
+        pictures: The folder that picture names are relative to; None if no picture was found.
+        files: SHA-256 of every file that was read, by its name below the directory; separate label files are included.
     """
 
     memes: tuple[JudgedMeme, ...]
@@ -63,26 +63,26 @@ class SplitRead:
 
 
 Choose = Callable[[Iterable[JudgedMeme]], Sequence[JudgedMeme]]
-"""Choice of memes that are kept, of all that are read one after the other; such as a sample."""
+"""Selects the memes to keep while the split is streamed, such as a sample."""
 
 
 def read_split(dataset: Dataset, data: Path, split: str, *, choose: Choose = tuple) -> SplitRead:
-    """The memes of a split, with gold labels.
+    """Reads the memes of a split, with gold labels.
 
     Args:
-        dataset: Which data set.
+        dataset: The data set.
         data: Directory of the data set.
-        split: Which part of it.
-        choose: Chooses among the memes while they are read; only those it keeps are in memory.
+        split: Name of the split.
+        choose: Selects memes while they are streamed; only selected ones are kept in memory.
 
     Raises:
-        BadRequest: There is no such split, its files are not there or are those of another data set, or no row of them
-            can be used, as where a test split has no labels.
+        BadRequest: There is no such split, its files are missing or belong to another data set, or no row is usable,
+            for instance because a test split has no labels.
     """
     task = court_task_of(dataset.card)
     refuse_others(dataset, data, split)
     reader = CardReader(dataset.card, data, split)
-    # Counted while they pass: they are gone when the choice is made.
+    # Collected while streaming: the memes are gone when the selection is made.
     without_label: list[Problem] = []
     labelled = False
 
@@ -105,13 +105,13 @@ def read_split(dataset: Dataset, data: Path, split: str, *, choose: Choose = tup
             f"from {dataset.source_url}.",
             reason="DATA_UNUSABLE",
         )
-    # After the rows: only then are the joined files known.
+    # Joined files are known only after the rows were read.
     files = reader.digests()
-    # The rows' own file; joined ones stand behind it.
+    # The rows' own file comes first; joined ones follow.
     first = next(iter(files))
     return SplitRead(
         memes=with_picture_names(memes, reader.pictures),
-        # In the order of the file: missing labels were found after all else.
+        # Sorted by line: missing labels were collected after the other problems.
         problems=tuple(sorted(problems, key=lambda problem: problem.line)),
         file=data / first,
         sha256=files[first],
@@ -121,9 +121,9 @@ def read_split(dataset: Dataset, data: Path, split: str, *, choose: Choose = tup
 
 
 def with_picture_names(memes: Iterable[JudgedMeme], pictures: DatasetPictures) -> tuple[JudgedMeme, ...]:
-    """The memes with the names by which their pictures are found. Raises BadRequest where several files fit."""
+    """The memes with the names by which their pictures are found. Raises BadRequest if several files match."""
     found = []
-    # Only of memes that are kept: each name is a look at the disk.
+    # Only for selected memes: each name costs a disk access.
     for meme in memes:
         name = pictures.name_of(meme.image, {"id": meme.id, "language": meme.language, "group": meme.group})
         found.append(meme if name == meme.image else meme.model_copy(update={"image": name}))
@@ -131,22 +131,22 @@ def with_picture_names(memes: Iterable[JudgedMeme], pictures: DatasetPictures) -
 
 
 def keep_none(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
-    """Chooses no meme: all are read, for what is to be known of their files."""
+    """Selects no meme: the files are read only for their digests and problems."""
     deque(memes, maxlen=0)
     return ()
 
 
 def source_of(dataset: Dataset, data: Path, split: str) -> Source:
-    """A split as what a precedent library is built from, pictures and all. Raises BadRequest as :func:`read_split`."""
-    # Of the files alone, so that what is wrong is found before a library is built: rows are read when they are used.
+    """A split as a source for a precedent library, with pictures. Raises BadRequest like :func:`read_split`."""
+    # Reads the files without keeping memes, so that errors appear before a library is built; rows are read on use.
     read = read_split(dataset, data, split, choose=keep_none)
     name = f"{dataset.id} {split}"
 
     def rows() -> Rows:
-        # Read anew, so that no rows stay in memory between naming a source and building from it.
+        # Read again, so that no rows stay in memory between naming a source and building from it.
         again = read_split(dataset, data, split)
         good = [row_of(meme, name) for meme in again.memes]
-        # Under the source's name, by which a library's report puts them in order.
+        # Under the source's name, by which a library's report sorts them.
         return Rows(SourceFormat.CARD, good, [replace(problem, source=name) for problem in again.problems])
 
     return Source(
@@ -156,14 +156,14 @@ def source_of(dataset: Dataset, data: Path, split: str) -> Source:
         format=SourceFormat.CARD,
         rows=rows,
         files=tuple(data / file for file in read.files if (data / file).is_file()),
-        # Those that come with the program are known by the files; a card of one's own may be changed. A tree has none.
+        # Shipped cards are identified by the files; a user's card may change. A tree of pictures has no file digest.
         recipe=digest([dataset.own_card.to_json(), dict(read.files)]) if dataset.own_card else "",
     )
 
 
 def row_of(meme: JudgedMeme, source: str = "") -> Row:
-    """A meme as a source of precedents has it, labelled by the data set's two classes."""
-    # By harm alone: a library knows no levels.
+    """A meme as a row for a precedent library, labelled by the data set's two classes."""
+    # Harm only: a library has no levels.
     return Row(
         line=meme.line,
         id=meme.id,
@@ -177,12 +177,12 @@ def row_of(meme: JudgedMeme, source: str = "") -> Row:
 
 
 def named_source(dataset: str, data: Path, split: str) -> Source | None:
-    """Returns the source of the data set of this name, as :func:`source_of`; None if it is not one of ours.
+    """Returns the source for this data set, like :func:`source_of`; None if the data set is unknown.
 
-    What ``memecourt precedents build --dataset`` finds under the entry points ``memecourt.datasets``.
+    Entry point ``memecourt.datasets``, by which ``memecourt precedents build --dataset`` finds data sets.
 
     Raises:
-        BadRequest: The data set, or the card of this name, can't be read.
+        BadRequest: The data set, or the card with this name, can't be read.
     """
     try:
         found = find_dataset(dataset)
@@ -194,10 +194,10 @@ def named_source(dataset: str, data: Path, split: str) -> Source | None:
 
 
 def court_task_of(card: DatasetCard) -> CardTask:
-    """The task that trials are scored on. Raises BadRequest where there is none, or annotators have to be named."""
+    """The task that trials are scored on. Raises BadRequest if there is none or a jury has to be chosen."""
     if card.court_task is not None:
         return card.court_task
-    # Such a task stands in the list once for each of its juries.
+    # A task with several juries is listed once for each.
     juries = [task.variant for task in card.all_tasks() if task.court]
     raise BadRequest(
         f"{card.id} has labels by several juries, and a figure has no meaning without its jury. Name one of "
@@ -211,9 +211,9 @@ def court_task_of(card: DatasetCard) -> CardTask:
 
 
 def refuse_others(dataset: Dataset, data: Path, split: str) -> None:
-    """Refuses data that are surely another data set's. Raises BadRequest."""
+    """Refuses data that certainly belong to another data set. Raises BadRequest."""
     dataset.card.split(split)
-    # The files would be read without a fault, and figures on drawn memes taken for those of the data set.
+    # They would be read without an error, and results on synthetic memes taken for those of the data set.
     if (data / SYNTHETIC_KEY).is_file() and not dataset.id.startswith("synthetic") and dataset.own_card is None:
         raise BadRequest(
             f"{data} holds a synthetic benchmark: figures on it are none on {dataset.title}. Ask for --dataset "
@@ -230,7 +230,7 @@ def refuse_others(dataset: Dataset, data: Path, split: str) -> None:
 
 
 def _judged(task: CardTask, meme: CardMeme) -> JudgedMeme | None:
-    """The meme as trials are scored on it; None where it has no gold label of the task."""
+    """The meme as trials are scored on it; None if it has no gold label for the task."""
     assert task.court is not None
     if task.id not in meme.gold:
         return None
@@ -242,11 +242,11 @@ def _judged(task: CardTask, meme: CardMeme) -> JudgedMeme | None:
         image=meme.image,
         text=meme.text,
         harmful=label in task.court.harmful,
-        # Cards with this protocol list their labels from least to most: a card of another order is refused.
+        # Cards with this protocol list their labels in ascending order; validation enforces it.
         level=Level(task.labels.index(label)) if Protocol.MERGED in task.protocols else None,
         source_label=label,
         targets=meme.gold.get(task.court.targets, ()),
-        # Votes on harm alone: what was said of other tasks is read again where it is asked for.
+        # Only votes on harm: those on other tasks are read again where needed.
         shares={task.id: meme.shares[task.id]} if task.id in meme.shares else {},
         annotators={task.id: meme.annotators[task.id]} if task.id in meme.annotators else {},
         language=meme.language,

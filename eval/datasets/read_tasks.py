@@ -1,4 +1,4 @@
-"""Memes of a split with gold labels of a task of the data set's card, to be asked about or to be shown as examples."""
+"""Reads memes with gold labels for a task of the data set's card, as questions or as examples."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from eval.datasets.read import Choose, keep_none, refuse_others, row_of, with_pi
 from retrieval.library.sources import Rows, Source, SourceFormat
 
 EXAMPLES = "examples of"
-"""Stands in the name of a library of labelled examples: its labels of harm mean nothing."""
+"""Part of the name of a library of labelled examples, whose labels of harm are meaningless."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSplit:
-    """Content read from a split for a task.
+    """Content of a split for a task.
 
     Attributes:
         memes: Memes that have a gold label of the task, in the order of the files.
         files: SHA-256 of every file that was read, by its name below the directory.
-        pictures: The folder that picture names are relative to; None where no picture is at hand.
-        notes: Counts of rows that are not among the memes, in sentences.
+        pictures: The folder that picture names are relative to; None if no picture was found.
+        notes: Sentences with the number of rows that are not among the memes.
     """
 
     memes: tuple[JudgedMeme, ...]
@@ -39,7 +39,7 @@ class TaskSplit:
 
 
 def train_splits(dataset: Dataset) -> tuple[Split, ...]:
-    """The splits that examples come from. Raises BadRequest where the data set has none."""
+    """The splits that examples come from. Raises BadRequest if the data set has none."""
     found = dataset.of_role(SplitRole.TRAIN)
     if not found:
         raise BadRequest(
@@ -51,20 +51,20 @@ def train_splits(dataset: Dataset) -> tuple[Split, ...]:
 
 
 def read_task_split(dataset: Dataset, data: Path, split: str, task: str, *, choose: Choose = tuple) -> TaskSplit:
-    """The memes of a split that have a gold label of a task.
+    """Reads the memes of a split that have a gold label for a task.
 
     Args:
-        dataset: Which data set.
+        dataset: The data set.
         data: Directory of the data set.
-        split: Which part of it.
-        task: Which of its tasks.
-        choose: Chooses among the memes, as :func:`eval.datasets.read.read_split`.
+        split: Name of the split.
+        task: Id of the task.
+        choose: Selects memes, as in :func:`eval.datasets.read.read_split`.
 
     Raises:
-        BadRequest: There is no such split or task, its files are not there, or no meme of it has a label.
+        BadRequest: There is no such split or task, its files are missing, or no meme has a label.
     """
     card = dataset.card
-    card.task(task)  # one that there is none of is an error, not a task of which no meme has a label
+    card.task(task)  # an unknown task is an error, rather than a task for which no meme has a label
     refuse_others(dataset, data, split)
     reader = CardReader(card, data, split)
     labelled = unlabelled = 0
@@ -97,20 +97,20 @@ def read_task_split(dataset: Dataset, data: Path, split: str, task: str, *, choo
 
 
 def examples_source(dataset: Dataset, data: Path, split: str, task: str) -> Source:
-    """A split as what a library of labelled examples is built from.
+    """A split as a source for a library of labelled examples.
 
-    The memes' labels stand in the data set and not in the library: a library knows of harm alone, and what the task
-    says of harm, if anything, is not asked. :func:`require_examples` keeps such a library from holding trials.
+    The labels stay in the data set and are not stored in the library: a library knows only harm, which the task may say
+    nothing about. :func:`require_examples` prevents trials from using such a library.
     """
     name = f"{dataset.id} {split}, {EXAMPLES} {task}"
 
     def rows() -> Rows:
         memes = read_task_split(dataset, data, split, task).memes
-        # A library wants a label of harm; an example's means nothing, as the name of the source says.
+        # A library requires a label of harm; for examples it is meaningless, as the name of the source says.
         bare = [replace(row_of(meme, name), label=Label.NOT_HARMFUL, source_label="", categories=()) for meme in memes]
         return Rows(SourceFormat.CARD, bare, [])
 
-    # Once at the beginning too, so that what is wrong is found before a library is built.
+    # Also read once now, so that errors appear before a library is built.
     read = read_task_split(dataset, data, split, task, choose=keep_none)
     return Source(
         path=data / next(iter(read.files)),
@@ -119,17 +119,17 @@ def examples_source(dataset: Dataset, data: Path, split: str, task: str) -> Sour
         format=SourceFormat.CARD,
         rows=rows,
         files=tuple(data / file for file in read.files),
-        # A card of one's own may be changed; those that come with the program are known by the files.
+        # A user's card may change; shipped ones are identified by the files.
         recipe=digest(dataset.own_card.to_json()) if dataset.own_card else "",
     )
 
 
 def require_examples(library: str, wanted: object) -> None:
-    """Raises BadRequest where a library of examples is to hold trials, or one of precedents to give examples.
+    """Raises BadRequest if trials were to use a library of examples, or a task a library of precedents.
 
     Args:
         library: Name of the library.
-        wanted: The question that examples are wanted for; None where trials are held.
+        wanted: The question for which examples are needed; None for trials.
     """
     if (EXAMPLES in library) != (wanted is not None):
         what = (
@@ -141,7 +141,7 @@ def require_examples(library: str, wanted: object) -> None:
 
 
 def require_same_labels(question: CourtQuestion, task: CardTask) -> None:
-    """Raises BadRequest where a question of one's own has other options than a task, whose gold it is scored by."""
+    """Raises BadRequest if a custom question has other options than the task whose gold labels score it."""
     if set(question.options) != set(task.labels) or question.several != (task.kind == "multi"):
         several = "true" if task.kind == "multi" else "false"
         raise BadRequest(
@@ -153,7 +153,7 @@ def require_same_labels(question: CourtQuestion, task: CardTask) -> None:
 
 
 def gold_by_meme(dataset: Dataset, data: Path, split: str, task: str) -> dict[str, tuple[str, ...]]:
-    """Gold labels of a task by meme, of those that have one. Raises BadRequest as :func:`read_task_split`."""
+    """Gold labels of a task by meme, for memes that have one. Raises BadRequest like :func:`read_task_split`."""
     return {meme.id: meme.tasks[task] for meme in read_task_split(dataset, data, split, task).memes}
 
 

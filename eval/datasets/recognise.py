@@ -1,4 +1,4 @@
-"""Which data set lies in a directory: by names of files, their columns, numbers of rows, and numbers of labels."""
+"""Recognises the data set in a directory by file names, columns, numbers of rows, and numbers of labels."""
 
 from __future__ import annotations
 
@@ -13,53 +13,52 @@ from eval.datasets.card_split import CardReader
 from eval.datasets.known import DATASETS, FUNCTIONAL_KEY, SYNTHETIC_KEY, Dataset
 from eval.datasets.record_files import RecordFile, row_count
 
-# A few rows are enough to see the columns, and JSON lines need not have each of them in every row.
+# A few rows are enough to see the columns; rows of JSON lines may lack some.
 _PEEKED = 20
-"""Rows looked at for the columns of a file."""
+"""Rows sampled for the columns of a file."""
 _SYNTHETIC = "synthetic"
 
 
 def recognised(data: Path) -> tuple[Dataset, ...]:
-    """The data sets that lie in a directory.
+    """The data sets found in a directory.
 
-    A folder of a data set's own name tells which it is; else the number of rows of a split does, where it is one that
-    was published, and where several have that number, the numbers of its labels. A layout alone tells nothing: FHM's,
-    for one, is what many data sets are laid out in.
+    A folder with the data set's own name identifies it; otherwise a split's published number of rows does, and if
+    several data sets share that number, the numbers of its labels. A layout alone identifies none: many data sets use
+    FHM's, for one.
 
     Raises:
-        BadRequest: The path is no directory, contains no known data set, or its content fits several.
+        BadRequest: The path is no directory, contains no known data set, or its content matches several.
     """
     if not data.is_dir():
         raise BadRequest(f"{data} is no directory.")
     layouts = {dataset: _found(dataset.card, data) for dataset in DATASETS.values()}
-    # First: synthetic data have the very layout of the published ones.
+    # Checked first: synthetic data have the same layout as the published ones.
     if (data / SYNTHETIC_KEY).is_file():
-        # The functional tests are drawn data too, with one file more.
+        # Functional tests are synthetic data too, with one more file.
         if (data / FUNCTIONAL_KEY).is_file():
             return (DATASETS["synthetic-functional"],)
-        # FHM's split names decide: both layouts have a train file.
+        # FHM's split names decide, as both layouts have a train file.
         fhm = {"test_seen", "dev_seen"} & set(layouts[DATASETS["synthetic-fhm"]])
         return (DATASETS["synthetic-fhm" if fhm else "synthetic-harmeme"],)
     claims: dict[Path, dict[Dataset, tuple[bool, bool]]] = {}
     for dataset, found in layouts.items():
-        # Drawn data have a key file, which was looked for above; without it their cards would claim the
-        # published files.
+        # Synthetic data have a key file, checked above; without it their cards would claim the published files.
         if dataset.id.startswith(_SYNTHETIC) or mistaken_for(dataset, data):
             continue
         for name, (paths, surely) in found.items():
-            # The folder's own name counts more than a published size, and both more than either (see `_owners`).
+            # A folder's own name outweighs a published size, and either outweighs none (see `_owners`).
             counted = _row_count(dataset.card, paths) == dataset.card.split(name).rows
-            # Names of files are shared by many data sets ("train.jsonl"), hence the columns.
+            # Many data sets share file names such as "train.jsonl", hence the columns are checked.
             if (surely or counted) and fits(dataset.card, paths[0]):
                 claims.setdefault(paths[0], {})[dataset] = (surely, counted)
     owners = [_owners(data, path, claim) for path, claim in claims.items()]
-    # Doubt about any file stops all: half a directory would be read as one data set, and half as another.
+    # An ambiguous file stops everything, as one directory could otherwise be read as two data sets.
     doubtful = next((owner for owner in owners if len(owner) > 1), None)
     if doubtful:
         raise BadRequest(
             f"What lies in {data} could be {' or '.join(dataset.id for dataset in doubtful)}. Name it with --dataset."
         )
-    # Of two that claim different files both are here; each file has one owner.
+    # If two claim different files, both are present; each file has one owner.
     chosen = tuple(dataset for dataset in layouts if [dataset] in owners)
     if not chosen:
         _refuse(data, [dataset for dataset, found in layouts.items() if found])
@@ -82,20 +81,20 @@ def _refuse(data: Path, candidates: list[Dataset]) -> None:
 
 
 def _owners(data: Path, path: Path, claim: dict[Dataset, tuple[bool, bool]]) -> list[Dataset]:
-    """The data sets with the best claim to a file."""
-    # A pair (by folder, by count) compares as a whole: the folder's own name first, then the number of rows.
+    """The data sets with the strongest claim to a file."""
+    # Tuples (own folder, row count) compare in order: the folder's name first, then the number of rows.
     best = max(claim.values())
     first = [dataset for dataset, strength in claim.items() if strength == best]
     if len(first) < 2:
         return first
-    # Reading all labels is slow, and is left for files that nothing else tells apart (versions of one
-    # data set).
+    # Reading all labels is slow, and done only for files that are otherwise indistinguishable (versions of one data
+    # set).
     labelled = [dataset for dataset in first if _has_its_labels(dataset.card, data, path)]
     return labelled or first
 
 
 def _has_its_labels(card: DatasetCard, data: Path, path: Path) -> bool:
-    """True if a file has as many labels of every kind as were published of its split."""
+    """True if a file has the published number of labels of every kind for its split."""
     for split in card.splits:
         place = located(card, data, split.files)
         if place is not None and place[0][0] == path and split.classes:
@@ -105,26 +104,25 @@ def _has_its_labels(card: DatasetCard, data: Path, path: Path) -> bool:
                     for task, count in counts.items():
                         count.update(meme.gold.get(task, ()))
             except BadRequest:
-                # A file that can't be read by this card is none of this data set's; the fault is for
-                # whoever names it to see.
+                # A file that this card can't read does not belong to this data set; whoever names it explicitly sees
+                # the error.
                 return False
             return counts == split.classes
     return False
 
 
 def mistaken_for(dataset: Dataset, data: Path) -> Dataset | None:
-    """Another data set whose train split has just as many rows as the one found here; None where it is as published.
+    """Another data set whose train split has exactly the number of rows found here; None if the number is as published.
 
-    HarMeme's parts and versions have the same file names: the wrong directory would be read without a word.
+    HarMeme's parts and versions share file names, so a wrong directory would be read without any error.
     """
     train = next((split for split in dataset.card.splits if split.role is SplitRole.TRAIN), None)
-    # A user's own card is meant as it is, whatever its file looks like.
+    # A user's own card is trusted, whatever its file looks like.
     if train is None or train.rows is None or dataset.own_card is not None:
         return None
     place = located(dataset.card, data, train.files)
     kind = dataset.card.layout.kind
-    # With `where` or `ids` a file holds more than the split, so that its rows say nothing about the
-    # split's size.
+    # With `where` or `ids` the file holds more than the split, so its row count says nothing about the split.
     if place is None or train.where or train.ids or (count := _row_count(dataset.card, place[0])) == train.rows:
         return None
     for other in DATASETS.values():
@@ -135,17 +133,17 @@ def mistaken_for(dataset: Dataset, data: Path) -> Dataset | None:
 
 
 def fits(card: DatasetCard, path: Path) -> bool:
-    """True if a file has the columns that a card reads of every row."""
+    """True if a file has the columns that a card requires in every row."""
     if card.layout.kind is FileKind.TREE:
-        # A tree has no columns to compare.
+        # A tree of pictures has no columns to compare.
         return True
     fields = (card.fields.id, card.fields.picture, card.fields.text)
-    # Columns with a placeholder are known only with a row, and those with @ are made by the reader.
+    # Columns with a placeholder are only known per row, and those with @ are made by the reader.
     wanted = {name for one in fields if one for name in one.columns() if "{" not in name and not name.startswith("@")}
     try:
         rows = iter(RecordFile(path, card.layout.kind, frozenset(wanted), records=card.layout.records))
         records = (record for _, (_, record) in zip(range(_PEEKED), rows, strict=False) if isinstance(record, dict))
-        # One complete row is enough: in JSON an absent value is often an absent key.
+        # One complete row is enough: JSON often omits the keys of absent values.
         return any(wanted <= set(record) for record in records)
     except BadRequest:
         return False
@@ -157,8 +155,8 @@ def _row_count(card: DatasetCard, paths: Iterable[Path]) -> int:
 
 
 def _found(card: DatasetCard, data: Path) -> dict[str, tuple[tuple[Path, ...], bool]]:
-    """Files of the splits that are there, and whether they lie in a folder of the data set's own name."""
-    # Of a split with a file for each language, the first: published numbers of rows are those of each.
+    """Files of the splits that exist, each with True if they are in a folder with the data set's own name."""
+    # For a split with one file per language, the first: published row counts apply to each.
     files = {split.name: split.files_of(next(iter(split.languages), "")) for split in card.splits}
     places = {name: located(card, data, names) for name, names in files.items() if names}
     return {name: place for name, place in places.items() if place is not None}

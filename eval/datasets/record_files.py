@@ -1,4 +1,4 @@
-"""Rows of the files that data sets are published in, read one after the other: text, Parquet and Arrow."""
+"""Reads rows of the file formats in which data sets are published, one by one: text, Parquet and Arrow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from eval.datasets.tar_rows import tar_rows
 from retrieval.library.tables import csv_rows, read_text
 
 Numbered = tuple[int, dict[str, Any] | str]
-"""Number of a row, counted from 1, and the row; or what is wrong with it. In text formats, the line it ends on."""
+"""Number of a row, counted from 1, and the row, or a description of its fault. In text formats, the line it ends on."""
 _PEEKED = 1 << 16
-"""Bytes looked at to tell encoding and line ends."""
+"""Bytes inspected to detect encoding and line ends."""
 _BATCH = 2048
-"""Rows of a column store that are in memory at once."""
+"""Rows of a columnar file that are in memory at once."""
 _ENDINGS = {
     ".jsonl": FileKind.JSONL,
     ".json": FileKind.JSON,
@@ -38,12 +38,12 @@ class RecordFile:
     """A file of rows.
 
     Attributes:
-        path: The file; of kind ``tree``, a folder.
+        path: The file; for kind ``tree``, a folder.
         kind: Its format.
         columns: Columns that are read; None for all.
-        header: Names of its columns where it has no header.
-        records: Name in a JSON object that the rows stand under; empty where they are the whole.
-        name: Name of a tar file that its pictures are found by; its own where it is empty.
+        header: Names of its columns if it has no header.
+        records: Key in a JSON object under which the rows are found; empty if they are the whole file.
+        name: Name of a tar file by which its pictures are found; its own name if empty.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class RecordFile:
     name: str = ""
 
     def __iter__(self) -> Iterator[Numbered]:
-        """Reads the rows. Raises BadRequest where the file as a whole can't be read."""
+        """Reads the rows. Raises BadRequest if the file as a whole can't be read."""
         match self.kind:
             case FileKind.JSONL:
                 rows = _json_lines(self.path)
@@ -74,58 +74,58 @@ class RecordFile:
 
 
 def row_count(path: Path, kind: FileKind) -> int:
-    """Rows of a file; of lines of JSON, those that are not blank. Raises BadRequest as reading them."""
-    # Without parsing: recognising a data set counts every file that may be a split.
+    """Rows of a file; for JSON lines, those that are not blank. Raises BadRequest like reading them."""
+    # Without parsing, because recognising a data set counts every candidate file.
     if kind is FileKind.JSONL:
         with path.open("rb") as lines:
             return sum(not line.isspace() for line in lines)
-    # No column at all: a count needs none, and Parquet then reads next to nothing.
+    # Without columns, as a count needs none: Parquet then reads next to nothing.
     return sum(1 for _ in RecordFile(path, kind, frozenset()))
 
 
 def kind_of(path: Path) -> FileKind | None:
-    """Format of a file by the ending of its name; None where that says nothing."""
+    """Format of a file by the ending of its name; None if that is unknown."""
     return _ENDINGS.get(path.suffix.lower())
 
 
 @contextmanager
 def _opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
-    """Opens a file of text in UTF-8 or UTF-16.
+    """Opens a text file in UTF-8 or UTF-16.
 
     Args:
         path: The file.
-        newline: End of lines, as for ``open``; carriage returns where the file has nothing else.
+        newline: Line ends, as for ``open``; carriage returns if the file has no others.
 
     Raises:
-        BadRequest: The file can't be read, or is in another encoding: the message has the line.
+        BadRequest: The file can't be read or is in another encoding: the message names the line.
     """
     try:
         with path.open("rb") as file:
             start = file.read(_PEEKED)
     except OSError:
         raise BadRequest(f"The file {path.name} can't be read.", reason="SOURCE_UNREADABLE") from None
-    # A mark of the order of bytes is what tells UTF-16; without one it can't be told from damage.
+    # UTF-16 is recognised by its byte order mark; without one it looks like damage.
     marked = start[:2] in (b"\xff\xfe", b"\xfe\xff")
-    # NUL bytes in what is no UTF-16: a binary file, or one of two bytes a character without a mark.
+    # NUL bytes without a mark: a binary file, or an encoding with two bytes per character.
     if b"\0" in start and not marked:
-        read_text(path, "memes")  # says why
-    # As old Macs write it: else the file would be one line.
-    # Latin-1 decodes any bytes, and line ends are the same in it as in UTF-8.
+        read_text(path, "memes")  # raises the precise error
+    # Carriage returns alone, as on old Macs: else the file would be one line.
+    # Latin-1 decodes any bytes, and its line ends are those of UTF-8.
     beginning = start.decode("utf-16" if marked else "latin-1", errors="ignore")
     if "\r" in beginning and "\n" not in beginning:
         newline = "\r"
-    # `utf-8-sig` takes a mark at the beginning off, which would otherwise be part of the first column's name.
+    # `utf-8-sig` removes a byte order mark, which would otherwise become part of the first column's name.
     with path.open(encoding="utf-16" if marked else "utf-8-sig", newline=newline) as text:
         try:
             yield text
         except UnicodeDecodeError:
-            # It knows the line, and how such a file is converted.
+            # Raises an error with the line and advice on converting the file.
             read_text(path, "memes")
             raise
 
 
 def _json_lines(path: Path) -> Iterator[Numbered]:
-    # A line at a time: such files may be larger than memory.
+    # One line at a time: such files may exceed memory.
     with _opened(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.isspace():
@@ -143,7 +143,7 @@ def _json(path: Path, records: str) -> Any:
         where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise BadRequest(f"{path.name}{where}: the file is no JSON.", reason="SOURCE_UNREADABLE") from None
     for name in records.split(".") if records else ():
-        # A path that leads nowhere gives None, which the callers name with the kind that was expected.
+        # A path that leads nowhere gives None, which callers report with the expected type.
         whole = whole.get(name) if isinstance(whole, dict) else None
     return whole
 
@@ -166,14 +166,14 @@ def _json_map(path: Path, records: str) -> Iterator[Numbered]:
     if not isinstance(rows, dict):
         raise BadRequest(f"{path.name} holds no object whose values are the rows.", reason="SOURCE_UNREADABLE")
     for number, (key, row) in enumerate(rows.items(), 1):
-        # The row's own key of that name, if any, is replaced: it is ours.
+        # Our key replaces the row's own key of that name, if any.
         yield number, {**row, "@key": key} if isinstance(row, dict) else "it is no JSON object"
 
 
 def _table(file: RecordFile) -> Iterator[Numbered]:
-    # Line ends as they stand: one within quotes is the cell's.
+    # Line ends are preserved: one within quotes belongs to the cell.
     with _opened(file.path, newline="") as lines:
-        # Strict: what is wrong with the quotes must be reported rather than guessed at.
+        # Strict: faulty quotes must be reported rather than guessed at.
         reader = csv.reader(lines, delimiter="\t" if file.kind is FileKind.TSV else ",", strict=True)
         header = [name.strip() for name in file.header]
         names, pick = _picker(_places(file, header) if header else [])
@@ -181,13 +181,12 @@ def _table(file: RecordFile) -> Iterator[Numbered]:
             if isinstance(cells, str):
                 yield number, cells
                 continue
-            # The first cell decides quickly: only rows that are short, long or begin with an empty cell
-            # are looked at further.
+            # Cheap check first: only rows that are short, long or begin with an empty cell are inspected further.
             if not cells or len(cells) != len(header) or not cells[0].strip():
-                # Blank lines are no rows; in spreadsheets they are full of commas.
+                # Blank lines are no rows; spreadsheets fill them with commas.
                 if not any(cell.strip() for cell in cells):
                     continue
-                # The first line that is not blank.
+                # The header is the first line that is not blank.
                 if not header:
                     header = [name.strip() for name in cells]
                     names, pick = _picker(_places(file, header))
@@ -199,28 +198,28 @@ def _table(file: RecordFile) -> Iterator[Numbered]:
 
 
 def _picker(places: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], Callable[[list[str]], Sequence[str]]]:
-    """Names of the columns, and what takes their cells of a row."""
+    """Names of the columns, and a function that extracts their cells from a row."""
     names = tuple(name for name, _ in places)
-    # itemgetter gives a tuple only for two or more places.
+    # itemgetter returns a tuple only for two or more indices.
     if len(places) > 1:
         return names, operator.itemgetter(*(place for _, place in places))
     return names, lambda cells: [cells[place] for _, place in places]
 
 
 def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:
-    """Places of the columns that are read, under the names by which a card calls them.
+    """Indices of the columns that are read, under the names that a card uses.
 
     Raises:
-        BadRequest: A column that is read stands there twice, or only under another kind of table.
+        BadRequest: A column occurs twice, or the separator is that of another kind of table.
     """
     exact = {name: [place for place, one in enumerate(header) if one == name] for name in dict.fromkeys(header)}
     lower = {name.lower(): [place for place, one in enumerate(header) if one.lower() == name.lower()] for name in exact}
     found: list[tuple[str, int]] = []
-    # Without a choice of columns, those without a name are left out, as no card can name them.
+    # If all columns are read, those without a name are left out, as no card can refer to them.
     for name in sorted(file.columns) if file.columns is not None else [name for name in exact if name]:
         # Spellings differ between copies of a file: Image_name, image_name.
         places = exact.get(name) or lower.get(name.lower(), [])
-        # Which of two columns of one name is meant can't be guessed.
+        # Two columns with one name are ambiguous.
         if len(places) > 1:
             raise BadRequest(
                 f"{file.path.name} has the column {name} {len(places)} times. Rename those that are not meant.",
@@ -228,7 +227,7 @@ def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:
             )
         if places:
             found.append((name, places[0]))
-    # Nearly always a wrong separator: the whole header is then one name.
+    # Nearly always a wrong separator, which makes the whole header one name.
     if file.columns and not found:
         raise BadRequest(
             f"{file.path.name} has none of the columns {', '.join(sorted(file.columns))} when its cells are parted by "
@@ -251,19 +250,19 @@ def _column_store(path: Path, kind: FileKind, columns: Collection[str] | None) -
     try:
         if kind is FileKind.PARQUET:
             file = parquet.ParquetFile(path)
-            # Columns that a card names and the file lacks are absent values, as in the other formats.
+            # Columns missing from the file are absent values, as in the other formats.
             wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
             leaves = _leaves(file, wanted)
             batches = map(_without_bytes, file.iter_batches(_BATCH, columns=leaves))
         else:
             batches = _arrow_batches(path, columns)
         for batch in batches:
-            # Batches of a file may be of any size; rows become Python objects a slice at a time.
+            # Record batches may be of any size; rows are converted to Python objects in slices.
             for start in range(0, batch.num_rows, _BATCH):
                 for row in batch.slice(start, _BATCH).to_pylist():
                     number += 1
                     yield number, row
-    # Damage shows itself only at the row where it lies, in the middle of the iteration.
+    # Damage only shows at the row where it lies, during the iteration.
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError):
             raise BadRequest(f"The file {path.name} is not there.", reason="SOURCE_UNREADABLE") from None
@@ -274,7 +273,7 @@ def _column_store(path: Path, kind: FileKind, columns: Collection[str] | None) -
 
 
 def _leaves(file: Any, columns: Sequence[str] | None) -> list[str]:
-    """Columns of a Parquet file, nested ones by their parts, without the bytes of pictures that stand in it."""
+    """Columns of a Parquet file, nested ones by their leaves, without the bytes of embedded pictures."""
     paths = [file.schema.column(place).path for place in range(len(file.schema))]
     wanted = (path for path in paths if columns is None or path.split(".")[0] in columns)
     return [path for path in wanted if not path.endswith(".bytes")]
@@ -283,9 +282,9 @@ def _leaves(file: Any, columns: Sequence[str] | None) -> list[str]:
 def _arrow_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any]:
     import pyarrow as arrow
 
-    # Mapped and not read: a file may be larger than memory.
+    # Memory-mapped instead of read: a file may exceed memory.
     with arrow.memory_map(str(path)) as source:
-        # The datasets library saves streams, Feather and Polars files.
+        # The datasets library saves streams; Feather and Polars save files.
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         reader = arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source)
@@ -296,13 +295,13 @@ def _arrow_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any]
 
 
 def _without_bytes(batch: Any) -> Any:
-    """Rows with the names of pictures alone: the ``datasets`` library stores a picture as its name and its bytes."""
+    """Reduces pictures to their names: the ``datasets`` library stores a picture as a struct of name and bytes."""
     import pyarrow as arrow
     import pyarrow.compute as compute
 
     for place, one in enumerate(batch.schema):
         parts = {part.name for part in one.type} if arrow.types.is_struct(one.type) else set()
-        # The columns of the `datasets` library alone; a struct with further fields is the data set's own.
+        # Only structs of the `datasets` library; one with further fields belongs to the data set.
         if "path" in parts and parts <= {"path", "bytes"}:
             batch = batch.set_column(place, one.name, compute.struct_field(batch.column(place), "path"))
     return batch

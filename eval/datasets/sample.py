@@ -1,4 +1,4 @@
-"""A part of a split that stands for the whole: stratified by gold label, and the same for the same seed."""
+"""Draws a reproducible sample of a split, stratified by gold label."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from eval.datasets.items import JudgedMeme
 
 def by_harm(meme: JudgedMeme) -> str:
     """Stratum of a meme by its label of harm."""
-    # Levels and classes are digits, so that strata are in the order that they always were.
+    # Levels and classes become digits, so that the order of strata stays that of earlier versions.
     return str(int((meme.harmful or False) if meme.level is None else meme.level))
 
 
 def sample(
     memes: Iterable[JudgedMeme], limit: int | None, seed: int, stratum_of: Callable[[JudgedMeme], str] = by_harm
 ) -> tuple[JudgedMeme, ...]:
-    """At most ``limit`` memes, in the order of the split.
+    """Draws at most ``limit`` memes, in the order of the split.
 
-    Each label (each of three levels, where there are three) gets its share of the limit, rounded by largest remainder.
-    Within a label those are taken whose id has the smallest SHA-256 with the seed: that does not depend on the order of
-    the file, nor on how some version of a random generator draws, and a larger limit only adds memes to a label.
+    Each label (each level, if there are three) gets its share of the limit, rounded by largest remainder. Within a
+    label, the memes with the smallest SHA-256 of seed and id are taken: the sample depends neither on the order of the
+    file nor on a version of a random generator, and a larger limit only adds memes to a label.
 
-    No more than ``limit`` memes of each label are in memory, however many there are.
+    Memory holds at most ``limit`` memes of each label.
 
     Args:
         memes: Memes of the split.
-        limit: Number of memes; None for all.
-        seed: Another seed, another sample.
-        stratum_of: Label of a meme.
+        limit: Maximum number of memes; None for all.
+        seed: Seed of the sample.
+        stratum_of: Function that returns a meme's stratum.
     """
     if limit is None:
         return tuple(memes)
-    # The best so far of each label, the worst of them on top; by place, so that memes are never compared.
+    # The best so far of each label in a heap, worst on top; the index avoids comparing memes.
     best: dict[str, list[tuple[int, int, JudgedMeme]]] = {}
     counts: Counter[str] = Counter()
     for place, meme in enumerate(memes):
@@ -43,7 +43,7 @@ def sample(
         counts[label] += 1
         heap = best.setdefault(label, [])
         entry = (-_rank(meme, seed), -place, meme)
-        # No label can have more than the limit of the sample.
+        # No label can have more memes than the whole sample.
         if len(heap) < limit:
             heapq.heappush(heap, entry)
         elif heap and entry > heap[0]:
@@ -51,7 +51,7 @@ def sample(
     labels = sorted(counts)
     exact = {label: limit * counts[label] / max(limit, counts.total()) for label in labels}
     shares = {label: int(exact[label]) for label in labels}
-    # Equal remainders go by label, so that the sample never depends on the order of the file.
+    # Ties in the remainders are broken by label, so that the order of the file never matters.
     by_remainder = sorted(labels, key=lambda label: (shares[label] - exact[label], label))
     for label in by_remainder[: min(limit, counts.total()) - sum(shares.values())]:
         shares[label] += 1

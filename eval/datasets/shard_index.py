@@ -1,4 +1,4 @@
-"""Pictures in tar files by the names that the rows of another file have for them."""
+"""Finds pictures in tar files by the names in the rows of another file."""
 
 from __future__ import annotations
 
@@ -16,36 +16,35 @@ _FAULTS = 1000
 
 
 class ShardIndex:
-    """An index of the pictures in a data set's tar files, made when the first is looked for.
+    """An index of the pictures in a data set's tar files, built on the first lookup.
 
     Args:
         data: Directory of the data set; names of pictures are relative to it.
-        bases: Folders that the tar files may be below.
-        patterns: Names of the tar files as a card has them; ``*`` is any letters.
+        bases: Folders below which the tar files may be.
+        patterns: Names of the tar files as written in a card; ``*`` matches any letters.
     """
 
     def __init__(self, data: Path, bases: Iterable[Path], patterns: Sequence[str]) -> None:
         self._data, self._bases, self._patterns = data, tuple(bases), tuple(patterns)
         self._database: sqlite3.Connection | None = None
         self.faults: list[str] = []
-        """Faults of pictures in the tar files, which are missing for their rows; of the first thousand."""
+        """Faults of pictures in the tar files, which count as missing for their rows; at most a thousand are stored."""
 
     def __bool__(self) -> bool:
         """True if the card names tar files."""
         return bool(self._patterns)
 
     def find(self, name: str) -> str | None:
-        """Name of a picture below the data set's directory, by which it can be read; None where no tar file has it.
+        """Name of a picture below the data set's directory, by which it can be read; None if no tar file contains it.
 
-        It is looked for as files are, whatever its letters' case and with or without its ending; in any folder of the
-        archives.
+        Matches like files on disk, ignoring case and with or without the ending; in any folder of the archives.
 
         Raises:
-            BadRequest: Several members fit, or a tar file can't be read.
+            BadRequest: Several members match, or a tar file can't be read.
         """
         if not self._patterns:
             return None
-        # Not before it is needed: rows may be all that is wanted, and shards are large.
+        # Built lazily: a caller may only need the rows, and shards are large.
         if self._database is None:
             self._database = self._read()
         found = self._named(name)
@@ -62,43 +61,43 @@ class ShardIndex:
         assert self._database is not None
         last = name.rpartition("/")[2].lower()
         rows = self._database.execute("SELECT member, place FROM pictures WHERE last = ?", (last,)).fetchall()
-        # Members may stand in a folder of the archive that the rows do not name.
+        # The archive may contain folders that the rows do not name.
         similar = [(member, place) for member, place in rows if f"/{member}".lower().endswith(f"/{name}".lower())]
-        # In this order: the very name, the same in other folders, and the same in other letters.
+        # In order of preference: the exact name, the same in other folders, and the same ignoring case.
         exact = [place for member, place in similar if member == name]
         same = [place for member, place in similar if f"/{member}".endswith(f"/{name}")]
         return exact or same or [place for _, place in similar]
 
     def _read(self) -> sqlite3.Connection:
-        # On the disk: there may be millions.
+        # On disk: there may be millions of members.
         database = scratch_database()
         database.execute("CREATE TABLE pictures (last TEXT NOT NULL, member TEXT NOT NULL, place TEXT NOT NULL)")
         database.execute("BEGIN")
         for shard in self._paths():
             database.executemany("INSERT INTO pictures VALUES (?, ?, ?)", self._pictures(shard))
-        # After the rows: to keep an index in order meanwhile takes several times as long.
+        # Created after the rows: maintaining an index during inserts takes several times as long.
         database.execute("CREATE INDEX by_last ON pictures (last)")
         database.execute("COMMIT")
         return database
 
     def _paths(self) -> list[Path]:
         found = (path for base in self._bases for pattern in self._patterns for path in sorted(base.glob(pattern)))
-        # Bases may be the same folder, and each shard is to be read once.
+        # Bases may overlap, and each shard is to be read once.
         shards = [path for path in dict.fromkeys(found) if path.is_file()]
         for path in shards:
             refuse_link_out(path, self._data)
         return shards
 
     def _pictures(self, shard: Path) -> Iterator[tuple[str, str, str]]:
-        # Relative, so that a run finds its pictures again where the data set was moved.
+        # Relative, so that a run finds its pictures after the data set was moved.
         name = shard.relative_to(self._data).as_posix()
         with open_shard(shard) as file:
             for member in file.members():
                 last = member.name.rpartition("/")[2].lower()
-                # Hidden files are those that systems add for themselves, under a picture's ending too.
+                # Operating systems add hidden files, also with a picture's ending.
                 if not last.endswith(PICTURE_ENDINGS) or last.startswith("."):
                     continue
-                # A name with control signs is no row's, and SQLite takes no half of a character.
+                # Control characters occur in no row, and SQLite refuses lone surrogates.
                 fault = member.fault or ("" if member.name.isprintable() else "has a name that is no text")
                 if not fault:
                     yield last, member.name, picture_name(name, member)

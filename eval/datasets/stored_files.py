@@ -1,4 +1,4 @@
-"""Files that a run, an arena, a probe or a study keeps of itself: written so that a crash costs nothing."""
+"""Crash-safe files of runs, arenas, probes and studies."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def replace_file(path: Path, content: str) -> None:
-    """Writes a file in one step, in place of one that is there: a reader sees the old one or the new one."""
+    """Replaces a file atomically: a reader sees either the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A pipe or a device is written to as it stands: for root, a rename would take /dev/null from all programs.
+    # A pipe or device is written to directly: as root, a rename would replace /dev/null for all programs.
     if path.exists() and not path.is_file():
         path.write_text(content, encoding="utf-8")
         return
-    # In the same folder: only within one file system is a rename a single step.
+    # In the same folder: a rename is atomic only within one file system.
     new = path.with_name(f"{path.name}.new")
     with new.open("w", encoding="utf-8") as file:
         file.write(content)
         file.flush()
-        # Before the rename, or a power cut could leave the name on an empty file.
+        # Synced before the rename, or a power cut could leave an empty file under the name.
         os.fsync(file.fileno())
     new.replace(path)
 
 
 def json_line(item: BaseModel) -> str:
-    """Serialises an item as a line."""
-    # ASCII only, so that no character within a text ends a line for a reader that splits at more than line feeds.
-    # By alias: a mark keeps a row out of libraries only under the name that they look for.
+    """Serialises an item as one line."""
+    # ASCII only, so that no character in a text ends a line for readers that split at more than line feeds. By alias,
+    # because libraries recognise excluded rows only by the alias of the marker field.
     return json.dumps(item.model_dump(mode="json", by_alias=True), ensure_ascii=True) + "\n"
 
 
 def replace_lines(path: Path, items: Iterable[BaseModel]) -> None:
-    """Writes the lines of a file in one step, in place of those that are there."""
+    """Replaces the lines of a file atomically."""
     replace_file(path, "".join(map(json_line, items)))
 
 
@@ -52,21 +52,21 @@ def stored_lines(
 
     Args:
         path: The file.
-        parse: Reads a line.
-        torn: True for a file that grows line by line: a last line that a crash cut is skipped. In a file that is
-            written in one step it is a fault.
-        reason: Reason of the error.
+        parse: Parses a line.
+        torn: True for a file that is appended to: a last line cut off by a crash is skipped. In a file that is replaced
+            atomically it is an error.
+        reason: Reason code of the error.
 
     Raises:
         FileNotFoundError: There is no such file.
         BadRequest: A line can't be read.
     """
-    # What follows the last line feed is empty, or a line that a crash cut.
+    # After the last line feed there is nothing, or a line cut off by a crash.
     *lines, last = path.read_bytes().split(b"\n")
     if last and not torn:
         lines.append(last)
     read = []
-    # Line by line, since the error names the line.
+    # One by one, since the error names the line.
     for number, line in enumerate(lines, 1):
         try:
             read.append(parse(line))
@@ -84,18 +84,18 @@ def read_manifest(
 
     Args:
         path: The manifest's file.
-        kind: Model of the manifest, with the number of its format in ``format``.
-        what: Name of what the folder holds, such as ``arena``, for errors.
-        missing: Reason of the error if there is no manifest.
-        unreadable: Reason of the error if it is none of this format.
+        kind: Model of the manifest, with its format version in ``format``.
+        what: Name of the folder's content, such as ``arena``, for errors.
+        missing: Reason code if there is no manifest.
+        unreadable: Reason code if it does not have this format.
 
     Raises:
-        BadRequest: There is no manifest, or none of this format.
+        BadRequest: There is no manifest, or it does not have this format.
     """
-    # Two errors: a wrong folder is mended by naming another one, a wrong manifest is not.
+    # Two errors: the remedy for a wrong folder is to name another, which does not help with a wrong manifest.
     try:
         return kind.model_validate_json(path.read_bytes())
-    # The latter where the folder is a file.
+    # NotADirectoryError: the folder is a file.
     except (FileNotFoundError, NotADirectoryError):
         raise BadRequest(f"{path.parent} holds no {what}: there is no {path.name}.", reason=missing) from None
     except OSError as error:

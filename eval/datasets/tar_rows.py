@@ -1,8 +1,8 @@
-"""Rows of tar shards in WebDataset's layout: members of one key side by side, ``KEY.jpg``, ``KEY.json``, ``KEY.txt``.
+"""Reads rows from tar shards in WebDataset's layout: adjacent members of one key, such as ``KEY.jpg``, ``KEY.json``.
 
-``tarfile`` of the standard library reads them (:mod:`retrieval.library.shards`), and not the ``webdataset`` package,
-which reads forwards alone, so that a picture can't be had by its place; passes over what is no plain file without a
-word; and decodes by ending, pickles included.
+Uses the standard library's ``tarfile`` (:mod:`retrieval.library.shards`) rather than the ``webdataset`` package, which
+only reads sequentially, so that a picture can't be read by its offset; silently skips members that are not plain files;
+and decodes by ending, pickles included.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from retrieval.library.shards import ShardFile, ShardMember, open_shard, picture
 
 _OBJECTS = ("json", "jsn")
 _TEXTS = ("txt", "text", "transcript", "cls", "cls2", "class", "count", "index", "inx", "id")
-"""Endings of texts by WebDataset's convention; members of other endings are not read."""
+"""Endings of texts by WebDataset's convention; members with other endings are not read."""
 _LONGEST_TEXT = 1 << 20
 _MOST = 64
-"""Members of one key, at most: else a file of one key would be in memory as a whole."""
+"""Maximum number of members per key: else a file with a single key would be loaded as a whole."""
 
 
 def tar_rows(path: Path, shard: str, columns: Collection[str] | None) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """A row for each key, with its number counted from 1; or what is wrong with it.
+    """Yields one row per key with its number, counted from 1, or a description of its fault.
 
     A row has ``@key``, the object of ``KEY.json`` as columns, a column for each text by its ending (``txt``, ``cls``),
     and ``@picture``, by which its picture is found.
 
     Args:
         path: The tar file.
-        shard: Its name below the folder that names of pictures are relative to.
-        columns: Columns that are read; None for all. Without any, no content is read.
+        shard: Its name relative to the folder that contains the pictures.
+        columns: Columns that are read; None for all. If empty, no content is read.
 
     Raises:
         BadRequest: The file can't be read, is no tar file, or is cut short.
     """
-    # Of this shard alone: others may number their keys from the beginning again.
+    # Per shard: each may number its keys from the beginning.
     keys = NameSet()
     with open_shard(path) as file:
         for number, (key, members) in enumerate(_by_key(file), 1):
-            # A key that comes again later would make two rows of one meme, each without half of it.
+            # A key that reappears later would split one meme into two incomplete rows.
             if key in keys:
                 yield number, f"the key of {shown(members[0].name)} stood before: members of one key go side by side"
                 continue
             keys.add(key)
             row = _row(file, shard, members, with_content=columns is None or bool(columns))
-            # Ours, whatever the columns are called.
+            # Our key, even if a column has the same name.
             yield number, row if isinstance(row, str) else {**row, "@key": key}
 
 
 def _by_key(file: ShardFile) -> Iterator[tuple[str, list[ShardMember]]]:
-    """Members side by side that have the same name up to the first dot."""
+    """Groups adjacent members with the same name up to the first dot."""
     key, members = "", list[ShardMember]()
     for member in file.members():
         found = _key_of(member.name)
-        # Files that systems and programs add for themselves; WebDataset passes over them too.
+        # Files added by operating systems and programs; WebDataset skips them too.
         if found is None:
             continue
         if members and (found != key or len(members) == _MOST):
@@ -81,7 +81,7 @@ def _row(file: ShardFile, shard: str, members: Sequence[ShardMember], *, with_co
     row: dict[str, Any] = {}
     picture: str | None = None
     endings: set[str] = set()
-    # The first fault is told: a row with one is not used, however many there are.
+    # Only the first fault is reported: a faulty row is not used, however many it has.
     for member in members:
         name = shown(member.name)
         ending = PurePosixPath(member.name).name.partition(".")[2].lower()
@@ -99,7 +99,7 @@ def _row(file: ShardFile, shard: str, members: Sequence[ShardMember], *, with_co
                 return f"its member {name} is a second picture"
             picture = picture_name(shard, member)
         elif with_content and kind in (*_OBJECTS, *_TEXTS):
-            # Before a byte of it is in memory.
+            # Checked before any of it is loaded.
             if member.size > _LONGEST_TEXT:
                 return f"its member {name} is larger than {_LONGEST_TEXT // 1024} KiB"
             try:
@@ -112,8 +112,8 @@ def _row(file: ShardFile, shard: str, members: Sequence[ShardMember], *, with_co
             found = parse_object(text)
             if found is None:
                 return f"its member {name} is no JSON object"
-            # What stands in a file of its own goes before a column of that name.
+            # A separate file takes precedence over a column of the same name.
             row = {**row, column: found} if column else {**found, **row}
-    # Whatever the columns are called: a member that named a picture could show that of another row.
+    # Also drops a column of this name: it could show another row's picture.
     row.pop("@picture", None)
     return row if picture is None else {**row, "@picture": picture}

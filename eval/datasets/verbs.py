@@ -1,6 +1,6 @@
-"""Expressions of a data-set card: how a value is made of the cells of a row, without any code in the card.
+"""Expressions of a data-set card: compute a value from the cells of a row, without any code in the card.
 
-An expression names a column, or is a table of verbs, which apply in the order in which :class:`Expression` lists them.
+An expression is a column name or a table of verbs, which apply in the order in which :class:`Expression` lists them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Record = Mapping[str, Any]
-"""A row: cells by column. Names that begin with ``@`` are no columns: ``@row``, ``@key``, ``@name``, ``@language``."""
+"""A row: cells by column. Names that begin with ``@`` are made by the reader: ``@row``, ``@key``, ``@language``."""
 MADE_NAMES = ("@row", "@id", "@language", "@group", "@variant")
-"""Those that are made of every row, whatever its format; columns of these names are not read."""
+"""Names that are set for every row, whatever its format; columns with these names are not read."""
 Compiled = Callable[[Record], Any]
 JoinOf = Callable[["Join"], Callable[[Record], Record]]
-"""Makes of a join what finds the joined row of a row; an empty one where there is none."""
+"""Turns a join into a function that finds a row's joined row, or an empty one if there is none."""
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 class BadCell(Exception):
-    """A cell that can't be used.
+    """An unusable cell.
 
     Attributes:
-        column: Column of the cell; empty where it is the row as a whole.
+        column: Column of the cell; empty for the row as a whole.
         reason: Fault of the cell, without its content.
     """
 
@@ -41,52 +41,52 @@ class BadCell(Exception):
 class CardModel(BaseModel):
     """Base of all tables of a card: an unknown key is an error."""
 
-    # A misspelt key that was ignored would change what is read without a word; a card has to fail instead.
+    # Ignoring a misspelt key would silently change what is read, so a card has to fail instead.
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
 class Join(CardModel):
-    """A value of another file, or of another row's."""
+    """A value from another file, or from another row."""
 
     file: str
-    """Name of the file below a folder of the data set; ``{id}`` and other fields may stand in it."""
+    """Name of the file below a folder of the data set; may contain ``{id}`` and other fields."""
     on: str = ""
-    """Column of the row that is looked up, or ``@row``: by the order of the rows. Empty where each row has a file."""
+    """Column with the lookup key, or ``@row`` for the position of the row. Empty if each row has its own file."""
     key: str = ""
-    """Column of the file that it is looked up in; the same name where it is empty."""
+    """Column of the file with the key; the name in ``on`` if empty."""
     column: str
-    """Column of the file that is taken."""
+    """Column of the file that holds the value."""
     columns: tuple[str, ...] = ()
-    """Names of the file's columns, where it has no header."""
+    """Names of the file's columns if it has no header."""
     kind: str = ""
-    """Its format; by the ending of its name where it is empty."""
+    """Format of the file; derived from the ending of its name if empty."""
 
 
 class Expression(CardModel):
-    """A value made of a row. The verbs apply in this order."""
+    """A value computed from a row. The verbs apply in this order."""
 
     column: str = ""
     path: str = ""
-    """Names of nested objects, and places in lists, joined by dots: ``labels.0``."""
+    """Names of nested objects, and indices of lists, joined by dots: ``labels.0``."""
     list_: tuple[str, ...] = Field(default=(), alias="list")
-    """Columns whose values become a list."""
+    """Columns whose values form a list."""
     join: Join | None = None
     const: str | None = None
     from_: int = Field(default=0, ge=0, alias="from")
-    """Elements at the beginning of a list that are left out."""
+    """Number of elements to skip at the beginning of a list."""
     take: Literal["", "basename", "stem", "parent"] = ""
-    """Part of a path; both kinds of slashes part it."""
+    """Part of a path; both kinds of slashes are separators."""
     split: str = ""
-    """Parts the text; all parts are a list where ``part`` is absent."""
+    """Separator that splits the text; without ``part``, all parts become a list."""
     part: int | None = None
     char: int | None = None
     replace: dict[str, str] = Field(default_factory=dict)
     prefix: str = ""
     suffix: str = ""
     none: tuple[str, ...] = ()
-    """Values that mean that there is none."""
+    """Values that stand for a missing value."""
     else_: Expression | None = Field(default=None, alias="else")
-    """Taken where there is no value."""
+    """Fallback if there is no value."""
 
     @model_validator(mode="before")
     @classmethod
@@ -95,7 +95,7 @@ class Expression(CardModel):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Expression:
-        # `const` is compared with None, as an empty text may be what a card means.
+        # `const` is compared with None, as a card may mean an empty text.
         origins = [self.column != "", self.path != "", bool(self.list_), self.join is not None, self.const is not None]
         if sum(origins) != 1:
             raise ValueError("an expression takes its value from one of column, path, list, join and const")
@@ -109,34 +109,34 @@ class Expression(CardModel):
         return self.column or self.path or ", ".join(self.list_) or (self.join.column if self.join else "")
 
     def columns(self) -> set[str]:
-        """Columns of the row that the value is made of; a placeholder in a name stands as it is."""
+        """Columns of the row that the value is computed from; placeholders in names are left as they are."""
         own = {self.column, self.path.split(".")[0], *self.list_, self.join.on if self.join else ""}
         return {name for name in own if name} | (self.else_.columns() if self.else_ else set())
 
 
 def compile_expression(expression: Expression, join_of: JoinOf) -> Compiled:
-    """Makes a function of an expression, which raises BadCell for a cell that can't be used.
+    """Compiles an expression into a function, which raises BadCell for an unusable cell.
 
-    It returns None where there is no value: the column is absent, its cell is empty, or it is no number.
+    The function returns None if there is no value: the column is absent, or its cell is empty or NaN.
     """
     origin = _origin(expression, join_of)
     steps = _steps(expression)
     none = frozenset(expression.none)
     otherwise = compile_expression(expression.else_, join_of) if expression.else_ else None
-    # Most expressions name a column and nothing else, and are called once for each row: a wrapper around
-    # the lookup would add a call to every one.
+    # Most expressions only name a column and are called for each row: a wrapper around the lookup would double the
+    # calls.
     if not steps and not none and otherwise is None:
         return origin
 
     def value(record: Record) -> Any:
         found = origin(record)
-        # Verbs see no missing value, so that each of them can take a cell as it is; `else` comes after
-        # them and gets the row.
+        # Verbs never see a missing value, so that each can use its cell as is; `else` comes after them and gets the
+        # row.
         if not is_missing(found):
             for step in steps:
                 found = step(found)
-        # Only after the verbs: a card says `none` of the value that it makes ("unknown"), not of the
-        # raw cell. A list is never "none", even where one of its elements is.
+        # Checked after the verbs: `none` lists computed values ("unknown"), not raw cells. A list never counts as
+        # missing, even if an element does.
         if found is None or (none and not isinstance(found, list) and word_of(found, expression.name) in none):
             found = None
         return otherwise(record) if otherwise is not None and is_missing(found) else found
@@ -145,16 +145,16 @@ def compile_expression(expression: Expression, join_of: JoinOf) -> Compiled:
 
 
 def is_missing(value: Any) -> bool:
-    """True for a cell without a value: None, blank, or not a number."""
+    """True for a cell without a value: None, blank, or NaN."""
     if isinstance(value, str):
         return not value or value.isspace()
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def word_of(value: Any, column: str) -> str | None:
-    """The text of a cell; None where there is no value.
+    """The text of a cell; None if there is no value.
 
-    A whole number has no fraction: pandas writes 1.0 where others in the column are missing.
+    Whole numbers are written without a fraction: pandas writes 1.0 if the column has missing values.
 
     Raises:
         BadCell: The cell holds a list or an object.
@@ -165,46 +165,44 @@ def word_of(value: Any, column: str) -> str | None:
         return None
     # Before the numbers: bool is a subclass of int, and True would become "1".
     if isinstance(value, bool):
-        # In lower case, as JSON writes it: cards name labels by text, and Python's "True" would match
-        # none of them.
+        # Lower case, as in JSON: cards name labels by text, and Python's "True" would match none of them.
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, bytes):
-        # Bytes are pictures in Parquet files. Decoding them would put binary junk into a label or a text.
+        # Bytes are pictures in Parquet files: decoded, they would put binary junk into a label or text.
         raise BadCell("it holds bytes where a text is expected", column)
     raise BadCell("it holds a list or an object where one value is expected", column)
 
 
 def placeholders_of(text: str) -> tuple[str, ...]:
-    """Names that stand in braces."""
+    """Names in braces."""
     return tuple(_PLACEHOLDER.findall(text))
 
 
 def fill(text: str, record: Record, names: Collection[str] = ()) -> str:
-    """Puts the fields of a row into a file's or column's name.
+    """Inserts fields of a row into the name of a file or column.
 
     Args:
         text: Text with names in braces.
         record: The row; ``{id}`` is its ``@id``, and a name that is no field is a column.
-        names: Names that stay as they are.
+        names: Placeholders that are left as they are.
 
     Raises:
-        BadCell: A value is missing, or is no plain part of a name: nothing in a row may lead out of a folder.
+        BadCell: A value is missing or unsafe in a name: no row may lead out of a folder.
     """
 
     def value(match: re.Match[str]) -> str:
         name = match[1]
         if name in names:
             return match[0]
-        # A meta column (`@id`) goes before a data column of the same name, so that no file can redefine it.
+        # Made names (`@id`) take precedence over columns of the same name, so that no file can redefine them.
         word = word_of(record.get(f"@{name}", record.get(name)), name)
         if not word or not word.strip():
             raise BadCell("it is empty, and part of the name of a file or column", name)
-        # A row is a stranger's: its value must not name another folder, a drive, a stream, or a pattern
-        # that a search expands.
+        # Rows are untrusted: a value must not name another folder, a drive, a stream, or a glob pattern.
         if word in (".", "..") or any(sign in word for sign in "/\\\0:*?[]"):
             raise BadCell("its value can't stand in the name of a file", name)
         return word
@@ -216,7 +214,7 @@ def _origin(expression: Expression, join_of: JoinOf) -> Compiled:
     if expression.const is not None:
         constant = expression.const
         return lambda _: constant
-    # A compiled expression binds its parts here, once, so that a row costs no look at the card.
+    # A compiled expression binds its parts once, so that rows need no access to the card.
     if expression.join is not None:
         join, joined = expression.join, join_of(expression.join)
         if placeholders_of(join.column):
@@ -224,8 +222,7 @@ def _origin(expression: Expression, join_of: JoinOf) -> Compiled:
         return lambda record: joined(record).get(join.column)
     if expression.list_:
         names = expression.list_
-        # Empty cells are left out, not kept as empty texts: a list of annotators' votes has as many
-        # elements as there are votes.
+        # Empty cells are left out, so that a list of annotators' votes has one element per vote.
         return lambda record: [cell for cell in map(record.get, names) if not is_missing(cell)]
     if expression.path:
         return _nested(expression.path)
@@ -243,12 +240,11 @@ def _nested(path: str) -> Compiled:
         for part in parts:
             if isinstance(found, Mapping):
                 found = found.get(part)
-            # Only plain digits: a negative place would take elements from the end, which no card means
-            # by a path.
+            # Digits only: a negative index would take elements from the end, which no card means by a path.
             elif isinstance(found, list) and part.isdecimal():
                 found = found[int(part)] if int(part) < len(found) else None
-            # Where an object above is absent there is no value; where it is of another shape, the card
-            # does not fit the file, and silence would hide that.
+            # An absent object means no value; a value of another type means that the card does not fit the file, which
+            # must not go unnoticed.
             elif is_missing(found):
                 return None
             else:
@@ -259,10 +255,9 @@ def _nested(path: str) -> Compiled:
 
 
 def _steps(expression: Expression) -> list[Callable[[Any], Any]]:
-    """The verbs that change a value, in their order."""
+    """The verbs that change a value, in order."""
     name = expression.name
-    # The order is that of the fields in `Expression`, not that of the keys in the card: TOML tables
-    # have no order to rely on.
+    # In the order of the fields of `Expression`, not of the keys in the card: TOML tables are unordered.
     steps: list[Callable[[Any], Any]] = []
     if expression.from_:
         steps.append(lambda value: _from_position(value, expression.from_, name))
@@ -280,8 +275,8 @@ def _steps(expression: Expression) -> list[Callable[[Any], Any]]:
 
 
 def take(path: str, part: str) -> str:
-    """A part of a path or an address: ``basename``, ``stem`` (without its ending) or ``parent`` (the folder's name)."""
-    # Paths of Windows stand in files that were made there; a query or fragment is no part of an address's name.
+    """A part of a path or URL: ``basename``, ``stem`` (without its ending) or ``parent`` (name of the folder)."""
+    # Files from Windows contain backslashes; a query or fragment is not part of a URL's file name.
     plain = path.strip().replace("\\", "/")
     if "://" in plain:
         plain = re.split(r"[?#]", plain, maxsplit=1)[0]
@@ -306,8 +301,7 @@ def _split(word: str, expression: Expression, column: str) -> Any:
     parts = [part.strip() for part in word.split(expression.split)]
     if expression.part is None:
         return [part for part in parts if part]
-    # Checked before indexing, as places may count from the end, and so that the reason names the number
-    # of parts.
+    # Checked before indexing, because indices may count from the end, and to report the number of parts.
     if not -len(parts) <= expression.part < len(parts):
         raise BadCell(f"it has {len(parts)} parts and no part {expression.part}", column)
     return parts[expression.part]
@@ -320,7 +314,7 @@ def _char(word: str, place: int, column: str) -> str:
 
 
 def _replace(word: str, replace: Mapping[str, str]) -> str:
-    # In the card's order, each on the result of the one before.
+    # Applied in the card's order, each to the previous result.
     for old, new in replace.items():
         word = word.replace(old, new)
     return word

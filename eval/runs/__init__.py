@@ -1,1 +1,1 @@
-"""Runs: a data set judged once, as files of plain formats that can be resumed, reported and compared."""
+"""Runs: one pass over a data set, stored as plain files that can be resumed, reported and compared."""

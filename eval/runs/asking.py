@@ -1,4 +1,4 @@
-"""Asking models about a meme without a trial: what comparators and questions have in common."""
+"""Asks models about a meme without a trial: the common base of comparators and questions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROMPTS = "eval.runs.prompts"
 
 @dataclass(frozen=True, slots=True)
 class AttemptWithoutTrial(Attempt, ABC):
-    """Makes predictions of the memes of one run without a trial and its record."""
+    """Makes predictions for the memes of one run without a trial or a record."""
 
     @override
     async def _try_once(
@@ -42,7 +42,7 @@ class AttemptWithoutTrial(Attempt, ABC):
         try:
             return Tried(await self._predict(meme, picture), False)
         except CourtError as error:
-            # What was asked for can't be done: that is no outcome of this meme, and the next ones would end alike.
+            # The request itself is impossible: not an outcome of this meme, and all others would fail the same way.
             if ends_the_run(error) or isinstance(error, BadRequest):
                 raise
             failed = Prediction(meme=meme.id, outcome=Outcome.FAILED, reason=error.reason)
@@ -51,14 +51,14 @@ class AttemptWithoutTrial(Attempt, ABC):
 
     @abstractmethod
     async def _predict(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> Prediction:
-        """Makes the prediction of a meme. Raises CourtError where there is none."""
+        """Makes the prediction for a meme. Raises CourtError if there is none."""
 
     async def shown(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> DecodedMeme:
         """Decodes a meme's picture.
 
         Raises:
             BadInput: There is no such file.
-            BadPicture: The file can't be read as a picture.
+            BadPicture: The file can't be decoded.
         """
         image = await picture()
         if image is None:
@@ -73,9 +73,9 @@ class DecodedMeme:
 
     Attributes:
         meme: The meme.
-        frames: Frames of its picture; none where it goes without.
-        pixels_sha256: Digest of its pixels; empty likewise.
-        bytes_sha256: SHA-256 of its picture's file, in hex; empty likewise.
+        frames: Frames of its picture; empty without a picture.
+        pixels_sha256: Digest of its pixels; empty without a picture.
+        bytes_sha256: SHA-256 of its picture's file, in hex; empty without a picture.
     """
 
     meme: JudgedMeme
@@ -86,7 +86,7 @@ class DecodedMeme:
 
 @dataclass(slots=True)
 class MemeCalls:
-    """The calls of models about one meme, through the run's store.
+    """The model calls about one meme, made through the run's call cache.
 
     Attributes:
         attempt: Attempt of the run.
@@ -103,10 +103,10 @@ class MemeCalls:
     _hits: HitCounter = field(init=False, default_factory=HitCounter)
 
     def __post_init__(self) -> None:
-        # No deadline for the whole, as for a trial of a run; each call has its limit, so that nothing can hang.
+        # No deadline for all calls together, as in a run's trials; each call has a timeout, so nothing can hang.
         self._deadline = Deadline(None, self.court.settings.call_s)
         assert self.attempt.calls is not None, "models are asked through a store"
-        # The same mark each time: a resumed run sends the same requests, and finds the replies stored.
+        # Always the same mark, so that a resumed run sends identical requests and hits the call cache.
         self.fence = Fence(self.attempt.calls.fence_mark(self.shown.meme.id, self.shown.bytes_sha256))
 
     @property
@@ -115,7 +115,7 @@ class MemeCalls:
         return self.attempt.house.court
 
     def cost(self) -> Cost:
-        """Returns the cost so far; no event is recorded here, so the tally counts every call as unused."""
+        """Returns the cost so far; no events are recorded here, so the usage meter counts every call as unused."""
         made = self._deadline.tally.unused()
         if made is None:
             return Cost()
@@ -138,24 +138,24 @@ class MemeCalls:
         system: str,
         wanted: dict[str, Any],
     ) -> T:
-        """A reply of the Judge's model that is read strictly, asked for once more where it can't be used.
+        """Asks the Judge's model and parses its reply strictly; asks once more if the reply is unusable.
 
         Args:
             prompt: Prompt with the task.
-            task: Task of the call.
-            parts: Parts of the user message, the task itself included.
-            read: Reads a reply; raises UnusableReply.
+            task: Name of the task template.
+            parts: Parts of the user message, including the task itself.
+            read: Parser of the reply; raises UnusableReply.
             system: The system message.
-            wanted: Properties of the JSON schema of the reply.
+            wanted: Properties of the reply's JSON schema.
 
         Raises:
-            ReplyUnusable: Neither reply could be used, or one gave its instructions away.
+            ReplyUnusable: Neither reply was usable, or one revealed its instructions.
             Overrun, Unavailable, ModelRefused: There is no reply.
         """
         messages = messages_of(prompt, task, parts, system=system, wanted=wanted)
 
         def checked(text: str, _: bool) -> T:
-            # The speaker looks for the secrets of a trial's prompts, of which this is none.
+            # The speaker only looks for secrets of a trial's prompts, and this is not one of them.
             if gave_away(prompt, text):
                 raise ReplyUnusable(Role.JUDGE, task, "SYSTEM_LEAKED", "it gave its instructions away")
             return read(text)
@@ -167,8 +167,8 @@ class MemeCalls:
 
         Args:
             role: The role.
-            seed: Another seed of the calls.
-            temperature: Another temperature.
+            seed: Seed that replaces that of the calls.
+            temperature: Temperature that replaces the role's own.
         """
         model = self._models(self.seed if seed is None else seed).by_role[role]
         return Speaker(
@@ -185,13 +185,13 @@ class MemeCalls:
         stored = stored_chairs(
             self.court.chairs, self.attempt.calls, server=self.attempt.server, seed=seed, hits=self._hits
         )
-        # As in a trial: all calls about a picture go to the server that has it in its cache.
+        # As in a trial: all calls about a picture go to the replica that has it in its cache.
         return stored.pinned(self.shown.pixels_sha256)
 
 
 def messages_of(
     prompt: Prompt, task: str, parts: Sequence[str | Frame], *, system: str, wanted: dict[str, Any] | None
 ) -> Messages[Frame]:
-    """Messages of a call; of one without a schema where ``wanted`` is None. Arguments as of :meth:`MemeCalls.ask`."""
+    """Messages of a call; without a JSON schema if ``wanted`` is None. Arguments as in :meth:`MemeCalls.ask`."""
     schema = None if wanted is None else object_schema(wanted)
     return Messages(prompt=prompt, task=task, system=system, parts=apart(parts), schema=schema)

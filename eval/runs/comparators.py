@@ -1,7 +1,7 @@
-"""Comparators: cheaper or as costly ways of asking the same model, to say what a whole trial is worth beside them.
+"""Comparators: other ways of asking the same model, cheaper or of equal cost, as baselines for a whole trial.
 
-They hold no trial and leave no record; what they say is a prediction like any other. The model is the Judge's, the
-policy the run's, and calls come out of the same store.
+They run no trial and leave no record; their output is a prediction like any other. They use the Judge's model, the
+run's policy and the same call cache.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from eval.runs.prediction import Outcome, Prediction
 _R = TypeVar("_R", bound=Reply)
 
 TEMPERATURE = 0.7
-"""Temperature of the samples of :attr:`Comparator.SAMPLES`: at 0 they would all be one."""
+"""Temperature of the samples of :attr:`Comparator.SAMPLES`: at 0 all samples would be equal."""
 _DRAWS = 1_000_003
-"""Distance between the seeds of runs, so that samples of one run are none of the next."""
+"""Distance between the seeds of consecutive runs, so that no two runs share a sample."""
 _LABELS = ["harmful", "not harmful"]
 
 
 class Comparator(StrEnum):
-    """Way of asking that a trial is compared with."""
+    """Method that a trial is compared with."""
 
     PLAIN = "plain judge"
-    """One call with picture and text, which is to give a label and nothing else."""
+    """One call with picture and text that returns only a label."""
     SAMPLES = "equal compute"
-    """The Judge's own question about picture and text alone, as often as the tokens of the meme's full trial allow, at
-    a temperature; the majority's label, and harmful where the votes are even."""
+    """The Judge's own question about picture and text alone, sampled at a temperature as often as the tokens of the
+    meme's full trial allow; majority label, harmful on a tie."""
     MARS = "mars"
     """Four calls: a description, evidence for harm, evidence against it, a conclusion."""
 
@@ -77,8 +77,8 @@ class ComparatorAttempt(AttemptWithoutTrial):
     """Asks a comparator about the memes of one run.
 
     Attributes:
-        comparator: Way of asking.
-        budgets: Tokens, read and written, that may be spent on each meme, by its id; for :attr:`Comparator.SAMPLES`.
+        comparator: Comparison method.
+        budgets: Tokens that may be spent on each meme, input plus output, by its id; for :attr:`Comparator.SAMPLES`.
     """
 
     comparator: Comparator = Comparator.PLAIN
@@ -93,7 +93,7 @@ class ComparatorAttempt(AttemptWithoutTrial):
             case Comparator.MARS:
                 harmful, score = await calls.mars(), None
             case Comparator.SAMPLES:
-                # A guess would make the comparison with the full trial unfair without a word.
+                # A guessed budget would silently make the comparison with the full trial unfair.
                 if meme.id not in self.budgets:
                     raise BadRequest(f"It is not known what the full trial of {meme.id} spent.")
                 harmful, score = await calls.samples(self.budgets[meme.id])
@@ -129,7 +129,7 @@ class _ComparatorCalls(MemeCalls):
         both = prompt.task("both", harmful=around(harmful.evidence), harmless=around(harmless.evidence))
         wanted = {"rationale": words, "label": {"type": "string", "enum": _LABELS}}
         concluded = await self._call(prompt, "conclude", described, both, wanted=wanted, kind=_Conclusion)
-        self.chain = 3  # the two pieces of evidence are asked for at once
+        self.chain = 3  # the two pieces of evidence are requested concurrently
         return concluded.label == "harmful"
 
     async def samples(self, budget: int) -> tuple[bool, float]:
@@ -144,18 +144,18 @@ class _ComparatorCalls(MemeCalls):
         )
         messages = brief.rule(self.court.settings.reply_chars)
         votes: list[bool] = []
-        # One after the other: what a sample cost is known once it is there.
+        # Sequentially: the cost of a sample is known only afterwards.
         for draw in count():
-            # A seed for each sample: with one for all, the store would give the first reply again.
+            # A seed per sample: with the same one, the call cache would return the first reply again.
             speaker = self.speaker(seed=self.seed * _DRAWS + draw, temperature=TEMPERATURE)
             ruling = (await speaker.say(Role.JUDGE, messages, partial(_ruling, brief))).value
             votes.append(rule(ruling.harmful_strength, ruling.harmless_strength) is Label.HARMFUL)
             spent = self.cost()
             tokens = spent.tokens_in + spent.tokens_out
-            # The next sample is taken to cost as much as those before on average: so that a budget is not passed.
+            # Assumes that the next sample costs the average so far, to stay within the budget.
             if tokens + tokens / len(votes) > budget:
                 break
-        # Samples are independent: only the budget makes them run in turn. A tie is harmful, as in the court.
+        # Samples are independent: only the budget serialises them. A tie counts as harmful, as in the court.
         self.chain = 1
         return 2 * sum(votes) >= len(votes), sum(votes) / len(votes)
 

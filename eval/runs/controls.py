@@ -1,8 +1,8 @@
-"""Controls: a court that is altered in one respect, to see what that respect is worth.
+"""Controls: a court changed in one respect, to measure what that respect contributes.
 
-The paper only takes the precedents away. Whether it is their likeness that helps, or their labels, or that there are
-examples at all, can be told by replacing one of these and keeping the rest. So with the sides: a Judge that rules the
-same with the justifications exchanged was not swayed by who said what.
+The paper only removes the precedents. Replacing one property and keeping the rest shows whether their similarity helps,
+their labels, or having examples at all. Likewise for the sides: a Judge that rules the same with swapped justifications
+was not swayed by who argued what.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from retrieval.precedents.finder import LibraryFinder
 
 
 class Control(StrEnum):
-    """Control condition: the altered part of the court."""
+    """Control condition: the part of the court that is changed."""
 
     RANDOM = "random precedents"
-    """Precedents are drawn at random from the library, shown with their true similarities."""
+    """Precedents are drawn at random from the library and shown with their true similarities."""
     SHUFFLED = precedents.SHUFFLED
-    """The library's labels were permuted when it was prepared."""
+    """The library's labels were permuted during preparation."""
     SWAPPED = "swapped sides"
-    """The Judge is shown each side's justification under the other side's name."""
+    """The Judge sees each side's justification under the other side's name."""
     LEAKS = precedents.LEAKS
-    """Precedents that are too near to a judged meme were kept when the library was prepared."""
+    """Precedents too similar to a judged meme were kept during preparation."""
     TRANSLATED = "translated text"
-    """The meme's text is put into English before its trial (:mod:`eval.runs.translated`)."""
+    """The meme's text is translated into English before its trial (:mod:`eval.runs.translated`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomFinder:
-    """Finds precedents at random, the same ones for the same meme, and says truly how like it they are.
+    """Returns random precedents, the same ones for the same meme, with their true similarities.
 
     Attributes:
-        finder: Finder whose library is drawn from.
-        seed: Seed of the draw, together with the meme's picture.
+        finder: Finder whose library is sampled.
+        seed: Seed of the draw, combined with the meme's picture.
     """
 
     finder: LibraryFinder
@@ -51,7 +51,7 @@ class RandomFinder:
 
     @property
     def library(self) -> LibraryIdentity:
-        """Identity of the library that is drawn from; its name says that it is random."""
+        """Identity of the sampled library; its name says that precedents are random."""
         identity = self.finder.library
         return identity.model_copy(update={"name": f"{identity.name}, drawn at random (seed {self.seed})"})
 
@@ -65,18 +65,18 @@ class RandomFinder:
         tally: int,
         alpha: float | None,
     ) -> Findings:
-        """Finds precedents as :class:`court.ports.PrecedentFinder`, but draws the exhibits and the tally.
+        """Finds precedents like :class:`court.ports.PrecedentFinder`, but draws the exhibits and the tally at random.
 
         The tally contains the exhibits.
         """
         ids = self.finder.ids
-        # By the picture, which is the same whatever is searched with: the summaries may be part of the query.
+        # Keyed by the picture, which is the same for every query; the summaries may be part of a query.
         of_meme = hashlib.sha256((pixels_sha256 or text).encode()).digest()
         rng = np.random.default_rng([self.seed, int.from_bytes(of_meme[:8], "little")])
         drawn = [ids[int(place)] for place in rng.permutation(len(ids))]
 
         async def among(those: Sequence[str]) -> Findings:
-            # The finder itself searches, with all others excluded: so the similarities that are shown are true.
+            # Uses the real finder with all other memes excluded, so that the similarities shown are true.
             wanted = set(those)
             return await self.finder.find(
                 text=text,
@@ -88,21 +88,21 @@ class RandomFinder:
                 exclude=[id_ for id_ in ids if id_ not in wanted],
             )
 
-        # The nearest of many drawn ones would be like the meme again, so no more are drawn than are shown.
+        # Drawing more and showing the nearest would bring similarity back, so only as many as are shown are drawn.
         shown = await among(drawn[:exhibits])
         counted = await among(drawn[: max(tally, shown.vote_settings.k, exhibits)])
         return counted.model_copy(
             update={
                 "library": self.library,
                 "exhibits": shown.exhibits,
-                # Chosen with the nearest precedents: of such as these it says nothing.
+                # These ranges were chosen for the nearest precedents and say nothing about random ones.
                 "settles": None,
                 "notes": (*counted.notes, "The precedents were drawn at random (a control)."),
             }
         )
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
-        """Reads pictures as :class:`court.ports.PrecedentFinder`."""
+        """Reads pictures like :class:`court.ports.PrecedentFinder`."""
         return await self.finder.pictures(ids)
 
 
@@ -118,30 +118,30 @@ _SPOILT = (
         "From this library, what is too near to a judged meme was left out. Prepare one that has it",
     ),
 )
-"""Controls by another library, which its name says, with what is said where it is used or missed by mistake."""
+"""Controls that need a special library, whose name says so, with the errors for using or missing it by mistake."""
 
 
 def with_control(court: Court, control: str, seed: int) -> Court:
-    """The court with this control; as it is where ``control`` is empty.
+    """The court with this control; unchanged if ``control`` is empty.
 
     Args:
-        court: Over a finder of ours.
+        court: Court with an embedded finder.
         control: Value of :class:`Control`, or empty.
         seed: Seed of the random draws.
 
     Raises:
-        BadRequest: There is no such control, or the library is not one for it.
+        BadRequest: There is no such control, or the library does not suit it.
     """
     if control and control not in list(Control):
         raise BadRequest(f"There is no control {control!r}. There are: {', '.join(Control)}.")
     for spoilt, why, missing in _SPOILT:
         marked = spoilt in court.finder.library.name
-        # Such a library says false labels, or the answers: used by mistake, it would spoil figures that look sound.
+        # Such a library has false labels or leaks answers: used by mistake, it would spoil figures unnoticed.
         if marked and control != spoilt:
             raise BadRequest(f"{why}: it is good for that control and nothing else.")
         if control == spoilt and not marked:
             raise BadRequest(f"{missing} for this control.")
-    # What is translated, is so before the trial; a library was altered when it was prepared.
+    # Translation happens before the trial, and a library was changed during preparation.
     if not control or control in (Control.TRANSLATED, Control.SHUFFLED, Control.LEAKS):
         return court
     if control == Control.RANDOM:

@@ -1,4 +1,4 @@
-"""From the record of a trial to the line that a run keeps of it."""
+"""Converts the record of a trial into a prediction."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from eval.runs.prediction import Cost, Outcome, Prediction, SideCourse
 
 
 def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
-    """Builds the prediction of a meme from its finished trial.
+    """Builds the prediction for a meme from its finished trial.
 
     Args:
         meme: Meme of the trial.
         record: Record of its trial.
-        stored: Calls that came out of the store of calls.
+        stored: Calls answered from the call cache.
 
     Raises:
-        ValueError: The trial is not over.
+        ValueError: The trial is not finished.
     """
     verdict, failed = record.verdict, record.last(TrialFailed)
     if verdict is not None:
@@ -63,7 +63,7 @@ def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> 
         meme=meme.id,
         outcome=outcome,
         score=verdict.harm_score if verdict else None,
-        # Only where the data set has levels to compare it with.
+        # Only if the data set has levels to compare it with.
         level=level_of(verdict) if verdict and meme.level is not None else None,
         vote=precedent_vote.probability if precedent_vote else None,
         vote_harmful=precedent_vote.probability >= precedent_vote.settings.threshold if precedent_vote else None,
@@ -76,7 +76,7 @@ def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> 
 
 
 def level_of(verdict: Verdict) -> Level | None:
-    """Which of three levels a verdict comes to; None where it is undecided."""
+    """The level that corresponds to a verdict; None if it is undecided."""
     if verdict.strengths is None:
         return None
     if verdict.label is Label.NOT_HARMFUL:
@@ -85,14 +85,14 @@ def level_of(verdict: Verdict) -> Level | None:
 
 
 def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
-    """Computes the cost of a trial from its record, calls that no verdict rests on included.
+    """Computes the cost of a trial from its record, including calls that no verdict rests on.
 
     Args:
         record: Record of a finished trial.
-        stored: Calls that came out of the store of calls, as far as this process knows.
+        stored: Calls answered from the call cache, as far as this process knows.
     """
     calls = calls_of(record)
-    # A trial that failed and was resumed has several ends, each with what it left unused.
+    # A trial that failed and was resumed ended several times, each time with unused calls.
     ends: list[VerdictGiven | TrialFailed | QuestionRuled] = [*record.all(VerdictGiven), *record.all(TrialFailed)]
     ends += record.all(QuestionRuled)
     unused = [end.unused for end in ends if end.unused]
@@ -110,21 +110,21 @@ def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
 
 
 def chain_of(record: TrialRecord) -> int:
-    """Calls on the longest chain of which each waits for the one before, by what the verdict rests on.
+    """Number of calls on the longest chain of dependent calls that the verdict rests on.
 
-    ``D``, then by the longer side its questions and answers in turn and the last summary, then a guard's opinion, then
-    the judgment, or its two calls for odds where those are more. Without overlap every summary stands in the chain. A
-    reply that had to be asked for twice counts twice. An expert witness counts only where the Judge waits for it.
+    ``D``, then the questions, answers and last summary of the longer side, then a guard's opinion, then the judgment,
+    or its two calls for odds if those are more. Without overlap every summary is in the chain. A repaired reply counts
+    twice. An expert witness counts only if the Judge waits for it.
     """
     described, opinion = record.last(Described), record.last(GuardHeard)
     judged = 0
     rulings: list[VerdictGiven | JudgeRuled] = [*record.all(VerdictGiven), *record.all(JudgeRuled)]
-    for ruled in rulings:  # those of a panel sit side by side
+    for ruled in rulings:  # those of a panel run concurrently
         judged = max(judged, calls_in_step(ruled.call), len(ruled.odds.harmful) if ruled.odds else 0)
     overlap = record.opened.settings.get("overlap", True) is not False
     longest = max(_side_chain(record, side, overlap) for side in Side)
     if record.opened.settings.get("expert_waits") is True:
-        # Called by a side, the witness begins at some summary of its: at the last one, at the latest.
+        # A side calls the witness at one of its summaries, the last one at the latest.
         before = longest if record.opened.settings.get("expert") == "asked" else 0
         longest = max(longest, before + _expert_chain(record)) if record.all(ClaimsFound) else longest
     guarded = calls_in_step(opinion.call) if opinion else 0
@@ -137,20 +137,20 @@ def _side_chain(record: TrialRecord, side: Side, overlap: bool) -> int:
         return 0
     questions, answered, summed = (_by_round(record, kind, side) for kind in (QuestionAsked, AnswerGiven, Summarised))
     if rested.rounds == 0:
-        # Nothing was asked (the arm no-captioner): the side only sums up once.
+        # No questions were asked (the arm no-captioner): the side only sums up once.
         return calls_in_step(summed.get(0))
     before, chains = 0, []
     for number in range(1, rested.rounds + 1):
         before += calls_in_step(questions.get(number)) + calls_in_step(answered.get(number))
         chains.append(before + calls_in_step(summed.get(number)))
-        # Without overlap a question waits for the summary of the round before.
+        # Without overlap, a question waits for the summary of the previous round.
         if not overlap:
             before = chains[-1]
     return max(chains)
 
 
 def _expert_chain(record: TrialRecord) -> int:
-    """Calls for the claims, and then those for the claim that took the most: claims are checked side by side."""
+    """Calls for the claims, plus those for the claim with the most calls: claims are checked concurrently."""
     by_claim: Counter[int] = Counter()
     found = 0
     for event in record.events:
@@ -169,18 +169,18 @@ def _by_round(
 
 
 def calls_in_step(call: ModelCall | None) -> int:
-    """Number of calls that one step took; 0 where there was none."""
-    # A call with a fault was made twice.
+    """Number of calls that one step took; 0 if it made none."""
+    # A call with a fault was repeated once.
     return 0 if call is None else 2 if call.fault else 1
 
 
 def calls_of(record: TrialRecord) -> list[tuple[ModelCall, int]]:
-    """Every call that the record tells of, and how many it sums up."""
+    """Every model call in the record, with the number of requests it stands for."""
     summed = {(event.side, event.round) for event in record.all(Summarised)}
     calls: list[tuple[ModelCall, int]] = []
     for event in record.events:
         if isinstance(event, SummarisedAhead) and (event.side, event.round) in summed:
-            continue  # told again, and made once
+            continue  # reported again, but made once
         calls += [(call, calls_in_step(call)) for call in calls_in(event)]
         if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
             calls.append((event.odds.call, len(event.odds.harmful)))
@@ -188,16 +188,16 @@ def calls_of(record: TrialRecord) -> list[tuple[ModelCall, int]]:
 
 
 def _seconds(record: TrialRecord) -> float:
-    """Returns the trial's own seconds: the time until an interrupted trial was resumed does not count."""
+    """Returns the trial's duration, without the time between an interruption and its resumption."""
     total, before = 0.0, record.opened.at
     for event in record.events:
         if isinstance(event, AFTERWARDS):
-            # What is added after the end is no time of the trial.
+            # Events after the end do not count towards the trial's duration.
             break
         if not isinstance(event, TrialResumed):
             total += (event.at - before).total_seconds()
         before = event.at
-    return max(total, 0.0)  # a clock may have been set back
+    return max(total, 0.0)  # the clock may have been set back
 
 
 def _sides(record: TrialRecord) -> dict[str, SideCourse]:
@@ -207,7 +207,7 @@ def _sides(record: TrialRecord) -> dict[str, SideCourse]:
         courses[str(rested.side)] = SideCourse(
             rounds=rested.rounds,
             rested=str(rested.reason),
-            # Without summaries of later rounds, which the stop made superfluous.
+            # Without summaries of later rounds, which were computed in vain.
             entropies=tuple(entropies[number] for number in sorted(entropies) if number <= rested.rounds),
         )
     return courses

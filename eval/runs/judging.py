@@ -1,4 +1,4 @@
-"""Judging of the memes of a run that have no prediction yet."""
+"""Judges the memes of a run that have no prediction yet."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 SERVER_GONE = "RUN_SERVER_GONE"
-"""Reason of an error: so many memes in a row failed for want of something that trying on makes no sense."""
+"""Reason of an error: so many consecutive memes failed for lack of a server that continuing is pointless."""
 UNFINISHED = "RUN_UNFINISHED"
-"""Reason of an error: all memes were tried, and some have no answer for want of something that may come back."""
-_IN_A_ROW = 3  # failures per worker after which nothing is taken to be there any more
+"""Reason of an error: all memes were tried, and some failed for reasons that may be temporary."""
+_IN_A_ROW = 3  # consecutive failures per worker after which the server counts as gone
 
 
 class Judging:
-    """Judges what has no prediction yet."""
+    """Judges the memes that have no prediction yet."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Judging:
             comparator = Comparator(plan.comparator)
             self._trier = ComparatorAttempt(**of_run, comparator=comparator, budgets=plan.budgets)
         elif plan.control == Control.TRANSLATED:
-            # Of a text in English, whatever language it was in before.
+            # The trial gets the English translation, whatever the original language.
             of_run["language"] = ENGLISH if plan.language else ""
             self._trier = TranslatedAttempt(**of_run, source_language=plan.language)
         else:
@@ -96,11 +96,11 @@ class Judging:
             total=len(material.memes),
             task=plan.question.task if plan.question else "",
         )
-        self._failures = 0  # in a row, for want of something
+        self._failures = 0  # consecutive, for possibly temporary reasons
 
     async def all(self) -> None:
-        """Until every meme has a prediction. Raises as :func:`eval.runs.run.run`."""
-        # Read before anything is judged: a trial of this process is none that was cut off.
+        """Judges until every meme has a prediction. Raises like :func:`eval.runs.run.run`."""
+        # Read before anything is judged, so that trials of this process do not count as interrupted.
         self._trials = await self._house.docket.index.requests()
         predictions = await self._valid_predictions()
         todo = [meme for meme in self._material.memes if meme.id not in predictions]
@@ -108,13 +108,13 @@ class Judging:
             if meme.id in predictions:
                 self._tally.add(meme, predictions[meme.id])
         self._tally.before = self._tally.done
-        # Not finished any more: with --retry-failed a run that was gets new answers.
+        # No longer finished: with --retry-failed a finished run gets new answers.
         if self._again and todo:
             self._manifest = self._manifest.model_copy(
                 update={"interruptions": self._manifest.interruptions + 1, "finished": None}
             )
             self._folder.write_manifest(self._manifest)
-        # Without a line that a crash cut, and without those that are tried again.
+        # Drops a line truncated by a crash, and the memes that are retried.
         self._folder.write_predictions(list(predictions.values()))
         self._progress.begin(self._tally)
         try:
@@ -133,7 +133,7 @@ class Judging:
             self._folder.write_manifest(self._manifest.model_copy(update={"finished": datetime.now(UTC)}))
 
     async def _valid_predictions(self) -> dict[str, Prediction]:
-        """Predictions that hold, the last of each meme."""
+        """Valid predictions, the last one for each meme."""
         wanted = {meme.id for meme in self._material.memes}
         predictions = {p.meme: p for p in self._folder.predictions() if p.meme in wanted}
         if not self._plan.retry_failed:
@@ -141,7 +141,7 @@ class Judging:
         return {name: p for name, p in predictions.items() if not await self._may_pass(p)}
 
     async def _may_pass(self, prediction: Prediction) -> bool:
-        """True if a failure's reason may have passed; a meme without even a trial is always tried."""
+        """True if a failure's cause may be gone; a meme without a trial is always retried."""
         if prediction.outcome is not Outcome.FAILED:
             return False
         if not prediction.trial:
@@ -155,11 +155,11 @@ class Judging:
             with (self._plan.out / PREDICTIONS).open("a", encoding="ascii") as file:
 
                 def keep(meme: JudgedMeme, prediction: Prediction, passing: bool) -> None:
-                    # Without an await: lines of memes that are done at once can't mix.
+                    # Synchronous, so that lines of concurrently finished memes can't interleave.
                     if passing:
                         self._left[prediction.reason] += 1
                     else:
-                        # Handed to the system at once. Lost with it, it is read from the docket.
+                        # Passed to the OS at once. If it is lost in a crash, it is rebuilt from the docket.
                         file.write(prediction.model_dump_json(ensure_ascii=True) + "\n")
                         file.flush()
                         self._tally.add(meme, prediction)
@@ -169,12 +169,12 @@ class Judging:
                 await (self._here(todo, keep) if self._cluster is None else self._there(self._cluster, todo, keep))
         finally:
             ticking.cancel()
-            # That it is cancelled is no error of the run.
+            # Cancelling it is no error of the run.
             await asyncio.gather(ticking, return_exceptions=True)
 
     async def _here(self, todo: Sequence[JudgedMeme], keep: Callable[[JudgedMeme, Prediction, bool], None]) -> None:
         """Judges in this process."""
-        # One iterator for all: each takes the next meme when it is done with one.
+        # One shared iterator: each worker takes the next meme when it has finished one.
         remaining = iter(todo)
 
         async def work() -> None:
@@ -187,12 +187,12 @@ class Judging:
     async def _there(
         self, cluster: Cluster, todo: Sequence[JudgedMeme], keep: Callable[[JudgedMeme, Prediction, bool], None]
     ) -> None:
-        """Has a cluster judge what there is no record of yet, or only half a one."""
+        """Judges on a cluster the memes whose records are missing or incomplete."""
         known = {}
         remaining = []
         for meme in todo:
             record = await self._known(meme)
-            # A line that a crash cost is written from the record: that takes no worker.
+            # A line lost in a crash is rebuilt from the record, without a worker.
             if record is not None and not self._trier.to_be_resumed(record):
                 keep(meme, *await self._trier.try_meme(meme, record, partial(self._picture, meme)))
                 continue
@@ -213,7 +213,7 @@ class Judging:
             settings=settings,
             control=self._plan.control,
         )
-        # Closed even where keep() raises: workers would go on until the generator is collected.
+        # Closed even if keep() raises: otherwise workers would go on until the generator is collected.
         async with contextlib.aclosing(judged):
             async for meme, prediction, passing in judged:
                 keep(meme, prediction, passing)
@@ -228,10 +228,10 @@ class Judging:
             self._progress.tick(self._tally)
 
     def _watch_for_the_end(self, prediction: Prediction, passing: bool) -> None:
-        """Ends a run before a server that is gone: it would fail every meme that is left, one after the other."""
-        # Late ones too: a server that hangs lets every meme run out of time.
+        """Aborts the run if a server is gone, which would fail all remaining memes one after the other."""
+        # Timeouts count too: with a hanging server every meme times out.
         self._failures = self._failures + 1 if passing or prediction.reason in LATE else 0
-        # Who has waited in vain, and saw no other meme answered meanwhile, speaks for all.
+        # A meme that used up its patience, during which no other was answered, is sufficient evidence.
         waited = passing and self._plan.patience_s > 0 and not self._plan.ray
         most = 1 if waited else _IN_A_ROW * max(self._plan.concurrency, 3)
         if self._failures >= most:

@@ -1,9 +1,9 @@
-"""Embedded classifier of a question's labels: for each label a vote of labelled memes, as the court holds it on harm.
+"""Embedded classifier for a question's labels: labelled memes vote on each label as precedents vote on harm.
 
-Each label is asked about by itself: the memes of the train split that have it are one class, the others the other. So
-a label's settings are chosen, its vote calibrated and its regression fitted by the very code that does so for a library
-of the court (:mod:`retrieval.calibration.calibrate`), with memes that are nearly the same, or of one group, left out
-together. No model server is asked.
+Each label is a separate two-class problem: memes of the train split with the label against those without. So a label's
+settings are chosen, its vote calibrated and its regression fitted by the same code as for a library of the court
+(:mod:`retrieval.calibration.calibrate`), which leaves out near-duplicates and members of one group together. No model
+server is needed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from retrieval.library.manifest import Counts, LabelledMeme, Tuning
 from retrieval.precedents.search import Query, SearchRequest, search_library
 
 LABELS = "labels.json"
-"""In a run's folder: what was chosen for each label, so that a resumed run need not choose it again."""
+"""File in a run's folder with the settings chosen for each label, so that a resumed run need not choose them again."""
 _FEWEST_GROUPS = 20
 _LARGEST_GROUP = 0.2
-"""Groups of a card below which, and share of the memes in one above which, leaving groups out leaves too little."""
+"""Minimum number of groups, and maximum share of memes in one group, for leaving groups out to be feasible."""
 _BATCH = 256
 """Texts embedded at once."""
 
@@ -51,7 +51,7 @@ class _Tunings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # Settings hold for this library and these inputs only.
+    # Settings apply to this library and these inputs only.
     library: str
     inputs: tuple[str, ...]
     labels: dict[str, Tuning]
@@ -59,14 +59,13 @@ class _Tunings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _LabelView:
-    """Labelled memes as a library of one label: a :class:`retrieval.library.ports.LibraryView`.
+    """Labelled memes as a library for one label: a :class:`retrieval.library.ports.LibraryView`.
 
-    The court's word for the class that is asked about is "harmful": within this view, and nowhere else, it stands for
-    memes that have the label.
+    The court calls the positive class "harmful"; within this view, and only here, it means having the label.
     """
 
     library: Library
-    # One index for all labels: their vectors are the same, only the classes differ.
+    # One index for all labels: vectors are shared, only the classes differ.
     index: FusedIndex
     memes: Sequence[LabelledMeme]
     places: Mapping[str, int]
@@ -81,7 +80,7 @@ class _LabelView:
         return [self.places[id_] for id_ in ids if id_ in self.places]
 
     def count(self, where: Filter) -> int:
-        # No search here names a filter; a count of another number would go unnoticed.
+        # No search here uses a filter; a wrong count would go unnoticed, so this raises.
         raise NotImplementedError("labels are searched without filters")
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
@@ -112,9 +111,9 @@ class LabelVotes:
 
     Attributes:
         question: The question.
-        encoder: Encoder by which memes are compared.
+        encoder: Encoder that embeds the memes.
         views: View of each label.
-        notes: Limits of the votes, in sentences.
+        notes: Sentences on the limits of the votes.
     """
 
     question: Question
@@ -123,31 +122,31 @@ class LabelVotes:
     notes: tuple[str, ...] = field(default=())
 
     async def probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
-        """Probability of each label by itself; None where nothing of the meme can be compared."""
-        # In a thread: a search over all labels is CPU work, and would hold up the loop.
+        """Independent probability of each label; None if nothing of the meme can be compared."""
+        # In a thread: searching for all labels is CPU-bound and would block the event loop.
         return await asyncio.to_thread(self._probabilities, shown)
 
     def _probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
         frames = shown.frames if "picture" in self.question.inputs else ()
         text = _compared_text(shown.meme, self.question)
-        # Embedded once, for all labels.
+        # Embedded once for all labels.
         query = Query.embedded(self.encoder, text, frames, shown.pixels_sha256 if frames else "")
         found = {}
         for label, view in self.views.items():
             vote = vote_of(search_library(view, query, SearchRequest(exhibits=0, tally=0, alpha=None)))
-            # What is compared is the same for every label: if nothing can be for one, so it is for all.
+            # The inputs are the same for every label: if nothing can be compared for one, that holds for all.
             if vote is None:
                 return None
             found[label] = vote.probability
         return found
 
     def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:
-        """Gives each label that is likelier than not; of a task with one label a meme, the likeliest."""
+        """Returns the labels more likely than not; for a task with one label per meme, the most likely one."""
         if self.question.multi:
-            # Thresholds were chosen label by label.
+            # Thresholds were chosen per label.
             labels = {label for label, p in probabilities.items() if p >= self.views[label].tuning.vote.threshold}
             return TaskAnswer(labels=self.question.in_order(labels), scores=dict(probabilities))
-        # Probabilities of labels that were each asked about alone don't add up to 1; shares do.
+        # Independent probabilities don't add up to 1; shares do.
         total = sum(probabilities.values())
         shares = {label: p / total for label, p in probabilities.items()}
         return TaskAnswer(labels=(max(shares, key=lambda label: shares[label]),), scores=shares)
@@ -161,22 +160,22 @@ def open_label_votes(
     encoder: Encoder,
     progress: Callable[[str, int, int], None],
 ) -> LabelVotes:
-    """Makes the classifier of a run, or finds there what was chosen for it before.
+    """Builds the classifier of a run, or restores its stored settings.
 
     Args:
         folder: The run's folder.
         question: The question.
-        library: Labelled memes that are not too near to what is judged.
-        examples: Gold labels of these, by id.
-        encoder: Encoder that the library was made with.
-        progress: Told the step, how much of it is done, and of how much.
+        library: Labelled memes that are not too similar to those judged.
+        examples: Gold labels of these memes, by id.
+        encoder: Encoder that the library was built with.
+        progress: Callback with the step, the amount done and the total.
 
     Raises:
-        BadRequest: No labelled meme has what is to be compared.
+        BadRequest: No labelled meme has the inputs to be compared.
     """
     rows, memes = _compared(question, library, examples, encoder)
     index = FusedIndex(rows, library.manifest.encoder.text_dim)
-    # Read before anything is chosen, which is the slow part.
+    # Read before settings are chosen, which is slow.
     before = _read(folder / LABELS, question, library)
     groups = _groups(memes, examples)
     labelled = {label: _relabelled(memes, examples, question.task, label) for label in question.labels}
@@ -188,7 +187,7 @@ def open_label_votes(
         )
     progress("labels", len(labelled), len(labelled))
     stored = _Tunings(library=library.digest, inputs=question.inputs, labels=tunings)
-    # Replaced in one step, so that a crash leaves the old file or the new one.
+    # Replaced atomically, so that a crash leaves the old or the new file.
     replace_file(folder / LABELS, stored.model_dump_json(indent=1) + "\n")
     places = {meme.id: place for place, meme in enumerate(memes)}
     views = {
@@ -208,20 +207,20 @@ def open_label_votes(
 def _compared(
     question: Question, library: Library, examples: Mapping[str, JudgedMeme], encoder: Encoder
 ) -> tuple[NDArray[np.float32], list[LabelledMeme]]:
-    """Vectors and memes of the library by what is compared of a meme alone: other words, or no picture."""
+    """Vectors and memes of the library, reduced to the inputs that are compared: other words, or no picture."""
     text_dim = library.manifest.encoder.text_dim
-    # A copy: rows are changed below, and the library's own are in use elsewhere.
+    # A copy: rows are changed below, but the library's own are in use elsewhere.
     rows = np.array(library.rows, dtype=np.float32)
     if "picture" not in question.inputs:
-        # A half of zeros is one that is not compared.
+        # A half of zeros is ignored in comparisons.
         rows[:, text_dim:] = 0
-    # A library of precedents may have memes of which the task says nothing: they keep out of its votes.
+    # A library of precedents may contain memes without a label for the task: they get no vote.
     texts = [
         _compared_text(examples[meme.id], question) if meme.id in examples else meme.text for meme in library.memes
     ]
     for start in range(0, len(texts), _BATCH):
         part = texts[start : start + _BATCH]
-        # Only texts that differ from the library's are embedded anew, by whole batches.
+        # Only texts that differ from the library's are embedded again, in whole batches.
         if part != [meme.text for meme in library.memes[start : start + _BATCH]]:
             rows[start : start + len(part), :text_dim] = encoder.embed_texts(part).vectors
     places, memes = [], []
@@ -230,7 +229,7 @@ def _compared(
         # A meme with neither half can't be compared with anything.
         if meme.id in examples and (has_text or has_picture):
             places.append(place)
-            # Whether it has a half is by these inputs now, whatever the library's maker saw.
+            # The halves depend on these inputs, not on those with which the library was built.
             changes = {"text": text, "has_text": has_text, "has_picture": has_picture, "kept": None}
             memes.append(meme.model_copy(update=changes))
     if not memes:
@@ -252,20 +251,20 @@ def _relabelled(
     def has_label(meme: LabelledMeme) -> bool:
         return label in (gold_of(examples[meme.id], task) or ())
 
-    # Harmful stands for having the label: a vote knows two classes.
+    # "Harmful" means having the label, as votes know only two classes.
     return [
         meme.model_copy(update={"label": Label.HARMFUL if has_label(meme) else Label.NOT_HARMFUL}) for meme in memes
     ]
 
 
 def _groups(memes: Sequence[LabelledMeme], examples: Mapping[str, JudgedMeme]) -> NDArray[np.int64] | None:
-    """Number of each meme's group of the card; None where groups are too few, or one too large, to be left out."""
+    """Group number of each meme by the card; None if groups are too few or too uneven to be left out."""
     names = [examples[meme.id].group for meme in memes]
     sizes = Counter(name for name in names if name)
-    # With few or uneven groups, leaving one out would leave next to nothing to vote.
+    # With few or uneven groups, leaving one out would leave hardly any voters.
     if len(sizes) < _FEWEST_GROUPS or max(sizes.values()) > _LARGEST_GROUP * len(memes):
         return None
-    # A meme without a group is one of its own.
+    # A meme without a group forms a group by itself.
     return group_numbers(name or f"\0{place}" for place, name in enumerate(names))
 
 
@@ -290,12 +289,12 @@ def _tuned(
 
 
 def _read(path: Path, question: Question, library: Library) -> Mapping[str, Tuning]:
-    """Reads the settings chosen before for the same library and inputs; none where a crash left none."""
+    """Reads settings chosen earlier for the same library and inputs; empty if a crash left none."""
     try:
         stored = _Tunings.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
         return {}
-    # Other inputs or another library: chosen anew, without a word, as nothing is lost but time.
+    # For other inputs or another library they are silently chosen again, which only takes time.
     same = (stored.library, stored.inputs) == (library.digest, question.inputs)
     return stored.labels if same else {}
 

@@ -1,4 +1,4 @@
-"""The memes, pictures and sources of precedents that a run rests on."""
+"""The memes, pictures and sources of precedents that a run uses."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Material:
     """Memes and pictures of a run.
 
     Attributes:
-        memes: In order.
-        pictures: Their folder; None where there is none.
-        files: SHA-256 of every file of the data set that the run rests on, by name.
+        memes: Memes, in order.
+        pictures: Folder of their pictures; None if there is none.
+        files: SHA-256 of every file of the data set that the run uses, by name.
     """
 
     memes: tuple[JudgedMeme, ...]
@@ -44,7 +44,7 @@ class Material:
 
 
 def material_of(plan: Plan, progress: Progress) -> Material:
-    """Reads the memes of a run. Raises BadRequest if they, or pictures that must be there, can't be read."""
+    """Reads the memes of a run. Raises BadRequest if they, or required pictures, can't be read."""
     if plan.question is not None:
         return _question_material(plan, plan.question, progress)
     chosen = partial(judged_memes, limit=plan.limit, seed=plan.seed, dropped_labels=plan.dropped_labels)
@@ -62,7 +62,7 @@ def material_of(plan: Plan, progress: Progress) -> Material:
         require_card_languages(memes)
     files = dict(read.files)
     if plan.library is None:
-        # Precedents come from these files, so a resumed run must find them unchanged as well.
+        # Precedents come from these files, so they must be unchanged when a run is resumed.
         for split in plan.dataset.of_role(SplitRole.TRAIN):
             files |= read_split(plan.dataset, plan.data, split.name, choose=keep_none).files
     if plan.text_only:
@@ -71,7 +71,7 @@ def material_of(plan: Plan, progress: Progress) -> Material:
 
 
 def _question_material(plan: Plan, question: Question, progress: Progress) -> Material:
-    """Memes with a gold label of the question's task, and the files that they and its examples come from."""
+    """Memes with a gold label for the question's task, and the files that they and its examples come from."""
     worded: dict[str, JudgedMeme] = {}
 
     def drawn(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
@@ -91,7 +91,7 @@ def _question_material(plan: Plan, question: Question, progress: Progress) -> Ma
 
 
 def _noting_words(memes: Iterable[JudgedMeme], worded: dict[str, JudgedMeme]) -> Iterator[JudgedMeme]:
-    """Passes memes on, and notes the first that has words of each kind: of the whole split, and not of a sample."""
+    """Passes memes through, recording the first with words of each kind, over the whole split rather than a sample."""
     for meme in memes:
         for kind in WORDS:
             if kind not in worded and words_of(meme, kind).strip():
@@ -100,18 +100,18 @@ def _noting_words(memes: Iterable[JudgedMeme], worded: dict[str, JudgedMeme]) ->
 
 
 def examples_of(plan: Plan) -> dict[str, JudgedMeme]:
-    """Labelled memes of the train split by id; none where none are needed."""
+    """Labelled memes of the train split by id; empty if none are needed."""
     assert plan.question is not None
     if not plan.question.needs_examples:
         return {}
     task = plan.question.task
     splits = [read_task_split(plan.dataset, plan.data, split.name, task) for split in train_splits(plan.dataset)]
-    # Of an id that stands in two splits the first is taken, as a library takes it.
+    # If an id occurs in two splits, the first wins, as in a library.
     return {meme.id: meme for split in reversed(splits) for meme in split.memes}
 
 
 def _with_pictures(plan: Plan, material: Material) -> Material:
-    """The material. Raises BadRequest where pictures are missing and may not be."""
+    """The material with its folder of pictures. Raises BadRequest if required pictures are missing."""
     memes = material.memes
     missing = [meme for meme in memes if material.picture(meme) is None]
     if missing and not plan.allow_missing:
@@ -128,17 +128,17 @@ def _with_pictures(plan: Plan, material: Material) -> Material:
 def judged_memes(
     memes: Iterable[JudgedMeme], limit: int | None, seed: int, dropped_labels: Sequence[str] = ()
 ) -> tuple[JudgedMeme, ...]:
-    """The memes of a split that a run judges: a sample of those that have none of the dropped labels."""
+    """The memes of a split that a run judges: a sample of those without dropped labels."""
     return sample((meme for meme in memes if meme.source_label not in dropped_labels), limit, seed)
 
 
 def on_template(meme: JudgedMeme, templates: Mapping[str, str]) -> JudgedMeme:
-    """Returns the meme with its template; empty where none is known."""
+    """Returns the meme with its template id; empty if unknown."""
     return meme.model_copy(update={"template": templates.get(meme.id, "")})
 
 
 def train_source(plan: Plan, split: str) -> Source:
-    """A split that precedents come from; without its pictures where only texts are judged."""
+    """A split that precedents come from; without pictures if only texts are judged."""
     if plan.labelled_examples is not None:
         return examples_source(plan.dataset, plan.data, split, plan.labelled_examples.task)
     source = source_of(plan.dataset, plan.data, split)

@@ -24,39 +24,39 @@ class Plan:
     """Plan of a run.
 
     Attributes:
-        out: The run's folder; an empty one, or one in which this run was begun.
+        out: The run's folder: empty, or one in which this run was started.
         name: Name of the run.
         dataset: Data set to judge.
         data: Directory of the data set.
-        split: Which part of it.
+        split: Name of the split.
         procedure: Procedure of the trials.
-        protocols: Under which the run is scored; the first one is shown while it runs. All memes are judged, those too
-            that a protocol drops.
-        settings: Settings of the court: trial, models, policy, workers. Docket and library are the run's own.
-        limit: Judge so many memes only, as :func:`eval.datasets.sample.sample` takes them; None for all.
-        seed: Seed of that sample, and of replies if a temperature makes them draws.
-        concurrency: Memes on trial at once.
-        calls: Store of calls that runs share; None for the run's own.
-        library: Precedents that :func:`eval.runs.precedents.prepare_precedents` made before; None to have them made
+        protocols: Protocols under which the run is scored; the first one is shown while it runs. All memes are judged,
+            including those that a protocol drops.
+        settings: Settings of the court: trial, models, policy, workers. The run replaces docket and library by its own.
+        limit: Maximum number of memes, sampled by :func:`eval.datasets.sample.sample`; None for all.
+        seed: Seed of that sample, and of replies sampled at a temperature.
+        concurrency: Number of memes tried concurrently.
+        calls: Call cache shared by several runs; None for the run's own.
+        library: Precedents prepared earlier by :func:`eval.runs.precedents.prepare_precedents`; None to prepare them
             from the train split.
-        control: Control condition of :class:`eval.runs.controls.Control`; empty for a court as it is served.
+        control: Control condition of :class:`eval.runs.controls.Control`; empty for the unchanged court.
         command: Command line of the run.
-        server: Name of the model servers in the store of calls; their addresses if empty. Set it if a server may move
-            and is to count as the same.
-        allow_missing: True if memes without a picture fail, each by itself, instead of keeping the run from starting.
-        text_only: True to judge each text without its picture, as where the pictures can't be had.
-        language: BCP 47 tag of the memes' language, ``detect`` to detect it of each text, ``card`` for the data
-            set's own, or empty to say none.
-        retry_failed: True to retry memes that failed for a passing reason.
-        patience_s: Seconds that a meme waits for what is busy or away; with Ray each is tried once.
-        comparator: Way of asking of :class:`eval.runs.comparators.Comparator`; empty to hold trials.
-        question: Question that is asked of every meme in place of a trial; None to hold trials.
+        server: Name of the model servers in the call cache; their addresses if empty. Set it if a server may move and
+            should still count as the same.
+        allow_missing: True to let memes without a picture fail one by one, instead of refusing to start the run.
+        text_only: True to judge each text without its picture, for instance if pictures are unavailable.
+        language: BCP 47 tag of the memes' language, ``detect`` to detect it per text, ``card`` for the data set's own,
+            or empty to state none.
+        retry_failed: True to retry memes that failed for a temporary reason.
+        patience_s: Seconds that a meme waits for busy or unreachable servers; with Ray each meme is tried once.
+        comparator: Value of :class:`eval.runs.comparators.Comparator`; empty to run trials.
+        question: Question asked about every meme instead of a trial; None to run trials.
         budgets: Tokens that a comparator may spend, by meme.
-        drop_precedents: True if memes that no protocol of the run scores are neither precedents nor judged.
-        templates_apart: True if no precedent is on the template of a judged meme.
+        drop_precedents: True to exclude memes that no protocol of the run scores, both as precedents and from judging.
+        templates_apart: True to exclude precedents that share a template with a judged meme.
         ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
-        ray_workers: Workers there; 0 for one a node.
-        vllm: Server to start for all roles, for as long as the run takes; None where the settings name servers.
+        ray_workers: Number of workers there; 0 for one per node.
+        vllm: vLLM server to start for all roles for the duration of the run; None if the settings name servers.
     """
 
     out: Path
@@ -91,29 +91,29 @@ class Plan:
 
     @property
     def nearness(self) -> LeakThresholds:
-        """Returns from where on a precedent is too near to a judged meme."""
+        """Returns the thresholds above which a precedent is too similar to a judged meme."""
         return LeakThresholds(template=TEMPLATE if self.templates_apart else None)
 
     @property
     def dropped_labels(self) -> tuple[str, ...]:
-        """Labels of memes that are neither precedents nor judged. Raises BadRequest if all labels are scored."""
+        """Labels whose memes are neither precedents nor judged. Raises BadRequest if all labels are scored."""
         return labels_dropped(self.dataset, self.protocols) if self.drop_precedents else ()
 
     @property
     def labelled_examples(self) -> Question | None:
-        """Question whose labelled examples make up the library; None where it has precedents of harm."""
-        # A trial's precedents are of harm, also where its Judge is asked something else.
+        """Question whose labelled examples form the library; None if it holds precedents on harm."""
+        # A trial uses precedents on harm even if its Judge is asked another question.
         on_harm = self.question is not None and self.question.by is Answerer.TRIAL and self.dataset.card.court_task
         return None if on_harm else self.question
 
     @property
     def without_library(self) -> bool:
-        """True if nothing is searched for: a question is asked without labelled examples."""
+        """True if no library is searched: a question is asked without labelled examples."""
         return self.question is not None and not self.question.needs_examples
 
 
 def require_models(procedure: Procedure, settings: Settings) -> None:
-    """Before anything is prepared: raises NotLoaded where the procedure asks chat models and none is named."""
+    """Raises NotLoaded, before anything is prepared, if the procedure needs chat models and none is configured."""
     if procedure is Procedure.SUMMARY:
         return
     if not any((own := settings.llm.of_role(role)).url or own.model for role in get_args(RoleName)):
@@ -134,5 +134,5 @@ def court_settings(plan: Plan) -> Settings:
         "procedure": plan.procedure,
     }
     if plan.procedure is Procedure.SUMMARY:
-        changes["llm"] = ModelSettings()  # no server has to be there for what asks none
+        changes["llm"] = ModelSettings()  # no server has to be up if no model is asked
     return plan.settings.model_copy(update=changes)

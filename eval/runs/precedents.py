@@ -1,14 +1,14 @@
-"""The precedents of a run: the train split without what is too near to any meme that is judged with them.
+"""The precedents of a run: the train split without memes that are too similar to a judged meme.
 
-A precedent is left out for the first of these that holds (design, section 5: leakage):
+A precedent is excluded for the first of these reasons that applies (design, section 5: leakage):
 
 ==================  ===============================================================================================
 ``same id``         a judged meme has its id
 ``same file``       ... its picture file, byte for byte
 ``same picture``    ... its normalised pixels: another file of the same picture
-``same text``       ... its text, case and spacing aside; blank texts are not compared
-``near-duplicate``  ... a picture and a text that are both nearly its own
-``same template``   ... a picture that is nearly its own; only where templates are held apart
+``same text``       ... its text, ignoring case and spacing; blank texts are not compared
+``near-duplicate``  ... both a near-duplicate picture and a near-duplicate text
+``same template``   ... a near-duplicate picture; only if templates are separated
 ==================  ===============================================================================================
 
 Thresholds: :class:`retrieval.audit.leakage.LeakThresholds`.
@@ -45,15 +45,15 @@ from retrieval.library.storage import CURRENT
 from retrieval.open import BUILTIN, load_encoder, name_of
 
 SHUFFLED = "shuffled labels"
-"""Stands in the name of a library whose labels were permuted, and so in every record that it was cited in."""
+"""Part of the name of a library with permuted labels, and so of every record that cites it."""
 
 
 LEAKS = "with leaks"
-"""Stands in the name of a library that has what is too near to a judged meme, likewise."""
+"""Part of the name of a library that keeps precedents too similar to a judged meme, and so of every such record."""
 
 
 class _Prepared(BaseModel):
-    """Description beside a prepared library, so that a resumed run finds the same one."""
+    """Description stored beside a prepared library, so that a resumed run finds the same one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,16 +69,16 @@ class _Prepared(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A library that may be used for what is judged.
+    """A library checked for leaks against the judged memes.
 
     Attributes:
-        library: The precedents that are left.
-        excluded: The others, in the order of the train split.
-        nearness: From where on they were too near.
-        notes: Further notes on the library, in sentences without any of the memes.
-        dropped_labels: Labels, in the data set's words, of which no precedent was taken.
-        templates: Template of each judged meme that shares one with another judged meme, by id; empty where templates
-            are not held apart.
+        library: The remaining precedents.
+        excluded: The excluded ones, in the order of the train split.
+        nearness: Thresholds of similarity for excluding.
+        notes: Sentences about the library, without any content of the memes.
+        dropped_labels: Labels, in the data set's words, whose memes are no precedents.
+        templates: Template of each judged meme that shares one with another judged meme, by id; empty if templates are
+            not separated.
     """
 
     library: Library
@@ -90,12 +90,12 @@ class Prepared:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Precedents left out, by why."""
+        """Number of precedents excluded, by reason."""
         return _counts(self.excluded)
 
     @property
     def checked(self) -> dict[str, JsonValue]:
-        """Returns the outcome of its check for the manifest."""
+        """Returns the outcome of the check for the manifest."""
         return self.nearness.model_dump(mode="json", exclude_none=True)
 
 
@@ -116,50 +116,51 @@ async def prepare_precedents(
     progress: Progress | None = None,
     compared_by: Encoder | None = None,
 ) -> Prepared:
-    """The library in ``place``: made of the train split without what is too near, or found there as it was made.
+    """Builds the library in ``place`` from the train split without leaks, or reads it if it was built before.
 
     Args:
-        place: Directory of the library; ``place``.json beside it says how it was made and what was left out.
+        place: Directory of the library; ``place``.json beside it records how it was built and what was excluded.
         train: The train split.
         judged: Memes that it will be used to judge.
-        pictures: Folder of the judged memes' pictures; None where there are none.
-        encoder: Encoder that it is searched with.
-        reader: Decodes pictures.
-        shuffled_labels: Seed by which the labels are permuted among the precedents (a control); None to leave them.
-        dropped_labels: Labels, in the data set's own words, of which no precedent is taken.
-        keep_leaks: True to keep what is too near (a control), and say in a note how much that is.
-        nearness: From where on a precedent is too near; the defaults if not given.
-        cache: Directory of libraries of whole train splits, which runs share; ``train-libraries`` beside ``place``.
-        name: Name of the library; the sources' names if not given.
-        progress: Told the step and how far it is.
-        compared_by: Encoder that detects near-duplicates, see :func:`comparing`; ``encoder`` if not given.
+        pictures: Folder of the judged memes' pictures; None if there are none.
+        encoder: Encoder for searching it.
+        reader: Decoder of pictures.
+        shuffled_labels: Seed for permuting the labels among the precedents (a control); None to keep them.
+        dropped_labels: Labels, in the data set's own words, whose memes become no precedents.
+        keep_leaks: True to keep leaks (a control), and state their number in a note.
+        nearness: Thresholds of similarity for excluding; defaults if None.
+        cache: Directory of libraries of whole train splits, shared by runs; ``train-libraries`` beside ``place`` if
+            None.
+        name: Name of the library; the sources' names if empty.
+        progress: Callback with the step and its progress.
+        compared_by: Encoder for detecting near-duplicates, see :func:`comparing`; ``encoder`` if None.
 
     Raises:
-        BadRequest: A source can't be read, nothing is left of it, or ``place`` holds a library for something else.
-        BadLibrary: A library that was made before is damaged.
-        Unavailable: Somebody else is writing to it.
-        OSError: The disk will not have it.
+        BadRequest: A source can't be read, nothing is left of it, or ``place`` holds a library for another purpose.
+        BadLibrary: An existing library is damaged.
+        Unavailable: Another process is writing to it.
+        OSError: The library can't be written to disk.
     """
     tell: Progress = progress or (lambda step, done, total: None)
     nearness = nearness or LeakThresholds()
     by = encoder if compared_by is None or compared_by.identity == encoder.identity else compared_by
-    # In threads: all pictures are read to be hashed.
+    # In threads: all pictures are read for hashing.
     made_of = await asyncio.to_thread(_made_of, train, encoder)
     looked_at = await asyncio.to_thread(_looked_at, judged, pictures)
     key = digest(
         {
             "train": made_of,
             "judged": looked_at,
-            # Without what is not asked for: libraries that were prepared before keep their keys.
+            # Unset fields are left out, so that libraries prepared earlier keep their keys.
             "nearness": nearness.model_dump(mode="json", exclude_none=True),
             "shuffled": shuffled_labels,
         }
-        # Only where they are given: libraries that were prepared without them keep their keys.
+        # Only if given: libraries prepared without them keep their keys.
         | ({"dropped": list(dropped_labels)} if dropped_labels else {})
         | ({"leaks kept": True} if keep_leaks else {})
         | ({} if by is encoder else {"compared by": by.identity.digest})
     )
-    # The file beside the library is written last: without it, the library is what a crash left, and made anew.
+    # The file beside the library is written last: without it, the library is a leftover of a crash and is rebuilt.
     if (place / CURRENT).exists() and _beside(place).exists():
         return await asyncio.to_thread(_as_it_was, place, key, encoder)
 
@@ -181,9 +182,9 @@ async def prepare_precedents(
         tell=tell,
     )
     leaks, excluded = (excluded, []) if keep_leaks else ([], excluded)
-    # By id: near-duplicates may have been detected in a library of another encoder, with rows of its own.
+    # By id: near-duplicates may have been found in a library of another encoder with other row numbers.
     excluded_ids = {one.precedent for one in excluded}
-    # Labels are dropped after the check: what is too near is reported of the whole train split.
+    # Labels are dropped after the check, so that leaks are reported for the whole train split.
     left = [
         row
         for row, meme in enumerate(whole.memes)
@@ -210,7 +211,7 @@ async def prepare_precedents(
         encoder=encoder.identity,
         memes=memes,
         rows=rows,
-        # Anew: what was chosen with the excluded ones would know of what is judged.
+        # Tuned again: settings chosen with the excluded memes would leak information about the judged ones.
         tuning=await asyncio.to_thread(
             tune,
             rows,
@@ -220,7 +221,7 @@ async def prepare_precedents(
             progress=tell,
         ),
         pictures=whole.pictures,
-        # What a crash left before it was said how it was made.
+        # Replaces a leftover of a crash.
         replace=True,
     )
     notes = await asyncio.to_thread(_notes, train, whole, judged, unseen=found.unseen, text_alone=found.text_alone)
@@ -241,17 +242,17 @@ async def prepare_precedents(
         excluded=tuple(excluded),
         templates=dict(found.templates),
     )
-    # In one step, and after the library: see above.
+    # Atomic, and after the library: see above.
     replace_file(_beside(place), prepared.model_dump_json(indent=1) + "\n")
     return _of(library, prepared)
 
 
 def read_prepared(place: Path, encoder: Encoder) -> Prepared:
-    """A library that was prepared before.
+    """Reads a library that was prepared earlier.
 
     Raises:
-        BadLibrary: The library is missing, damaged or made with another encoder.
-        BadRequest: The library was not made by :func:`prepare_precedents`, so that its check is unknown.
+        BadLibrary: The library is missing, damaged or built with another encoder.
+        BadRequest: The library was not built by :func:`prepare_precedents`, so that its check is unknown.
     """
     library = Library.open(place, encoder.identity)
     stored = _read(place)
@@ -259,7 +260,7 @@ def read_prepared(place: Path, encoder: Encoder) -> Prepared:
 
 
 def _of(library: Library, prepared: _Prepared) -> Prepared:
-    # What an earlier version prepared has no templates: intervals are then over memes, as they were.
+    # Libraries prepared by earlier versions have no templates: confidence intervals then resample memes, as before.
     return Prepared(
         library,
         prepared.excluded,
@@ -271,17 +272,18 @@ def _of(library: Library, prepared: _Prepared) -> Prepared:
 
 
 def comparing(encoder: Encoder) -> Encoder:
-    """Returns the encoder that detects near-duplicates: the built-in one, for which the thresholds were measured.
+    """Returns the encoder for detecting near-duplicates: the built-in one, for which the thresholds were measured.
 
-    So the same precedents are left out whatever they are searched by, and runs with several encoders can be compared.
+    So the same precedents are excluded whatever encoder searches them, and runs with different encoders are comparable.
     """
     return encoder if encoder.identity.name == name_of(BUILTIN) else load_encoder(BUILTIN)
 
 
 def shuffle_labels(memes: Sequence[LabelledMeme], seed: int) -> list[LabelledMeme]:
-    """The memes with their labels permuted: as many of each, but of other memes.
+    """The memes with their labels permuted: as many of each label, but on other memes.
 
-    Categories and the source's own label go with the label: they tell it (only harmful memes have targets in HarMeme).
+    Categories and the source's own label move with the label, since they reveal it (only harmful memes have targets in
+    HarMeme).
     """
     order = np.random.default_rng(seed).permutation(len(memes))
     return [
@@ -293,7 +295,7 @@ def shuffle_labels(memes: Sequence[LabelledMeme], seed: int) -> list[LabelledMem
 
 
 def _counts(leaks: Iterable[Excluded]) -> dict[str, int]:
-    """Numbers of leaks by why, in the order of the reasons."""
+    """Number of leaks by reason, in the order of the reasons."""
     found = Counter(one.why for one in leaks)
     return {why: found[why] for why in WHYS if found[why]}
 
@@ -320,7 +322,7 @@ def _read(place: Path) -> _Prepared:
 
 def _as_it_was(place: Path, key: str, encoder: Encoder) -> Prepared:
     stored = _read(place)
-    # Precedents that were checked against other memes may hold copies of those that are judged now.
+    # Precedents checked against other memes may contain copies of those judged now.
     if stored.key != key:
         raise BadRequest(
             f"{place} holds precedents that were prepared for other memes, another train split or other thresholds. "
@@ -331,15 +333,15 @@ def _as_it_was(place: Path, key: str, encoder: Encoder) -> Prepared:
 
 
 def _made_of(train: Sequence[Source], encoder: Encoder) -> str:
-    """Digest of all that the library of the whole train split is made of: files, their pictures, encoder, format."""
+    """Digest of everything the library of the whole train split is built from: files, pictures, encoder, format."""
     sources: list[JsonValue] = []
     for source in train:
         rows = read_source(source)
         pictures = _digests([row.image for row in rows.good], source.pictures)
         paths = source.files or [path for path in (source.path, source.labels) if path is not None]
-        # A tree of pictures has no file: its recipe knows it, and its pictures are below.
+        # A tree of pictures has no file: its recipe identifies it, and its pictures are hashed below.
         files: list[JsonValue] = [sha256_of(path) for path in paths if not path.is_dir()]
-        # Left out where it is empty: libraries that were built before there was such a thing are still found.
+        # Left out if empty, so that libraries built before the field existed are still found.
         recipe: dict[str, JsonValue] = {"recipe": source.recipe} if source.recipe else {}
         sources.append({"files": files, "name": source.label, "pictures": pictures, **recipe})
     built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
@@ -352,32 +354,32 @@ def _looked_at(judged: Sequence[JudgedMeme], pictures: Path | None) -> str:
 
 
 def _digests(names: Iterable[str], folder: Path | None) -> str:
-    """Digest of the content of these pictures, by name; empty for one that is not there."""
+    """Digest of the content of these pictures, by name; a missing picture counts as empty."""
     if folder is None:
         return ""
     whole = hashlib.sha256()
     for name in names:
-        # As retrieval.library.picture_import looks for them: with and without a directory of their own.
+        # Tried as in retrieval.library.picture_import: with and without the directory in the name.
         paths = (folder / name, folder / Path(name).name) if name else ()
         whole.update(f"{name}\0{next(filter(None, map(_sha256_of, paths)), '')}\n".encode())
     return whole.hexdigest()
 
 
 def _sha256_of(path: Path) -> str:
-    """SHA-256 of a picture in hex; empty where there is none, or none that can be read."""
-    # Read without a look at first: in a tar file, each look parses the picture's header.
+    """SHA-256 of a picture in hex; empty if it is missing or unreadable."""
+    # Read without checking for it first: in a tar file, each check parses the picture's header.
     try:
         return picture_sha256(path)
-    except (OSError, ValueError):  # ValueError: a name that no file can have
+    except (OSError, ValueError):  # ValueError: the name is invalid for any file
         return ""
 
 
 async def _whole(
     cache: Path, made_of: str, train: Sequence[Source], encoder: Encoder, reader: PictureReader, tell: Progress
 ) -> Library:
-    """The library of the whole train split, made where it is not there yet."""
+    """The library of the whole train split, built if it does not exist yet."""
     path = cache / made_of.removeprefix("sha256:")[:16]
-    # Ten minutes for another run that is writing the same library.
+    # Waits up to ten minutes for another run that is writing the same library.
     for _ in range(1200):
         if (path / CURRENT).exists():
             return await asyncio.to_thread(Library.open, path, encoder.identity)
@@ -387,7 +389,7 @@ async def _whole(
                 0
             ]
         except (BadRequest, Unavailable) as error:
-            # Another run has made it meanwhile, or is writing it just now.
+            # Another run has built it meanwhile, or is writing it now.
             if error.reason not in ("LIBRARY_EXISTS", "LIBRARY_LOCKED"):
                 raise
             await asyncio.sleep(0.5)
@@ -404,8 +406,8 @@ async def _compare(
     nearness: LeakThresholds,
     tell: Progress,
 ) -> tuple[list[Excluded], Leaks]:
-    """Finds precedents too near to judged memes, in the order of the precedents, and the full report."""
-    # The label plays no part here: it only makes a row complete.
+    """Finds precedents too similar to judged memes, in the order of the precedents, and the full report."""
+    # The label is irrelevant here: it only completes the row.
     rows = [row_of(meme) for meme in judged]
     found = await find_leaks(
         whole, rows, pictures=pictures, encoder=encoder, reader=reader, beside=beside, nearness=nearness, tell=tell

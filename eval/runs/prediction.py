@@ -1,4 +1,4 @@
-"""Prediction: a system's answer for one meme, the one form in which runs, scores and reports exchange it."""
+"""Prediction: a system's answer for one meme, the common exchange format of runs, scores and reports."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ class Outcome(StrEnum):
     HARMFUL = "HARMFUL"
     NOT_HARMFUL = "NOT_HARMFUL"
     UNDECIDED = "UNDECIDED"
-    """The system would not say: counts against coverage, and as wrong in the strict figures."""
+    """The system abstained: lowers coverage, and counts as wrong in the strict figures."""
     FAILED = "FAILED"
-    """There was no answer: counted like UNDECIDED, and told apart from it."""
+    """There was no answer: scored like UNDECIDED, but reported separately."""
     ANSWERED = "ANSWERED"
-    """A question about the meme was answered that is none of harm: ``Prediction.said`` has the labels."""
+    """A question other than harm was answered: ``Prediction.said`` has the labels."""
 
     @property
     def harmful(self) -> bool | None:
-        """The class that was said; None where none was."""
+        """The predicted class; None if there is none."""
         return {Outcome.HARMFUL: True, Outcome.NOT_HARMFUL: False}.get(self)
 
 
 class Cost(BaseModel):
-    """Cost of one meme, in the model server's own figures.
+    """Cost of one meme, as reported by the model server.
 
-    A reply that came out of the run's store of calls is counted like any other: it is what the trial takes, not what
-    this machine happened to pay. ``stored`` says how many those were.
+    Replies from the call cache are counted like any other: the figures describe what the trial needs, not what this run
+    happened to pay. ``stored`` is the number of such replies.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     calls: int = Field(default=0, ge=0)
     stored: int = Field(default=0, ge=0)
-    """Of ``calls``, those answered from the store."""
+    """Calls out of ``calls`` that were answered from the call cache."""
     tokens_in: int = Field(default=0, ge=0)
     tokens_out: int = Field(default=0, ge=0)
     tokens_cached: int = Field(default=0, ge=0)
-    """Of ``tokens_in``, those from the server's prefix cache."""
+    """Tokens out of ``tokens_in`` that came from the server's prefix cache."""
     chain: int = Field(default=0, ge=0)
-    """Calls on the longest chain of which each waits for the one before."""
-    # No infinity: in JSON it becomes null, and the line could not be read again.
+    """Number of calls on the longest chain of dependent calls."""
+    # No infinity: it becomes null in JSON, and the line could not be read back.
     seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """From the beginning of the trial to its end."""
+    """Duration of the trial."""
 
 
 class SideCourse(BaseModel):
@@ -57,9 +57,9 @@ class SideCourse(BaseModel):
 
     rounds: int = Field(ge=0)
     rested: str = ""
-    """Why it ended, as ``court.events.QuestioningEnd``."""
+    """Reason why it ended, a value of ``court.events.QuestioningEnd``."""
     entropies: tuple[float, ...] = ()
-    """Of the summary of each round, in bits."""
+    """Entropy of each round's summary, in bits."""
 
 
 class TaskAnswer(BaseModel):
@@ -68,12 +68,11 @@ class TaskAnswer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     labels: tuple[str, ...]
-    """Labels that were given, in the card's order; none where a task of several labels has none."""
+    """Labels in the card's order; empty if no label of a multi-label task applies."""
     scores: dict[str, float] = Field(default_factory=dict)
-    """Probability of each label, where the system gives one."""
+    """Probability of each label, if the system provides one."""
     rotations: tuple[tuple[str, ...], ...] = ()
-    """Labels that were given with each order of the options, where it was asked more than once; ``labels`` are those
-    that most of them gave."""
+    """Labels given with each order of the options, if it was asked more than once; ``labels`` has the majority's."""
 
 
 class Prediction(BaseModel):
@@ -85,21 +84,21 @@ class Prediction(BaseModel):
     """Id of the meme in its data set."""
     outcome: Outcome
     score: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
-    """Probability of harm, where the system gives one."""
+    """Probability of harm, if the system provides one."""
     level: Level | None = None
-    """For data sets of three levels: which one was said. Of a court's verdict: very harmful where the harmful evidence
-    is strong, somewhat harmful where a harmful verdict rests on less."""
+    """Predicted level for data sets with three. For a court's verdict: very harmful if the harmful evidence is strong,
+    somewhat harmful if a harmful verdict rests on less."""
     vote: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
-    """The precedents' vote as a probability of harm, held however far they are; None where none could be held."""
+    """The precedents' vote as a probability of harm, however distant they are; None if there was no vote."""
     vote_harmful: bool | None = None
-    """Its label, by the library's own threshold."""
+    """The vote's label by the library's own threshold."""
     needs_review: bool = False
     reason: str = ""
-    """Why there is no class: a failure's reason, or the first review reason of an undecided verdict."""
+    """Reason why there is no class: that of the failure, or the first review reason of an undecided verdict."""
     trial: str = ""
-    """Id of the trial in the run's docket; empty for predictions from elsewhere."""
+    """Id of the trial in the run's docket; empty for external predictions."""
     cost: Cost = Cost()
     sides: dict[str, SideCourse] = Field(default_factory=dict)
-    """Per side, ``ACCUSER`` and ``DEFENDER``; empty where there were none."""
+    """Examination by side, ``ACCUSER`` and ``DEFENDER``; empty if there were none."""
     said: dict[str, TaskAnswer] = Field(default_factory=dict)
     """Answers by task; empty in a run of trials."""

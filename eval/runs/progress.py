@@ -1,4 +1,4 @@
-"""Progress of a run: a bar in a terminal, a line now and then in a log."""
+"""Progress of a run: a bar in a terminal, periodic lines in a log."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _EVERY_S = 30.0
 
 @dataclass(slots=True)
 class RunningScore:
-    """Tally of a run so far.
+    """Running totals of a run.
 
     Attributes:
-        protocol: Under which verdicts are counted as right; memes that it drops are passed over. None where another
-            question is asked.
+        protocol: Protocol under which verdicts are scored; memes that it drops are skipped. None if another question is
+            asked.
         total: Memes to be judged.
-        before: Number of ``done`` that were there when this process began.
+        before: Number of ``done`` that existed when this process started.
         done: Memes that have a prediction.
         labelled: Number of those that the protocol keeps.
         decided: Number of those with a class.
-        right: Number of those with the right class.
-        failed: Predictions that there is none of.
+        right: Number of those with the correct class.
+        failed: Number of memes that failed.
         calls: Number of model calls, stored ones included.
-        stored: Number of those that were served from the store.
-        tokens: In and out.
+        stored: Number of those answered from the call cache.
+        tokens: Input plus output tokens.
         began: Start of this process, by :func:`time.monotonic`, in seconds.
-        task: Task whose labels are counted as right, where one is asked about; empty in a run of trials.
+        task: Task whose labels are scored, if one is asked about; empty in a run of trials.
     """
 
     protocol: Protocol | None
@@ -57,7 +57,7 @@ class RunningScore:
     task: str = ""
 
     def add(self, meme: JudgedMeme, prediction: Prediction) -> None:
-        """Counts one more."""
+        """Counts one more prediction."""
         self.done += 1
         self.failed += prediction.outcome is Outcome.FAILED
         cost = prediction.cost
@@ -82,7 +82,7 @@ class RunningScore:
         Args:
             now: Current time by :func:`time.monotonic`, in seconds.
         """
-        # Memes that were judged before this process began say nothing of its speed.
+        # Memes judged before this process started are excluded from its rate.
         fresh, seconds = self.done - self.before, now - self.began
         parts = []
         if fresh and seconds > 0:
@@ -102,39 +102,39 @@ class RunningScore:
 
 
 class Progress:
-    """Is told how far a run is, and says nothing of it. Others say it."""
+    """Receives the progress of a run and ignores it; subclasses display it."""
 
     def tell(self, sentence: str) -> None:
-        """Reports a long step, or something to know, in a sentence."""
+        """Reports a long step, or a notice, in a sentence."""
 
     def step(self, name: str, done: int, total: int) -> None:
         """Reports the progress of a step of the preparation."""
 
     def begin(self, score: RunningScore) -> None:
-        """Memes are judged from here on."""
+        """Reports that judging begins."""
 
     def judged(self, score: RunningScore) -> None:
-        """One more has a prediction."""
+        """Reports that one more meme has a prediction."""
 
     def tick(self, score: RunningScore) -> None:
-        """A second has gone by."""
+        """Reports that a second has passed."""
 
     def end(self, score: RunningScore) -> None:
-        """No more are judged: all are, or the run was broken off."""
+        """Reports that judging has ended, finished or not."""
 
 
 class ProgressLines(Progress):
-    """A line every half a minute: for logs, and wherever nobody watches."""
+    """Prints a line every half minute: for logs and other output that is not a terminal."""
 
     def __init__(
         self, say: Callable[[str], None], *, every_s: float = _EVERY_S, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Says nothing yet.
+        """Starts without output.
 
         Args:
             say: Function that prints a line.
-            every_s: Seconds between two.
-            now: The time, in seconds.
+            every_s: Seconds between two lines.
+            now: Clock, in seconds.
         """
         self._print = say
         self._every_s = every_s
@@ -142,30 +142,30 @@ class ProgressLines(Progress):
         self._last = now()
 
     def tell(self, sentence: str) -> None:
-        """At once."""
+        """Prints the sentence at once."""
         self._print(sentence)
 
     def step(self, name: str, done: int, total: int) -> None:
-        """Now and then."""
+        """Prints the step if a line is due."""
         if self._due():
             self._print(f"{name}: {done:,} of {total:,}")
 
     def begin(self, score: RunningScore) -> None:
-        """At once."""
+        """Prints a line at once."""
         self._last = self._now()
         self._print(f"{score.total:,} memes, {score.done:,} of them judged before.")
 
     def judged(self, score: RunningScore) -> None:
-        """Now and then."""
+        """Prints a line if it is due."""
         self.tick(score)
 
     def tick(self, score: RunningScore) -> None:
-        """Now and then."""
+        """Prints a line if it is due."""
         if self._due():
             self._print(self._line(score))
 
     def end(self, score: RunningScore) -> None:
-        """At once."""
+        """Prints a line at once."""
         self._print(self._line(score))
 
     def _line(self, score: RunningScore) -> str:
@@ -181,10 +181,10 @@ class ProgressLines(Progress):
 
 
 class ProgressBar(Progress):
-    """A bar, for a terminal."""
+    """Shows a progress bar in a terminal."""
 
     def __init__(self, console: Console) -> None:
-        """Shows nothing yet: nothing may stand in the way of a question that comes before the first step."""
+        """Starts hidden, so as not to disturb prompts that appear before the first step."""
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -196,22 +196,22 @@ class ProgressBar(Progress):
         self._judging: int | None = None
 
     def __enter__(self) -> Self:
-        """Gives the bar, to be shown from its first step on."""
+        """Returns the bar, which appears with its first step."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves what it shows where it is."""
+        """Stops the bar and leaves it on the screen."""
         self._bars.stop()
 
     def tell(self, sentence: str) -> None:
-        """Above the bar."""
-        # Sentences name files and rows of strangers: brackets in them are no markup.
+        """Prints the sentence above the bar."""
+        # Sentences may quote untrusted names of files and rows: brackets in them must not act as markup.
         self._bars.console.print(sentence, markup=False, highlight=False)
 
     def step(self, name: str, done: int, total: int) -> None:
-        """Shows the step as a bar of its own."""
+        """Shows the step as a separate bar."""
         self._bars.start()
         if name not in self._preparing:
             self._preparing[name] = self._bars.add_task(name, total=total, words="")
@@ -223,28 +223,28 @@ class ProgressBar(Progress):
         self._judging = self._bars.add_task("judged", total=score.total, completed=score.done, words="")
 
     def judged(self, score: RunningScore) -> None:
-        """One further."""
+        """Advances the bar."""
         self.tick(score)
 
     def tick(self, score: RunningScore) -> None:
-        """Rate and time left change."""
+        """Updates rate and time left."""
         if self._judging is not None:
             words = score.words(time.monotonic())
             self._bars.update(self._judging, completed=score.done, words=words)  # type: ignore[arg-type]
 
     def end(self, score: RunningScore) -> None:
-        """The last figures; what is judged next begins a bar of its own."""
+        """Shows the final figures; further judging starts a new bar."""
         self.tick(score)
         self._judging = None
 
 
 @contextmanager
 def watching(say: Callable[[str], None], *, stderr: bool = True) -> Iterator[Progress]:
-    """A bar where somebody watches, lines where nobody does.
+    """Shows a bar in a terminal, and lines elsewhere.
 
     Args:
         say: Function that prints a line.
-        stderr: True if the bar stands on standard error, so that figures on standard output can be piped.
+        stderr: True to write the bar to standard error, so that standard output can be piped.
     """
     console = Console(stderr=stderr)
     if not console.is_terminal:
@@ -255,12 +255,12 @@ def watching(say: Callable[[str], None], *, stderr: bool = True) -> Iterator[Pro
 
 
 def _rounded(number: float) -> str:
-    """Three digits, and all of those before the point."""
+    """The number with three significant digits, and all digits before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _span(seconds: float) -> str:
-    """A time in words: ``40 s``, ``12 min``, ``3 h 05 min``."""
+    """A duration in words: ``40 s``, ``12 min``, ``3 h 05 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

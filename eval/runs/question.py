@@ -1,4 +1,4 @@
-"""Question about every meme of a run: a task of a data set's card, and how it is asked."""
+"""Question about every meme of a run: a task of a data set's card, and settings for asking it."""
 
 from __future__ import annotations
 
@@ -14,58 +14,58 @@ from eval.datasets.card import CardTask
 from eval.datasets.items import JudgedMeme
 
 INPUTS = ("picture", "text", "ocr", "caption", "language", "description")
-"""What of a meme may be shown; besides them ``gold:TASK``, its gold labels of another task."""
+"""Inputs of a meme that may be shown; besides them ``gold:TASK``, its gold labels of another task."""
 GOLD = "gold:"
 PRECEDENTS = "precedents"
-"""In place of a model's name: the embedded classifier, which asks no model."""
+"""Value in place of a model's name: the embedded classifier, which uses no model."""
 ELSEWHERE = "elsewhere"
-"""In place of all inputs: another system answered, and it is not known what it was shown."""
+"""Value in place of all inputs: an external system answered, and its inputs are unknown."""
 TEXTS = ("text", "ocr", "caption")
-"""Inputs that the data set itself has as words."""
+"""Inputs that the data set itself provides as words."""
 WORDS = (*TEXTS, "language")
-"""Inputs of :func:`words_of`: the texts, and the language, which no vote of labelled memes compares."""
+"""Inputs of :func:`words_of`: the texts, and the language, which votes of labelled memes ignore."""
 
 
 class Answerer(StrEnum):
     """System that answers."""
 
     MODEL = "model"
-    """A chat model, one call a meme and order of the options."""
+    """A chat model, one call per meme and order of the options."""
     PRECEDENTS = "precedents"
-    """The vote of labelled memes like it, label by label."""
+    """The vote of similar labelled memes, label by label."""
     TRIAL = "trial"
-    """The Judge of a full trial on harm, once it has its verdict, from the evidence of that trial."""
+    """The Judge of a full trial on harm, after its verdict, based on the evidence of that trial."""
 
 
 class Question(BaseModel):
-    """A task and how it is asked; stored in the manifest of its run."""
+    """A task and the settings for asking it; stored in the manifest of its run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: str
     title: str = ""
-    """The question in words; the task's id stands for it where it is empty."""
+    """The question in words; the task's id if empty."""
     kind: str
     """``binary``, ``ordinal``, ``single`` or ``multi``."""
     labels: tuple[str, ...] = Field(min_length=2)
     define: dict[str, str] = Field(default_factory=dict)
-    """A sentence on each label."""
+    """One-sentence definition of each label."""
     metrics: tuple[str, ...] = ()
-    """By which the data set's authors score it."""
+    """Metrics by which the data set's authors score it."""
     official: str = ""
     inputs: tuple[str, ...] = Field(min_length=1)
-    """What is shown of a meme, in the order of :data:`INPUTS`."""
+    """Inputs shown of a meme, in the order of :data:`INPUTS`."""
     shots: int = Field(default=0, ge=0, le=16)
-    """Labelled memes of the train split that are shown first, the nearest ones."""
+    """Number of labelled memes of the train split shown first, the most similar ones."""
     rotate: bool = False
-    """True if it is asked once for each rotation of the options."""
+    """True to ask once for each rotation of the options."""
     odds: bool = False
-    """True if a model is asked for the probability of each label too."""
+    """True to also ask the model for the probability of each label."""
     draw: int = Field(default=0, ge=0)
-    """Number of the repeat: each draws other replies where a temperature is set."""
+    """Number of the repeat: with a temperature, each repeat samples different replies."""
     by: Answerer = Answerer.MODEL
     sides: tuple[str, ...] = Field(default=(), max_length=2)
-    """The two labels of three of which a trial's Judge weighs one against the other; none where it weighs none."""
+    """The two labels out of three that a trial's Judge weighs against each other; empty if it weighs none."""
 
     @property
     def multi(self) -> bool:
@@ -79,22 +79,22 @@ class Question(BaseModel):
 
     @property
     def needs_picture(self) -> bool:
-        """True if a meme can't be answered about without its picture."""
+        """True if a meme can't be answered without its picture."""
         return "picture" in self.inputs or "description" in self.inputs
 
     @property
     def orders(self) -> tuple[tuple[str, ...], ...]:
         """Orders of the labels as options, the card's own first."""
         turns = len(self.labels) if self.rotate else 1
-        # Rotations, not all permutations: each label stands at each place once, with as few calls as that takes.
+        # Rotations rather than all permutations: each label takes each position once, with the fewest calls.
         return tuple(self.labels[turn:] + self.labels[:turn] for turn in range(turns))
 
     def in_order(self, labels: Sequence[str] | frozenset[str] | set[str]) -> tuple[str, ...]:
-        """Returns labels in the card's order."""
+        """Sorts labels by the card's order."""
         return tuple(label for label in self.labels if label in labels)
 
     def for_court(self) -> CourtQuestion:
-        """The question as a court is asked it. Raises BadRequest where its words are none that it can be asked in."""
+        """The question in the form that a court asks. Raises BadRequest if its wording can't be used there."""
         try:
             return CourtQuestion(
                 id=self.task,
@@ -109,42 +109,42 @@ class Question(BaseModel):
             raise BadRequest(f"A court can't be asked for {self.task}: {faults}.", reason="QUESTION_UNUSABLE") from None
 
     def material(self) -> dict[str, JsonValue]:
-        """Returns what of it decides the memes and their gold, for the comparison of a resumed run."""
+        """Returns the fields that determine the memes and their gold, to compare with a resumed run."""
         return {"task": self.task, "kind": self.kind, "labels": list(self.labels)}
 
 
 def question_about(task: CardTask, **how: Any) -> Question:
-    """The question that a task of a card is; ``how`` has the fields of how it is asked, and other words."""
+    """Makes a question of a card's task; ``how`` sets the fields on how it is asked, and may override its wording."""
     of_card = {name: getattr(task, name) for name in ("title", "labels", "define", "metrics", "official")}
     return Question(task=task.id, kind=str(task.kind), **of_card | how)
 
 
 def _one_line(words: str) -> str:
-    """Words of a card, which may be laid out over several lines, as one."""
+    """Joins the lines of a card's text into one."""
     return " ".join(words.split())
 
 
 def gold_of(meme: JudgedMeme, task: str) -> frozenset[str] | None:
-    """Gold labels of a meme in a task, possibly none of them; None where the task says nothing of it."""
+    """Gold labels of a meme for a task, possibly none; None if the meme has no gold for the task."""
     labels = meme.tasks.get(task)
     return None if labels is None else frozenset(labels)
 
 
 def words_of(meme: JudgedMeme, kind: str) -> str:
-    """Words of a meme that the data set has for an input of :data:`WORDS`; empty where it has none."""
+    """The data set's words for an input of :data:`WORDS`; empty if it has none for this meme."""
     return {"text": meme.text, "ocr": meme.ocr, "caption": meme.caption, "language": meme.language}[kind]
 
 
 def parse_inputs(text: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
-    """Inputs from words parted by commas, in the order in which they are shown.
+    """Parses comma-separated inputs into the order in which they are shown.
 
     Args:
-        text: The words.
-        tasks: Tasks that the data set has gold labels for.
+        text: Names of inputs, separated by commas.
+        tasks: Tasks for which the data set has gold labels.
         task: The task that is asked about.
 
     Raises:
-        BadRequest: One is no input, or would give the answer away.
+        BadRequest: A name is no input, or would give the answer away.
     """
     named = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     others = [f"{GOLD}{other}" for other in tasks if other != task]
@@ -156,12 +156,12 @@ def parse_inputs(text: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
             f"{', '.join(wrong) or 'Nothing'} can't be shown of a meme. Name some of {', '.join((*INPUTS, *others))}.",
             field="inputs",
         )
-    # In one order whichever was typed, so that the same inputs give the same prompts and find their replies stored.
+    # A fixed order, so that the same inputs give the same prompts and hit the call cache.
     return tuple(word for word in (*INPUTS, *others) if word in named)
 
 
 def require_inputs(question: Question, memes: Sequence[JudgedMeme]) -> None:
-    """Raises BadRequest where no meme has words that are to be shown: it would be asked about nothing."""
+    """Raises BadRequest if no meme has any of the words that are to be shown."""
     for kind in WORDS:
         if kind in question.inputs and not any(words_of(meme, kind).strip() for meme in memes):
             raise BadRequest(

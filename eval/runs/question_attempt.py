@@ -1,4 +1,4 @@
-"""Answering a data set's question about each meme of a run: by a chat model, or by the vote of labelled memes."""
+"""Answers a data set's question about each meme of a run: by a chat model, or by the vote of labelled memes."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class QuestionAttempt(AttemptWithoutTrial):
 
     Attributes:
         question: The question.
-        examples: Labelled memes of the train split, by id; empty where none are needed.
-        classifier: Embedded classifier that answers; None where a model does.
+        examples: Labelled memes of the train split, by id; empty if none are needed.
+        classifier: Embedded classifier that answers; None if a model does.
     """
 
-    # By keyword alone: it has no default, and fields of the base class have some.
+    # Keyword-only: it has no default, but fields of the base class do.
     question: Question = field(kw_only=True)
     examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
     classifier: LabelClassifier | None = None
@@ -76,7 +76,7 @@ class QuestionAttempt(AttemptWithoutTrial):
             if found is None:
                 return Prediction(meme=meme.id, outcome=Outcome.UNDECIDED, reason=NOTHING_COMPARABLE)
             return self._answered(meme, self.classifier.answer(found))
-        # Repeats differ in the draw, which is added to the seed, so that none repeats another's samples.
+        # The repeat's number is added to the seed, so that no repeat reuses another's samples.
         calls = _LabelCalls(self, shown, self.seed + self.question.draw, self.question)
         answer = await calls.answer(await self._shots(shown))
         return self._answered(meme, answer).model_copy(update={"cost": calls.cost()})
@@ -85,23 +85,23 @@ class QuestionAttempt(AttemptWithoutTrial):
         return Prediction(meme=meme.id, outcome=Outcome.ANSWERED, said={self.question.task: answer})
 
     async def _needed_content(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> DecodedMeme:
-        """The meme as far as it is needed: without its picture where that is neither shown nor compared."""
+        """The meme with the inputs that are needed: without its picture if that is neither shown nor compared."""
         if self.question.needs_picture:
             return await self.shown(meme, picture)
-        # Without examples to be found by it, the picture is neither shown nor compared, and decoding it
-        # would only fail memes without one.
+        # Without examples to search for, the picture is neither shown nor compared, and decoding it would only make
+        # memes without one fail.
         if not self.question.shots:
             return DecodedMeme(meme)
         try:
             return await self.shown(meme, picture)
         except BadInput as error:
-            # Examples are then found by the text alone; anything else is a fault of the picture.
+            # A missing picture means that examples are found by text alone; other errors are faults of the picture.
             if error.reason != PICTURE_MISSING:
                 raise
             return DecodedMeme(meme)
 
     async def _shots(self, shown: DecodedMeme) -> list[_Shot]:
-        """The nearest labelled memes, nearest first, as the court finds precedents."""
+        """The most similar labelled memes, nearest first, found like precedents."""
         if not self.question.shots:
             return []
         finder = self.house.court.finder
@@ -111,18 +111,18 @@ class QuestionAttempt(AttemptWithoutTrial):
             pixels_sha256=shown.pixels_sha256,
             exhibits=self.question.shots,
             tally=0,
-            # As the library says: alpha was calibrated with it.
+            # None: the library's own alpha, which was calibrated.
             alpha=None,
         )
         ids = [exhibit.id for exhibit in findings.exhibits]
-        # A library may keep no pictures; each example then has its words alone.
+        # A library may store no pictures; examples then consist of words alone.
         pictures = await finder.pictures(ids) if self.question.needs_picture else [None] * len(ids)
         return [_Shot(self.examples[id_], picture) for id_, picture in zip(ids, pictures, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Shot:
-    """A labelled meme that is shown before the one that is judged; without its picture where the library has none."""
+    """A labelled meme shown as an example; without its picture if the library has none."""
 
     meme: JudgedMeme
     picture: Frame | None
@@ -135,13 +135,13 @@ class _LabelCalls(MemeCalls):
     question: Question
 
     async def answer(self, shots: Sequence[_Shot]) -> TaskAnswer:
-        """Asks once for each order of the options, and for their odds where they are wanted."""
+        """Asks once for each order of the options, and for their odds if requested."""
         prompt = load(PROMPTS, "classify")
         system = prompt.system(
             title=self.question.title or self.question.task,
             labels="\n".join(_defined(self.question, label) for label in self.question.labels),
         )
-        # Examples and material once: all orders and odds have the same prefix, which the server's cache serves.
+        # Built once: all orders and odds calls share this prefix, which the server caches.
         parts = [*await self._examples(shots), *await self._material()]
         turns: list[tuple[str, ...]] = []
         for order in self.question.orders:
@@ -150,17 +150,17 @@ class _LabelCalls(MemeCalls):
             read = partial(_read, self.question)
             wanted = _wanted(self.question, order)
             turns.append(await self.ask(prompt, task, [*parts, ask], read, system=system, wanted=wanted))
-        # Orders are asked one after the other for the server's prefix cache; none waits for another's answer.
+        # Orders are asked sequentially to use the server's prefix cache, but none depends on another's answer.
         self.chain += 1
         scores = await self._odds(system, parts) if self.question.odds else None
-        # One order is no rotation to report on.
+        # A single order is no rotation worth reporting.
         return TaskAnswer(
             labels=settle(self.question, turns), scores=scores or {}, rotations=tuple(turns) if len(turns) > 1 else ()
         )
 
     async def _examples(self, shots: Sequence[_Shot]) -> list[str | Frame]:
         prompt, parts = load(PROMPTS, "classify"), list[str | Frame]()
-        # Numbers, as an example's picture and words are parts of their own.
+        # Numbered, as an example's picture and words are separate parts.
         for number, shot in enumerate(shots, 1):
             named = {"number": str(number)}
             if shot.picture is not None and "picture" in self.question.inputs:
@@ -168,14 +168,14 @@ class _LabelCalls(MemeCalls):
             words = [(kind, words_of(shot.meme, kind)) for kind in WORDS if kind in self.question.inputs]
             if "description" in self.question.inputs and shot.picture is not None:
                 words.append(("description", await self._described((shot.picture,))))
-            # In a fence like the meme's own words: an example is a stranger's text too.
+            # Fenced like the meme's own words: an example is untrusted text too.
             parts += [
                 prompt.task("example_words", what=_WHAT[kind], words=self.fence.around(text), **named)
                 for kind, text in words
                 if text.strip()
             ]
             gold = gold_of(shot.meme, self.question.task) or frozenset()
-            # Behind what it rests on, so that the last thing that is read of an example is its label.
+            # The label comes last, after the content that it rests on.
             parts.append(prompt.task("example", labels=_listed(self.question.in_order(gold)), **named))
         return parts
 
@@ -192,23 +192,23 @@ class _LabelCalls(MemeCalls):
                 words = await self._described(shown.frames)
             elif kind.startswith(GOLD):
                 known = gold_of(shown.meme, kind.removeprefix(GOLD))
-                # A meme without gold of that task is asked about without that line, as others are.
+                # A meme without gold for that task is shown without the line.
                 if known is not None:
                     labels = _listed(tuple(sorted(known)))
                     parts.append(prompt.task("gold", task=kind.removeprefix(GOLD), labels=labels))
-            # Empty words make no part: an empty fence would look like a meme that says nothing.
+            # Empty words are left out: an empty fence would look like a meme without text.
             if words.strip():
                 parts.append(prompt.task(kind, words=self.fence.around(words)))
         return parts
 
     async def _described(self, frames: tuple[Frame, ...]) -> str:
-        """The Proposer's description, which the store of calls keeps for whoever asks again."""
+        """The Proposer's description, which is shared through the call cache."""
         description = await Proposer(self.speaker(Role.PROPOSER), frames).describe()
         self.chain += 1
         return description.value
 
     async def _odds(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
-        """Probability of each label; None where the server can't tell, or the options have next to no mass."""
+        """Probability of each label; None if the server reports none, or the options have next to no mass."""
         ask = self._odds_of_labels if self.question.multi else self._odds_of_options
         return await ask(system, parts)
 
@@ -222,21 +222,20 @@ class _LabelCalls(MemeCalls):
             if shares is None:
                 return None
             for label, share in zip(order, shares, strict=True):
-                # Averaged over the orders, so that a preference for a letter cancels.
+                # Averaged over the orders, so that a preference for a letter cancels out.
                 sums[label] += share / len(orders)
-        # A sum of shares may exceed 1 by its last bit, and a probability must not.
+        # A sum of shares may exceed 1 by a rounding error, which a probability must not.
         return {label: min(share, 1.0) for label, share in sums.items()}
 
     async def _odds_of_labels(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
         prompt, scores = load(PROMPTS, "classify"), dict[str, float]()
         for label in self.question.labels:
             sides = []
-            # Twice, with either answer first: the mean cancels a preference for the first letter, as in a trial.
+            # Asked twice, with either answer first: the mean cancels a preference for the first letter, as in a trial.
             for a, b in (("yes", "no"), ("no", "yes")):
                 ask = prompt.task("odds_of_label", label=label, a=a, b=b)
                 shares = await self._shares("odds_of_label", [*parts, ask], "AB", system)
-                # One side without an answer leaves the label without odds; half of the pair would bring
-                # the preference back.
+                # If one order has no answer, the label gets no odds: half of the pair would bring the preference back.
                 if shares is None:
                     return None
                 sides.append(shares[0 if a == "yes" else 1])
@@ -246,12 +245,11 @@ class _LabelCalls(MemeCalls):
     async def _shares(
         self, task: str, parts: Sequence[str | Frame], letters: str, system: str
     ) -> tuple[float, ...] | None:
-        """Share of each letter in the probability of all of them."""
+        """Share of each letter in the probability of all letters."""
         messages = messages_of(load(PROMPTS, "classify"), task, parts, system=system, wanted=None)
         odds = await self.speaker().odds(Role.JUDGE, messages, options=tuple(letters))
         total = sum(odds.masses) if odds is not None else 0.0
-        # None also where masses are all 0, which would be a division by 0.
-        # A model that is about to say something else says nothing about the options.
+        # A total of 0 would cause a division by 0. A model about to say something else says nothing about the options.
         if odds is None or total <= 0 or total < self.court.settings.least_label_mass:
             return None
         return tuple(mass / total for mass in odds.masses)
@@ -259,12 +257,12 @@ class _LabelCalls(MemeCalls):
 
 @dataclass(frozen=True, slots=True)
 class OpenQuestion:
-    """Question with all that answering it takes.
+    """A question with everything needed to answer it.
 
     Attributes:
         question: The question.
         examples: Labelled memes of the train split, by id.
-        classifier: Embedded classifier; None where a model answers.
+        classifier: Embedded classifier; None if a model answers.
     """
 
     question: Question
@@ -272,9 +270,9 @@ class OpenQuestion:
     classifier: LabelClassifier | None
 
     def attempt(self, **of_run: Any) -> Attempt:
-        """Makes the attempt of a run, whose fields are given."""
+        """Makes the attempt for a run with the given fields."""
         if self.question.by is Answerer.TRIAL:
-            # Repeats differ in the draw, in the trial as in the question: both make calls by one seed.
+            # Repeats use different seeds, both in the trial and in the question.
             of_run["seed"] += self.question.draw
             return QuestionTrialAttempt(
                 **of_run, question=self.question, examples=self.examples, classifier=self.classifier
@@ -290,19 +288,19 @@ def open_question(
     examples: Mapping[str, JudgedMeme],
     progress: Progress,
 ) -> OpenQuestion:
-    """Makes ready what answers a question.
+    """Prepares a question for answering.
 
     Args:
         question: The question.
         folder: The run's folder.
         finder: Finder of the labelled examples.
         examples: Their gold labels, by id.
-        progress: Told how far it is.
+        progress: Receiver of the progress.
 
     Raises:
-        BadRequest: The library is none of these examples, or there are more labels than letters to ask odds by.
+        BadRequest: The library does not consist of these examples, or there are more labels than letters for odds.
     """
-    # Of several labels each is asked about by itself, with two letters.
+    # Labels of a multi-label task are asked about one by one, with two letters.
     if question.odds and len(question.labels) > _MOST_OPTIONS and not question.multi:
         raise BadRequest(f"Odds are asked for by letters, and {question.task} has {len(question.labels)} labels.")
     if not question.needs_examples:
@@ -311,7 +309,7 @@ def open_question(
         raise BadRequest("Labelled examples are found in a library on disk.", field="library")
     unknown = [id_ for id_ in finder.ids if id_ not in examples]
     if question.by is Answerer.TRIAL:
-        # Its library may be one of precedents on harm, of which some have no label here.
+        # The library may hold precedents on harm, some of which have no label here.
         if len(unknown) == len(finder.ids):
             progress.tell(f"No precedent has a label of {question.task}: the Judge is told of none, and of no vote.")
             return OpenQuestion(question, {}, None)
@@ -319,7 +317,7 @@ def open_question(
             progress.tell(f"{len(unknown):,} precedents have no label of {question.task}, and no vote.")
     else:
         require_examples(finder.library.name, question)
-        # Every precedent needs its gold label, or some would be shown as examples of no label.
+        # Every example needs its gold label, or some would be shown as having no label.
         if unknown:
             raise BadRequest(
                 f"{len(unknown):,} memes of the library have no gold label of {question.task}, {unknown[0]} among "
@@ -346,10 +344,10 @@ def settings_of_question(question: Question) -> dict[str, JsonValue]:
 
 
 def settle(question: Question, turns: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Makes one answer of those to several orders of the options.
+    """Aggregates the answers to several orders of the options.
 
-    Of a task with several labels, each that more than half of the answers gave; of others, the label that most gave,
-    and of equals the one that was said first: the card's own order was asked first.
+    For multi-label tasks, the labels that more than half of the answers gave; for others, the most frequent label, and
+    on a tie the one given first: the card's own order was asked first.
 
     Args:
         question: The question.
@@ -358,7 +356,7 @@ def settle(question: Question, turns: Sequence[tuple[str, ...]]) -> tuple[str, .
     counts = Counter(label for turn in turns for label in turn)
     if question.multi:
         return question.in_order({label for label, count in counts.items() if 2 * count > len(turns)})
-    # Counter lists equals in the order in which they came: the first that was said wins.
+    # Counter keeps insertion order among ties, so the first answer wins.
     return (counts.most_common(1)[0][0],)
 
 
@@ -378,7 +376,7 @@ def _wanted(question: Question, order: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _read(question: Question, text: str) -> tuple[str, ...]:
-    """The labels of a reply, in words of the card alone. Raises UnusableReply."""
+    """Parses the labels of a reply; only words of the card are accepted. Raises UnusableReply."""
     if not question.multi:
         label = replies.parse(_OneLabel, text).label
         if label not in question.labels:

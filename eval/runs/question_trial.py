@@ -1,4 +1,4 @@
-"""Answering a data set's question by a trial: once the Judge has ruled on harm, it rules on the question as well."""
+"""Answers a data set's question by a trial: after the Judge has ruled on harm, it rules on the question as well."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from eval.runs.question import Question, gold_of
 
 
 class LabelClassifier(Protocol):
-    """Gives each label of a question a probability, from labelled memes."""
+    """Assigns each label of a question a probability, from labelled memes."""
 
     async def probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
-        """Probability of each label by itself; None where nothing of the meme can be compared."""
+        """Independent probability of each label; None if nothing of the meme can be compared."""
         ...
 
     def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:
@@ -35,15 +35,15 @@ class LabelClassifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuestionTrialAttempt(Attempt):
-    """Tries the memes of one run, and puts a question to the Judge of each trial that has a verdict.
+    """Tries the memes of one run, and asks the Judge of each trial with a verdict a question.
 
     Attributes:
         question: The question.
         examples: Labelled memes of the train split, by id.
-        classifier: Embedded classifier, whose votes the Judge is told; None where it is told none.
+        classifier: Embedded classifier whose votes the Judge is shown; None to show none.
     """
 
-    # By keyword alone: it has no default, and fields of the base class have some.
+    # Keyword-only: it has no default, but fields of the base class do.
     question: Question = field(kw_only=True)
     examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
     classifier: LabelClassifier | None = None
@@ -54,10 +54,10 @@ class QuestionTrialAttempt(Attempt):
     ) -> Tried:
         tried = Tried(Prediction(meme=meme.id, outcome=Outcome.FAILED), False, known)
         if known is None or known.state is not TrialState.DECIDED:
-            # By name: a dataclass with slots is made anew, and super() would look for the class before that.
+            # Called by name: a dataclass with slots creates a new class, which super() would not find.
             tried = await Attempt._try_once(self, meme, known, picture)
         record = tried.record
-        # A trial without a verdict has no Judge to be asked: its failure is the outcome.
+        # Without a verdict there is no Judge to ask: the trial's failure is the outcome.
         if record is None or record.state is not TrialState.DECIDED:
             return tried
         hits = HitCounter()
@@ -70,28 +70,28 @@ class QuestionTrialAttempt(Attempt):
             after = error.retry_after if isinstance(error, Unavailable) else None
             return Tried(failed, isinstance(error, Unavailable), record, after or 0.0)
         ruled = record.ruling_on(self.question.task)
-        # Recorded like any failure of a call, and yet none of this meme: each further one would fail by it.
+        # Recorded like any failed call, but not the meme's fault: it would fail every other meme too.
         if ruled is not None and ruled.failure == CallsError.default_reason:
             raise CallsError("The store of calls can't be used any more: a question found it damaged or locked.")
-        # Of both: the trial's calls that came out of the store, and those for the question.
+        # Cached calls of both the trial and the question.
         stored = tried.prediction.cost.stored + hits.count
         return Tried(self.prediction(meme, record, stored=stored), ruled is not None and ruled.retryable, record)
 
     async def _ruled(self, meme: JudgedMeme, record: TrialRecord, hits: HitCounter) -> TrialRecord:
-        """The record with the Judge's ruling on the question, or with why there is none."""
+        """The record with the Judge's ruling on the question, or the reason why there is none."""
         opened = record.opened.meme
         house = self._court_for(meme, opened.bytes_sha256, hits)
-        # As it was decoded for the trial, so that the file is not read and decoded twice.
+        # Reuses the picture decoded for the trial.
         shown = await house.picture_of_trial(record)
         frames = shown.frames if shown is not None else ()
         vote: Mapping[str, float] = {}
         if self.classifier is not None:
             decoded = DecodedMeme(meme, frames, opened.pixels_sha256, opened.bytes_sha256)
             found = await self.classifier.probabilities(decoded)
-            # Shares where one label fits; else the probability of each.
+            # Shares for single-label tasks, else the probability of each label.
             vote = self.classifier.answer(found).scores if found is not None else {}
         cited = record.precedents.findings.exhibits if record.precedents else ()
-        # A precedent without gold of this task is left out: "none of the labels" would be said of it else.
+        # Precedents without gold for this task are left out: they would appear to have none of the labels.
         labels = {
             precedent.id: self.question.in_order(gold)
             for precedent in cited
@@ -103,14 +103,14 @@ class QuestionTrialAttempt(Attempt):
 
     @override
     def prediction(self, meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
-        """Builds the prediction of a meme: the answer, or why there is none. The verdict on harm is no part of it."""
+        """Builds the prediction for a meme: the answer or the reason for its absence, without the verdict on harm."""
         of_trial = prediction_of(meme, record, stored=stored)
         ruled = record.ruling_on(self.question.task)
         cost = of_trial.cost
         if ruled is not None and ruled.call is not None:
-            # It waits for the whole trial: one link more, or two where it was asked for again.
+            # The question waits for the whole trial: one more call in the chain, or two if it was repaired.
             cost = cost.model_copy(update={"chain": cost.chain + calls_in_step(ruled.call)})
-        # Neither score nor vote of the trial: they are of harm.
+        # The trial's score and vote are left out, as they are on harm.
         base = {"meme": meme.id, "trial": record.trial_id, "cost": cost, "sides": of_trial.sides}
         if ruled is None or ruled.chosen is None:
             return Prediction(**base, outcome=Outcome.FAILED, reason=ruled.failure if ruled else of_trial.reason)
@@ -119,11 +119,11 @@ class QuestionTrialAttempt(Attempt):
 
     @override
     def to_be_resumed(self, record: TrialRecord) -> bool:
-        """True if a trial is not over, or its question has no answer yet for a reason that may pass."""
+        """True if a trial is unfinished, or its question has no answer yet for a temporary reason."""
         if record.state is not TrialState.DECIDED:
             return Attempt.to_be_resumed(self, record)
         ruled = record.ruling_on(self.question.task)
         if ruled is None:
             return True
-        # Late ones had their tries, as with trials: only --retry-failed has them tried again.
+        # Timeouts were already retried, as with trials: only --retry-failed retries them again.
         return ruled.retryable and (ruled.failure not in LATE or self.retry_failed)

@@ -1,12 +1,10 @@
-"""Runs on a Ray cluster: the machine of the run keeps the files, workers on the nodes judge.
+"""Runs on a Ray cluster: the run's machine keeps the files, workers on the nodes judge.
 
-The run is what it is without a cluster; only where a meme is tried is another process, perhaps on another machine. Ray
-Data spreads the memes over a pool of actors (:class:`eval.runs.ray_worker.Judge`), each of which holds a court, and
-tries those again that were with a worker that died. What comes back is written into the run's docket, a whole record at
-a time, and then into its predictions. Whatever comes back twice is written once: a meme counts with the first answer.
-
-Calls of models are looked up and kept by the :class:`eval.runs.ray_worker.Driver`, an actor on this machine: this
-process has to be on a node of the cluster.
+The run is the same as without a cluster; only trials happen in other processes, perhaps on other machines. Ray Data
+distributes the memes over a pool of actors (:class:`eval.runs.ray_worker.Judge`), each with its own court, and retries
+memes whose worker died. Returned records are stored in the run's docket as a whole, then added to its predictions.
+Duplicates are stored once: the first answer for a meme counts. Model calls are read from and stored in the call cache
+by the :class:`eval.runs.ray_worker.Driver`, an actor on this machine: this process has to be on a node of the cluster.
 """
 
 from __future__ import annotations
@@ -39,32 +37,32 @@ from serving.docket.store.pictures import picture_of
 from serving.settings import Settings
 
 RAY_UNREACHABLE = "RAY_UNREACHABLE"
-"""Reason of an error: there is no Ray cluster at that address, or this machine is none of its nodes."""
+"""Reason of an error: there is no Ray cluster at that address, or this machine is not one of its nodes."""
 RAY_FAILED = "RAY_FAILED"
-"""Reason of an error: the cluster could not go on."""
+"""Reason of an error: the cluster failed during the run."""
 
 _ANSWERS_S = 10.0
-"""Seconds that the head of a cluster has to answer. ray.init itself tries for minutes."""
-_BLOCKS = 2000  # at most: one meme each, up to there
-_RESTARTS = 3  # of the desk
-_OUT_S = 20.0  # for workers to go when there is nothing left to be judged
+"""Seconds for the cluster's head to answer. ray.init itself would try for minutes."""
+_BLOCKS = 2000  # at most; with up to that many memes, one meme per block
+_RESTARTS = 3  # of the driver actor
+_OUT_S = 20.0  # for workers to exit after the last meme
 
 
 @asynccontextmanager
 async def connected(address: str, *, workers: int = 0, concurrency: int) -> AsyncIterator[Cluster]:
-    """A Ray cluster, for as long as the context lasts; nothing of it is started or shut down but what is ours.
+    """Connects to a Ray cluster for the duration of the context; only our own actors are started and stopped.
 
     Args:
         address: Address of its head, ``HOST:PORT``.
-        workers: Number of workers; 0 for one on every node that has a processor to lend.
-        concurrency: Memes on trial at once, over all workers; each has one at least.
+        workers: Number of workers; 0 for one on every node with a free processor.
+        concurrency: Number of concurrent trials over all workers; at least one per worker.
 
     Raises:
         NotLoaded: Ray is not installed.
-        BadRequest: The address is none.
-        Unavailable: There is no cluster at that address, this machine is none of its nodes, or it has no processors.
+        BadRequest: The address is malformed.
+        Unavailable: There is no cluster at that address, this machine is not one of its nodes, or it has no processors.
     """
-    # Before Ray is loaded, which reads them then.
+    # Set before Ray is imported, which reads it then.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
         raise NotLoaded(
@@ -77,7 +75,7 @@ async def connected(address: str, *, workers: int = 0, concurrency: int) -> Asyn
 
     ours = not ray.is_initialized()
     if ours:
-        # In a thread: Ray's calls wait, and the loop has to go on.
+        # In a thread: Ray's calls block.
         await asyncio.to_thread(_connect, host_port)
     try:
         # A worker takes one processor: a node without any gets no worker.
@@ -87,7 +85,7 @@ async def connected(address: str, *, workers: int = 0, concurrency: int) -> Asyn
                 f"The Ray cluster at {host_port} has no node with a processor to lend.", reason=RAY_UNREACHABLE
             )
         size = workers or len(nodes)
-        # Rounded up: together they try as many memes at once as were wanted, or a few more.
+        # Rounded up: together they try at least as many memes at once as requested.
         yield Cluster(size, max(1, math.ceil(concurrency / size)))
     finally:
         if ours:
@@ -95,7 +93,7 @@ async def connected(address: str, *, workers: int = 0, concurrency: int) -> Asyn
 
 
 def _checked(address: str) -> str:
-    # A host and its port, of which the head is asked for its health below; Ray itself takes other forms too.
+    # Only host and port, as the head's health is checked below; Ray itself accepts other forms too.
     if not re.fullmatch(r"[A-Za-z0-9._-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}", address):
         raise BadRequest(
             f"{address!r} is no address of a Ray cluster. Give that of its head as HOST:PORT, as ray start names it; "
@@ -106,17 +104,17 @@ def _checked(address: str) -> str:
 
 
 async def _answering(address: str) -> None:
-    """Asks the head for its health, which it tells like any gRPC server. Raises Unavailable if it does not."""
+    """Checks the head's gRPC health service. Raises Unavailable if it does not respond."""
     import grpc.aio
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    # Directly: gRPC would take the proxy that the environment names for other traffic.
+    # Bypasses the proxy that the environment may configure.
     async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_ANSWERS_S)
         except grpc.aio.AioRpcError as error:
-            # Anything else is an answer too: of a head that wants a token, say.
-            # UNIMPLEMENTED is a gRPC server without a health service: no head of Ray.
+            # Any other error also proves that a head is there, for instance one that requires a token. UNIMPLEMENTED
+            # means a gRPC server without a health service, which is no Ray head.
             if error.code() in (
                 grpc.StatusCode.UNAVAILABLE,
                 grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -135,7 +133,7 @@ def _unreachable(address: str, why: str = "") -> Unavailable:
 
 
 def _connect(address: str) -> None:
-    """Connects, without a word. Raises Unavailable."""
+    """Connects silently. Raises Unavailable."""
     import ray
 
     logging.getLogger("ray").setLevel(logging.CRITICAL)
@@ -143,7 +141,7 @@ def _connect(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=False)
     except Exception as error:
         raise _unreachable(address, _first_line(error)) from error
-    import ray.data  # sets up loggers of its own
+    import ray.data  # sets up its own loggers
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
@@ -154,7 +152,7 @@ class Cluster:
 
     Attributes:
         workers: Number of workers.
-        each: Memes on trial at once with each of them.
+        each: Number of concurrent trials per worker.
     """
 
     workers: int
@@ -171,31 +169,31 @@ class Cluster:
         settings: Settings,
         control: str,
     ) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
-        """Yields the outcome of each meme as it is done; its record is in the docket by then.
+        """Yields the outcome of each meme when it is done; its record is in the docket by then.
 
         Args:
             memes: Memes to judge.
-            trier: Local form of the attempt; its docket is the run's.
-            known: Records of trials that were cut off, by the meme's id.
-            pictures: Files of the memes' pictures, likewise.
-            calls: File of the store of calls.
+            trier: The attempt as it would run locally; its docket is the run's.
+            known: Records of interrupted trials, by the meme's id.
+            pictures: Files of the memes' pictures, by the meme's id.
+            calls: Path of the call cache.
             settings: Settings of the court, with the library's directory.
             control: Control condition; empty for none.
 
         Yields:
-            The meme, its prediction, and whether it failed for want of something that may come back.
+            The meme, its prediction, and whether its failure may be temporary.
 
         Raises:
-            Unavailable: A worker can't judge, or the cluster can't go on. What was yielded holds.
+            Unavailable: A worker can't judge, or the cluster failed. Outcomes yielded before remain valid.
         """
         import ray
 
-        # By id, and taken out once answered: Ray tries a whole block again, answered memes of it included.
+        # By id, removed when answered: Ray retries a whole block, including memes that were answered.
         waiting = {meme.id: meme for meme in memes}
         orders = [await _order(meme, known.get(meme.id), trier.house.docket.trials) for meme in memes]
-        assert isinstance(settings.library, Path)  # a run has its library on disk
+        assert isinstance(settings.library, Path)  # a run's library is on disk
         run = secrets.token_hex(4)
-        # As objects: each node gets them once, and the keys in the settings stand in no argument that Ray displays.
+        # As Ray objects: each node fetches them once, and API keys do not appear in arguments that Ray displays.
         commission = ray.put(_commission(run, trier, settings, control))
         library = ray.put(await asyncio.to_thread(packed, settings.library))
         desk = await asyncio.to_thread(_coordinator, pictures, None if trier.calls is None else calls)
@@ -206,7 +204,7 @@ class Cluster:
         finally:
             pump.stop()
             if waiting:
-                ray.kill(desk)  # the run is at its end before its time: nobody is to go on asking
+                ray.kill(desk)  # the run was aborted: workers must not go on making calls
         if waiting:
             raise Unavailable(
                 f"The Ray cluster gave no answer for {len(waiting):,} memes. Take the run up again.", reason=RAY_FAILED
@@ -214,7 +212,7 @@ class Cluster:
         await asyncio.to_thread(_clear_nodes, run)
 
     def _dataset(self, orders: Sequence[JudgeTask], options: dict[str, Any]) -> Any:
-        """The memes, as a data set that is judged when it is read."""
+        """The memes as a data set that is judged lazily when it is read."""
         import ray.data
 
         context = ray.data.DataContext.get_current()
@@ -223,7 +221,7 @@ class Cluster:
         rows = [{"order": order.model_dump_json()} for order in orders]
         return ray.data.from_items(rows, override_num_blocks=min(len(rows), _BLOCKS)).map_batches(
             Judge,
-            batch_size=None,  # a block: what is tried again when a worker dies
+            batch_size=None,  # a block: the unit that is retried when a worker dies
             fn_constructor_kwargs=options,
             compute=ray.data.ActorPoolStrategy(
                 size=self.workers,
@@ -269,13 +267,13 @@ async def received(
     """Yields the outcome of each meme once; its record is in the docket by then.
 
     Args:
-        answers: Answers of workers, :class:`eval.runs.ray_worker.TaskResult` as JSON; several of a meme that was tried
-            again.
-        waiting: Memes that there is no answer for yet, by id; those that are answered are taken out.
+        answers: Answers of workers, :class:`eval.runs.ray_worker.TaskResult` as JSON; several for a meme that was
+            retried.
+        waiting: Memes without an answer yet, by id; answered memes are removed.
         writer: Stores the trials of the run.
 
     Yields:
-        As :meth:`Cluster.judged`.
+        As in :meth:`Cluster.judged`.
 
     Raises:
         Unavailable: A worker can't judge.
@@ -283,38 +281,38 @@ async def received(
     async for body in answers:
         result = TaskResult.model_validate_json(body)
         if result.meme not in waiting:
-            continue  # again: the first answer counts, and its record is in the docket
-        # A fault of the worker and not of the meme: it would fail all others too.
+            continue  # a retry: the first answer counts, and its record is in the docket
+        # A fault of the worker, not of the meme: it would fail all others too.
         if result.prediction is None:
             raise Unavailable(f"A worker of the Ray cluster can't judge: {result.fault}", reason=result.reason)
-        # Before it is yielded: a line of predictions only repeats what the docket holds (see eval.runs.run).
+        # Before yielding: predictions only repeat what the docket holds (see eval.runs.run).
         await _keep(writer, result)
         yield waiting.pop(result.meme), result.prediction, result.passing
 
 
 async def _keep(writer: TrialWriter, result: TaskResult) -> None:
-    """Puts a record into the docket, the picture first."""
+    """Stores a record in the docket, the picture first."""
     events = [parse_event(event) for event in result.events]
     opened = next((event for event in events if isinstance(event, TrialOpened)), None)
-    # A trial without its picture could not be resumed, so no event may be there before it.
+    # A trial without its picture could not be resumed, so the picture has to precede the events.
     if opened is not None and result.frames:
         await writer.keep_picture(picture_of(opened.meme, result.frames))
     await writer.append(*events)
 
 
 class _Pump:
-    """Reads a data set in a thread, since Ray's iterators wait; what it reads is given out in the event loop."""
+    """Reads a data set in a thread, since Ray's iterators block, and passes rows to the event loop."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._loop = asyncio.get_running_loop()
         self._rows: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
         self._stopped = threading.Event()
-        # A daemon: blocked in Ray, it must not keep a process from its end.
+        # Daemon: if blocked in Ray, it must not keep the process alive.
         threading.Thread(target=self._read, name="ray-data", daemon=True).start()
 
     async def rows(self) -> AsyncIterator[str]:
-        """One answer after the other. Raises Unavailable where Ray gives up."""
+        """Yields answers one by one. Raises Unavailable if Ray gives up."""
         while (row := await self._rows.get()) is not None:
             if isinstance(row, BaseException):
                 raise Unavailable(
@@ -325,7 +323,7 @@ class _Pump:
             yield row
 
     def stop(self) -> None:
-        """No more is wanted."""
+        """Stops reading."""
         self._stopped.set()
 
     def _read(self) -> None:
@@ -336,26 +334,26 @@ class _Pump:
                 for row in batch["told"]:
                     self._hand_over(row)
             self._hand_over(None)
-        except BaseException as error:  # for whoever waits
+        except BaseException as error:  # passed to the consumer
             self._hand_over(error)
 
     def _hand_over(self, row: str | BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is gone, and with it everyone who waits
-            # asyncio.Queue belongs to the loop: putting from this thread would wake nobody.
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so there is no consumer any more
+            # asyncio.Queue is not thread-safe: putting from this thread would not wake the consumer.
             self._loop.call_soon_threadsafe(self._rows.put_nowait, row)
 
 
 def _coordinator(pictures: Mapping[str, Path], calls: Path | None) -> Any:
-    """The desk, on this machine; it takes no processor away."""
+    """Starts the driver actor on this machine; it reserves no processor."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    made: Any = ray.remote  # its types know of fewer strategies than it takes
-    # Never on another node: pictures and the store of calls lie on this machine.
+    made: Any = ray.remote  # its type stubs lack some scheduling strategies
+    # Pinned to this node: pictures and call cache are on this machine.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    # Calls may be repeated after a restart: of a reply that is stored twice the first stays.
+    # Calls may be retried after a restart: storing a reply is idempotent, the first one stays.
     actor = made(num_cpus=0, scheduling_strategy=here, max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(Driver)
-    # Whole paths: an actor has a working directory of its own.
+    # Absolute paths: an actor has its own working directory.
     return actor.remote(
         {meme: str(absolute(path)) for meme, path in pictures.items()}, None if calls is None else str(calls.resolve())
     )
@@ -369,18 +367,18 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _clear_nodes(run: str) -> None:
-    """Has removed on every node what workers left there, those of this run that are on their way out included."""
+    """Removes leftovers of workers on every node, waiting for those of this run that are still exiting."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # No processor: workers that are on their way out may still have all of them.
-    # Tried once: what is left, the next worker on that node removes.
+    # No processor: exiting workers may still hold all of them. No retries: leftovers are removed by the next worker on
+    # that node.
     clear: Any = ray.remote(num_cpus=0, max_retries=0)(clear_away)
     there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in _nodes() if node["Alive"]]
-    # All are begun before the first is waited for: nodes clear up side by side.
+    # All are started before the first is awaited, so that nodes clean up in parallel.
     for done in [clear.options(scheduling_strategy=node).remote(run, _OUT_S) for node in there]:
-        with contextlib.suppress(ray.exceptions.RayError):  # a node that has just gone
-            # Its own wait, and half a minute for Ray to begin.
+        with contextlib.suppress(ray.exceptions.RayError):  # the node has just left
+            # The task's own wait, plus half a minute for Ray to start it.
             ray.get(done, timeout=30 + _OUT_S)
 
 

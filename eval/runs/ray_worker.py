@@ -1,9 +1,9 @@
-"""Worker of a Ray cluster: a court that judges memes, and the driver that it reports to.
+"""Worker of a Ray cluster: a court that judges memes, and the driver actor that it reports to.
 
-Nodes need not share a file system with the machine that holds the run. What a worker needs comes to it: the
-:class:`WorkerConfig` and the library once, each meme with what is known of it. The :class:`Driver` is a process on the
-machine of the run, which hands out pictures one by one and is the door to the store of calls: a reply is kept there
-before it is used, and so outlives the worker that asked for it. The records of trials go back with the prediction.
+Nodes need not share a file system with the run's machine. Workers receive the :class:`WorkerConfig` and the library
+once, and each meme with the events known so far. The :class:`Driver` is an actor on the run's machine that serves
+pictures one by one and gives access to the call cache: a reply is stored before it is used, and so survives the worker
+that requested it. Records of trials are returned with the predictions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from serving.version import SOFTWARE
 from serving.wiring import open_court
 
 _TRIES = 5
-"""How often a meme is tried before what kills its workers is taken to do so for ever."""
+"""Number of tries after which a meme that kills its workers is given up."""
 _PLACE = "memecourt-ray-"
 _LOCK = ".lock"
 
@@ -59,13 +59,13 @@ class _Sent(BaseModel):
 
 
 class JudgeTask(_Sent):
-    """A meme that is to be judged."""
+    """A meme to be judged."""
 
     meme: JudgedMeme
     events: tuple[str, ...] = ()
-    """Of its last trial, as JSON, if that was cut off."""
+    """Events of its last trial, as JSON, if that was interrupted."""
     frames: tuple[bytes, ...] = ()
-    """Of its picture as the docket kept them, as PNG; likewise."""
+    """Frames of its picture as stored in the docket, as PNG, if its trial was interrupted."""
 
 
 class TaskResult(_Sent):
@@ -73,38 +73,38 @@ class TaskResult(_Sent):
 
     meme: str
     prediction: Prediction | None = None
-    """None where the worker could not judge, and no other could."""
+    """None if the worker could not judge, and no other could."""
     passing: bool = False
-    """Whether it failed for want of something that may come back."""
+    """True if it failed for a temporary reason."""
     events: tuple[str, ...] = ()
-    """What was added to its records, as JSON, in order."""
+    """Events added to its records, as JSON, in order."""
     frames: tuple[bytes, ...] = ()
-    """Of its picture, as PNG, where it was decoded."""
+    """Frames of its picture, as PNG, if it was decoded."""
     fault: str = ""
-    """Why the worker could not judge, as a sentence."""
+    """Reason why the worker could not judge, as a sentence."""
     reason: str = ""
-    """The same for machines."""
+    """The same as a reason code."""
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
     """Configuration of a worker.
 
-    It contains keys: it travels as an object of Ray and is shown to nobody.
+    It contains API keys: it travels as a Ray object, which is not displayed.
 
     Attributes:
-        run: Tells workers of this run from those of another; drawn anew each time.
-        settings: Settings of the court; paths in it are of the run's machine, and not used.
-        policy: The file of the policy; None for MemeCourt's own.
+        run: Unique id that tells workers of this run from those of others.
+        settings: Settings of the court; its paths refer to the run's machine and are not used.
+        policy: Content of the policy file; None for MemeCourt's own.
         procedure: Procedure of the trials.
         dataset: Id of the data set.
         control: Control condition of :class:`eval.runs.controls.Control`; empty for none.
         seed: Seed of the run.
-        server: Name of the model servers in the store of calls.
-        retry_failed: True to retry trials that failed for a passing reason.
+        server: Name of the model servers in the call cache.
+        retry_failed: True to retry trials that failed for a temporary reason.
         text_only: True to judge each text without its picture.
-        language: Language that each text is told to be in.
-        fence_key: Key of the store of calls; None if no model is asked.
+        language: Language stated for each text.
+        fence_key: Key of the call cache; None if no model is asked.
         facts: Composition of the run's court (:func:`facts_of`).
     """
 
@@ -124,7 +124,7 @@ class WorkerConfig:
 
 
 def facts_of(court: Court, procedure: Procedure) -> dict[str, str]:
-    """Lists everything besides the meme that decides a verdict, by name: all workers must have the same."""
+    """Lists everything besides the meme that decides a verdict, by name: it must be equal on all workers."""
     library = court.finder.library
     facts = {
         "MemeCourt": SOFTWARE,
@@ -140,27 +140,27 @@ def facts_of(court: Court, procedure: Procedure) -> dict[str, str]:
 
 
 class Driver:
-    """An actor on the machine of the run. Says what is wrong in its answers: errors of ours stay ours on the way."""
+    """An actor on the run's machine. Returns errors as values, since Ray would wrap exceptions."""
 
     def __init__(self, pictures: Mapping[str, str], calls: str | None) -> None:
-        """Opens the store of calls.
+        """Opens the call cache.
 
         Args:
             pictures: File of each meme's picture, by the meme's id.
-            calls: File of the store of calls; None where no model is asked.
+            calls: Path of the call cache; None if no model is asked.
         """
         self._pictures = pictures
         self._calls = SqliteCallCache.open(Path(calls)) if calls is not None else None
-        # By meme, over all workers: one that kills each of them would otherwise be tried for ever.
+        # Counted per meme over all workers: one that kills each of them would otherwise be retried forever.
         self._tries: Counter[str] = Counter()
 
     async def begin(self, meme: str) -> int:
-        """Notes that a worker begins with a meme; how many have, this one included."""
+        """Counts a worker's start on a meme; returns the number of starts including this one."""
         self._tries[meme] += 1
         return self._tries[meme]
 
     async def picture(self, meme: str) -> bytes | None:
-        """The file of a meme's picture; None where there is none."""
+        """The content of a meme's picture file; None if it is missing."""
         path = self._pictures.get(meme)
         try:
             return None if path is None else await asyncio.to_thread(read_picture, Path(path))
@@ -168,7 +168,7 @@ class Driver:
             return None
 
     async def read(self, key: str) -> tuple[str | None, str]:
-        """Reads a key from the store of calls; returns its value, and the fault if there is one."""
+        """Reads a key from the call cache; returns its value, and the error if there is one."""
         assert self._calls is not None
         try:
             return await self._calls.read(key), ""
@@ -176,7 +176,7 @@ class Driver:
             return None, error.message
 
     async def keep(self, key: str, model: str, body: str) -> str:
-        """Keeps a reply; what is wrong, or nothing. It is on the disk when this is answered."""
+        """Stores a reply durably; returns the error, or an empty string."""
         assert self._calls is not None
         try:
             await self._calls.keep(key, model, body)
@@ -186,7 +186,7 @@ class Driver:
 
 
 class _CallsAtDriver(CallCache):
-    """The store of calls as a worker sees it."""
+    """The call cache as accessed by a worker."""
 
     def __init__(self, desk: Any, fence_key: bytes) -> None:
         super().__init__(fence_key)
@@ -219,9 +219,9 @@ async def _answer(ref: Any) -> Any:
 
 
 class _OneTrial(TrialWriter, TrialReader):
-    """Events and frames of a trial in memory, for as long as one meme is judged.
+    """Events and frames of a single meme's trial, in memory.
 
-    Nobody lists, claims or reviews there.
+    It supports no listing, claims or reviews.
     """
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ class _OneTrial(TrialWriter, TrialReader):
         self._before = 0
 
     async def lay(self, order: JudgeTask) -> TrialRecord | None:
-        """Puts in what was known before."""
+        """Loads the events and frames known before."""
         if not order.events:
             return None
         record = TrialRecord.of(map(parse_event, order.events))
@@ -241,8 +241,8 @@ class _OneTrial(TrialWriter, TrialReader):
         return record
 
     def added(self) -> tuple[list[AnyEvent], list[bytes]]:
-        """Returns the additions since the last call: events in order, and frames of the picture that was decoded."""
-        # A trial that was laid in is the first of the dict: its known events are the first of all.
+        """Returns the additions since the last call: events in order, and frames of the decoded picture."""
+        # A loaded trial is the first in the dict, so its known events come first.
         events = [event for trial in self._events.values() for event in trial][self._before :]
         opened = next((event for event in events if isinstance(event, TrialOpened)), None)
         return events, self._frames.get(opened.meme.pixels_sha256, []) if opened else []
@@ -272,10 +272,10 @@ class _OneTrial(TrialWriter, TrialReader):
 
 
 class Judge:
-    """A worker: a court of its own, opened once. Ray Data calls it in several threads at once, with a few memes each.
+    """A worker with its own court, opened once. Ray Data calls it from several threads, with a few memes each.
 
-    What goes wrong with the worker itself is told like everything else (:attr:`TaskResult.fault`): as an exception, Ray
-    would try it again and again, or wrap it past recognition.
+    Failures of the worker itself are returned as values (:attr:`TaskResult.fault`): Ray would retry an exception
+    forever, or wrap it beyond recognition.
     """
 
     def __init__(self, commission: Any, library: Any, desk: Any) -> None:
@@ -283,7 +283,7 @@ class Judge:
 
         Args:
             commission: Reference to a :class:`WorkerConfig`.
-            library: Reference to the library of precedents, packed by :func:`packed`.
+            library: Reference to the precedent library, packed by :func:`packed`.
             desk: Handle of the :class:`Driver`.
         """
         import ray
@@ -293,36 +293,36 @@ class Judge:
         self._commission: WorkerConfig = ray.get(commission)
         self._fault: tuple[str, str] | None = None
         self._trier: Attempt | None = None
-        # One loop for all threads that Ray calls from: court and store of calls are valid within one alone.
+        # One event loop for all threads that Ray calls from: court and call cache are bound to a single loop.
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._place: _Place | None = None
-        # A daemon: it must not keep a worker alive that Ray lets go of.
+        # Daemon: it must not keep a worker alive that Ray has released.
         self._thread = threading.Thread(target=self._loop.run_forever, name="court", daemon=True)
         self._thread.start()
         opened: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         self._holding = asyncio.run_coroutine_threadsafe(self._hold(ray.get(library), opened), self._loop)
-        # Through a coroutine: a future of the loop can't be waited for from this thread.
+        # Through a coroutine: this thread can't wait for a future of the loop.
         asyncio.run_coroutine_threadsafe(_done(opened), self._loop).result()
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Judges.
+        """Judges a batch.
 
         Args:
             batch: ``order``: :class:`JudgeTask` as JSON, an object array of shape (memes,).
 
         Returns:
-            ``told``: :class:`TaskResult` as JSON, likewise.
+            ``told``: :class:`TaskResult` as JSON, an object array of shape (memes,).
         """
         orders = [JudgeTask.model_validate_json(body) for body in batch["order"]]
         results = asyncio.run_coroutine_threadsafe(self._judge(orders), self._loop).result()
-        # As objects: numpy would make strings of fixed width of them, each as wide as the longest.
+        # Object dtype: numpy would otherwise use fixed-width strings, each as wide as the longest.
         column = np.empty(len(results), dtype=object)
         column[:] = [one.model_dump_json() for one in results]
         return {"told": column}
 
     def __del__(self) -> None:
-        """Closes the court: Ray Data lets go of it when nothing is left to be judged."""
+        """Closes the court: Ray Data drops the worker when no memes are left."""
         if not self._loop.is_closed() and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._over.set)
             self._holding.result(timeout=10)
@@ -332,7 +332,7 @@ class Judge:
             self._place.close()
 
     async def _hold(self, library: bytes, opened: asyncio.Future[None]) -> None:
-        """Holds the court open; in one task, so that it is closed in the one that opened it."""
+        """Keeps the court open; in one task, so that the task that opened it also closes it."""
         try:
             settings = await asyncio.to_thread(self._settle, library)
             async with open_court(settings, read_text=False, duplicates=False) as house:
@@ -341,27 +341,27 @@ class Judge:
                 await self._over.wait()
         except CourtError as error:
             self._fault = error.message, error.reason
-        except Exception as error:  # told, as a sentence, to whoever waits at the other end
+        except Exception as error:  # reported as a sentence to the waiting constructor
             self._fault = f"The court could not be opened ({type(error).__name__}: {error}).", "INTERNAL"
         finally:
             if not opened.done():
                 opened.set_result(None)
 
     def _settle(self, library: bytes) -> Settings:
-        """Puts the files in place; the settings that name them."""
+        """Unpacks the files; returns settings that refer to them."""
         self._place = _Place(self._commission.run)
         root = self._place.root
         with tarfile.open(fileobj=io.BytesIO(library)) as tar:
-            # The filter refuses members that lead out of the directory, links among them, and devices.
+            # The filter refuses devices, and members and links that lead out of the directory.
             tar.extractall(root / "library", filter="data")
-        # Written here: the path in the settings is one of the run's machine, and nodes need not share its files.
+        # Written here: the path in the settings is that of the run's machine, whose files nodes need not share.
         policy = None
         if self._commission.policy is not None:
             policy = root / "policy.toml"
             policy.write_bytes(self._commission.policy)
         changes: dict[str, Any] = {
             "home": root,
-            "docket": root / "docket.sqlite",  # records are kept in memory and go back; a court has to have one
+            "docket": root / "docket.sqlite",  # a court requires one, though records stay in memory and are returned
             "library": root / "library",
             "policy": policy,
             "picture_workers": 1,  # a worker has one processor
@@ -373,7 +373,7 @@ class Judge:
         commission = self._commission
         court = with_control(house.court, commission.control, commission.seed)
         facts = facts_of(court, commission.procedure)
-        # Verdicts of one run must come from one court, whichever node gave them.
+        # All verdicts of a run must come from the same court, whichever node judges.
         if facts != commission.facts:
             differ = ", ".join(name for name in commission.facts if facts.get(name) != commission.facts[name])
             raise BadRequest(
@@ -381,7 +381,7 @@ class Judge:
                 "nodes, and let all of them reach the same model servers.",
                 reason="WORKER_DIFFERS",
             )
-        # Without patience: with Ray each meme is tried once, and the run says what is left.
+        # No patience: with Ray each meme is tried once, and the run reports the rest.
         return Attempt(
             house=replace(house, court=court),
             calls=None if commission.fence_key is None else _CallsAtDriver(self._desk, commission.fence_key),
@@ -401,7 +401,7 @@ class Judge:
         if self._fault is not None:
             return TaskResult(meme=order.meme.id, fault=self._fault[0], reason=self._fault[1])
         assert self._trier is not None
-        # One for each meme: several are judged at once, and what was added is recognised by its position.
+        # One per meme: several are judged at once, and additions are recognised by position.
         memory = _OneTrial()
         docket = replace(self._trier.house.docket, writer=memory, trials=memory)
         trier = replace(self._trier, house=replace(self._trier.house, docket=docket))
@@ -410,7 +410,7 @@ class Judge:
             return await _answer(self._desk.picture.remote(order.meme.id))  # type: ignore[no-any-return]
 
         try:
-            # Counted beforehand and elsewhere: a worker that is killed can't say which meme it was trying.
+            # Counted beforehand in the driver: a killed worker can't report which meme it was trying.
             if await _answer(self._desk.begin.remote(order.meme.id)) > _TRIES:
                 raise Unavailable(
                     f"Workers that were trying {order.meme.id} died {_TRIES} times. Have the nodes memory enough for "
@@ -421,7 +421,7 @@ class Judge:
         except CourtError as error:
             return TaskResult(meme=order.meme.id, fault=error.message, reason=error.reason)
         except Exception as error:
-            # Its words may be the meme's.
+            # The exception's message may quote the meme, so only its type is reported.
             message = f"A meme could not be tried: a fault of ours ({type(error).__qualname__})."
             return TaskResult(meme=order.meme.id, fault=message, reason="INTERNAL")
         events, frames = memory.added()
@@ -439,31 +439,31 @@ async def _done(future: asyncio.Future[None]) -> None:
 
 
 class _Place:
-    """A directory of a worker's own. It holds texts and pictures: of workers that were killed, the next one on that
-    machine clears away what they left."""  # noqa: D205, D209
+    """A worker's private directory with texts and pictures; leftovers of killed workers are removed by the next worker
+    on that machine."""  # noqa: D205, D209
 
     def __init__(self, run: str) -> None:
         clear_away()
         while True:
-            # mkdtemp: for this user alone.
+            # mkdtemp: accessible to this user only.
             self.root = Path(tempfile.mkdtemp(prefix=f"{_PLACE}{run}-"))
             self._lock = (self.root / _LOCK).open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if (self.root / _LOCK).exists():
                 return
-            self._lock.close()  # somebody took it for left behind, before it was locked
+            self._lock.close()  # another worker removed it as a leftover before it was locked
 
     def close(self) -> None:
-        """Removes it; again is no harm."""
+        """Removes the directory; idempotent."""
         shutil.rmtree(self.root, ignore_errors=True)
         self._lock.close()
 
 
 def clear_away(run: str = "", within_s: float = 0.0) -> None:
-    """Removes what workers of this user left on this machine that are not alive any more.
+    """Removes this user's leftovers of dead workers on this machine.
 
     Args:
-        run: Run whose workers are waited for while they leave.
+        run: Run whose exiting workers are waited for.
         within_s: Longest wait in seconds.
     """
     end = time.monotonic() + within_s
@@ -473,24 +473,24 @@ def clear_away(run: str = "", within_s: float = 0.0) -> None:
 
 
 def _cleared(place: Path) -> bool:
-    """Removes a worker's directory; whether it is gone, or not ours to remove. It is not while the worker lives."""
+    """Removes a dead worker's directory; False while the worker lives, True if gone or another user's."""
     try:
-        # The folder of temporary files is shared between users.
+        # The temporary directory is shared between users.
         if place.stat().st_uid != os.getuid():
             return True
         with (place / _LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # While it is locked: a worker that has just made it finds it gone, and makes another.
+            # While holding the lock: a worker that has just created it notices its removal and creates another.
             shutil.rmtree(place, ignore_errors=True)
     except BlockingIOError:
         return False
-    except OSError:  # just now being made or removed
+    except OSError:  # being created or removed at this moment
         return not place.exists()
     return True
 
 
 def packed(library: Path) -> bytes:
-    """A library as a tar file. Without locks: nobody writes to the copy that is made of it."""
+    """A library as a tar file, without lock files: nobody writes to the copy."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as tar:
         for path in sorted(library.rglob("*")):

@@ -1,4 +1,4 @@
-"""Repeats of a run: folders side by side, each with the next seed, about the same memes."""
+"""Repeats of a run: sibling folders on the same memes, each with the next seed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _REPEAT = re.compile(r"repeat-(\d+)")
 
 
 def repeat_folder(out: Path, number: int) -> Path:
-    """Names the folder of one repeat.
+    """Returns the folder of one repeat.
 
     Args:
-        out: Folder of them all.
+        out: Parent folder of all repeats.
         number: Number of the repeat, counted from 1.
     """
     return out / f"repeat-{number}"
 
 
 def repeats_in(out: Path) -> tuple[Path, ...]:
-    """Finds the folders of repeats, in order; none where the folder holds something else."""
+    """Finds the folders of repeats, in order; empty if the folder holds something else."""
     found = {int(match[1]): path for path in out.glob("repeat-*") if (match := _REPEAT.fullmatch(path.name))}
-    # By number: as words, repeat-10 comes before repeat-2.
+    # Sorted numerically: as text, repeat-10 precedes repeat-2.
     return tuple(found[number] for number in sorted(found))
 
 
 def prepare_repeats(out: Path, what: str) -> Path:
-    """Makes the folder of repeats. Returns the store of calls that they share.
+    """Creates the parent folder of repeats. Returns the path of their shared call cache.
 
     Args:
         out: The folder.
@@ -40,7 +40,7 @@ def prepare_repeats(out: Path, what: str) -> Path:
         BadRequest: The folder holds something else, such as a run without repeats.
     """
     out.mkdir(parents=True, exist_ok=True)
-    # Pages of reports may lie there, and the store of calls with the files that SQLite puts beside it.
+    # May also contain report pages and the call cache with SQLite's auxiliary files.
     if any(
         not _REPEAT.fullmatch(path.name) and not path.name.startswith(CALLS) and path.suffix != ".html"
         for path in out.iterdir()
@@ -59,18 +59,18 @@ def prepare_repeats(out: Path, what: str) -> Path:
 
 
 def require_repeats(count: int) -> None:
-    """Raises BadRequest where there are fewer repeats than can be compared."""
+    """Raises BadRequest if there are fewer repeats than a comparison needs."""
     if count < 2:
         raise BadRequest("Repeats are compared where there are at least two.", reason="REPEATS_MISSING")
 
 
 def repeat_lead(seeds: Sequence[int], *, finished: bool, of: str = "") -> list[str]:
-    """Sentences before a table of repeats.
+    """Sentences above a table of repeats.
 
     Args:
         seeds: Seed of each repeat.
-        finished: True if all repeats are.
-        of: Name of what is measured, such as the target of a probe; none is named where empty.
+        finished: True if all repeats have finished.
+        of: Name of what is measured, such as the target of a probe; empty to name none.
     """
     name = f"{of}: " if of else ""
     lead = [f"{name}{len(seeds)} repeats about the same memes, seeds {', '.join(map(str, seeds))}."]

@@ -1,4 +1,4 @@
-"""Gold labels and predictions side by side: what is scored, reported and compared, wherever it came from."""
+"""Gold labels beside predictions: the input to scores, reports and comparisons, from any system."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eval.runs.question import Question
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A meme and what was said of it; ``prediction`` is one of outcome FAILED where nothing was."""
+    """A meme and its prediction; a missing prediction has outcome FAILED."""
 
     meme: JudgedMeme
     prediction: Prediction
@@ -25,19 +25,18 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything that was said of a split, or of the part of it that a run was limited to.
+    """All predictions on a split, or on the sample that a run was limited to.
 
     Attributes:
         name: Name of the system.
         dataset: Data set of :mod:`eval.datasets.known`.
         split: Split of the data set.
-        protocols: Under which it is scored.
-        judged: In the order of the split, every meme once.
-        manifest: Manifest of the run; None for predictions from elsewhere.
-        root: Directory of the run, for its records; None likewise.
-        answered_question: Question that predictions from elsewhere answer; None where they are verdicts, or a manifest
-            has it.
-        card: Card of the data set of predictions from elsewhere; None where it is found by the data set's id.
+        protocols: Protocols under which it is scored.
+        judged: Every meme once, in the order of the split.
+        manifest: Manifest of the run; None for external predictions.
+        root: Directory of the run, for its records; None for external predictions.
+        answered_question: Question that external predictions answer; None if they are verdicts or a manifest names it.
+        card: Card of the data set of external predictions; None if the data set's id identifies it.
     """
 
     name: str
@@ -52,20 +51,20 @@ class Results:
 
     @property
     def finished(self) -> bool:
-        """True if the run was closed: every meme has an answer. Predictions from elsewhere count as finished."""
+        """True if the run is complete: every meme has an answer. External predictions count as complete."""
         return self.manifest is None or self.manifest.finished is not None
 
     @property
     def question(self) -> Question | None:
-        """Question that was asked in place of trials; None where trials were held, or nobody knows."""
+        """Question that was asked instead of trials; None if trials were run or it is unknown."""
         return self.manifest.question if self.manifest else self.answered_question
 
     def under(self, protocol: Protocol) -> tuple[tuple[bool, Judged], ...]:
-        """Gold (harmful or not) and what was said, without the memes that the protocol drops.
+        """Gold (harmful or not) and prediction per meme, without memes that the protocol drops.
 
         Raises:
             BadRequest: The run asked a question and holds no verdicts.
-            ValueError: The protocol is not for a data set of this kind.
+            ValueError: The protocol does not apply to a data set of this kind.
         """
         require_verdicts(self)
         pairs = ((one.meme.gold(protocol), one) for one in self.judged)
@@ -73,24 +72,24 @@ class Results:
 
     @property
     def scorable(self) -> tuple[Protocol, ...]:
-        """The protocols, without those that drop all memes; all where none is left, so that scoring says why."""
+        """The protocols that score any meme; all protocols if none does, so that scoring reports why."""
         there = tuple(one for one in self.protocols if any(each.meme.gold(one) is not None for each in self.judged))
         return there or self.protocols
 
 
 NOT_JUDGED = "NOT_JUDGED"
-"""Reason of a prediction that stands for a meme of which nothing was said."""
+"""Reason of the placeholder prediction for a meme that was not judged."""
 
 
 def read_results(root: Path) -> Results:
-    """The results of a run, finished or not: memes that were not judged yet have FAILED with reason NOT_JUDGED.
+    """The results of a run, complete or not: memes not judged yet have FAILED with reason NOT_JUDGED.
 
     Raises:
         BadRequest: There is no run, or it can't be read.
     """
     folder = RunFolder(root)
     manifest = folder.manifest()
-    # Of several lines about a meme the last one counts, as where failures were tried again.
+    # If a meme has several lines, the last counts, as after retrying failures.
     predictions = {prediction.meme: prediction for prediction in folder.predictions()}
     return Results(
         name=manifest.name,
@@ -104,19 +103,19 @@ def read_results(root: Path) -> Results:
 
 
 def card_of_results(results: Results) -> DatasetCard | None:
-    """The card of the data set of a run or of predictions; None for one that is not at hand, or of another version."""
-    # A card by path is known to nobody by its id.
+    """The card of the data set of a run or of external predictions; None if unavailable or of another version."""
+    # A card given by path can't be found by its id.
     if results.card is not None:
         return results.card
     try:
         dataset = dataset_of(results.manifest) if results.manifest else find_dataset(results.dataset)
-    except BadRequest:  # figures don't rest on the card: only its words are missed
+    except BadRequest:  # figures do not depend on the card, only its wording is missing
         return None
     return dataset.card
 
 
 def require_verdicts(results: Results) -> None:
-    """Refuses answers to another question than of harm, which would count as no verdict. Raises BadRequest."""
+    """Refuses answers to a question other than harm, which would count as missing verdicts. Raises BadRequest."""
     if results.question is not None:
         raise BadRequest(
             f"{results.name} asked for {results.question.task} and holds no verdicts to score: its answers are shown "
@@ -126,5 +125,5 @@ def require_verdicts(results: Results) -> None:
 
 
 def not_judged(meme: str) -> Prediction:
-    """Builds the placeholder prediction of a meme that was not judged."""
+    """Builds the placeholder prediction for a meme that was not judged."""
     return Prediction(meme=meme, outcome=Outcome.FAILED, reason=NOT_JUDGED)

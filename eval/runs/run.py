@@ -1,9 +1,9 @@
-"""A run: every meme of a split is tried by the court as it is served, and what came of each is kept.
+"""A run: tries every meme of a split with the court as it is served, and stores the outcomes.
 
-The docket is the truth. It is on the disk before anything is done about an event; ``predictions.jsonl`` only says
-again what it holds, in a form that is easy to read, and is written without waiting for the disk. So a run can be ended
-at any moment, by SIGKILL or by a power cut: taken up again, it reads verdicts that have no line yet from their records,
-resumes trials that were cut off, and asks no model for anything that the docket or the store of calls has.
+The docket is the source of truth. Events are on disk before anything acts on them; ``predictions.jsonl`` only repeats
+the docket in a readable form, and is not synced. So a run can be killed at any moment, by SIGKILL or a power cut: when
+resumed, it rebuilds missing predictions from the records, resumes interrupted trials, and repeats no model call that
+the docket or the call cache holds.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ if TYPE_CHECKING:
     from eval.runs.ray_cluster import Cluster
 
 
-_STARTING = ".starting"  # stands in a run's folder until its manifest does: what lies there is ours to clear away
+_STARTING = ".starting"  # marks a run's folder until its manifest exists: its content may be overwritten
 
 
 async def run(plan: Plan, progress: Progress) -> RunFolder:
-    """Starts a run, or takes up the one that was begun in its folder; returns when every meme has a prediction.
+    """Starts a run, or resumes the one in its folder; returns when every meme has a prediction.
 
     Args:
-        plan: Plan to run. For a resumed run it must equal the one that was begun.
-        progress: Is told how far it is.
+        plan: Plan of the run. To resume a run, it must equal the original plan.
+        progress: Receiver of the progress.
 
     Raises:
-        BadRequest: Somebody else is at this run; the folder is not empty and holds no run; the data set can't be read
-            or pictures are missing; or the run was begun with something else than is there now (reason RUN_DIFFERS;
-            the message names what).
-        BadLibrary, NotLoaded, ModelRefused: As :func:`serving.wiring.open_court`.
-        Unavailable: Docket or store of calls can't be used; the model server is gone for good (reason RUN_SERVER_GONE),
-            or was too busy for some memes (RUN_UNFINISHED); the vLLM that was to be started did not come up, or ended
-            (VllmFailed); or the Ray cluster is not there, or one of its workers can't judge. What was judged is kept.
-        asyncio.CancelledError: It was broken off. What was judged is kept.
+        BadRequest: Another process has this run; the folder is not empty and holds no run; the data set can't be read
+            or pictures are missing; or the run was started with other inputs (reason RUN_DIFFERS; the message names
+            them).
+        BadLibrary, NotLoaded, ModelRefused: As for :func:`serving.wiring.open_court`.
+        Unavailable: Docket or call cache can't be used; the model server is gone for good (reason RUN_SERVER_GONE), or
+            was too busy for some memes (RUN_UNFINISHED); the vLLM to be started did not come up, or exited
+            (VllmFailed); or the Ray cluster is unreachable, or one of its workers can't judge. Results so far are kept.
+        asyncio.CancelledError: The run was cancelled. Results so far are kept.
     """
     if plan.question is not None and (plan.text_only or plan.ray or plan.comparator or plan.control):
         raise BadRequest(
@@ -89,31 +89,31 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
     with _alone(plan.out):
         begun = folder.manifest() if (plan.out / MANIFEST).exists() else None
         material = await asyncio.to_thread(material_of, plan, progress)
-        # Before anything is loaded: another data set or seed is an error that needs no model to be found.
+        # Before anything is loaded: a different data set or seed can be reported without a model.
         if begun is not None:
             require_same_material(begun, folder, plan, material)
             if not plan.retry_failed and {p.meme for p in folder.predictions()} >= {m.id for m in material.memes}:
-                # Before anything is opened: no model server has to be there to say so.
+                # Before anything is opened: no model server has to be up to report this.
                 progress.tell("Every meme has been judged.")
                 if begun.finished is None:
                     folder.write_manifest(begun.model_copy(update={"finished": datetime.now(UTC)}))
                 return folder
-        # Before the precedents, which can take hours: a model that is not named is an error at once.
+        # Before preparing the precedents, which can take hours: an unconfigured model is reported at once.
         if plan.vllm is None:
             require_models(plan.procedure, plan.settings)
         async with AsyncExitStack() as stack:
             cluster = await stack.enter_async_context(_cluster(plan)) if plan.ray else None
             calls = None
             if plan.procedure is not Procedure.SUMMARY:
-                # Opened before the court, so closed after it: replies that come while it closes are still stored.
+                # Opened before the court, so closed after it: replies that arrive during shutdown are still stored.
                 calls = SqliteCallCache.open(plan.calls or plan.out / CALLS)
                 stack.push_async_callback(calls.close)
             checked = _Checked() if begun else await _prepare(plan, folder, material, progress)
-            # After the precedents, which take long and need no model: no GPU idles meanwhile.
+            # After preparing the precedents, which takes long and needs no model, so that no GPU idles meanwhile.
             plan = await _served(plan, stack, progress)
             settings = court_settings(plan)
-            # Each meme of a benchmark is tried as if it were the first: what others came to is not looked at.
-            # Its text comes with the data set: none is read off the picture.
+            # Each meme of a benchmark is tried as if it were the first: near-duplicates of earlier trials are not
+            # consulted. The text comes from the data set, so no OCR is needed.
             house = await stack.enter_async_context(
                 open_court(
                     settings,
@@ -128,7 +128,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             if plan.question is None:
                 house = replace(house, court=with_control(house.court, plan.control, plan.seed))
             else:
-                # In a thread, too: the whole train split is read.
+                # In a thread, as the whole train split is read.
                 examples = await asyncio.to_thread(examples_of, plan)
                 question = await asyncio.to_thread(
                     open_question,
@@ -142,14 +142,14 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 plan, material, court=house.court, excluded=folder.excluded(), checked=dict(checked.nearness)
             )
             if begun is None:
-                # The manifest after the memes: where it stands there is a run, whose memes are read.
+                # The manifest comes after the memes: if it exists, the run's memes can be read.
                 folder.write_memes([on_template(meme, checked.templates) for meme in material.memes])
                 folder.write_manifest(manifest)
                 (plan.out / _STARTING).unlink(missing_ok=True)
             else:
                 require_same_court(begun, manifest)
                 where = {"data_dir": manifest.data_dir, "pictures_dir": manifest.pictures_dir}
-                manifest = begun.model_copy(update=where)  # the same data may lie elsewhere now
+                manifest = begun.model_copy(update=where)  # the same data may be in another place now
             judging = Judging(
                 plan=plan,
                 folder=folder,
@@ -167,14 +167,14 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
 
 
 def _cluster(plan: Plan) -> AbstractAsyncContextManager[Cluster]:
-    """The Ray cluster; what belongs to Ray is only loaded where it is used."""
+    """Returns the Ray cluster; Ray is only imported if it is used."""
     from eval.runs.ray_cluster import connected
 
     return connected(plan.ray, workers=plan.ray_workers, concurrency=plan.concurrency)
 
 
 async def _served(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Plan:
-    """Starts the run's own model server, if it is to have one; returns the plan with its address."""
+    """Starts the run's own model server if the plan has one; returns the plan with its address."""
     if plan.vllm is None:
         return plan
     pictures = pictures_per_prompt(plan.settings.trial)
@@ -186,20 +186,20 @@ async def _served(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Plan
 
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Makes the folder where it is not there, and keeps others off it."""
-    # Two processes at one run would try each meme twice, and write lines into each other's file.
+    """Creates the folder if missing, and locks it against other processes."""
+    # Two processes on one run would try each meme twice and interleave lines in each other's file.
     with sole_use(out, "run"):
         if not (out / MANIFEST).exists():
-            # What a start that was cut off has left is ours, and is written over.
+            # Leftovers of an interrupted start are ours and may be overwritten.
             if not (out / _STARTING).exists():
                 refuse_others(out, "run")
-            # Before anything else is written: what a crash leaves from here on is known to be ours.
+            # Written first: it marks leftovers of a crash from here on as ours.
             (out / _STARTING).touch()
         yield
 
 
 def _blind_roles(question: Question | None) -> tuple[RoleName, ...]:
-    """Roles whose models need not take pictures: those that a question shows none."""
+    """Roles whose models need not accept pictures, because a question shows them none."""
     if question is None or "picture" in question.inputs:
         return ()
     return ("judge",) if "description" in question.inputs else ("proposer", "judge")
@@ -207,11 +207,11 @@ def _blind_roles(question: Question | None) -> tuple[RoleName, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Outcome of comparing the precedents with what is judged.
+    """Outcome of comparing the precedents with the judged memes.
 
     Attributes:
-        nearness: From where on a precedent was too near, for the manifest.
-        templates: Templates that judged memes share, as :attr:`eval.runs.precedents.Prepared.templates`.
+        nearness: Thresholds above which a precedent was too similar, for the manifest.
+        templates: Templates that judged memes share, as in :attr:`eval.runs.precedents.Prepared.templates`.
     """
 
     nearness: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -219,7 +219,7 @@ class _Checked:
 
 
 async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: Progress) -> _Checked:
-    """Has the precedents ready: the train split without what is too near to a judged meme. Says how that was told."""
+    """Prepares the precedents: the train split without leaks. Returns the thresholds and templates used."""
     from court.backends.pictures.reader import GuardedPictureReader
     from eval.runs.precedents import comparing, prepare_precedents, read_prepared
     from retrieval.open import load_encoder_for
@@ -267,7 +267,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: 
                 keep_leaks=plan.control == Control.LEAKS,
                 dropped_labels=plan.dropped_labels,
                 nearness=plan.nearness,
-                # For all runs: the whole train split is embedded once.
+                # Shared by all runs: the whole train split is embedded once.
                 cache=plan.settings.home / "train-libraries",
                 progress=progress.step,
                 compared_by=await asyncio.to_thread(comparing, encoder),
@@ -291,7 +291,7 @@ def _manifest(
     settings = court.settings.model_dump(mode="json") | {"prompts": court.prompts.name}
     if court.chairs is not None and not asks_nobody:
         settings |= court.chairs.settings(court.settings.reply_chars)
-    # Among the settings: so their digest tells a run with another prompt from this one.
+    # Stored among the settings, so that their digest tells runs with different prompts apart.
     if plan.comparator:
         settings["comparator"] = settings_of_comparator(Comparator(plan.comparator))
     if plan.question is not None:
@@ -304,7 +304,7 @@ def _manifest(
         card=plan.dataset.own_card.to_json() if plan.dataset.own_card else {},
         split=plan.split,
         data=dict(material.files),
-        # Whole paths: a run may be taken up from another folder.
+        # Absolute paths: a run may be resumed from another folder.
         data_dir=str(plan.data.resolve()),
         pictures_dir=str(absolute(material.pictures)) if material.pictures else "",
         protocols=plan.protocols,

@@ -1,4 +1,4 @@
-"""Comparison of a run that is taken up again with what it was begun with."""
+"""Compares a resumed run with its original inputs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, mat
     differ += [f"the file {name}" for name in names if begun.data.get(name) != material.files.get(name)]
     if (plan.out / STAND_IN).exists():
         differ.append("a plain picture beside each text, which this version judges alone")
-    # Same files and other memes: another version reads them differently. Half a run of each would be neither.
-    # Templates are told once, when a run begins, and not read from the data set.
+    # Same files but other memes: another version reads them differently, and the halves would not match. Templates are
+    # computed when a run starts, not read from the data set.
     if not differ and tuple(on_template(meme, {}) for meme in folder.memes()) != material.memes:
         differ = ["how this version of MemeCourt reads the data set"]
     refuse_different("run", differ)
 
 
 def require_same_court(begun: RunManifest, now: RunManifest) -> None:
-    """The rest. Raises BadRequest, which names everything that differs."""
+    """Compares everything else. Raises BadRequest, which names all differences."""
     names = ("models", "prompts", "policy", "library", "encoder")
     differ = [
         _was(name, getattr(begun, name), getattr(now, name))

@@ -1,4 +1,4 @@
-"""Sole use of the folder of something that is begun once and gone on with."""
+"""Exclusive access to the folder of a run, arena or similar that is started once and can be resumed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from court.errors import BadRequest
 
 LOCK = ".lock"
 RUN_DIFFERS = "RUN_DIFFERS"
-"""Reason of an error: what is there now is not what was begun."""
+"""Reason of an error: the current inputs differ from those at the start."""
 
 
 @contextmanager
 def sole_use(out: Path, what: str) -> Iterator[None]:
-    """Keeps other processes off a folder, and makes it where it is not there.
+    """Locks a folder against other processes, creating it if missing.
 
     Args:
         out: The folder.
-        what: Name of what is in it, such as ``arena``, for the error.
+        what: Name of its content, such as ``arena``, for the error.
 
     Raises:
-        BadRequest: Another process has the folder now.
+        BadRequest: Another process holds the lock.
     """
     out.mkdir(parents=True, exist_ok=True)
     with (out / LOCK).open("a") as lock:
         try:
-            # The kernel lets go of it when the process ends, however it ends: a crash leaves a file, but no stale lock.
+            # The kernel releases the lock however the process ends: a crash leaves a file, but no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadRequest(
@@ -40,15 +40,15 @@ def sole_use(out: Path, what: str) -> Iterator[None]:
 
 
 def refuse_others(out: Path, what: str, ours: Collection[str] = (LOCK,)) -> None:
-    """Refuses a folder in which something else stands.
+    """Refuses a folder that contains other files.
 
     Args:
-        out: The folder, in which nothing was begun so far; it need not be there.
-        what: Name of what is to be begun, such as ``arena``, for the error.
-        ours: Names of files that may stand there before.
+        out: The folder, in which nothing was started yet; it need not exist.
+        what: Name of what is to be started, such as ``arena``, for the error.
+        ours: Names of files that may already exist.
 
     Raises:
-        BadRequest: Another file is there.
+        BadRequest: The folder contains another file.
     """
     if out.exists() and any(path.name not in ours for path in out.iterdir()):
         raise BadRequest(
@@ -57,29 +57,29 @@ def refuse_others(out: Path, what: str, ours: Collection[str] = (LOCK,)) -> None
 
 
 def differing(begun: BaseModel, now: BaseModel, free: Collection[str]) -> list[str]:
-    """Names of the fields of two manifests that differ, in order.
+    """Names of the fields that differ between two manifests, in order.
 
     Args:
-        begun: Manifest of what was begun.
-        now: Manifest of what is to go on.
-        free: Fields that may differ. They are listed, and not those that may not: a field that is added counts unless
-            somebody says otherwise.
+        begun: Manifest at the start.
+        now: Manifest for resuming.
+        free: Fields that may differ. Listing these instead of those that may not means that a new field is compared by
+            default.
     """
-    # By values and not as JSON: what is only written in another way is the same.
+    # Compared by value instead of as JSON: differences in notation do not count.
     return [
         name for name in type(begun).model_fields if name not in free and getattr(begun, name) != getattr(now, name)
     ]
 
 
 def refuse_different(what: str, differ: Collection[str]) -> None:
-    """Refuses to go on with something that was begun otherwise.
+    """Refuses to resume with different inputs.
 
     Args:
-        what: Name of what is gone on with, such as ``arena``, for the error.
-        differ: Names of what differs; nothing is refused where there are none.
+        what: Name of what is resumed, such as ``arena``, for the error.
+        differ: Names of the differences; nothing is refused if empty.
 
     Raises:
-        BadRequest: Something differs.
+        BadRequest: There are differences.
     """
     if differ:
         raise BadRequest(

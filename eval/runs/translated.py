@@ -1,7 +1,7 @@
-"""Trials of translated texts: each meme's text is put into English before its trial, by the Judge's model.
+"""Trials of translated texts: the Judge's model translates each meme's text into English before its trial.
 
 Published work finds that translating first costs accuracy, since allusions and slang are lost; this arm measures it.
-The trial itself is the usual one, with the translation as the text that its record has.
+The trial itself is the usual one, with the translation as the text in its record.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from eval.runs.prediction import Cost, Outcome, Prediction
 
 ENGLISH = "en"
 _LONGEST = 4000
-"""Characters of a translation at most."""
+"""Maximum characters of a translation."""
 
 
 class _Translation(Reply):
@@ -42,12 +42,12 @@ class _Translation(Reply):
 class TranslatedAttempt(Attempt):
     """Tries the memes of one run by their texts in English.
 
-    A meme whose language is known to be English is tried as it is. What the translation took is part of the meme's
-    cost, but where its line was lost and is read from the docket again: a record holds the trial's own calls alone.
+    A meme already known to be in English is tried unchanged. The translation counts towards the meme's cost, unless the
+    prediction was lost and is rebuilt from the docket: a record only holds the trial's own calls.
 
     Attributes:
-        source_language: Language of the texts before, as :func:`eval.datasets.language.language_of_meme` takes it;
-            ``language`` is of the translation.
+        source_language: Original language of the texts, as :func:`eval.datasets.language.language_of_meme` takes it;
+            ``language`` is that of the translation.
     """
 
     source_language: str = ""
@@ -56,7 +56,7 @@ class TranslatedAttempt(Attempt):
         self, meme: JudgedMeme, known: TrialRecord | None, picture: Callable[[], Awaitable[bytes | None]]
     ) -> Tried:
         try:
-            # Also for a trial that is taken up: if it can't go on, the meme is tried anew. The store has the reply.
+            # Also for a resumed trial: if it can't go on, the meme is tried afresh. The call cache has the reply.
             english, spent = await self._in_english(meme)
         except CourtError as error:
             if ends_the_run(error):
@@ -64,22 +64,22 @@ class TranslatedAttempt(Attempt):
             failed = Prediction(meme=meme.id, outcome=Outcome.FAILED, reason=error.reason)
             after = error.retry_after if isinstance(error, Unavailable) else None
             return Tried(failed, isinstance(error, Unavailable), retry_after=after or 0.0)
-        # Not super() without arguments, which a dataclass with slots does not have.
+        # Not a bare super(), which does not work in a dataclass with slots.
         tried = await Attempt._try_once(self, meme.model_copy(update={"text": english}), known, picture)
         cost = _sum(tried.prediction.cost, spent)
         prediction = tried.prediction.model_copy(update={"cost": cost})
         return Tried(prediction, tried.passing, tried.record, tried.retry_after)
 
     async def _in_english(self, meme: JudgedMeme) -> tuple[str, Cost]:
-        """The text in English, and what that took."""
+        """The text in English, and the cost of translating it."""
         language = language_of_meme(meme, self.source_language)
-        # By the language alone: en-GB is English too.
+        # Compares the language subtag only: en-GB is English too.
         if not meme.text.strip() or language.partition("-")[0].lower() == ENGLISH:
             return meme.text, Cost()
         court = self.house.court
         assert court.chairs is not None and self.calls is not None, "texts are translated by models"
         hits, deadline = HitCounter(), Deadline(None, court.settings.call_s)
-        # The same mark each time: a resumed run sends the same request, and finds the reply stored.
+        # Always the same mark, so that a resumed run sends the same request and hits the call cache.
         fence = Fence(self.calls.fence_mark(meme.id, ""))
         speaker = Speaker(
             model=stored_chairs(court.chairs, self.calls, server=self.server, seed=self.seed, hits=hits).judge,
@@ -99,7 +99,7 @@ class TranslatedAttempt(Attempt):
         )
 
         def read(text: str, _: bool) -> _Translation:
-            # The speaker looks for the secrets of a trial's prompts, of which this is none.
+            # The speaker only looks for secrets of a trial's prompts, and this is not one of them.
             if gave_away(prompt, text):
                 raise ReplyUnusable(Role.JUDGE, "translate", "SYSTEM_LEAKED", "it gave its instructions away")
             return replies.parse(_Translation, text)
@@ -127,6 +127,6 @@ def _sum(trial: Cost, before: Cost) -> Cost:
         tokens_out=trial.tokens_out + before.tokens_out,
         tokens_cached=trial.tokens_cached + before.tokens_cached,
         chain=trial.chain + before.chain,
-        # The trial's own time: the translation was over before it was opened.
+        # The trial's own time: the translation finished before it started.
         seconds=trial.seconds,
     )

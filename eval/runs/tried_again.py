@@ -1,7 +1,7 @@
-"""Memes that were tried twice, by the court and by other means: pairs of trials, and the two as runs.
+"""Memes tried twice, by the court and by other means: pairs of trials, and the pairs as two runs.
 
-The second trial names the first (``of_trial``): it is a shadow's, in a docket of its own, or one that was judged anew.
-Gold labels are those of people who reviewed the first.
+The second trial refers to the first (``of_trial``): it is a shadow trial, in its own docket, or a retrial. Gold labels
+come from people who reviewed the first.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ class TrialPair:
 
     @property
     def gold(self) -> Label | None:
-        """Label that a person found; None where nobody reviewed the first trial, or found no label."""
+        """Label that a reviewer found; None if nobody reviewed the first trial, or the reviewer found no label."""
         review = self.first.last(VerdictReviewed)
         return None if review is None or review.label is Label.UNDECIDED else review.label
 
 
 async def read_pairs(second: Selection, first: TrialReader) -> AsyncIterator[TrialPair]:
-    """Yields the pairs of which both have ended and neither was erased, in the order of the second trials."""
+    """Yields the pairs whose trials have both ended and are not erased, in the order of the second trials."""
     async for record in second.records():
         if not record.opened.of_trial or record.state is TrialState.OPEN:
             continue
         try:
             earlier = await first.record(record.opened.of_trial)
         except TrialUnknown:
-            # Erased, or of another docket: the second trial alone tells of no difference.
+            # Erased, or in another docket: there is nothing to compare the second trial with.
             continue
         if earlier.state is TrialState.DECIDED:
             yield TrialPair(earlier, record)
 
 
 def write_runs(pairs: Sequence[TrialPair], out: Path, *, command: str, names: tuple[str, str]) -> tuple[Path, Path]:
-    """Writes the pairs that a person has given a gold label as two finished runs, which can be compared.
+    """Writes the pairs with a reviewer's gold label as two finished runs that can be compared.
 
     Args:
         pairs: Pairs, each with a gold label.
-        out: Directory of the two.
+        out: Parent directory of the two runs.
         command: Command that was called.
-        names: Names of the runs, the first trials' first.
+        names: Names of the runs, that of the first trials first.
     """
     memes = [_meme(pair, number) for number, pair in enumerate(pairs, 1)]
     sides: tuple[Callable[[TrialPair], TrialRecord], ...] = (lambda pair: pair.first, lambda pair: pair.second)
@@ -96,7 +96,7 @@ def _meme(pair: TrialPair, number: int) -> JudgedMeme:
 
 
 def _manifest(name: str, records: Sequence[TrialRecord], command: str) -> RunManifest:
-    # The last trial describes them all: a manifest has room for one description.
+    # Described by the last trial, as a manifest has room for one description.
     opened, now = records[-1].opened, datetime.now(UTC)
     cited = records[-1].precedents
     return RunManifest(
@@ -105,7 +105,7 @@ def _manifest(name: str, records: Sequence[TrialRecord], command: str) -> RunMan
         finished=now,
         dataset="reviewed content",
         split="reviewed",
-        # In place of a data set's files: the ids tell these pairs from any others.
+        # In place of a data set's files: the ids identify this set of pairs.
         data={"trials": digest([record.trial_id for record in records])},
         protocols=(Protocol.PLAIN,),
         procedure=opened.procedure,

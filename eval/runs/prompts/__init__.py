@@ -1,1 +1,1 @@
-"""Prompts of the comparators, one file each and version."""
+"""Prompts of the comparators, one file per prompt and version."""
