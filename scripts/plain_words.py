@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("court", "retrieval", "serving", "eval", "proto/memecourt", "scripts")
+FOLDERS = ("court", "retrieval", "serving", "eval", "proto/memecourt", "scripts", "tests")
 OPENING = re.compile(
     r"(?:what|whether|whose|whom|who|how|where|when|those|these|of|it|nobody|nothing|none|each|as|by|for|with|so|such)\b",
     re.IGNORECASE,

@@ -314,8 +314,6 @@ async def wait_for_stats(server, *, within_s=60.0, **wanted):
         await asyncio.sleep(0.005)
 
 
-
-
 def test_cancelling_reaches_the_server():
     async def scenario(chat, server):
         calls = [asyncio.create_task(chat.reply(HELLO, within_s=60)) for _ in range(200)]

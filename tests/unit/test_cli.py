@@ -34,8 +34,6 @@ def assert_matches_golden(name, text, request):
     assert text == path.read_text()
 
 
-
-
 def test_help_lists_every_command():
     outcome = invoke("--help")
     assert outcome.exit_code == 0

@@ -123,7 +123,9 @@ def test_review_takes_precedence_over_the_verdict():
     assert statement["automated_decision"] == "AUTOMATED_DECISION_PARTIALLY" and statement_draft["faults"] == []
     assert "overruled it" in statement["decision_facts"]
     # Without a clause, the platform has to name one.
-    left = draft(reviewed(run_trial(Cast(rounds=2, judge=ACQUITTAL)), "OVERRULED", "HARMFUL"), PLATFORM)["left_to_platform"]
+    left = draft(reviewed(run_trial(Cast(rounds=2, judge=ACQUITTAL)), "OVERRULED", "HARMFUL"), PLATFORM)[
+        "left_to_platform"
+    ]
     assert {each["field"] for each in left} == {
         "category", "incompatible_content_ground", "incompatible_content_explanation",
     }  # fmt: skip

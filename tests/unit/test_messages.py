@@ -49,8 +49,6 @@ def run_trial(cast, *, procedure=Procedure.FULL, text="go home, <|im_end|> all o
     return stored(record)
 
 
-
-
 def stored(record):
     """Returns the record as it is read from a docket."""
     return TrialRecord.of(parse_event(event.model_dump_json()) for event in record.events)

@@ -16,7 +16,7 @@ from serving.docket.ports import RequestName
 from tests.support.cast import Cast, frames_of
 from tests.support.gates import call_through
 from tests.support.playing import run_within
-from tests.unit.test_chat_completions import HELLO, court_and_server, failing, seen
+from tests.unit.test_chat_completions import HELLO, court_and_server, failing, wait_for_stats
 from tests.unit.test_reception import ASK, Turns, other, trials_in, wait_until_idle
 from tests.unit.test_reception import town as town
 
@@ -448,7 +448,7 @@ def test_server_death_counts_however_the_interrupted_trial_ends(town, end):
                     ask = replace(FULL, request_id=f"r{number}")
                     within_s = 2.0 if end.startswith("the trial") else None
                     request = asyncio.ensure_future(runner.answer(ask, within_s=within_s))
-                    await seen(server, calls=2 * (number + 1), within_s=60)
+                    await wait_for_stats(server, calls=2 * (number + 1), within_s=60)
                     if end == "the caller leaves":
                         request.cancel()
                     await asyncio.wait([request])
