@@ -104,7 +104,7 @@ def home(tmp_path_factory):
                 env={**os.environ, "MEMECOURT_HOME": str(unfinished)},
                 check=True,
                 capture_output=True,
-                timeout=280,
+                timeout=800,
             )
             (unfinished / "libraries").rename(built)
     shutil.copytree(built, home / "libraries")
