@@ -537,7 +537,7 @@ def test_judge_waits_for_the_witness_up_to_the_limit_if_so_configured():
 
 
 def test_witness_leaves_half_of_the_caller_s_deadline_to_the_judge(monkeypatch):
-    virtual_time.set_deadlines_by_it(monkeypatch)
+    virtual_time.use_virtual_deadlines(monkeypatch)
     cast = Cast(rounds=1)
     record, *_ = try_with_expert(Expert(delay_s=60), cast=cast, within_s=4.0, run=virtual_time.run)
     assert record.last(ClaimsFound).failure == "TIME" and record.verdict.label is Label.HARMFUL

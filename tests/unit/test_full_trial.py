@@ -568,7 +568,7 @@ def test_pictures_are_freed_with_their_trial(end):
 
 
 def test_short_deadline_ends_examinations_early_and_the_judge_still_rules(monkeypatch):
-    virtual_time.set_deadlines_by_it(monkeypatch)
+    virtual_time.use_virtual_deadlines(monkeypatch)
     cast = Cast(rounds=9, delay_s=0.05)
     record = try_meme(cast, within_s=0.75, run=virtual_time.run)
     assert record.state is TrialState.DECIDED
@@ -578,7 +578,7 @@ def test_short_deadline_ends_examinations_early_and_the_judge_still_rules(monkey
 
 
 def test_deadline_too_short_for_the_judge_yields_no_verdict(monkeypatch):
-    virtual_time.set_deadlines_by_it(monkeypatch)
+    virtual_time.use_virtual_deadlines(monkeypatch)
     with pytest.raises(TrialAborted) as caught:
         try_meme(Cast(delay_s=0.05), within_s=0.12, run=virtual_time.run)
     assert isinstance(caught.value.cause, Overrun)

@@ -208,7 +208,7 @@ def test_failing_guard_does_not_fail_the_trial_and_requests_review(reply, failur
 
 
 def test_hanging_guard_leaves_the_judge_half_of_the_time(monkeypatch):
-    virtual_time.set_deadlines_by_it(monkeypatch)
+    virtual_time.use_virtual_deadlines(monkeypatch)
     cast = Cast(rounds=1)
     guard = ScriptedModel(lambda _: "safe", name="guard-model", delay_s=60)
     chairs = dataclasses.replace(cast.chairs, guard=GuardModel(RoleModel(guard), "llama-guard-4"))
