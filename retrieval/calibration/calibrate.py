@@ -316,8 +316,7 @@ def _sample(
 
 
 def _scale(left_out: _LeftOut, left: int | None) -> tuple[int, float, float]:
-    """Index of the strength with the highest likelihood, and its calibrating intercept and slope, chosen without a
-    fold."""  # noqa: D205, D209
+    """Index of the likeliest strength, and its calibrating intercept and slope, chosen without fold ``left``."""
     others = left_out.fold != left
     z, labels = left_out.regression[:, others], left_out.neighbours.labels[others]
     intercept, slope = fit_logistic(z, labels)
