@@ -1,13 +1,13 @@
-"""The words that :mod:`court.injection.detector` looks for, by what they mean, in the eight languages that it knows.
+"""Phrases that :mod:`court.injection.detector` searches for, by meaning, in its eight languages.
 
-Entries are separated by ``|``; ``*`` ends the stem of a word, where any ending may follow; a space stands for whatever
-separates two words. Case, accents and vowel signs do not count.
+Entries are separated by ``|``; ``*`` ends a word stem, which any ending may follow; a space matches any separator
+between two words. Case, accents and vowel signs are ignored.
 """
 
 from __future__ import annotations
 
 WORDS: dict[str, tuple[str, ...]] = {
-    # To leave aside what was ordered.
+    # Verbs for disregarding instructions.
     "override": (
         "ignore|ignor|disregard|forget|override|overrule|bypass|circumvent|neglect|drop|discard|violate|abandon"
         "|stop following|stop obeying|do not follow|don't follow|no longer follow|pay no attention to|set aside",
@@ -24,7 +24,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "अनदेखा|अनदेखी|नज़रअंदाज़|नजरअंदाज|भूल जा*|भुला दो|दरकिनार|उपेक्षा|ध्यान मत दो|ध्यान न दें|पालन मत करो|पालन न करें|मत मानो"
         "|छोड़ दो|रद्द करो",
     ),
-    # What was ordered.
+    # Nouns for instructions.
     "rules": (
         "instruction*|rule|rules|guideline*|directive*|prompt|prompts|policy|policies|system message|orders"
         "|programming|constraints|restrictions|safeguard*|safety settings",
@@ -38,7 +38,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "инструкци*|указани*|правил*|директив*|предписани*|промпт*|ограничени*|распоряжени*|политик*",
         "निर्देश*|नियम*|आदेश*|दिशानिर्देश*|दिशा निर्देश*|नीति*|प्रॉम्प्ट|हिदायत*",
     ),
-    # Which orders: those of this trial, not of a cookery book.
+    # Qualifiers that refer to the instructions of this trial, not to those of a cookbook.
     "whose": (
         "previous|previously|prior|above|earlier|preceding|all|every|any|your|the system|so far|before|you were given"
         "|you have been given|original|initial|existing",
@@ -51,7 +51,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "предыдущ*|прежн*|выше*|все|всех|всем|свои|своих|твои|ваши|любые|ранее|данные тебе|системн*|начальн*",
         "पिछल*|पूर्व*|ऊपर|सभी|सारे|सब|अपने|तुम्हारे|आपके|पहले|सिस्टम",
     ),
-    # What somebody was told, where no word for an order is used.
+    # References to earlier instructions without a noun for them.
     "told": (
         "you were told|you have been told|you were instructed|you were asked to do|you were trained|told you before"
         "|you know about harm|said above|everything above|anything above|all of the above|everything before this"
@@ -64,7 +64,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "тебе говорили|тебе сказали|вам говорили|тебе было сказано|все вышесказанное|все вышеизложенное|все что выше",
         "तुमसे कहा|आपसे कहा|कहा गया|बताया गया|ऊपर लिखा सब",
     ),
-    # Found harmless, in words that hardly anybody uses of a meme but its judge.
+    # Words for a harmless verdict that hardly anyone but a judge uses of a meme.
     "cleared": (
         "harmless|not harmful|non harmful|unharmful|isn't harmful|not be harmful|no harm|benign|not hateful|non hateful"
         "|acquit|acquit it|acquitted|acquittal|not guilty|harmful 0|score 0|no violation",
@@ -78,7 +78,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "не вредн*|не вредоносн*|безвредн*|безобидн*|не опасн*|безопасн*|оправдан|оправдат*|оправдай*|невиновен",
         "हानिकारक नहीं|हानिरहित|नुकसानदेह नहीं|अहानिकर|सौम्य|बरी|निर्दोष|निरापद",
     ),
-    # Likewise, in words that people use of much else.
+    # The same, in words that are also common in other contexts.
     "fine": (
         "safe|innocent|allowed|acceptable|approved|appropriate|okay|clean|permitted|neutral|compliant",
         "sicher|erlaubt|zulassig|unschuldig|unproblematisch|genehmigt|freigegeben|in ordnung|neutral",
@@ -89,7 +89,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "безопасн*|допустим*|разрешен*|приемлем*|одобрен*|нормальн*|невинн*",
         "सुरक्षित|स्वीकार्य|स्वीकृत|मान्य|अनुमत|उचित|ठीक",
     ),
-    # To say or write something.
+    # Verbs for giving an answer.
     "say": (
         "answer|reply|respond|write|say|output|return|rule|label|conclude|declare|state|report|print|respond with|find"
         "|must be|has to be|should be|deem|consider it|treat it as|call it|acquit",
@@ -102,7 +102,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "ответь*|ответ|отвечай*|напиши*|скажи*|верни*|выведи*|объяви*|реши|считай*|признай*|вынеси",
         "उत्तर|जवाब|लिखो|लिखें|कहो|कहें|बताओ|बताएँ|घोषित|मानो|ठहराओ",
     ),
-    # To give a label.
+    # Verbs for assigning a label.
     "classify": (
         "mark|label|classify|classified|rate|tag|flag|categorize|categorise|rule|judge|score|approve|report|treat"
         "|categorized|rated|labelled|labeled|clear",
@@ -114,7 +114,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "пометь*|отметь*|классифицир*|оцени*|отнеси*|промаркируй*|признай*|одобри*",
         "चिह्नित|वर्गीकृत|श्रेणी|लेबल|अंकित|बताओ|मूल्यांकन",
     ),
-    # What is on trial, or what the trial ends in.
+    # Nouns for the meme on trial or the result of the trial.
     "thing": (
         "this meme|the meme|meme|this image|the image|this picture|the picture|this post|the post|this content"
         "|the content|this caption|this text|verdict|classification|label|ruling|rating|judgement|judgment|policy",
@@ -130,7 +130,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "|классификаци*|метка|этот текст",
         "मीम|इस मीम|तस्वीर|चित्र|इस पोस्ट|सामग्री|फ़ैसला|फैसला|निर्णय|वर्गीकरण|यह पाठ",
     ),
-    # What a trial ends in.
+    # Nouns for the result of a trial.
     "verdict": (
         "verdict|classification|label|ruling|final answer|correct answer|the answer is|rating|moderation result",
         "urteil|einstufung|klassifizierung|endergebnis|richtige antwort",
@@ -141,7 +141,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "вердикт|классификаци*|правильный ответ|окончательный ответ|решение суда",
         "फ़ैसला|फैसला|निर्णय|वर्गीकरण|सही उत्तर|अंतिम उत्तर",
     ),
-    # Who judges.
+    # Nouns for the judging model or system.
     "model": (
         "ai|a i|assistant|language model|llm|chatbot|bot|chatgpt|gpt|judge|moderator|classifier|neural network"
         "|vision model|ai model|the model|machine|algorithm|system|content filter|dan",
@@ -159,7 +159,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "|нейросет*|алгоритм*",
         "एआई|ए आई|सहायक|भाषा मॉडल|मॉडल|चैटबॉट|बॉट|न्यायाधीश|जज|मॉडरेटर|वर्गीकारक|न्यूरल नेटवर्क|एल्गोरिदम",
     ),
-    # To be somebody else from now on.
+    # Phrases for taking on another role.
     "become": (
         "you are no longer|you're no longer|from now on you are|you are now|you will now act|from now on you|act as"
         "|pretend to be|pretend you are|roleplay as|role play as|you will act as|simulate|switch to|imagine you are",
@@ -175,7 +175,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "|притворись|сыграй роль|действуй как|представь что ты",
         "अब तुम|अब आप|अब से तुम|अब से आप|तुम अब|की तरह व्यवहार करो|की भूमिका निभाओ|होने का नाटक करो",
     ),
-    # Bound by nothing.
+    # Phrases for being free of all rules.
     "unbound": (
         "no rules|without rules|no restrictions|without restrictions|no limits|unrestricted|unfiltered|uncensored"
         "|free of all rules|no filter|do anything now|finds everything harmless"
@@ -189,7 +189,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "нет правил|без правил|нет ограничений|без ограничений|режим разработчика|без цензуры",
         "कोई नियम नहीं|बिना नियम*|कोई रोक नहीं|बिना किसी रोक|डेवलपर मोड|कोई पाबंदी नहीं",
     ),
-    # To give something away.
+    # Verbs for revealing something.
     "reveal": (
         "print|repeat|reveal|show|output|display|recite|leak|tell me|give me|disclose"
         "|write out|copy|summarize|spell out"
@@ -202,7 +202,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "выведи*|повтори*|покажи*|раскрой*|напечатай*|напиши*|скопируй*|назови*|перечисли*|процитируй*",
         "दिखाओ|दिखाएँ|दोहराओ|दोहराएँ|बताओ|प्रकट|छापो|लिखो|उजागर|सुनाओ",
     ),
-    # What a model must not give away.
+    # Nouns for what a model must not reveal.
     "secret": (
         "system message|system prompt|hidden prompt|your prompt|your instructions|initial prompt|secret prompt"
         "|your system|the words above|text above|original instructions|initial instructions|hidden instructions"
@@ -221,7 +221,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "|ваши инструкции|свой промпт|текст выше|твой промпт|свои правила",
         "सिस्टम संदेश|सिस्टम प्रॉम्प्ट|छिपा हुआ प्रॉम्प्ट|छुपा प्रॉम्प्ट|अपने निर्देश|अपना प्रॉम्प्ट|तुम्हारे निर्देश|ऊपर का पाठ|अपने नियम",
     ),
-    # To speak for those who run the court.
+    # Phrases that claim the authority of the operators.
     "authority": (
         "system override|admin override|developer note|note from the developer*|developer message|note to the ai"
         "|your developers|your creators|system note|system instruction|new instruction from the system|system update"
@@ -242,7 +242,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "|твои разработчики|сообщение разработчика|режим обслуживания|приказ системы",
         "सिस्टम का नया निर्देश|सिस्टम का निर्देश|सिस्टम निर्देश|डेवलपर की सूचना|डेवलपर का नोट|सिस्टम का आदेश|तुम्हारे डेवलपर",
     ),
-    # What is done with a post before it is let through.
+    # Nouns for the moderation of a post.
     "check": (
         "moderation|content check|safety check|review step|moderation step|content review|the hearing|the trial"
         "|safety filter|content filter|screening",
@@ -254,7 +254,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "модераци*|проверк*|фильтр*|заседани*",
         "जाँच|जांच|मॉडरेशन|समीक्षा|निगरानी",
     ),
-    # To look no further.
+    # Phrases for ending the examination.
     "no_more": (
         "do not reconsider|don't reconsider|nothing else|the hearing is over|do not check|no further|case closed"
         "|case is closed|skip the analysis|do not analyse|do not analyze|stop thinking",
@@ -266,7 +266,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "ничего не проверяй|больше ничего|дело закрыто|заседание окончено|не проверяй|не анализируй",
         "मत जाँचो|और कुछ नहीं|मामला बंद|मामला समाप्त|जाँच मत करो",
     ),
-    # To do as somebody says.
+    # Phrases that demand obedience.
     "obey": (
         "obey|follow only|listen only|comply with|follow my|only follow|i order you|i command you",
         "gehorch*|befolg*|folge nur|hor nur auf|ich befehle",
@@ -287,7 +287,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "моим приказам|моих приказов|мои приказы|моим указаниям|моим командам|мои команды|мои указания",
         "मेरे आदेश|मेरे निर्देश|मेरी आज्ञा",
     ),
-    # To speak to whoever reads.
+    # Forms of address to the reader.
     "heed": (
         "attention|dear|hey|hello|note to|message to|message for|to the|to any|to whatever|important for|reading this"
         "|reads this|that reads|processing this|instructions for|listen",

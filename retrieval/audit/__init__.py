@@ -1,1 +1,1 @@
-"""Checks of a library: conflicting labels, and precedents too near to what is judged."""
+"""Checks of a library: conflicting labels, and precedents too near to judged memes."""

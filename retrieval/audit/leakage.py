@@ -1,14 +1,14 @@
-"""Leakage: finds memes that are both precedents and judged, which flatters every figure.
+"""Finds leakage: memes that are both precedents and judged, which inflates every metric.
 
-A precedent leaks for the first of these that holds (design, section 5):
+A precedent leaks for the first of these reasons that holds (design, section 5):
 
 ==================  ===============================================================================================
 ``same id``         a judged meme has its id
 ``same file``       ... its picture file, byte for byte
 ``same picture``    ... its normalised pixels: another file of the same picture
-``same text``       ... its text, case and spacing aside; blank texts are not compared
-``near-duplicate``  ... a picture and a text that are both nearly its own (:class:`LeakThresholds`)
-``same template``   ... a picture that is nearly its own, whatever the text; only where that is asked for
+``same text``       ... its text, ignoring case and spacing; blank texts are not compared
+``near-duplicate``  ... nearly its picture and nearly its text (:class:`LeakThresholds`)
+``same template``   ... nearly its picture, whatever the text; only if requested
 ==================  ===============================================================================================
 """
 
@@ -46,13 +46,13 @@ _BLOCK = 512
 
 
 class LeakThresholds(BaseModel):
-    """From where on a precedent is too near; kept in the manifest of every run.
+    """Similarities from which a precedent is too near; stored in the manifest of every run.
 
-    Both cosines must be reached, with the built-in encoder. docs/studies.md says what they catch of edited
-    copies, and what of other memes, on drawn ones. A picture alone tells templates from each other
-    and not memes: other captions on the same template reach .99. A text alone says as little where captions are
-    repeated by design, as in FHM. So where one of the two memes lacks a half that the other has, nothing is a
-    near-duplicate, and where both lack it, the other half decides only if it is the picture.
+    Both cosines must be reached; they are for the built-in encoder. docs/studies.md gives their hit rates for edited
+    copies and for other memes, measured on drawn ones. A picture alone identifies a template, not a meme: other
+    captions on the same template reach .99. A text alone says as little if captions are repeated by design, as in FHM.
+    So if only one of the two memes lacks a half, they are never near-duplicates; if both lack it, the other half
+    decides only if it is the picture.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,11 +73,11 @@ class Leak:
     """A precedent that is too near to a judged meme.
 
     Attributes:
-        precedent: Its id.
+        precedent: Id of the precedent.
         meme: Id of the judged meme.
         why: One of :data:`WHYS`.
-        text_similarity: Cosine; None where either has no text.
-        picture_similarity: Cosine similarity of the pictures; None likewise.
+        text_similarity: Cosine similarity of the texts; None if either has none.
+        picture_similarity: Cosine similarity of the pictures; None if either has none.
     """
 
     precedent: str
@@ -92,11 +92,11 @@ class Leaks:
     """Result of a search for leaks.
 
     Attributes:
-        leaks: In the order of the precedents.
-        text_alone: Precedents that only a missing picture keeps from being near-duplicates.
+        leaks: All leaks, in the order of the precedents.
+        text_alone: Number of precedents that would be near-duplicates by their text if no picture were missing.
         unseen: Judged memes that were compared without their picture.
-        templates: Template of each judged meme that shares one with another judged meme, by id, called by the id of the
-            first of them; empty where templates are not held apart.
+        templates: Template of each judged meme that shares one with another, by id, named by the id of the first of
+            them; empty if templates are not separated.
     """
 
     leaks: tuple[Leak, ...]
@@ -121,14 +121,14 @@ async def find_leaks(
         library: The precedents.
         judged: Memes to be judged.
         pictures: Folder of their pictures; None where there are none.
-        encoder: Identity of the encoder that made the library.
+        encoder: Encoder that made the library.
         reader: Decodes pictures.
-        beside: Directory with room for small pictures while they are compared; made if it is missing.
-        nearness: From where on a precedent is too near.
-        tell: Told the step and how far it is.
+        beside: Directory for temporary thumbnails during the comparison; created if missing.
+        nearness: Similarities from which a precedent is too near.
+        tell: Called with the step and its progress.
 
     Raises:
-        OSError: The disk will not have it.
+        OSError: The disk is full or can't be written to.
     """
     await asyncio.to_thread(beside.mkdir, parents=True, exist_ok=True)
     imported, _ = await embed_pictures_of(
@@ -162,9 +162,9 @@ def _find_copies(
     Args:
         whole: All precedents.
         judged: Memes to be judged.
-        pictures: Their pictures, by place; without those that can't be had.
+        pictures: Their pictures by index, without those that can't be imported.
         vectors: float32 of shape (judged, text_dim + picture_dim).
-        nearness: From where on a precedent is too near.
+        nearness: Similarities from which a precedent is too near.
     """
     dim = whole.manifest.encoder.text_dim
     same: tuple[tuple[dict[str, int], Callable[[LabelledMeme], str]], ...] = (
@@ -176,24 +176,24 @@ def _find_copies(
             lambda meme: text_key(meme.text),
         ),
     )
-    # By the vectors: a text that the encoder can't read is compared with nothing, as if there were none.
+    # By the vectors: a text that the encoder can't read counts as missing.
     has_text: NDArray[np.bool_] = np.asarray(vectors[:, :dim].any(axis=1))
     has_picture: NDArray[np.bool_] = np.asarray(vectors[:, dim:].any(axis=1))
     leaks: list[Leak] = []
     text_alone = 0
     for start in range(0, len(whole.memes), _BLOCK):
-        # Rows lie in a mapped file: no more of it is in memory at once than a block.
+        # Rows are memory-mapped, so that only one block is in memory at a time.
         block = np.asarray(whole.rows[start : start + _BLOCK])
         texts, picture_cosines = block[:, :dim] @ vectors[:, :dim].T, block[:, dim:] @ vectors[:, dim:].T
         for row, meme in enumerate(whole.memes[start : start + _BLOCK]):
             close_text: NDArray[np.bool_] = np.greater_equal(texts[row], nearness.text)
             close_picture: NDArray[np.bool_] = np.greater_equal(picture_cosines[row], nearness.picture)
-            # Only where both lack it; one that has a text where the other has none is another meme.
+            # Only if both lack a text; a meme with a text differs from one without.
             textless = ~has_text & (not meme.has_text)
             why, place = next(
                 (
                     (why, places[key(meme)])
-                    # The last two of the reasons come below.
+                    # The last two reasons are checked below.
                     for why, (places, key) in zip(WHYS, same, strict=False)
                     if key(meme) in places
                 ),
@@ -204,12 +204,12 @@ def _find_copies(
                 both = np.flatnonzero(close_picture & (close_text | textless) & pictured)
                 similar = np.flatnonzero(_on_one_template(picture_cosines[row], nearness) & pictured)
                 if both.size:
-                    # Of several, the nearest: a copy's original rather than another meme on the same template.
+                    # The nearest of several: a copy's original rather than another meme on the same template.
                     why, place = "near-duplicate", int(both[np.argmax(texts[row, both] + picture_cosines[row, both])])
                 elif similar.size:
                     why, place = "same template", int(similar[np.argmax(picture_cosines[row, similar])])
                 else:
-                    # Counted all the same, so that a report says how much it could not see.
+                    # Counted, so that the report says how much could not be compared.
                     text_alone += bool((close_text & ~pictured).any())
                     continue
             leaks.append(
@@ -234,7 +234,7 @@ def _shared_templates(judged: Sequence[Row], pictures: NDArray[np.float32], near
     first: dict[int, int] = {}
     for place, number in enumerate(numbers.tolist()):
         first.setdefault(number, place)
-    # A template of one meme is none to be stored: most memes have one of their own.
+    # Templates of a single meme are not stored: most memes have their own.
     sizes = np.bincount(numbers)
     return {
         meme.id: judged[first[number]].id
@@ -244,20 +244,19 @@ def _shared_templates(judged: Sequence[Row], pictures: NDArray[np.float32], near
 
 
 def template_numbers(pictures: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
-    """Number of each meme's template: memes whose pictures are near, or both near those between them, share one.
+    """Numbers the template of each meme: memes connected by a chain of near pictures share one.
 
     Args:
-        pictures: Embedded pictures, float32 of shape (memes, picture_dim); zeros where there is none, which is near to
-            no other.
-        threshold: Cosine from which on two pictures are on one template, above 0.
+        pictures: Embedded pictures, float32 of shape (memes, picture_dim); zeros for none, which is near to no other.
+        threshold: Minimum cosine of two pictures on one template, above 0.
 
     Returns:
-        int64 of shape (memes,), from 0 on in the order of each template's first meme.
+        int64 of shape (memes,), numbered from 0 in the order of each template's first meme.
     """
 
     def pairs_on_one_template() -> Iterator[tuple[int, int]]:
         for start in range(0, len(pictures), _BLOCK):
-            # Each pair once: those before the block were compared with it when it was their turn.
+            # Each pair once: earlier blocks were already compared with this one.
             rows, columns = np.nonzero(pictures[start : start + _BLOCK] @ pictures[start:].T >= threshold)
             yield from zip((rows + start).tolist(), (columns + start).tolist(), strict=True)
 
@@ -271,7 +270,7 @@ def _on_one_template(picture_cosines: NDArray[np.float32], nearness: LeakThresho
 
 
 def _first(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Maps each key to the place of its first occurrence; empty keys match nothing."""
+    """Maps each key to the index of its first occurrence; empty keys match nothing."""
     places: dict[str, int] = {}
     for key, place in pairs:
         if key:

@@ -1,11 +1,11 @@
-"""Faults of a library that show without reading its memes: reported by ids, never by texts.
+"""Finds faults of a library automatically; reports ids, never texts.
 
 =================  ====================================================================================================
 duplicates         several precedents with the same words and the same picture: they count once, and are best removed
-conflicts          two precedents that are the same or nearly the same, under different labels
-suspicious labels  precedents whose neighbours, voting as the library votes, clearly say otherwise
-near-empty         precedents that nothing else in the library is near: what is like them will go to a person
-leaks              precedents that are too near to what is to be judged (:mod:`retrieval.audit.leakage`)
+conflicts          two precedents that are the same or nearly the same, with different labels
+suspicious labels  precedents whose label the vote of their neighbours clearly contradicts
+near-empty         precedents without any near neighbour in the library: memes like them will go to a person
+leaks              precedents that are too near to judged memes (:mod:`retrieval.audit.leakage`)
 =================  ====================================================================================================
 """
 
@@ -35,7 +35,7 @@ class Conflict:
     """Two precedents that contradict each other.
 
     Attributes:
-        harmful: Id of the one that was found harmful.
+        harmful: Id of the precedent labelled harmful.
         not_harmful: Id of the precedent labelled not harmful.
         same: True if they are the same, word for word and pixel for pixel.
     """
@@ -51,8 +51,8 @@ class Suspicion:
 
     Attributes:
         id: Id of the precedent.
-        harmful: Its label.
-        probability: Probability of harm by the vote of the others, in [0, 1].
+        harmful: True if it is labelled harmful.
+        probability: Probability of harm by the vote of its neighbours, in [0, 1].
     """
 
     id: str
@@ -65,12 +65,12 @@ class LibraryCheck:
     """Result of a check of a library.
 
     Attributes:
-        memes: Precedents that were looked at.
-        duplicates: Groups of precedents that are the same under the same label, in order.
+        memes: Number of precedents that were checked.
+        duplicates: Groups of identical precedents with the same label, in order.
         conflicts: Pairs that contradict each other.
         suspicious: Labels that the neighbours contradict, the clearest first.
-        near_empty: Precedents that nothing is near.
-        leaks: Precedents too near to judged memes; None if there was nothing to compare the library with.
+        near_empty: Precedents without a near neighbour.
+        leaks: Precedents too near to judged memes; None if there were no memes to compare with.
     """
 
     memes: int
@@ -82,7 +82,7 @@ class LibraryCheck:
 
     @property
     def clean(self) -> bool:
-        """True if nothing is wrong. A region with few precedents is no fault of those that are there."""
+        """True if no fault was found. Near-empty regions don't count as a fault."""
         return not (self.duplicates or self.conflicts or self.suspicious or (self.leaks and self.leaks.leaks))
 
 
@@ -93,16 +93,16 @@ def check_library(
     sure: float = SURE,
     progress: Callable[[int, int], None] | None = None,
 ) -> LibraryCheck:
-    """Compares all precedents with each other, which takes time by the square of their number.
+    """Compares all precedents with each other, in time quadratic in their number.
 
     Args:
-        library: To check.
+        library: Library to check.
         leaks: Result of :func:`retrieval.audit.leakage.find_leaks`.
-        sure: Probability of its own label up to which a label is suspicious, in (0, 0.5).
-        progress: Told how many precedents of how many were compared.
+        sure: Highest probability of a precedent's own label at which the label is suspicious, in (0, 0.5).
+        progress: Called with the number of compared precedents and their total.
 
     Raises:
-        BadLibrary: Its table of memes can't be read.
+        BadLibrary: The table of memes can't be read.
         ValueError: ``sure`` is out of bounds.
     """
     if not 0 < sure < 0.5:
@@ -125,7 +125,7 @@ def check_library(
 
 
 def _suspicious(library: Library, memes: Sequence[LabelledMeme], sure: float) -> tuple[Suspicion, ...]:
-    """Every meme tried before the rest of the library, without its twins, as in calibration."""
+    """Judges every meme by the rest of the library, without its twins, as in calibration."""
     tuning = library.manifest.tuning
     (neighbours,) = leave_one_out_neighbours(
         library.rows,
@@ -140,7 +140,7 @@ def _suspicious(library: Library, memes: Sequence[LabelledMeme], sure: float) ->
         return ()
     probabilities = probabilities_of(shares(neighbours.similarities, neighbours.harmful, tuning.vote), tuning.vote)
     own = np.where(neighbours.labels, probabilities, 1 - probabilities)
-    # Stable, so that equally doubtful labels come in the library's order.
+    # Stable, so that equally doubtful labels stay in the library's order.
     doubtful = [int(place) for place in np.argsort(own, kind="stable") if own[place] <= sure]
     return tuple(
         Suspicion(
@@ -153,7 +153,7 @@ def _suspicious(library: Library, memes: Sequence[LabelledMeme], sure: float) ->
 def _compared(
     library: Library, memes: Sequence[LabelledMeme], progress: Callable[[int, int], None] | None
 ) -> tuple[tuple[Conflict, ...], tuple[str, ...]]:
-    """Pairs that contradict each other, and memes that nothing is near, both in order."""
+    """Pairs that contradict each other, and memes without a near neighbour, both in order."""
     rows, dim, tuning = library.rows, library.manifest.encoder.text_dim, library.manifest.tuning
     words = group_numbers([text_key(normalise_text(meme.text)) for meme in memes])
     pixels = group_numbers([meme.pixels_sha256 for meme in memes])
@@ -168,7 +168,7 @@ def _compared(
         texts, picture_cosines = rows[block, :dim] @ rows[:, :dim].T, rows[block, dim:] @ rows[:, dim:].T
         same_words = (words[block, None] == words) & (words[block, None] >= 0)
         same_pixels = (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
-        # Without pictures the words are all there is to go by; without words, the picture.
+        # If both lack a picture, the words decide; if both lack words, the picture.
         without = ~has_picture[block, None] & ~has_picture
         textless = ~has_text[block, None] & ~has_text
         same = (same_words & (same_pixels | without)) | (same_pixels & textless)
@@ -181,16 +181,16 @@ def _compared(
         # Each pair once: the harmful one is in the row, the other in the column.
         for i, j in np.argwhere((same | close) & (harmful[block, None] & ~harmful)).tolist():
             conflicts.append(Conflict(memes[start + i].id, memes[j].id, bool(same[i, j])))
-        # Of its twins a meme learns nothing of its surroundings.
+        # Twins say nothing about how well a region is covered.
         identical = same_words | same_pixels
-        # Also itself, where it has neither words nor pixels to know it by.
+        # Also the meme itself, if it has neither words nor pixels to match by.
         identical[np.arange(block.size), block] = True
         by_text, by_picture = (
             np.where(identical, -1, texts).max(axis=1),
             np.where(identical, -1, picture_cosines).max(axis=1),
         )
         alpha = np.where(~has_picture[block], 1.0, np.where(~has_text[block], 0.0, tuning.alpha))
-        # As court.summary.Coverage has it: what is near enough must carry half of the weight.
+        # As in court.summary.Coverage: the halves that are near enough must carry half of the weight.
         weight = alpha * (by_text >= text_floors[block]) + (1 - alpha) * (by_picture >= tuning.floors.picture)
         empty += [memes[start + int(i)].id for i in np.flatnonzero(weight < 0.5)]
         if progress:

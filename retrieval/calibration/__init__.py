@@ -1,1 +1,1 @@
-"""Calibration: estimates the worth of a library's vote from the library itself."""
+"""Calibration: estimates the reliability of a library's vote from the library itself."""

@@ -1,4 +1,4 @@
-"""Chooses the search and vote settings of a library on the library itself.
+"""Chooses the search and vote settings of a library by leave-one-out evaluation on the library itself.
 
 Every meme is judged by the rest of the library, without near-duplicates and adjacent memes
 (:mod:`retrieval.calibration.leave_one_out`), with every setting of a grid; the setting with the highest likelihood is
@@ -6,16 +6,16 @@ chosen. The vote of the neighbours is combined with a logistic regression over a
 (:mod:`retrieval.calibration.regression`), whose held-out log-odds are calibrated in the same way; the probability of
 harm is that of the mean of both log-odds.
 
-The reported figures are cross-validated, choosing on four fifths of the memes and judging the last: on the memes it was
-chosen by, the best of many settings looks better than it is. By the same judgments is measured how often labels are
-wrong where the riskiest memes go to a person (:class:`court.precedents.RiskCurve`), and where a vote settles a meme
+The reported figures are cross-validated, choosing on four fifths of the memes and judging the last: on the memes used
+to choose it, the best of many settings looks better than it is. The same judgments measure how often labels are wrong
+if the riskiest memes go to a person (:class:`court.precedents.RiskCurve`) and if a vote settles a meme
 (:mod:`retrieval.calibration.thresholds`).
 
-With fewer than :data:`FEWEST_OF_A_LABEL` memes of a label nothing is chosen, fitted or measured: it would be chance.
+With fewer than :data:`FEWEST_OF_A_LABEL` memes of a label nothing is chosen, fitted or measured, as it would be chance.
 
-A library with pictures is also asked about texts that come without one. By their texts alone its memes are harder to
-tell apart than the first tuning knows, so that its probabilities would be too sure: all of it is chosen and measured a
-second time, with the whole weight on the text (``Tuning.text_alone``).
+A library with pictures is also searched for texts without a picture. By text alone its memes are harder to tell apart,
+so the probabilities of the first tuning would be overconfident: everything is chosen and measured a second time, with
+the whole weight on the text (``Tuning.text_alone``).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FEWEST_OF_A_LABEL = 50
 """Memes of either label below which nothing is chosen: every fitted head collapses to the more frequent label."""
 _MOST_TRIED = 4000
 """Maximum number of memes judged: a larger library is sampled evenly."""
-# 0 to 95 %: where all memes go to a person, no label is left to be wrong.
+# 0 to 95 %: if all memes go to a person, no label is left to be wrong.
 _RATES = np.arange(20) / 20
 
 
@@ -61,12 +61,12 @@ class _FittedVote:
 
 @dataclass(frozen=True, slots=True)
 class _LeftOut:
-    """Held-out log-odds of harm of the memes that were tried, by one alpha.
+    """Held-out log-odds of harm of the judged memes, for one alpha.
 
     Attributes:
         neighbours: Their neighbours.
         fold: int64 of shape (q,): fold of each.
-        regression: Log-odds by the regression, shape (strengths, q); of no row where there are too few memes for one.
+        regression: Log-odds by the regression, shape (strengths, q); without rows if there are too few memes to fit.
     """
 
     neighbours: Neighbours
@@ -86,26 +86,26 @@ def calibrate(
     groups: NDArray[np.int64] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tuning:
-    """The tuning of a library with these memes, with that for memes without a picture where it has pictures and texts.
+    """Tunes a library; if it has pictures and texts, also for memes without a picture.
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
         memes: Memes of the rows, at least one.
         text_dim: Width of the text half.
         floors: Minimum similarities of the library.
-        text_floors: Minimum similarities of texts by script, where they were measured.
+        text_floors: Minimum similarities of texts by script, if measured.
         error: Accepted share of wrong labels if the vote alone decides.
-        safeguards: Safeguards of search and calibration; None for those that every library has.
+        safeguards: Safeguards of search and calibration; None for the defaults.
         groups: int64 of shape (n,): memes of a group, such as a template, are left out together and share a fold; None
-            for neighbours in the library.
-        progress: Told how many of how many alphas are done.
+            to group adjacent memes of the library.
+        progress: Called with the number of finished alphas and their total.
     """
     calibrated = partial(
         _calibrate, text_dim=text_dim, floors=floors, text_floors=text_floors, error=error, safeguards=safeguards
     )
     alphas = _alphas(memes)
     tuning = calibrated(rows, memes, groups=groups, alphas=alphas, progress=progress)
-    # Without pictures this is the tuning of texts already; without texts there is none to choose.
+    # Without pictures this already is the tuning for texts; without texts there is none.
     if len(alphas) == 1:
         return tuning
     places = [place for place, meme in enumerate(memes) if meme.has_text]
@@ -152,7 +152,7 @@ def _calibrate(
 
     # Adjacent memes of a library were often collected together, so they share a fold.
     folds = (np.arange(n) // GROUP if groups is None else groups) % _FOLDS
-    # What is chosen without a fold is tried on it.
+    # The choice made without a fold is evaluated on that fold.
     chosen: dict[int | None, _FittedVote] = {}
     tried: dict[float, Neighbours] = {}
     # One more neighbour than voters: it moves up when another is excluded (safeguarded_votes).
@@ -176,7 +176,7 @@ def _calibrate(
             choice = _best(
                 alpha, logits, settings=settings, labels=neighbours.labels, chosen_by=folds[neighbours.rows] != left
             )
-            # More likely, not as likely: of equals the first, which is preferred, stays.
+            # Strictly greater: on ties the first, which is preferred, stays.
             if left not in chosen or choice.likelihood > chosen[left].likelihood:
                 chosen[left] = choice
         if progress:
@@ -190,7 +190,7 @@ def _calibrate(
     scales = {left: _scale(held_out[choice.alpha], left) for left, choice in chosen.items()}
 
     def judged(fold: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Probabilities of harm of a fold's memes by what was chosen without it, and their labels."""
+        """Probabilities of harm of a fold's memes, by the settings chosen without it, and their labels."""
         choice, left_out = chosen[fold], held_out[chosen[fold].alpha]
         part = left_out.fold == fold
         p = safeguarded_votes(
@@ -198,7 +198,7 @@ def _calibrate(
         )
         strength, intercept, slope = scales[fold]
         z = intercept + slope * left_out.regression[strength, part]
-        # Clipped, as the vote is 1 if no voter is left, and the log-odds of 1 are infinite.
+        # Clipped, as the vote is 1 if no voter is left, whose log-odds are infinite.
         return _sigmoid((_logit(np.clip(p, 1e-9, 1 - 1e-9)) + z) / 2), left_out.neighbours.labels[part]
 
     parts = [judged(fold) for fold in range(_FOLDS)]
@@ -235,11 +235,11 @@ def _calibrate(
 
 
 def risk_curve(p: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
-    """The errors among the rest where the riskiest memes go to a person, by their share.
+    """Error rate of the remaining memes by the share of the riskiest ones that go to a person.
 
     Args:
         p: Probabilities of harm, shape (n,).
-        wrong: True where the label that follows from it is wrong, shape (n,).
+        wrong: True where the label derived from ``p`` is wrong, shape (n,).
     """
     risk = np.minimum(p, 1 - p)
     order = np.argsort(risk, kind="stable")
@@ -252,7 +252,7 @@ def risk_curve(p: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
             RiskPoint(
                 rate=rate,
                 cutoff=float(risk[order[n - 1]]),
-                # One more than were seen, as if the next meme were wrong too (court.precedents.RiskCurve).
+                # One more than observed, as if the next meme were wrong too (court.precedents.RiskCurve).
                 risk=(errors + 1) / (len(p) + 1),
                 error=min((errors + 1) / (n + 1), 1.0),
             )
@@ -264,7 +264,7 @@ def risk_curve(p: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
 def _settling(
     parts: Sequence[tuple[NDArray[np.float64], NDArray[np.bool_]]], threshold: float, error: float
 ) -> tuple[float, float | None]:
-    """Share of the memes that are settled by bounds chosen without their fold, and of those the share of errors."""
+    """Share of memes settled by bounds chosen without their fold, and the error rate of those."""
     n = done = wrong = 0
     for fold, (p, labels) in enumerate(parts):
         others = [part for place, part in enumerate(parts) if place != fold]
@@ -281,7 +281,7 @@ def _settling(
 
 
 def _features(rows: NDArray[np.float32], text_dim: int, alpha: float) -> NDArray[np.float64]:
-    """Vectors whose inner product is the fused similarity, shape (n, dim); halves without weight are zeros."""
+    """Vectors whose inner product is the fused similarity, shape (n, dim); a half of weight 0 is all zeros."""
     x = rows.astype(np.float64)
     x[:, :text_dim] *= alpha**0.5
     x[:, text_dim:] *= (1 - alpha) ** 0.5
@@ -298,9 +298,9 @@ def _left_out(
 ) -> _LeftOut:
     sample, learnable = _sample(memes, safeguards, neighbours.rows)
     labels = np.array([memes[row].harmful for row in sample.tolist()])
-    # A half without weight is columns of zeros, which only make the system larger.
+    # A half of weight 0 gives columns of zeros, which would only enlarge the system.
     used = x[sample][:, x.any(axis=0)]
-    # The sample holds every meme that was tried, in order: searchsorted finds the place of each.
+    # The sample is sorted and contains every judged meme, so searchsorted finds the index of each.
     z = cross_validated_log_odds(used, labels, folds[sample], learnable)
     return _LeftOut(neighbours, folds[neighbours.rows], z[:, np.searchsorted(sample, neighbours.rows)])
 
@@ -308,7 +308,7 @@ def _left_out(
 def _sample(
     memes: Sequence[LabelledMeme], safeguards: Safeguards, also: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Places of an even sample and of ``also``, in order, and which of them may be learnt from."""
+    """Sorted indexes of an even sample and of ``also``, and a mask of those usable for training."""
     silent, _ = silent_memes(memes, safeguards)
     even = np.linspace(0, len(memes) - 1, min(len(memes), MOST)).round().astype(np.int64)
     sample = np.union1d(even, also)
@@ -316,7 +316,7 @@ def _sample(
 
 
 def _scale(left_out: _LeftOut, left: int | None) -> tuple[int, float, float]:
-    """Number of the likeliest strength, and intercept and slope that calibrate it, chosen without a fold."""
+    """Index of the likeliest strength, and its calibrating intercept and slope, chosen without fold ``left``."""
     others = left_out.fold != left
     z, labels = left_out.regression[:, others], left_out.neighbours.labels[others]
     intercept, slope = fit_logistic(z, labels)
@@ -333,7 +333,7 @@ def _regression(
     scale: tuple[int, float, float],
     safeguards: Safeguards,
 ) -> Regression:
-    """The regression over the whole library, its calibration and the weights of the halves folded in."""
+    """Fits the regression on the whole library, with its calibration and the weights of the halves folded in."""
     sample, learnable = _sample(memes, safeguards, np.empty(0, dtype=np.int64))
     learnt = sample[learnable]
     number, intercept, slope = scale
@@ -341,7 +341,7 @@ def _regression(
     fitted = fit(x[learnt][:, used], np.array([memes[row].harmful for row in learnt.tolist()]), STRENGTHS[number])
     weights = np.zeros(x.shape[1])
     weights[used] = slope * fitted.weights
-    # The roots of the weights are in x, and must be in these: a search gives them the vectors as they are stored.
+    # x is scaled by the roots of the weights. A search passes unscaled vectors, so the coefficients take the scaling.
     weights[:text_dim] *= alpha**0.5
     weights[text_dim:] *= (1 - alpha) ** 0.5
     return Regression.of(weights, intercept + slope * fitted.intercept, text_dim=text_dim, strength=STRENGTHS[number])
@@ -350,7 +350,7 @@ def _regression(
 def shares(
     similarities: NDArray[np.float64], harmful: NDArray[np.bool_], settings: VoteSettings
 ) -> NDArray[np.float64]:
-    """:func:`court.precedents.share` of many memes at once: arrays of shape (q, depth) give one of shape (q,)."""
+    """Vectorised :func:`court.precedents.share`: arrays of shape (q, depth) give one of shape (q,)."""
     weights = np.exp((similarities[:, : settings.k] - similarities[:, :1]) / settings.tau)
     for_harm = (weights * harmful[:, : settings.k]).sum(axis=1)
     m = settings.prior_weight
@@ -361,13 +361,13 @@ def shares(
 def safeguarded_votes(
     similarities: NDArray[np.float64], harmful: NDArray[np.bool_], settings: VoteSettings, safeguards: Safeguards
 ) -> NDArray[np.float64]:
-    """The vote's probabilities of harm as a search would have them, shape (q,).
+    """The vote's probabilities of harm as a search would compute them, shape (q,).
 
-    Where sole acquittals are left out (:func:`retrieval.precedents.search.search_library`), a vote for acquittal counts
-    only if it stands without any one of its voters; else it is what is left without the one that matters most.
+    If sole acquittals are excluded (:func:`retrieval.precedents.search.search_library`), a vote for acquittal only
+    counts if it holds without any one of its voters; else the result is the vote without the most decisive one.
 
     Args:
-        similarities: Shape (q, depth), nearest first, -inf where there are no more; one more than vote, where there is.
+        similarities: Shape (q, depth), nearest first, padded with -inf; one more than the voters, if available.
         harmful: Labels of the neighbours, same shape.
         settings: Vote settings.
         safeguards: Safeguards of the library.
@@ -376,7 +376,7 @@ def safeguarded_votes(
     acquitted = np.flatnonzero(p < settings.threshold)
     if not safeguards.no_sole_acquittal or not acquitted.size:
         return p
-    # One column more, of nobody: so there is always one that moves up.
+    # Padded by an empty column, so that there is always a neighbour that moves up.
     nearest = np.pad(similarities[acquitted, : settings.k + 1], ((0, 0), (0, 1)), constant_values=-np.inf)
     harm = np.pad(harmful[acquitted, : settings.k + 1], ((0, 0), (0, 1)))
     voters = min(settings.k, nearest.shape[1] - 1)
@@ -387,7 +387,7 @@ def safeguarded_votes(
     for_any = (weights[:, :voters].sum(axis=1) + moved_up)[:, None] - np.where(benign, weights[:, :voters], 0.0)
     m = settings.prior_weight
     without = probabilities_of((for_harm[:, None] + m * settings.prior) / (for_any + m), settings)
-    # Without the nearest, all is weighed by the next; and where nobody is left to speak, that is no acquittal.
+    # Without the nearest, weights are relative to the second; if no voter is left, that is no acquittal.
     speaks = np.isfinite(nearest[:, 1])
     others = np.where(speaks[:, None], nearest[:, 1:], 0.0)
     without[:, 0] = np.where(speaks, probabilities_of(shares(others, harm[:, 1:], settings), settings), 1.0)
@@ -397,7 +397,7 @@ def safeguarded_votes(
 
 
 def probabilities_of(share: NDArray[np.float64], settings: VoteSettings) -> NDArray[np.float64]:
-    """:func:`court.precedents.probability` of many shares at once, shape (q,)."""
+    """Vectorised :func:`court.precedents.probability`, shape (q,)."""
     return _sigmoid(settings.intercept + settings.slope * _logit(share))
 
 
@@ -437,18 +437,18 @@ def _defaults(
 
 
 def _grid(neighbours: Neighbours, prior: float) -> tuple[NDArray[np.float64], list[VoteSettings]]:
-    """Computes for all settings the logit of the share of each meme, shape (settings, q)."""
+    """Computes the logit of each meme's share for all settings, shape (settings, q)."""
     depth = min(neighbours.similarities.shape[1], max(_KS))
     ks = [k for k in _KS if k <= depth] or [depth]
     logits, settings = [], []
     for tau in _TAUS:
-        # A neighbour that is not there has -inf, and so no weight.
+        # A missing neighbour has similarity -inf, and so no weight.
         weights = np.exp((neighbours.similarities - neighbours.similarities[:, :1]) / tau)
-        # Cumulated: all numbers of voters cost no more than the largest.
+        # Cumulative sums: all values of k cost no more than the largest.
         for_harm, for_any = (weights * neighbours.harmful).cumsum(axis=1), weights.cumsum(axis=1)
         for k in ks:
-            # The prior weighs as much as the nearest precedent, which also keeps the share off 0 and 1, whose logits
-            # are infinite.
+            # The prior weighs as much as the nearest precedent, which also keeps the share away from 0 and 1, whose
+            # logits are infinite.
             logits.append(_logit((for_harm[:, k - 1] + prior) / (for_any[:, k - 1] + 1)))
             settings.append(VoteSettings(k=k, tau=tau, prior=prior, prior_weight=1.0))
     return np.array(logits), settings
@@ -461,12 +461,12 @@ def _best(
     labels: NDArray[np.bool_],
     chosen_by: NDArray[np.bool_],
 ) -> _FittedVote:
-    """The likeliest settings, calibrated, by the memes marked in ``chosen_by``, shape (q,)."""
+    """The settings with the highest likelihood on the memes marked in ``chosen_by``, shape (q,), calibrated on them."""
     x, y = logits[:, chosen_by], labels[chosen_by]
     intercept, slope = fit_logistic(x, y)
     p = _sigmoid(intercept[:, None] + slope[:, None] * x)
-    # Likelihood tells settings apart by every meme, accuracy only by those near the threshold: of a few hundred memes
-    # the latter is mostly chance. The threshold stays in the middle: moving it cost accuracy on held-out memes.
+    # Likelihood compares settings by every meme, accuracy only by those near the threshold, which is mostly chance with
+    # a few hundred memes. The threshold stays in the middle: moving it cost accuracy on held-out memes.
     likelihood = _likelihood(p, y)
     best = int(np.argmax(likelihood))
     tuned = settings[best].model_copy(update={"intercept": float(intercept[best]), "slope": float(slope[best])})
@@ -476,7 +476,7 @@ def _best(
 def _likelihood(p: NDArray[np.float64], y: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Mean log-likelihood of each row of p, shape (m, q).
 
-    Rounded, so that what is equal but for the last bit is equal, and the first is taken.
+    Rounded, so that values that differ only in the last bits are ties, and the first is taken.
     """
     likelihood: NDArray[np.float64] = np.where(y, np.log(p), np.log1p(-p)).mean(axis=1).round(9)
     return likelihood
@@ -485,10 +485,10 @@ def _likelihood(p: NDArray[np.float64], y: NDArray[np.bool_]) -> NDArray[np.floa
 def fit_logistic(
     x: NDArray[np.float64], y: NDArray[np.bool_], *, l2: float = 2.0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Intercepts and slopes, shape (m,) each, of m logistic regressions of y, shape (q,), on a row of x, shape (m, q).
+    """Fits m logistic regressions of y, shape (q,), each on a row of x, shape (m, q): intercepts and slopes, (m,) each.
 
-    Newton's method on all at once. A pull towards intercept 0 and slope 1, as much as a few memes weigh, keeps small
-    and separable data sober; the slope is kept positive, since more harm nearby must never speak for less.
+    Newton's method on all at once. An L2 penalty towards intercept 0 and slope 1, worth a few memes, keeps the fit of
+    small or separable data moderate; the slope is kept positive, since more harm nearby must never lower the result.
     """
     a, b = np.zeros(len(x)), np.ones(len(x))
     for _ in range(50):
@@ -496,10 +496,10 @@ def fit_logistic(
         error, weight = p - y, p * (1 - p)
         da, db = error.sum(axis=1) + l2 * a, (error * x).sum(axis=1) + l2 * (b - 1)
         aa, ab, bb = weight.sum(axis=1) + l2, (weight * x).sum(axis=1), (weight * x * x).sum(axis=1) + l2
-        # Above 0, as the pull is on the diagonal: memes that a line parts can be solved for too.
+        # Above 0, as the penalty is on the diagonal, so separable data can be solved too.
         determinant = aa * bb - ab * ab
         step_a, step_b = (bb * da - ab * db) / determinant, (aa * db - ab * da) / determinant
-        # Bounded steps: far from its end Newton's method may overshoot.
+        # Bounded steps, as Newton's method may overshoot far from the optimum.
         a, b = a - np.clip(step_a, -2, 2), b - np.clip(step_b, -2, 2)
         if max(np.abs(step_a).max(), np.abs(step_b).max()) < 1e-10:
             break
@@ -518,7 +518,7 @@ def _scores(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> tuple[NDA
 
 
 def _sigmoid(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    # By the tanh, which does not overflow.
+    # Computed by tanh, which does not overflow.
     return 0.5 * (1 + np.tanh(0.5 * z))
 
 

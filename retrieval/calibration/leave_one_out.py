@@ -1,9 +1,9 @@
-"""Leave-one-out: puts each meme of a library on trial before the rest, for the neighbours that calibration votes with.
+"""Leave-one-out search: finds each meme's neighbours in the rest of its library, for the votes of calibration.
 
-With a meme, everything that shares its picture or its words is left out, since a meme that is tried for the first time
-has no such twin: with them in, a vote would look better than it is. For calibration, what is nearly the same and what
-stands next to it in the library is left out too: memes that were collected together resemble each other more than the
-next one to be judged resembles any of them.
+Memes that share the picture or words of the judged meme are left out with it, since a new meme has no such twin: with
+them, a vote would look better than it is. Calibration also leaves out near-duplicates and adjacent memes of the
+library: memes that were collected together resemble each other more than the next one to be judged resembles any of
+them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Neighbours:
     """Neighbours that each of q memes has in the rest of the library.
 
     Attributes:
-        similarities: float64 of shape (q, depth), nearest first; -inf where there are no more.
+        similarities: float64 of shape (q, depth), nearest first, padded with -inf.
         harmful: Boolean of shape (q, depth): labels of the neighbours.
         labels: Boolean of shape (q,): labels of the memes themselves.
-        rows: int64 of shape (q,): their places in the library.
+        rows: int64 of shape (q,): their rows in the library.
     """
 
     similarities: NDArray[np.float64]
@@ -56,11 +56,10 @@ def leave_one_out_neighbours(
     safeguards: Safeguards | None = None,
     groups: NDArray[np.int64] | None = None,
 ) -> Iterator[Neighbours]:
-    """Finds for each alpha the neighbours of each meme; of evenly spaced ones if there are more than ``limit``.
+    """Finds for each alpha the neighbours of each meme, or of an even sample if there are more than ``limit``.
 
-    As in a search, a meme that lacks a half is compared by the other alone, clones count once, and what the safeguards
-    leave out is left out; but for sole acquittals, which only a search knows of. A meme with no neighbour left is not
-    among them.
+    As in a search, a meme that lacks a half is compared by the other alone, clones count once, and the safeguards apply
+    except that for sole acquittals, which only a search can apply. Memes without any neighbour are not returned.
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
@@ -68,15 +67,14 @@ def leave_one_out_neighbours(
         text_dim: Width of the text half.
         alphas: Weights of the text.
         depth: Largest number of neighbours.
-        limit: Largest number of memes to try.
+        limit: Largest number of memes to judge.
         twins_too: True to leave out, together with a meme, others that share its picture or its words.
-        apart: True to leave out, too, what is nearly the same (:data:`NEARLY`) and what stands in the same block of
-            :data:`GROUP` memes, which a data set often took from one place.
-        template: Cosine of pictures from which on memes are on one template, and left out together; None to leave
-            templates in.
-        safeguards: The library's; None for those that every library has.
-        groups: int64 of shape (n,): blocks of memes in place of those of :data:`GROUP`, such as templates; None for
-            these.
+        apart: True to also leave out near-duplicates (:data:`NEARLY`) and memes in the same block of :data:`GROUP`,
+            which a data set often collected from one place.
+        template: Minimum cosine of pictures on one template, which are left out together; None to keep them.
+        safeguards: Safeguards of the library; None for the defaults.
+        groups: int64 of shape (n,): groups of memes, such as templates, to use instead of blocks of :data:`GROUP`; None
+            for the blocks.
     """
     n = len(memes)
     guarded = safeguards or Safeguards()
@@ -88,7 +86,7 @@ def leave_one_out_neighbours(
     has_picture = np.array([meme.has_picture for meme in memes])
     depth = min(depth, n)
     silent, following = silent_memes(memes, guarded)
-    # With a sign before it, since an empty key is equal to none: memes that name no source share one.
+    # Prefixed, since an empty key equals no other, and memes without a source must share one.
     sources = group_numbers(f"={meme.source}" for meme in memes)
     groups = np.arange(n) // GROUP if groups is None else groups
 
@@ -100,7 +98,7 @@ def leave_one_out_neighbours(
         by_picture = rows[block, text_dim:] @ rows[:, text_dim:].T
         left_out = (texts[block, None] == texts) & (texts[block, None] >= 0)
         left_out |= (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
-        # Where twins may speak, none of the above is left out.
+        # If twins may vote, none of the above is left out.
         left_out &= twins_too
         if apart:
             left_out |= (by_text > NEARLY) | (by_picture > NEARLY)
@@ -108,12 +106,12 @@ def leave_one_out_neighbours(
         if template is not None:
             left_out |= (by_picture >= template) & has_picture[block, None] & has_picture
         left_out |= silent
-        # Where the first of some clones is the one that is tried, the next speaks for the rest.
+        # If the judged meme is the first of its clones, the next clone votes for the others.
         next_ = following[block]
         if not twins_too:
             followed = np.flatnonzero(next_ >= 0)
             left_out[followed, next_[followed]] = False
-        # Itself in any case, whichever of the above are off.
+        # The meme itself is always left out, whichever of the above are off.
         left_out[np.arange(block.size), block] = True
         for number, alpha in enumerate(alphas):
             weight = np.where(~has_picture[block], 1.0, np.where(~has_text[block], 0.0, alpha)).astype(np.float32)
@@ -121,7 +119,7 @@ def leave_one_out_neighbours(
             fused[left_out] = -np.inf
             if guarded.cap is not None:
                 _cap(fused, sources, guarded.cap)
-            # The nearest in any order, then by place, then by nearness: a stable sort keeps ties in their places.
+            # Takes the nearest in any order, sorts by row, then by similarity: the stable sort keeps ties by row.
             nearest = np.sort(np.argpartition(-fused, depth - 1, axis=1)[:, :depth], axis=1)
             by_nearness = np.argsort(-np.take_along_axis(fused, nearest, axis=1), axis=1, kind="stable")
             order = np.take_along_axis(nearest, by_nearness, axis=1)
@@ -133,13 +131,13 @@ def leave_one_out_neighbours(
 
 
 def repeated_memes(rows: NDArray[np.float32], memes: Sequence[LabelledMeme], text_dim: int, limit: int) -> float:
-    """Share of the memes, in [0, 1], that another one repeats: with the same picture or words, or nearly the same.
+    """Share of memes, in [0, 1], that have a twin (same picture or words) or a near-duplicate.
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
         memes: Memes of the rows.
         text_dim: Width of the text half.
-        limit: Largest number of memes to look at; of more, an even sample is taken, as for calibration.
+        limit: Largest number of memes to check; more are sampled evenly, as for calibration.
     """
     n, count = len(memes), 0
     tried = _even_sample(n, limit)
@@ -151,19 +149,19 @@ def repeated_memes(rows: NDArray[np.float32], memes: Sequence[LabelledMeme], tex
         same |= (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
         same |= rows[block, :text_dim] @ rows[:, :text_dim].T > NEARLY
         same |= rows[block, text_dim:] @ rows[:, text_dim:].T > NEARLY
-        # Every meme repeats itself.
+        # A meme is not its own twin.
         same[np.arange(block.size), block] = False
         count += int(same.any(axis=1).sum())
     return count / tried.size
 
 
 def _even_sample(n: int, limit: int) -> NDArray[np.int64]:
-    """Places of all n memes, or of evenly spaced ones."""
+    """Indexes of all n memes, or of ``limit`` evenly spaced ones."""
     return np.unique(np.linspace(0, n - 1, min(n, limit)).round().astype(np.int64))
 
 
 def silent_memes(memes: Sequence[LabelledMeme], safeguards: Safeguards) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Memes that have no voice, shape (n,); and for each first of some clones the next, else -1, shape (n,)."""
+    """Mask of memes that never vote, shape (n,); and the next clone of each first clone, else -1, shape (n,)."""
     verified = np.array([meme.verified for meme in memes], dtype=np.bool_)
     silent = ~verified if safeguards.verified_only and verified.any() else np.zeros(len(memes), dtype=np.bool_)
     following = np.full(len(memes), -1, dtype=np.int64)
@@ -181,18 +179,18 @@ def silent_memes(memes: Sequence[LabelledMeme], safeguards: Safeguards) -> tuple
 
 
 def _cap(fused: NDArray[np.float32], sources: NDArray[np.int64], most: int) -> None:
-    """Takes out of each row of similarities, shape (q, n), all but the nearest ``most`` of each source, shape (n,)."""
+    """Masks in each row of similarities, shape (q, n), all but the nearest ``most`` of each source, shape (n,)."""
     for row in fused:
-        # By source, nearest first; a stable sort keeps ties in their places.
+        # By source, nearest first; the stable sort keeps ties in order.
         order = np.lexsort((-row, sources))
         sorted_sources = sources[order]
         starts = np.flatnonzero(np.r_[True, sorted_sources[1:] != sorted_sources[:-1]])
-        # The place of each among those of its own source.
+        # Rank of each meme within its source.
         rank = np.arange(order.size) - np.repeat(starts, np.diff(np.r_[starts, order.size]))
         row[order[rank >= most]] = -np.inf
 
 
 def group_numbers(keys: Iterable[Hashable]) -> NDArray[np.int64]:
-    """A number for each key, equal for equal ones; -1 for an empty one, which is equal to none."""
+    """A number for each key, the same for equal keys; -1 for empty keys, which match nothing."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) if key else -1 for key in keys], dtype=np.int64)

@@ -44,14 +44,14 @@ def fit(x: NDArray[np.float64], y: NDArray[np.bool_], strength: float) -> Fitted
     """
     n, dim = x.shape
     design = np.concatenate([x, np.ones((n, 1))], axis=1)
-    # A trace on the intercept too, so that the system can be solved whatever the vectors are.
+    # A tiny penalty on the intercept too, so that the system can always be solved.
     penalty = np.append(np.full(dim, 1 / strength), 1e-9)
     w = np.zeros(dim + 1)
     share = y.mean()
-    # From where it is right if the vectors say nothing: fewer steps are left.
+    # Starts at the solution for uninformative vectors, which saves steps.
     w[-1] = np.log(share) - np.log1p(-share)
     for _ in range(_STEPS):
-        # By the tanh, which does not overflow.
+        # Computed by tanh, which does not overflow.
         p = 0.5 * (1 + np.tanh(0.5 * (design @ w)))
         gradient = design.T @ (p - y) + penalty * w
         hessian = (design * (p * (1 - p))[:, None]).T @ design
@@ -70,15 +70,15 @@ def cross_validated_log_odds(
     learnable: NDArray[np.bool_],
     strengths: Sequence[float] = STRENGTHS,
 ) -> NDArray[np.float64]:
-    """Log-odds of each meme by regressions that saw neither its fold nor what is nearly the same, shape (strengths, n).
+    """Log-odds of each meme by regressions trained without its fold and its near-duplicates, shape (strengths, n).
 
     A fold without which only one label is left gets the log-odds of that label's share.
 
     Args:
-        x: Vectors, shape (n, dim); what is nearly the same is found by their cosine.
+        x: Vectors, shape (n, dim); near-duplicates are found by their cosine.
         y: Labels, shape (n,).
         folds: Fold of each meme, shape (n,).
-        learnable: True where a meme may be learnt from, shape (n,); clones of others may not.
+        learnable: Mask of memes usable for training, shape (n,), which excludes clones of others.
         strengths: Penalties that are tried.
     """
     z = np.zeros((len(strengths), len(y)))

@@ -1,4 +1,4 @@
-"""Range in which a vote alone decides: probabilities so low, or so high, that few labels are wrong beyond them."""
+"""Range in which a vote alone decides: bounds on the probability beyond which few labels are wrong."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ the first few would end the search."""
 def choose_sure_range(
     probabilities: NDArray[np.float64], labels: NDArray[np.bool_], threshold: float, error: float
 ) -> SureRange | None:
-    """The widest bounds that can be stood by; None where neither side has any.
+    """Returns the widest reliable bounds; None if neither side has any.
 
-    Each side is widened from its far end, a hundredth at a time, as long as the upper end of the Clopper-Pearson
-    interval of its share of wrong labels lies within ``error``; the first step where it does not is the last. Taking
-    the widest of all that pass would be to try often and report the luckiest.
+    Each side is widened from its far end in steps of 0.01 while the upper end of the Clopper-Pearson interval of its
+    error rate is at most ``error``; it stops at the first step that fails. Taking the widest of all steps that pass
+    would be multiple testing that reports the luckiest.
 
     Args:
-        probabilities: Probabilities of harm, shape (q,), of memes that the vote's settings were chosen without.
+        probabilities: Held-out probabilities of harm, shape (q,).
         labels: True for harmful memes, shape (q,).
-        threshold: Probability from which on the vote is for harmful: no side reaches across it.
+        threshold: Probability from which the vote is harmful: no side crosses it.
         error: Accepted share of wrong labels on a side.
     """
     low = [(bound, probabilities <= bound) for bound in _HUNDREDTHS if bound < threshold]
@@ -56,14 +56,14 @@ def choose_sure_range(
 
 
 def _widest(sides: Sequence[tuple[float, NDArray[np.bool_]]], wrong: NDArray[np.bool_], error: float) -> float | None:
-    """The last bound of those that hold from the first one on; the memes on its side are marked beside it."""
-    # With fewer, none wrong would still be too little to go by.
-    # None wrong of n passes once (1 - error) ** n is at most 1 - CONFIDENCE.
+    """The last of the leading bounds that hold; each bound comes with a mask of the memes on its side."""
+    # With fewer memes, even zero errors would be too little evidence.
+    # Zero errors in n memes pass once (1 - error) ** n is at most 1 - CONFIDENCE.
     fewest = max(math.log(1 - CONFIDENCE) / math.log1p(-error), _LEAST * wrong.size)
     widest = None
     for bound, side in sides:
         n = int(side.sum())
-        # Too few yet; the next bound takes in more.
+        # Too few memes yet; the next bound includes more.
         if n < fewest:
             continue
         if not within(int(wrong[side].sum()), n, error):
@@ -73,7 +73,7 @@ def _widest(sides: Sequence[tuple[float, NDArray[np.bool_]]], wrong: NDArray[np.
 
 
 def settled(probabilities: NDArray[np.float64], settles: SureRange | None) -> NDArray[np.bool_]:
-    """Which of these probabilities, shape (q,), settle a meme."""
+    """Mask of the probabilities, shape (q,), that settle a meme."""
     if settles is None:
         return np.zeros(probabilities.shape, dtype=np.bool_)
     return (probabilities <= settles.below) | (probabilities >= settles.above)
@@ -82,11 +82,11 @@ def settled(probabilities: NDArray[np.float64], settles: SureRange | None) -> ND
 def within(wrong: int, n: int, error: float) -> bool:
     """True if the upper end of the one-sided Clopper-Pearson interval of ``wrong`` in ``n`` is at most ``error``.
 
-    It is where so few would come about by chance with probability ``1 - CONFIDENCE`` or less, were ``error`` the truth.
+    Equivalently, if ``error`` were the true rate, so few errors would have probability ``1 - CONFIDENCE`` or less.
     """
     if wrong >= n * error:
-        return False  # spares the sum: half of all chance lies below
-    # In logarithms: factorials of thousands exceed any float.
+        return False  # avoids the sum: about half of the probability lies below
+    # In logarithms, as factorials of thousands overflow.
     ways = math.lgamma(n + 1)
     chance = sum(
         math.exp(
@@ -97,10 +97,10 @@ def within(wrong: int, n: int, error: float) -> bool:
     return chance <= 1 - CONFIDENCE
 
 
-# Of unrelated pairs, one in twenty lies nearer than the minimum similarity.
+# One in twenty unrelated pairs is nearer than the minimum similarity.
 _QUANTILE = 0.95
 _PAIRS = 100_000
-"""Pairs drawn: the quantile is then good to about .001."""
+"""Number of pairs drawn, which gives the quantile to about .001."""
 _BLOCK = 4096
 """Pairs compared at once: bounds the rows that are copied."""
 NO_PAIR = 0.99
@@ -110,10 +110,10 @@ NO_PAIR = 0.99
 def measure_min_similarity(
     rows: NDArray[np.float32], memes: Sequence[LabelledMeme], text_dim: int, known: KnownMinSimilarity
 ) -> MinSimilarity:
-    """The floors of a library: what the encoder knows, and what it does not from pairs of its memes.
+    """Minimum similarities of a library: those known to the encoder, and the others measured on pairs of its memes.
 
-    The pairs are drawn by a fixed seed: the same library has the same floors. Of memes with the same words, or the same
-    picture, one is drawn from: twins are no unrelated memes.
+    The pairs are drawn with a fixed seed, so the same library gives the same values. Of memes with the same words or
+    picture only one is used, as twins are not unrelated.
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
@@ -126,7 +126,7 @@ def measure_min_similarity(
         places = _first_of_each([text_key(normalise_text(meme.text)) if meme.has_text else "" for meme in memes])
         text = _quantile(rows[:, :text_dim], places)
     if picture is None:
-        # A picture without a digest is taken to be like no other.
+        # A picture without a digest counts as unique.
         keys = [meme.pixels_sha256 or f"#{n}" if meme.has_picture else "" for n, meme in enumerate(memes)]
         picture = _quantile(rows[:, text_dim:], _first_of_each(keys))
     return MinSimilarity(text=text, picture=picture)
@@ -141,13 +141,13 @@ _KNOWN_SCRIPT = "LATIN"
 def measure_text_floors(
     rows: NDArray[np.float32], memes: Sequence[LabelledMeme], text_dim: int, known: KnownMinSimilarity
 ) -> dict[str, float]:
-    """Measures the minimum similarity of texts for each script of which a library has enough memes that differ.
+    """Measures the minimum similarity of texts for each script with enough distinct memes.
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
         memes: Memes of the rows.
         text_dim: Width of the text half.
-        known: Minimum similarities that the encoder knows; what it knows of texts stands for Latin letters.
+        known: Minimum similarities that the encoder knows; that of texts is for Latin script.
     """
     by_script: dict[str, dict[str, int]] = {}
     for place, meme in enumerate(memes):
@@ -161,7 +161,7 @@ def measure_text_floors(
 
 
 def _first_of_each(keys: Sequence[str]) -> NDArray[np.int64]:
-    """Places of the first of each key, in order; blank keys left out."""
+    """Indexes of the first occurrence of each key, in order, without blank keys."""
     first: dict[str, int] = {}
     for place, key in enumerate(keys):
         if key:
@@ -175,7 +175,7 @@ def _quantile(half: NDArray[np.float32], places: NDArray[np.int64]) -> float:
         return NO_PAIR
     rng = np.random.default_rng(0)
     one = rng.integers(0, n, _PAIRS)
-    # Any but the first: an offset of 1 to n - 1 never leads back to it.
+    # Any other meme: an offset of 1 to n - 1 never leads back to the first.
     other = (one + rng.integers(1, n, _PAIRS)) % n
     similarities = np.concatenate(
         [

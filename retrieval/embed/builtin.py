@@ -1,4 +1,4 @@
-"""The encoder that needs no PyTorch: MiniLM in onnxruntime for texts, a weightless descriptor for pictures."""
+"""The built-in encoder, without PyTorch: MiniLM in onnxruntime for texts, a descriptor without weights for pictures."""
 
 from __future__ import annotations
 
@@ -50,26 +50,25 @@ where English ones lie at 0.1."""
 class BuiltinEncoder(DescribedPictures):
     """MiniLM-L6 (384 values, 256 tokens) and the descriptor of :mod:`retrieval.embed.descriptor`.
 
-    Works without network and without a GPU. Each text is a pass of its own on one thread, without padding, so that
-    nothing but the text shows in its vector: equal texts get equal vectors, to the bit. Passes of several texts, and
-    of several callers, run side by side on a fixed number of threads; passes in batches would save a quarter of the
-    time for texts of 16 tokens, a tenth for 32 and nothing for longer ones. Pictures are described in the caller's
-    thread.
+    Needs neither network nor GPU. Each text is a separate pass on one thread, without padding, so that its vector
+    depends on nothing else: equal texts get bit-identical vectors. Passes of several texts and callers run in parallel
+    on a fixed number of threads; batching would save a quarter of the time for texts of 16 tokens, a tenth for 32 and
+    nothing for longer ones. Pictures are described in the caller's thread.
 
     Attributes:
         identity: Identity of the encoder.
-        text_digest: Digest of everything that shapes the text half alone, for encoders that take it from here.
+        text_digest: Digest of everything that affects the text half, for encoders that reuse it.
     """
 
     def __init__(self, *, threads: int | None = None) -> None:
         """Loads the model.
 
         Args:
-            threads: Texts that are embedded at once, each on one processor; None for at most four.
+            threads: Number of texts embedded in parallel, each on one processor; None for at most four.
 
         Raises:
-            NotLoaded: The weights, or what runs them, are not installed.
-            BadRequest: The weights are another model's, or damaged.
+            NotLoaded: The weights, or the packages that run them, are not installed.
+            BadRequest: The weights are damaged or belong to another model.
         """
         folder = find_weights()
         self._tokenizer, self._session = _load(folder)
@@ -87,15 +86,15 @@ class BuiltinEncoder(DescribedPictures):
 
     @property
     def floors(self) -> MinSimilarity:
-        """Similarities below which two memes have nothing to say about each other.
+        """Similarities below which a meme is no evidence about another.
 
-        Text: on the HarMeme train splits 5 % of the memes have no neighbour nearer than this, and the votes of such
-        gained 4 points on the prior (Harm-C, 180 memes) or nothing (Harm-P). Picture: see the descriptor.
+        Text: on the HarMeme train splits 5 % of the memes have no neighbour nearer than this, and votes on those gained
+        4 points on the prior (Harm-C, 180 memes) or nothing (Harm-P). Picture: see the descriptor.
         """
         return MinSimilarity(text=0.385, picture=descriptor.MIN_SIMILARITY)
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
-        """One vector a text: float32 of shape (n, 384), zeros for no text and for one that the model can't read."""
+        """One vector per text: float32 of shape (n, 384), zeros for empty texts and those that the model can't read."""
         words = [normalise_text(one) for one in texts]
         unique = sorted({one for one in words if one})
         found = dict(zip(unique, self._passes.map(self._embed, unique), strict=True))
@@ -106,29 +105,29 @@ class BuiltinEncoder(DescribedPictures):
         return TextEmbeddings(unit_rows(vectors), tuple(bool(one) and found[one][1] for one in words))
 
     def _embed(self, text: str) -> tuple[NDArray[np.float32], bool]:
-        """Mean of what the model makes of a text's tokens, shape (384,), and whether the text was cut."""
+        """Mean of the model's token vectors, shape (384,), and whether the text was truncated."""
         encoded = self._tokenizer.encode(text)
         ids, most = encoded.ids, self.identity.text_tokens
         if _share_read(text, ids, encoded.offsets, self._unknown) < _LEAST_READ:
             return np.zeros(HIDDEN, dtype=np.float32), len(ids) > most
-        # What is cut off stands before the mark of the end.
+        # Truncated before the end token, which is kept.
         read = ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
         (mean,) = self._session.run(None, {"ids": np.array([read], dtype=np.int32)})
         return mean[0], len(ids) > most
 
 
 def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]], unknown: int) -> float:
-    """Share of a text's characters, in [0, 1], that its tokens stand for; 0 where it has no token.
+    """Share of a text's characters, in [0, 1], that its tokens represent; 0 if it has no token.
 
-    Invisible characters alone have none: all such texts would have the vector of an empty one, and be alike. Not
-    counted are those in tokens of which the vocabulary knows nothing, and letters outside ASCII that are tokens of
-    their own: a script that can only be spelled.
+    A text of invisible characters has no token: all such texts would share the vector of an empty one. Characters in
+    unknown tokens don't count, nor do letters outside ASCII that are single tokens: such a script can only be spelled
+    out.
 
     Args:
         text: Not blank.
         ids: Tokens of the text.
-        places: Start and end of each token in the text; empty spans for the marks around it.
-        unknown: Id of the token that stands for all that the vocabulary lacks.
+        places: Start and end of each token in the text; empty spans for special tokens.
+        unknown: Id of the unknown token.
     """
     read = total = 0
     for token, (begin, end) in zip(ids, places, strict=True):
@@ -140,14 +139,14 @@ def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]]
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    """The tokenizer and the model of the files in a folder.
+    """Loads the tokenizer and the model from the files in a folder.
 
     Raises:
         NotLoaded: The packages that run the encoder are not installed.
-        BadRequest: They are another model's, or damaged.
+        BadRequest: The files are damaged or belong to another model.
     """
     try:
-        # By name: they say little of their types, and are loaded only where this encoder is.
+        # Imported by name: they have few type hints, and are only needed where this encoder is used.
         onnxruntime, tokenizers = import_onnxruntime(), import_module("tokenizers")
         import_module("safetensors")
     except ImportError as error:
@@ -158,14 +157,14 @@ def _load(folder: Path) -> tuple[Any, Any]:
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         pooling = json.loads((folder / "1_Pooling" / "config.json").read_text("utf-8"))
-        # A config may say more than these, but none of them otherwise.
+        # A config may have further entries, but these must match.
         if not config.items() >= _CONFIG.items() or not pooling["pooling_mode_mean_tokens"]:
             raise ValueError("another architecture")
         weights = _read_weights(folder / "model.safetensors")
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the thread that asks for it
-        options.log_severity_level = 3  # errors; a warning would be for whoever wrote the graph
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the caller's thread
+        options.log_severity_level = 3  # errors; warnings concern the author of the graph
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in weights.values()]
         options.add_external_initializers(list(weights), values)
         session = onnxruntime.InferenceSession(GRAPH.read_bytes(), options, providers=["CPUExecutionProvider"])
@@ -175,14 +174,14 @@ def _load(folder: Path) -> tuple[Any, Any]:
             reason="ENCODER_DAMAGED",
             field="encoder",
         ) from error
-    # As the file has it, the tokenizer cuts and fills up at 128 tokens.
+    # By default, the tokenizer's file truncates and pads to 128 tokens.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, session
 
 
 def _read_weights(path: Path) -> Mapping[str, NDArray[np.float32]]:
-    """The arrays as the graph names and takes them: matrices as they stand to the right of a product.
+    """Reads the arrays with the names and layout of the graph: matrices as right-hand operands.
 
     Raises:
         KeyError, safetensors.SafetensorError: One is missing, or the file can't be read.
@@ -197,17 +196,17 @@ def _read_weights(path: Path) -> Mapping[str, NDArray[np.float32]]:
             return array if array.ndim == 1 or name.startswith("embeddings.") else array.T
 
         for name in file.keys():  # noqa: SIM118 - it is no mapping
-            # A mean over tokens needs none of these but the segment (token_type), which is added below.
+            # Mean pooling needs none of these except the segment embedding (token_type), which is added below.
             if name.startswith(("pooler.", "embeddings.token_type", "embeddings.position_ids")):
                 continue
             if ".attention.self." not in name:
                 weights[name] = take(name)
             elif ".query." in name:
-                # The graph has one product for all three.
+                # The graph computes all three in one product.
                 parts = [take(name.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
                 weights[name.replace(".query.", ".")] = np.concatenate(parts, axis=-1)
-        # A text is one segment: what its words and positions are added to is always the first one's row.
+        # A text is one segment, so the segment embedding is always the first row.
         segment = file.get_tensor("embeddings.token_type_embeddings.weight")[0]
         weights["embeddings.position_embeddings.weight"] += segment
-    # In rows, as onnxruntime takes them without a copy.
+    # Row-major, which onnxruntime takes without a copy.
     return {name: np.ascontiguousarray(array) for name, array in weights.items()}

@@ -1,8 +1,8 @@
 """Pictures by any CLIP model of open_clip; texts by the built-in sentence encoder, or by the same model.
 
-Text and picture never meet in the score, so that the text half may be another's. CLIP models cut a text at 64 or 77
-tokens, which 2.5 to 4.2 % of HarMeme's texts exceed, and their text half is trained to match pictures and not texts:
-where a model reads fewer than 256 tokens, texts go to the sentence encoder unless somebody asks for CLIP's own half.
+The score never compares text with pictures, so the text half may come from another model. CLIP models truncate texts at
+64 or 77 tokens, which 2.5 to 4.2 % of HarMeme's texts exceed, and their text half is trained to match pictures and not
+texts: if a model reads fewer than 256 tokens, texts go to the sentence encoder unless CLIP's own half is requested.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class TextHalf:
     """Encoder of texts beside a CLIP model.
 
     Attributes:
-        name: Name of the encoder that it is taken from; empty if it is the same model.
-        digest: Digest of everything that shapes its vectors.
+        name: Name of the encoder that it comes from; empty if it is the same model.
+        digest: Digest of everything that affects its vectors.
         dim: Length of a vector.
-        tokens: Number of tokens that it reads of a text.
-        floor: Its floor, where it was measured.
-        embed: One vector a text.
+        tokens: Maximum number of tokens that it reads of a text.
+        floor: Its minimum similarity, if it was measured.
+        embed: Returns one vector per text.
     """
 
     name: str
@@ -75,9 +75,9 @@ class TextHalf:
 
 
 class OpenClipEncoder(Halves):
-    """A CLIP model for pictures, on a GPU where there is one; in float32, so that it hardly matters where.
+    """A CLIP model for pictures, on a GPU if available; in float32, so that the device hardly affects results.
 
-    One pass of the model at a time; pictures are decoded and scaled in threads of their own meanwhile.
+    Runs one pass of the model at a time; meanwhile, pictures are decoded and scaled in worker threads.
 
     Attributes:
         identity: Identity of the encoder.
@@ -86,20 +86,19 @@ class OpenClipEncoder(Halves):
     def __init__(
         self, clip: LoadedClip, *, texts: TextChoice = "auto", device: str = "auto", threads: int | None = None
     ) -> None:
-        """Moves the model to its device and takes the digest of its weights.
+        """Moves the model to its device and computes the digest of its weights.
 
         Args:
-            clip: The model; its text half is let go where it is not used.
+            clip: The model; its text half is released if it is not used.
             texts: Encoder of the texts.
-            device: ``cuda``, ``mps``, ``cpu``, or ``auto`` for the first of them that there is.
-            threads: Processor threads that models may use; None for all that the process has. They are PyTorch's, and
-                so hold for all of the process.
+            device: ``cuda``, ``mps``, ``cpu``, or ``auto`` for the first available of them.
+            threads: CPU threads that models may use; None for all that the process has. PyTorch applies this to the
+                whole process.
 
         Raises:
-            BadRequest: A weight is not finite, or CLIP's own half is to embed texts and its tokenizer is of no known
-                kind.
-            NotLoaded: The sentence encoder is to embed texts and is not installed.
-            Unavailable: CLIP's own half is to embed texts and its tokenizer can't be fetched.
+            BadRequest: A weight is not finite, or CLIP's own text half is used and its tokenizer is of no known kind.
+            NotLoaded: The sentence encoder is used for texts and is not installed.
+            Unavailable: CLIP's own text half is used and its tokenizer can't be fetched.
         """
         import torch
 
@@ -108,13 +107,13 @@ class OpenClipEncoder(Halves):
         own = texts == "clip" or (texts == "auto" and clip.context >= _FEWEST_TOKENS)
         self._texts = self._own_texts(clip) if own else _builtin_texts(threads)
         torch.set_num_threads(threads or _cores())
-        # All that a picture passes through; of a model that embeds no texts nothing else need stay in memory.
+        # Everything that pictures need; if the model embeds no texts, the rest can leave memory.
         self._visual: torch.nn.Module = clip.model.visual  # type: ignore[assignment]
         self._visual.to(self._device)
         self._scale, self._normalise = _transform(clip.preprocessing)
         self._workers = ThreadPoolExecutor(_cores(), thread_name_prefix="clip-pictures")
         height, width = clip.preprocessing.size
-        # From a pass: so long are its vectors, whatever its config says.
+        # The length of the vectors is measured by a pass, as the config may be wrong.
         blank = self.forward(torch.zeros(1, 3, height, width))
         self.identity = EncoderIdentity(
             name=clip.name,
@@ -122,7 +121,7 @@ class OpenClipEncoder(Halves):
                 {
                     "version": VERSION,
                     "weights": weights_digest({"visual": self._visual}),
-                    # Activation and heads show in no tensor's shape.
+                    # Activation and number of heads can't be seen from the shapes of tensors.
                     "model": {key: clip.config.get(key) for key in ("vision_cfg", "quick_gelu")},
                     "preprocessing": clip.preprocessing.model_dump(mode="json"),
                     "text": self._texts.digest,
@@ -139,7 +138,7 @@ class OpenClipEncoder(Halves):
     def load(
         cls, source: ClipSource, *, texts: TextChoice = "auto", device: str = "auto", threads: int | None = None
     ) -> Self:
-        """The encoder of this name, which takes seconds, and minutes where weights are fetched first.
+        """Loads an encoder, which takes seconds, or minutes if weights are fetched first.
 
         Raises:
             BadRequest, NotLoaded, Unavailable: As :func:`retrieval.embed.clip_weights.load_clip`, and as the
@@ -149,19 +148,19 @@ class OpenClipEncoder(Halves):
 
     @property
     def floors(self) -> PartialMinSimilarity:
-        """Minimum similarities of the sentence encoder's texts; CLIP's own are measured on the library."""
+        """Minimum similarities: those of the sentence encoder for texts; CLIP's own are measured on the library."""
         return PartialMinSimilarity(text=self._texts.floor)
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
-        """One vector a text: float32 of shape (n, text_dim), zeros where there is no text."""
+        """One vector per text: float32 of shape (n, text_dim), zeros for empty texts."""
         return self._texts.embed(texts)
 
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
-        """One vector a picture, the mean direction of its frames: float32 of shape (n, picture_dim)."""
+        """One vector per picture, the mean direction of its frames: float32 of shape (n, picture_dim)."""
         for number, frames in enumerate(pictures):
             if not frames:
                 raise ValueError(f"picture {number} has no frame")
-        # Each frame once: how pictures are batched shows in the last bits, and equal pictures must be equal.
+        # Each frame once: batching changes the last bits, and equal pictures must get equal vectors.
         unique = list(dict.fromkeys(frame for frames in pictures for frame in frames))
         vectors = self._embed(unique)
         place = {frame: number for number, frame in enumerate(unique)}
@@ -171,20 +170,20 @@ class OpenClipEncoder(Halves):
         return rows
 
     def prepare(self, pngs: Sequence[bytes]) -> torch.Tensor:
-        """Pictures as the model takes them, float32 of shape (n, 3, height, width)."""
+        """Pictures as input for the model, float32 of shape (n, 3, height, width)."""
         return self._normalised([self._scaled(png) for png in pngs])
 
     def _scaled(self, png: bytes) -> NDArray[np.uint8]:
         """Scales a picture to the model's size, shape (height, width, 3).
 
-        Uses Pillow alone: PyTorch would start threads of its own in each of ours, for a picture at a time.
+        Uses only Pillow: PyTorch would start further threads in each worker thread, for one picture at a time.
         """
         return np.array(self._scale(_opened(png)), dtype=np.uint8)
 
     def _normalised(self, scaled: Sequence[NDArray[np.uint8]]) -> torch.Tensor:
         import torch
 
-        # Bytes go to the device: a quarter of what goes there as float32.
+        # Transferred to the device as bytes, a quarter of the size of float32.
         batch = torch.from_numpy(np.stack(scaled)).to(self._device)
         return self._normalise(batch.permute(0, 3, 1, 2).contiguous().float().div_(255))
 
@@ -193,7 +192,7 @@ class OpenClipEncoder(Halves):
         return self._pass(self._visual, batch)
 
     def _embed(self, pngs: Sequence[bytes]) -> NDArray[np.float32]:
-        """Unit vectors, shape (n, picture_dim); the next batch is decoded and scaled while the model has this one."""
+        """Unit vectors, shape (n, picture_dim); decodes and scales the next batch while the model runs this one."""
         batches = [pngs[start : start + BATCH] for start in range(0, len(pngs), BATCH)]
         rows = np.zeros((len(pngs), self.identity.picture_dim), dtype=np.float32)
         ahead = self._begin(batches[0]) if batches else []
@@ -215,9 +214,9 @@ class OpenClipEncoder(Halves):
 
         def embed(texts: Sequence[str]) -> TextEmbeddings:
             words = [text.normalise_text(one) for one in texts]
-            # Sorted: a set of strings has another order in each process, and the batches show in the last bits.
+            # Sorted: the order of a set of strings differs by process, and batching changes the last bits.
             unique = sorted({one for one in words if one})
-            # Begun with no rows, so that there is something to join where no text is left.
+            # Starts with an empty array, so that concatenating works if no text is left.
             rows, long = [np.zeros((0, dim), dtype=np.float32)], []
             for start in range(0, len(unique), BATCH):
                 some = unique[start : start + BATCH]
@@ -256,7 +255,7 @@ class OpenClipEncoder(Halves):
 
         with self._lock, torch.inference_mode(), _exactly(self._device):
             found = half(batch.to(self._device))
-            # Models that also write captions give the tokens beside the vector.
+            # Captioning models return the tokens beside the vector.
             vectors = found[0] if isinstance(found, tuple) else found
             return np.asarray(vectors.float().cpu().numpy(), dtype=np.float32)
 
@@ -277,7 +276,7 @@ def _builtin_texts(threads: int | None) -> TextHalf:
 
 
 def _tokenizer(clip: LoadedClip) -> tuple[Any, Callable[[str], int]]:
-    """Returns a function that tokenises and cuts texts, and one that counts a text's tokens uncut, with end marks."""
+    """Returns a function that tokenises and truncates texts, and one that counts all tokens, end tokens included."""
     open_clip = import_module("open_clip")
     kinds = import_module("open_clip.tokenizer")
     try:
@@ -285,7 +284,7 @@ def _tokenizer(clip: LoadedClip) -> tuple[Any, Callable[[str], int]]:
     except Exception as error:  # of the hub, transformers and tokenizers
         raise not_fetched(clip.name, error) from error
     if isinstance(tokenizer, kinds.SimpleTokenizer):
-        # In training some models were given a random part of a long text. Ours begins at its beginning.
+        # Some models were trained on a random part of a long text. Here the beginning is used.
         tokenizer.reduction_fn = None
         return tokenizer, lambda one: len(tokenizer.encode(one)) + 2
     if isinstance(tokenizer, kinds.HFTokenizer):
@@ -311,7 +310,7 @@ def _transform(
     transform = import_module("open_clip.transform")
     config = transform.PreprocessCfg(**preprocessing.model_dump())
     *pillows, to_tensor, normalise = transform.image_transform_v2(config, is_train=False).transforms
-    # Ours does what these two do, to a batch at once; were they others, it would not.
+    # _normalised applies these two steps to a whole batch, so they must be exactly these.
     if not isinstance(to_tensor, transform.MaybeToTensor) or not isinstance(normalise, transform.Normalize):
         raise NotLoaded(
             "This version of open_clip prepares pictures in a way that is not known here. Install 3.3.",
@@ -321,7 +320,7 @@ def _transform(
 
 
 def _opened(png: bytes) -> Image.Image:
-    # These bytes are our own encoding of what was decoded under guard, so that opening them here is safe.
+    # Safe to open: these bytes are our own encoding of what the sandboxed reader decoded.
     with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
         whole = picture.convert("RGB")
     width, height = whole.size
@@ -331,7 +330,7 @@ def _opened(png: bytes) -> Image.Image:
 
 @contextmanager
 def _exactly(device: torch.device) -> Iterator[None]:
-    """On a GPU, convolutions in float32 proper and by the same algorithm each time."""
+    """On a GPU, runs convolutions in full float32 and with a deterministic algorithm."""
     import torch
 
     if device.type != "cuda":

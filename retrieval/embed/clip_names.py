@@ -1,10 +1,10 @@
 """Names of CLIP models and their weights; imports nothing heavy.
 
 =================================  ======================================================================
-``open_clip:MODEL/TAG``            a model of open_clip and weights that it knows, fetched once and kept
-``open_clip:MODEL//path/to/file``  the same with a checkpoint: what holds a slash is a path (``MODEL/./file``)
-``hf-hub:ORG/NAME``                a repository of the Hugging Face hub that holds an ``open_clip_config.json``
-``local-dir:DIRECTORY``            such a repository as a directory of this machine: nothing is fetched
+``open_clip:MODEL/TAG``            a model of open_clip with published weights, fetched once and cached
+``open_clip:MODEL//path/to/file``  the same with a checkpoint: a part with a slash is a path (``MODEL/./file``)
+``hf-hub:ORG/NAME``                a repository of the Hugging Face hub with an ``open_clip_config.json``
+``local-dir:DIRECTORY``            such a repository as a local directory: nothing is fetched
 =================================  ======================================================================
 """
 
@@ -26,12 +26,12 @@ _LOCAL = "(local)"
 
 @dataclass(frozen=True, slots=True)
 class ClipSource:
-    """A model and where its weights are.
+    """A model and the location of its weights.
 
     Attributes:
         model: Model name of open_clip, such as ``ViT-B-32``; ``hf-hub:ORG/NAME``; or ``local-dir``.
-        tag: Name of weights that open_clip knows, as it writes it; empty where they are found otherwise.
-        path: The checkpoint, or for ``local-dir`` the directory; None where it is not by a path that they are found.
+        tag: Name of weights in open_clip's spelling; empty if they are located otherwise.
+        path: The checkpoint, or for ``local-dir`` the directory; None if the weights are not located by a path.
     """
 
     model: str
@@ -47,12 +47,12 @@ class ClipSource:
 
 
 def is_clip(name: str) -> bool:
-    """True if the name is that of a CLIP encoder, well-formed or not."""
+    """True if the name denotes a CLIP encoder, well-formed or not."""
     return name.startswith((PREFIX, HUB, DIRECTORY))
 
 
 def is_local(name: str) -> bool:
-    """True if an encoder of this name was found by a path, so that its name does not say where."""
+    """True if an encoder of this name was loaded from a path, which the name does not include."""
     return name.endswith(f" {_LOCAL}")
 
 

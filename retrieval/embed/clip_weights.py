@@ -1,7 +1,7 @@
-"""A CLIP model with its weights, from open_clip: what goes wrong on the way is told as what is wrong and what to do.
+"""Loads a CLIP model with its weights from open_clip, with errors that say what is wrong and what to do.
 
-Weights are read as tensors only (safetensors, or a state dict that PyTorch reads with ``weights_only``): a checkpoint
-is a stranger's file, and a pickle may run anything.
+Weights are read as tensors only (safetensors, or a state dict that PyTorch reads with ``weights_only``): checkpoints
+are untrusted, and a pickle can run arbitrary code.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class LoadedClip:
-    """A model that is ready to be run.
+    """A model that is ready to run.
 
     Attributes:
         name: Name of the encoder.
-        model: In float32, on the processor, for inference.
+        model: The model in float32, on the CPU, in inference mode.
         known_as: Name under which open_clip finds its tokenizer.
         config: Its architecture, as open_clip describes it.
         preprocessing: Preprocessing of pictures.
@@ -47,17 +47,17 @@ class LoadedClip:
 
     @property
     def context(self) -> int:
-        """Tokens of a text that its own text half reads."""
+        """Number of tokens that the model's own text half reads."""
         return int(self.config["text_cfg"].get("context_length", 77))
 
 
 def load_clip(source: ClipSource) -> LoadedClip:
-    """The model and its weights; fetched where open_clip or the hub has them and they are not yet kept here.
+    """Loads a model and its weights, which are fetched if open_clip or the hub has them and they are not cached yet.
 
     Raises:
-        BadRequest: There is no such model, tag, repository or file; or the weights are damaged, or another model's.
+        BadRequest: There is no such model, tag, repository or file; or the weights are damaged or of another model.
         NotLoaded: open_clip is not installed.
-        Unavailable: Weights have to be fetched, and can't be.
+        Unavailable: The weights must be fetched, and that fails.
     """
     open_clip = _open_clip()
     if source.model == "local-dir":
@@ -75,18 +75,18 @@ def load_clip(source: ClipSource) -> LoadedClip:
 
 
 def weights_digest(modules: Mapping[str, torch.nn.Module]) -> str:
-    """SHA-256 of all tensors of these modules, as ``sha256:…``: of names, shapes, types and values.
+    """SHA-256 of names, shapes, types and values of all tensors of these modules, as ``sha256:…``.
 
-    The same weights have the same digest whatever file they came in, and on whatever device they are.
+    The same weights have the same digest regardless of file format and device.
 
     Raises:
-        BadRequest: A value is not finite: nobody saved such weights on purpose.
+        BadRequest: A value is not finite, as only in damaged weights.
     """
     import torch
 
     sha256 = hashlib.sha256()
     for part, module in sorted(modules.items()):
-        # In order of the names: files of the same weights list them differently.
+        # Sorted by name, as files of the same weights list them in different orders.
         for name, tensor in sorted(module.state_dict().items()):
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise _damaged()
@@ -97,7 +97,7 @@ def weights_digest(modules: Mapping[str, torch.nn.Module]) -> str:
 
 def _open_clip() -> Any:
     try:
-        # By name: open_clip says nothing of its types.
+        # Imported by name: open_clip has no type hints.
         return import_module("open_clip")
     except ImportError as error:
         raise NotLoaded(
@@ -117,7 +117,7 @@ def _from_tag(open_clip: Any, source: ClipSource) -> LoadedClip:
         )
     try:
         path = open_clip.download_pretrained(known)
-    # Not fetched is what all of them come to for whoever asked; the cause is chained.
+    # To the caller all of them mean that nothing was fetched; the cause is chained.
     except Exception as error:  # the hub, urllib and open_clip each have their own
         raise not_fetched(source.name, error) from error
     wanted = {key: known[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in known}
@@ -127,8 +127,8 @@ def _from_tag(open_clip: Any, source: ClipSource) -> LoadedClip:
         [Path(path)],
         pretrained=path,
         force_preprocess_cfg=wanted,
-        # open_clip only warns where the weights were trained with another activation than the model's file says; the
-        # vectors would be wrong without a word.
+        # open_clip only warns if the weights were trained with another activation than the model's file says; the
+        # vectors would be silently wrong.
         force_quick_gelu=bool(known.get("quick_gelu")),
     )
 
@@ -160,7 +160,7 @@ def _create(
     force_quick_gelu: bool = False,
     force_preprocess_cfg: Mapping[str, Any] | None = None,
 ) -> LoadedClip:
-    """The model with the weights in ``files``, of which open_clip takes the one that it prefers."""
+    """Creates the model with the weights in ``files``, of which open_clip chooses one."""
     known_as = f"local-dir:{source.path}" if source.model == "local-dir" else source.model
     try:
         model = open_clip.create_model(
@@ -172,7 +172,7 @@ def _create(
             force_preprocess_cfg=force_preprocess_cfg,
             pretrained_text=False,
             require_pretrained=True,
-            # A checkpoint with pickled code is refused, and not run.
+            # A checkpoint with pickled code is refused instead of run.
             weights_only=True,
         )
         config = open_clip.get_model_config(known_as)
@@ -180,14 +180,14 @@ def _create(
     except Exception as error:  # of torch, safetensors, the hub, timm and transformers
         raise _refusal(open_clip, source, files, error) from error
     model.eval().requires_grad_(False)
-    # Which activation a model has shows in no tensor: only the config brings it into the encoder's identity.
+    # The activation can't be seen from the tensors, so only the config brings it into the encoder's identity.
     config["quick_gelu"] = force_quick_gelu or bool(config.get("quick_gelu"))
     return LoadedClip(name=source.name, model=model, known_as=known_as, config=config, preprocessing=preprocessing)
 
 
 def _refusal(open_clip: Any, source: ClipSource, files: Iterable[Path], error: Exception) -> CourtError:
-    """Why a model could not be made: its file can't be read, belongs to another, or something is not at hand."""
-    # Read once more, by itself: what a library raised says little about whether the file or the model is wrong.
+    """Returns the error for a failed load: a damaged file, weights of another model, or something not fetched."""
+    # Read once more separately, as the library's error doesn't tell whether the file or the model is wrong.
     for file in files:
         try:
             state = open_clip.factory.load_state_dict(str(file), weights_only=True)
@@ -196,7 +196,7 @@ def _refusal(open_clip: Any, source: ClipSource, files: Iterable[Path], error: E
         if not isinstance(state, Mapping) or not all(hasattr(value, "shape") for value in state.values()):
             return _foreign(source)
     if isinstance(error, OSError) or "huggingface" in str(error):
-        # A text tower from the hub is described there, also where its weights are at hand.
+        # The config of a text tower from the hub is fetched even if its weights are available.
         return not_fetched(source.name, error)
     return _foreign(source)
 
@@ -223,7 +223,7 @@ def _three(value: float | Iterable[float]) -> tuple[float, float, float]:
 def _published(open_clip: Any, model: str) -> dict[str, Any]:
     """Returns the preprocessing of a model's published weights if they all agree; else open_clip's default.
 
-    A checkpoint file does not say it. That of a SigLIP would give nonsense with what open_clip does by default.
+    A checkpoint file does not contain it, and a SigLIP checkpoint would give nonsense with open_clip's default.
     """
     known = [open_clip.get_pretrained_cfg(model, tag) for tag in open_clip.list_pretrained_tags_by_model(model)]
     agreed = {}
@@ -271,11 +271,11 @@ def _foreign(source: ClipSource) -> BadRequest:
 
 
 def not_fetched(name: str, error: BaseException) -> CourtError:
-    """The error for what the hub or a server did not give: it is not there, or nobody answered."""
+    """Returns the error for a failed fetch: the file doesn't exist, or the server can't be reached."""
     absent = {"RepositoryNotFoundError", "GatedRepoError", "RemoteEntryNotFoundError", "RevisionNotFoundError"}
     causes: list[BaseException] = []
     cause: BaseException | None = error
-    # A chain of causes may lead back to itself.
+    # A chain of causes may be cyclic.
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__

@@ -1,9 +1,9 @@
-"""A picture as a vector without any weights, by numpy and Pillow alone: what it looks like, not what it shows.
+"""Describes a picture's appearance, not its meaning, as a vector; needs no weights, only numpy and Pillow.
 
 Four parts, each centred so that unrelated pictures come out near 0: gradient orientations of the whole picture and of
-the picture without its caption bar, colour histogram, coarse layout of colour. They and their shares were chosen by
+the picture without its caption bar, colour histogram, coarse colour layout. They and their shares were chosen by
 measurement on photographs and drawn memes and their edits (other caption, crop, border, bar, JPEG, resizing, filter).
-A mirrored copy may be near or not: nothing is done for it.
+Mirrored copies are not handled and may or may not be near.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DIM: Final = 2 * _CELLS**2 * _ORIENTATIONS + _NEUTRAL_BINS + _COLOURED_BINS + 2 
 
 
 def _damped(v: Array, floor: float) -> Array:
-    """Scaled to a length just under 1, and smoothly towards 0 where it is small against the floor."""
+    """Scales a vector to a length just under 1, and smoothly towards 0 if it is small compared to the floor."""
     return np.asarray(v / np.sqrt(np.sum(v * v) + floor * floor))
 
 
@@ -64,7 +64,7 @@ def _shape(luma: Array) -> Array:
     gx[:, 1:-1] = luma[:, 2:] - luma[:, :-2]
     gy[1:-1] = luma[2:] - luma[:-2]
     strength = np.sqrt(np.hypot(gx, gy))
-    # By half turns: from dark to light and from light to dark are the same edge.
+    # Modulo half a turn: dark to light and light to dark are the same edge.
     turn = (np.arctan2(gy, gx) / np.pi % 1.0) * _ORIENTATIONS
     low = np.floor(turn).astype(np.int64)
     part = turn - low
@@ -72,7 +72,7 @@ def _shape(luma: Array) -> Array:
     line = np.arange(_GRID) * _CELLS // _GRID
     cell = (line[:, None] * _CELLS + line[None, :]) * _ORIENTATIONS
     size = _CELLS * _CELLS * _ORIENTATIONS
-    # Each gradient counts for the two orientations that it lies between, so that a slight turn changes little.
+    # Each gradient is split between its two nearest orientations, so that a slight rotation changes little.
     h = np.bincount((cell + low).ravel(), (strength * (1 - part)).ravel(), size)
     h += np.bincount((cell + (low + 1) % _ORIENTATIONS).ravel(), (strength * part).ravel(), size)
     h = h.reshape(_CELLS, _CELLS, _ORIENTATIONS)
@@ -82,11 +82,11 @@ def _shape(luma: Array) -> Array:
 
 def _colours(picture: Image.Image) -> Array:
     """Square-rooted histogram of 4 neutral and 12 x 2 x 3 coloured bins, centred by a fixed mean: shape (76,)."""
-    # To the nearest: a mean of two hues may be neither of them.
+    # Nearest neighbour, as the mean of two hues may be neither of them.
     hsv = np.asarray(picture.convert("HSV").resize((_GRID, _GRID), Image.Resampling.NEAREST), dtype=np.int64)
     h, s, v = hsv[..., 0].ravel(), hsv[..., 1].ravel(), hsv[..., 2].ravel()
     coloured = 4 + (h * 12 // 256) * 6 + np.minimum((s - 48) // 104, 1) * 3 + np.minimum((v - 40) // 72, 2)
-    # What is pale or dark has its hue by chance, and counts by brightness alone.
+    # The hue of pale or dark pixels is noise, so they count by brightness alone.
     bins = np.where((s < 48) | (v < 40), v // 64, coloured)
     root = np.sqrt(np.bincount(bins, minlength=76) / bins.size) - _HISTOGRAM_MEAN
     root[:4] *= _NEUTRAL_WEIGHT
@@ -106,17 +106,17 @@ def _chroma(ycc: Array) -> Array:
 def describe(rgb: Image.Image) -> NDArray[np.float32]:
     """The descriptor of a picture: float32 of shape (DIM,), length 1; compare by inner product.
 
-    Copies and edits come out near 1, the same scene under another caption between, unrelated pictures near 0. A
-    picture without gradients puts the share of each shape part on one coordinate of its own, so that plain pictures
-    are alike by colour and are like nothing else. The same numbers for the same pixels, every time.
+    Copies and edits come out near 1, the same scene with another caption in between, unrelated pictures near 0. A
+    picture without gradients puts the share of each shape part on a separate coordinate, so that plain pictures
+    resemble each other by colour and nothing else. Deterministic for the same pixels.
 
     Args:
-        rgb: At least one pixel; transparency is for the caller to compose.
+        rgb: At least one pixel; the caller must have composed any transparency.
     """
     rgb = rgb if rgb.mode == "RGB" else rgb.convert("RGB")
     scale = _WORK_SIDE / max(rgb.size)
     if scale < 1:
-        # At least a pixel: the short side of a long strip would be rounded to none.
+        # At least one pixel: the short side of a long strip could be rounded to zero.
         size = (max(1, round(rgb.width * scale)), max(1, round(rgb.height * scale)))
         rgb = rgb.resize(size, Image.Resampling.BOX)
     outer, inner = boxes(np.asarray(rgb, dtype=np.int16))
@@ -129,11 +129,11 @@ def describe(rgb: Image.Image) -> NDArray[np.float32]:
     inside = whole if inner == outer else grid(inner)
     whole_shape = _shape(whole[..., 0])
     inner_shape = whole_shape if inside is whole else _shape(inside[..., 0])
-    # Captions that stand on the picture stand at its top and bottom: the rows between weigh more.
+    # Captions on the picture are at its top and bottom, so the rows between weigh more.
     rows = 0.3 + 0.7 * np.sin(np.pi * (np.arange(_CELLS) + 0.5) / _CELLS)
     whole_shape = _damped(whole_shape, _FLAT_FLOOR).ravel()
     inner_shape = _damped(inner_shape * rows[:, None, None], _FLAT_FLOOR).ravel()
-    # Rounding may leave a hair less than 0 under the root.
+    # Rounding may leave a tiny negative value under the root.
     flat = [np.sqrt(max(0.0, 1.0 - float(part @ part))) for part in (whole_shape, inner_shape)]
     parts = np.concatenate(
         [
@@ -148,10 +148,10 @@ def describe(rgb: Image.Image) -> NDArray[np.float32]:
 
 
 class DescribedPictures(Halves):
-    """Base of encoders that describe pictures so, in the caller's thread."""
+    """Base of encoders that use this descriptor for pictures, in the caller's thread."""
 
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
-        """One vector a picture, the mean direction of its frames: float32 of shape (n, :data:`DIM`)."""
+        """One vector per picture, the mean direction of its frames: float32 of shape (n, :data:`DIM`)."""
         rows = np.zeros((len(pictures), DIM), dtype=np.float32)
         for number, frames in enumerate(pictures):
             if not frames:
@@ -161,6 +161,6 @@ class DescribedPictures(Halves):
 
 
 def _describe_png(png: bytes) -> NDArray[np.float32]:
-    # These bytes are our own encoding of what was decoded under guard, so that opening them here is safe.
+    # Safe to open: these bytes are our own encoding of what the sandboxed reader decoded.
     with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
         return describe(picture.convert("RGB"))

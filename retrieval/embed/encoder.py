@@ -1,6 +1,6 @@
 """The encoder port, which turns texts and pictures into vectors, and its identity.
 
-Text and picture vectors are never compared with each other, so an encoder may compute its halves by different means.
+Text and picture vectors are never compared with each other, so an encoder may use different models for its halves.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class EncoderIdentity(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TextEmbeddings:
-    """Texts as vectors.
+    """Embedded texts.
 
     Attributes:
-        vectors: float32 of shape (n, text_dim); rows of length 1, or of zeros where there is no text, or none of which
-            the encoder understands enough to place it.
+        vectors: float32 of shape (n, text_dim); rows of length 1, or zeros if there is no text or the encoder
+            understands too little of it.
         cut: True for each text that is longer than the encoder reads.
     """
 
@@ -76,7 +76,7 @@ class TextEmbeddings:
 
 
 class KnownMinSimilarity(Protocol):
-    """Floors that an encoder knows of itself; :class:`court.precedents.MinSimilarity` is one that knows both."""
+    """Minimum similarities that an encoder knows; :class:`court.precedents.MinSimilarity` has both."""
 
     @property
     def text(self) -> float | None:
@@ -88,7 +88,7 @@ class KnownMinSimilarity(Protocol):
 
     @property
     def picture(self) -> float | None:
-        """Minimum similarity of the picture half; None likewise."""
+        """Minimum similarity of the picture half; None as for :attr:`text`."""
         ...
 
 
@@ -110,7 +110,7 @@ class Encoder(Protocol):
 
     @property
     def floors(self) -> KnownMinSimilarity:
-        """Similarities below which two memes have nothing to say about each other: where they lie is the encoder's."""
+        """Similarities below which a meme is no evidence about another; they depend on the encoder."""
         ...
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
@@ -124,7 +124,7 @@ class Encoder(Protocol):
             pictures: Representative frames of each picture as PNG, at least one.
 
         Returns:
-            float32 of shape (n, picture_dim): of each picture the direction of the mean of its frames.
+            float32 of shape (n, picture_dim): for each picture the direction of the mean of its frames.
 
         Raises:
             ValueError: A picture has no frame.
@@ -139,7 +139,7 @@ class Encoder(Protocol):
             frames: Frames of its picture as PNG; empty to embed the text alone.
 
         Returns:
-            What :meth:`embed_texts` gives for the text, and :meth:`embed_pictures` for the picture, if there is one.
+            The result of :meth:`embed_texts` for the text, and of :meth:`embed_pictures` for the picture, if any.
         """
         ...
 
@@ -156,7 +156,7 @@ class Halves:
 
 
 def unit_rows(rows: NDArray[np.floating]) -> NDArray[np.float32]:
-    """The rows, shape (n, d), brought to length 1 as contiguous float32; rows of zeros stay as they are.
+    """Normalises rows, shape (n, d), to length 1, as contiguous float32; rows of zeros stay zero.
 
     Raises:
         ValueError: A value is not finite.
@@ -166,7 +166,7 @@ def unit_rows(rows: NDArray[np.floating]) -> NDArray[np.float32]:
     if not np.isfinite(wide).all():
         raise ValueError("an encoder gave a vector that is not finite")
     lengths = np.linalg.norm(wide, axis=1, keepdims=True)
-    # What is shorter is rounding, and has no direction.
+    # Shorter vectors are rounding errors without a direction.
     return np.ascontiguousarray(np.divide(wide, lengths, out=np.zeros_like(wide), where=lengths > 1e-12), np.float32)
 
 

@@ -1,7 +1,7 @@
-"""A model of natural-language inference that a user brings as ONNX in a folder (``onnx:FOLDER``).
+"""A user's natural-language inference model as ONNX in a folder (``onnx:FOLDER``).
 
-It is a sequence classifier as Optimum exports it: ``model.onnx``, ``tokenizer.json`` and ``config.json``, whose
-``id2label`` says which output is entailment, which neutral and which contradiction: models differ in their order.
+It is a sequence classifier as exported by Optimum: ``model.onnx``, ``tokenizer.json`` and ``config.json``, whose
+``id2label`` maps outputs to entailment, neutral and contradiction, as their order differs between models.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _USUAL_TOKENS, _MOST_TOKENS = 512, 8192
 
 
 class OnnxEntailment(Entailment):
-    """A sequence classifier in onnxruntime; each pair is a pass of its own, in one thread."""
+    """A sequence classifier in onnxruntime; each pair is a separate pass on one thread."""
 
     def __init__(self, folder: Path) -> None:
         """Loads the model and runs it on a pair.
@@ -41,7 +41,7 @@ class OnnxEntailment(Entailment):
 
         Raises:
             NotLoaded: A package that runs it is not installed.
-            BadRequest: The folder lacks a file, or the model is no classifier of these three relations.
+            BadRequest: The folder lacks a file, or the model does not classify these three relations.
         """
         loaded = open_folder(folder, _KIND)
         self._tokenizer, self._session = loaded.tokenizer, loaded.session
@@ -55,7 +55,7 @@ class OnnxEntailment(Entailment):
         if "logits" not in outputs:
             raise _KIND.unusable(f"it gives {', '.join(outputs)}, and no logits")
         try:
-            # A model that can't be run fails here rather than at the first claim.
+            # Makes a broken model fail here rather than at the first claim.
             self._infer("word", "word")
         except BadRequest:
             raise
@@ -75,13 +75,13 @@ class OnnxEntailment(Entailment):
         return await asyncio.get_running_loop().run_in_executor(self._passes, self._infer, premise, hypothesis)
 
     def close(self) -> None:
-        """Waits for a pass that is under way."""
+        """Waits for a running pass to finish."""
         self._passes.shutdown()
 
     def _infer(self, premise: str, hypothesis: str) -> Entailed:
         pair = self._tokenizer.encode(premise, hypothesis)
         if len(pair.ids) > self._most_tokens:
-            # The claim is short and stays whole: of a long premise its beginning is read.
+            # The claim is short and kept whole; a long premise is truncated.
             spare = len(pair.ids) - self._most_tokens
             premise = _without_last_tokens(self._tokenizer, premise, spare)
             pair = self._tokenizer.encode(premise, hypothesis)
@@ -94,13 +94,13 @@ class OnnxEntailment(Entailment):
         try:
             (found,) = self._session.run(["logits"], {name: inputs[name] for name in self._inputs})
         except Exception:  # onnxruntime raises nothing narrower
-            # Of a court's own kind: a document that can't be weighed costs no trial.
+            # Raised as Unavailable, so that a document that can't be weighed doesn't fail the trial.
             raise Unavailable("The model fails on a pair of texts.", reason="ENTAILMENT_FAILED") from None
         logits = np.asarray(found, dtype=np.float64).reshape(-1)
         if logits.size != len(_RELATIONS):
             raise _KIND.unusable(f"it gives {logits.size} figures for a pair, and not one for each of three relations")
         if not np.isfinite(logits).all():
-            # Figures that are none could not be recorded, and the trial would fail.
+            # NaN or infinity could not be recorded, and the trial would fail.
             raise Unavailable("The model gives no figures for a pair of texts.", reason="ENTAILMENT_FAILED")
         masses = np.exp(logits - logits.max())
         masses /= masses.sum()
@@ -108,7 +108,7 @@ class OnnxEntailment(Entailment):
 
 
 def open_entailment(name: str) -> OnnxEntailment:
-    """The model that a setting names, ``onnx:FOLDER``. Raises as :class:`OnnxEntailment`, and BadRequest for others."""
+    """Opens the model of a setting, ``onnx:FOLDER``. Raises as :class:`OnnxEntailment`, BadRequest for other names."""
     if not name.startswith(PREFIX):
         raise BadRequest(
             f"There is no model of natural-language inference {name!r}: name a folder as onnx:FOLDER.",
@@ -119,11 +119,11 @@ def open_entailment(name: str) -> OnnxEntailment:
 
 
 def _labels(config: Path) -> tuple[dict[str, int], int]:
-    """Place of each relation in the output, and the tokens that are read. Raises BadRequest."""
+    """Index of each relation in the output, and maximum number of tokens. Raises BadRequest."""
     try:
         content = json.loads(config.read_text("utf-8"))
         named = {str(name).lower(): int(place) for place, name in content["id2label"].items()}
-    # AttributeError, TypeError: JSON of another form.
+    # AttributeError and TypeError mean JSON of another shape.
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         raise _KIND.unusable(
             "its config.json, whose id2label says which output means what, is missing or damaged"
@@ -136,13 +136,13 @@ def _labels(config: Path) -> tuple[dict[str, int], int]:
             f"its labels are {', '.join(sorted(named))}, and not entailment, neutral and contradiction"
         )
     most = content.get("max_position_embeddings")
-    # Some models count two positions for themselves.
+    # Some models reserve two positions.
     known = isinstance(most, int) and not isinstance(most, bool) and 8 <= most <= _MOST_TOKENS
     return places, (most - 2) if known else _USUAL_TOKENS - 2
 
 
 def _without_last_tokens(tokenizer: object, text: str, number: int) -> str:
-    """The beginning of a text, so many tokens shorter; nothing where it has no more."""
+    """Removes the last ``number`` tokens of a text; empty if it has no more than that."""
     offsets = tokenizer.encode(text, add_special_tokens=False).offsets  # type: ignore[attr-defined]
     left = offsets[: max(len(offsets) - number, 0)]
     return text[: left[-1][1]] if left else ""

@@ -1,4 +1,4 @@
-"""A model of somebody's own as ONNX in a folder: ``model.onnx`` (here or in ``onnx/``) and ``tokenizer.json``."""
+"""A user's ONNX model in a folder: ``model.onnx`` (there or in ``onnx/``) and ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PREFIX = "onnx:"
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """Kind of model that a folder is to hold, for the words of errors.
+    """Expected kind of model in a folder, with the words for errors.
 
     Attributes:
         name: Name with its article, ``an ONNX encoder``.
         field: Setting that names the folder.
-        damaged: Reason of a model that can't be used.
-        not_installed: Reason of a package that is missing.
+        damaged: Reason code for an unusable model.
+        not_installed: Reason code for a missing package.
     """
 
     name: str
@@ -31,7 +31,7 @@ class ModelKind:
     not_installed: str
 
     def unusable(self, why: str) -> BadRequest:
-        """The error of a model that can't be used."""
+        """Returns the error for an unusable model."""
         return BadRequest(f"The {self.name} can't be used: {why}.", reason=self.damaged, field=self.field)
 
 
@@ -40,8 +40,8 @@ class OnnxModel:
     """A loaded model.
 
     Attributes:
-        tokenizer: Its tokenizer, which neither cuts nor fills up.
-        session: Its session, which runs in the thread that asks.
+        tokenizer: Its tokenizer, which neither truncates nor pads.
+        session: Its session, which runs in the caller's thread.
         path: File of the model.
         folder: Folder that holds it.
     """
@@ -52,12 +52,12 @@ class OnnxModel:
     folder: Path
 
     def digests(self, *others: Path) -> dict[str, str]:
-        """SHA-256 of everything that has a say, by the name in the folder.
+        """SHA-256 of every file that affects the output, by name in the folder.
 
         Args:
-            others: Further files that have.
+            others: Further files that affect the output.
         """
-        # Weights may lie in files of their own beside the graph (model.onnx_data), and have as much of a say.
+        # Weights may be in separate files beside the graph (model.onnx_data).
         files = [*self.path.parent.glob(f"{self.path.name}*"), self.folder / "tokenizer.json", *others]
         return {path.relative_to(self.folder).as_posix(): sha256_of(path) for path in files}
 
@@ -67,7 +67,7 @@ def open_folder(folder: Path, kind: ModelKind) -> OnnxModel:
 
     Args:
         folder: Folder of the model.
-        kind: Kind of model that it is to hold.
+        kind: Expected kind of model.
 
     Raises:
         NotLoaded: A package that runs it is not installed.
@@ -91,12 +91,12 @@ def open_folder(folder: Path, kind: ModelKind) -> OnnxModel:
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the thread that asks for it
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the caller's thread
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # neither raises anything narrower
         raise kind.unusable("its files are damaged, or of a kind that onnxruntime and tokenizers don't know") from error
-    # The file may cut and fill up as it was trained with.
+    # The file may enable truncation and padding as used in training.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return OnnxModel(tokenizer, session, model, folder)

@@ -1,8 +1,8 @@
-"""The encoder of texts that a user brings: a sentence encoder as ONNX in a folder (``onnx:FOLDER``).
+"""A user's sentence encoder as ONNX in a folder (``onnx:FOLDER``).
 
-The folder is one that sentence-transformers or Optimum write: ``model.onnx`` (here or in ``onnx/``),
-``tokenizer.json``, and where the model gives no ``sentence_embedding`` of its own ``1_Pooling/config.json``, which says
-whether the mean or the first token stands for a text. Pictures are described as the built-in encoder does.
+The folder is as written by sentence-transformers or Optimum: ``model.onnx`` (there or in ``onnx/``),
+``tokenizer.json``, and, if the model has no output ``sentence_embedding``, ``1_Pooling/config.json``, which chooses
+mean or first-token pooling. Pictures are described as by the built-in encoder.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _LEAST_KNOWN = 0.5
 class OnnxTextEncoder(DescribedPictures):
     """A sentence encoder in onnxruntime, and the descriptor of :mod:`retrieval.embed.descriptor`.
 
-    Each text is a pass of its own on one thread, without padding, so that equal texts get equal vectors.
+    Each text is a separate pass on one thread, without padding, so that equal texts get equal vectors.
 
     Attributes:
-        identity: Identity of the encoder: the digest covers model, tokenizer, pooling and our own rules for texts.
+        identity: Identity of the encoder; its digest covers model, tokenizer, pooling and our own rules for texts.
     """
 
     def __init__(self, folder: Path, *, threads: int | None = None) -> None:
@@ -49,7 +49,7 @@ class OnnxTextEncoder(DescribedPictures):
 
         Args:
             folder: Folder of the model.
-            threads: Texts that are embedded at once, each on one processor; None for at most four.
+            threads: Number of texts embedded in parallel, each on one processor; None for at most four.
 
         Raises:
             NotLoaded: A package that runs it is not installed.
@@ -57,7 +57,7 @@ class OnnxTextEncoder(DescribedPictures):
         """
         loaded = open_folder(folder, _KIND)
         self._tokenizer, self._session = loaded.tokenizer, loaded.session
-        # BERT's vocabularies name the unknown token in brackets, SentencePiece's as a tag.
+        # BERT vocabularies write the unknown token in brackets, SentencePiece as a tag.
         self._unknown = {
             int(token) for name in ("[UNK]", "<unk>") if (token := self._tokenizer.token_to_id(name)) is not None
         }
@@ -69,7 +69,7 @@ class OnnxTextEncoder(DescribedPictures):
         self._passes = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
         self._most_tokens = _most_tokens(folder)
         try:
-            # A run tells the width, and a model that can't be run fails here rather than at the first meme.
+            # Measures the width, and makes a broken model fail here rather than at the first meme.
             dim = self._embed("word").vector.size
         except Exception as error:  # onnxruntime raises nothing narrower
             raise _unusable("it fails on a word") from error
@@ -90,11 +90,11 @@ class OnnxTextEncoder(DescribedPictures):
 
     @property
     def floors(self) -> PartialMinSimilarity:
-        """Minimum similarity of pictures, as the built-in encoder's; that of texts is measured on each library."""
+        """Minimum similarity of pictures, as of the built-in encoder; that of texts is measured on each library."""
         return PartialMinSimilarity(picture=descriptor.MIN_SIMILARITY)
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
-        """One vector a text: float32 of shape (n, text_dim), zeros for no text and for one of unknown tokens."""
+        """One vector per text: float32 of shape (n, text_dim), zeros for empty texts and those of unknown tokens."""
         words = [normalise_text(one) for one in texts]
         unique = sorted({one for one in words if one})
         found = dict(zip(unique, self._passes.map(self._embed, unique), strict=True))
@@ -106,7 +106,7 @@ class OnnxTextEncoder(DescribedPictures):
 
     def _embed(self, text: str) -> _Embedded:
         ids, marks = (getattr(self._tokenizer.encode(text), name) for name in ("ids", "special_tokens_mask"))
-        # Of a text that is longer, the mark of its end is kept.
+        # Truncation keeps the end token.
         cut = len(ids) > self._most_tokens
         read = [*ids[: self._most_tokens - 1], ids[-1]] if cut else ids
         tokens = np.array([read], dtype=np.int64)
@@ -116,16 +116,16 @@ class OnnxTextEncoder(DescribedPictures):
             vector = found[0]
         else:
             vector = found[0].mean(axis=0) if self._pooling == "mean" else found[0, 0]
-        # Marks are always known: with them a short text would pass for understood.
+        # Special tokens are always known, so with them a short text would count as understood.
         words = [token for token, mark in zip(ids, marks, strict=True) if not mark]
         known = sum(token not in self._unknown for token in words)
-        # Without a word, as of characters that nobody sees, it is the vector of the marks alone.
+        # Without words, as in a text of invisible characters, the vector would be that of the special tokens alone.
         understood = bool(words) and known >= _LEAST_KNOWN * len(words)
         return _Embedded(vector if understood else np.zeros_like(vector), cut)
 
 
 class _Embedded:
-    """A text's vector, shape (text_dim,), not of length 1, and whether the text was cut."""
+    """A text's vector, shape (text_dim,), not normalised, and whether the text was truncated."""
 
     __slots__ = ("cut", "vector")
 
@@ -134,10 +134,10 @@ class _Embedded:
 
 
 def _pooling(folder: Path, outputs: Sequence[str]) -> tuple[str, str, list[Path]]:
-    """The output to take, how a text's vector comes of it (``given``, ``mean``, ``first``), and the files that say so.
+    """The output to use, its pooling (``given``, ``mean``, ``first``), and the files that determine it.
 
     Raises:
-        BadRequest: No output is known, or nothing says how its tokens are pooled.
+        BadRequest: No output is known, or its pooling is not specified.
     """
     if _SENTENCE in outputs:
         return _SENTENCE, "given", []
@@ -148,7 +148,7 @@ def _pooling(folder: Path, outputs: Sequence[str]) -> tuple[str, str, list[Path]
     try:
         pooling = json.loads(path.read_text("utf-8"))
         ways = {name for name, used in pooling.items() if name.startswith("pooling_mode_") and used}
-    # AttributeError: JSON that is no object.
+    # AttributeError means JSON that is not an object.
     except (OSError, ValueError, AttributeError):
         raise _unusable(
             f"it gives a vector for each token, and 1_Pooling/config.json, which says how a text's comes of them, is "
@@ -162,13 +162,13 @@ def _pooling(folder: Path, outputs: Sequence[str]) -> tuple[str, str, list[Path]
 
 
 def _most_tokens(folder: Path) -> int:
-    """Tokens of a text that are read, as the folder says; 512 where it does not."""
+    """Maximum number of tokens read of a text, as specified in the folder; 512 by default."""
     for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         try:
             most = json.loads((folder / name).read_text("utf-8"))[key]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        # Where a tokenizer knows no bound, its file has an astronomical one.
+        # A tokenizer without a bound has an astronomical one in its file.
         if isinstance(most, int) and 2 <= most <= _MOST_TOKENS:
             return most
     return _USUAL_TOKENS

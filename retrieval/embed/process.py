@@ -1,7 +1,7 @@
-"""An encoder in a child process, so that it does not compete for our GIL.
+"""Runs an encoder in a child process, so that it does not compete for the parent's GIL.
 
-Process and inputs are our own (pictures as re-encoded by the sandboxed reader), so it has no limits and its answers are
-trusted. It exits with its parent, however that ends.
+Both the process and its inputs are trusted (pictures are re-encoded by the sandboxed reader), so it has no resource
+limits and its answers are not checked. It exits with its parent, however the parent ends.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class EncoderProcess:
         """Starts the process and waits until the encoder is loaded, which takes seconds.
 
         Args:
-            load: Loads the encoder; called there, and so pickled.
-            clock: Monotonic, in seconds.
-            call_cpu_s: CPU time of a call for each text or picture in it, in seconds.
-            call_s: Time of it on the clock, in seconds.
+            load: Loads the encoder; pickled and called in the child process.
+            clock: Monotonic clock, in seconds.
+            call_cpu_s: CPU time limit of a call for each text or picture in it, in seconds.
+            call_s: Wall-clock limit of a call for each text or picture in it, in seconds.
 
         Raises:
-            Unavailable: The process ended before it had loaded.
+            Unavailable: The process ended before the encoder was loaded.
             Exception: Any error that ``load`` raised.
         """
         self._start = partial(_Child, load, call_cpu_s)
@@ -114,23 +114,23 @@ class EncoderProcess:
         return self._child.floors
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
-        """Embeds texts in the process. Raises Unavailable if it dies twice of them, or can't be started again."""
+        """Embeds texts in the process. Raises Unavailable if it dies twice on them or can't be restarted."""
         found: TextEmbeddings = self._ask("embed_texts", list(texts), items=len(texts))
         return found
 
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
-        """Embeds pictures in the process. Raises Unavailable if it dies twice of them, or can't be started again."""
+        """Embeds pictures in the process. Raises Unavailable if it dies twice on them or can't be restarted."""
         items = [list(frames) for frames in pictures]
         found: NDArray[np.float32] = self._ask("embed_pictures", items, items=len(items))
         return found
 
     def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
-        """Embeds a meme in the process. Raises Unavailable if it dies twice of it, or can't be started again."""
+        """Embeds a meme in the process. Raises Unavailable if it dies twice on it or can't be restarted."""
         found: tuple[TextEmbeddings, NDArray[np.float32] | None] = self._ask("embed_meme", text, list(frames))
         return found
 
     def check(self) -> None:
-        """Tries to start the process again if it could not be started; else does nothing.
+        """Tries to restart the process if the last restart failed; else does nothing.
 
         Raises:
             Unavailable: The process can't be started now.
@@ -158,14 +158,14 @@ class EncoderProcess:
             raise error.unavailable() from None
 
     def _after(self, ended: _Child) -> _Child:
-        """The process that is asked now that this one has ended."""
+        """Returns the process that replaces an ended one, starting it if necessary."""
         with self._starting:
-            # Else somebody who waited for the same process has started the next one already.
+            # Otherwise another caller of the same process has already started the next one.
             if self._child is ended and not self._closed:
                 if self._failure is None:
-                    # Once for each death, not for each start that fails after it.
+                    # Counted once per death, not per failed restart.
                     worker_deaths["encoder"] += 1
-                # Who waited for a start that failed shares it: else each in turn would wait for one more.
+                # Callers share a failed restart; otherwise each in turn would wait for another attempt.
                 if self._failure is None or self._clock() >= self._failure.until:
                     self._failure = self._start_again(ended)
                 if self._failure is not None:
@@ -174,7 +174,7 @@ class EncoderProcess:
             return self._child
 
     def _start_again(self, ended: _Child) -> _RemoteError | None:
-        """Starts the process that is asked from now on; or says why there is none."""
+        """Starts the next process; returns the error if that fails."""
         _log.warning("the encoder's process ended (%s); it is started again", ended.how)
         try:
             again = self._start()
@@ -197,7 +197,7 @@ class EncoderProcess:
 
 
 class _Ended(Exception):
-    """A process ended before it had answered; in what way."""
+    """A process ended before it answered; the message says how."""
 
     def unavailable(self) -> Unavailable:
         """Converts the end of the process to an error for callers."""
@@ -218,7 +218,7 @@ class _Child:
         # Closed here once the child has it, as an open end here would hide the child's death.
         with there:
             self._process = subprocess.Popen(
-                # With the modules that are found here, and no others: not what lies in the working folder.
+                # Same module search path as the parent, without the working directory.
                 [sys.executable, "-P", "-c", _CODE, str(there.fileno())],
                 env={**os.environ, **_ALLOCATION, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
                 stdin=subprocess.DEVNULL,
@@ -234,13 +234,13 @@ class _Child:
         try:
             self._connection.send((load, call_cpu_s))
             loaded = self._connection.recv()
-        # Also on Ctrl-C: a process that is loading weights would be left behind.
+        # Also on Ctrl-C, which would otherwise leave behind a process that is loading weights.
         except BaseException as error:
             self._hang_up()
             if isinstance(error, EOFError | OSError):
                 raise _Ended(self.how).unavailable() from error
             raise
-        # What ``load`` raised is raised here as it is, so that the caller sees what is wrong with the weights.
+        # Errors of ``load`` are re-raised unchanged, so that the caller sees what is wrong with the weights.
         if isinstance(loaded, Exception):
             self._hang_up()
             raise loaded
@@ -251,31 +251,31 @@ class _Child:
 
     @property
     def how(self) -> str:
-        """Description of how it ended."""
+        """Description of how the process ended."""
         return ending(self._process.wait())
 
     def ask(self, method: str, arguments: tuple[object, ...], within_s: float) -> Any:
-        """Calls a method of the encoder in the process, which is ended if that takes longer.
+        """Calls a method of the encoder in the process, which is killed on timeout.
 
         Raises:
-            Unavailable: The call took longer.
-            _Ended: The process ended before it had answered.
+            Unavailable: The call timed out.
+            _Ended: The process ended before it answered.
             Exception: Any error of the encoder.
         """
         answer: Future[Any] = Future()
-        # The lock under which _listen closes: a call after that would wait for an answer that nobody receives.
+        # _listen closes under this lock: a later call would wait for an answer that nobody receives.
         with self._sending:
             if self._closed:
                 raise _Ended(self.how)
             number = next(self._numbers)
-            # Before it is sent: the answer may be here before send() returns.
+            # Registered before sending, as the answer may arrive before send() returns.
             self._waiting[number] = answer
             try:
                 self._connection.send((number, method, arguments))
             except OSError as error:
                 self._waiting.pop(number, None)
                 self.end()
-                # Half a message may be in the pipe, behind which nothing could be read: the process is of no more use.
+                # The pipe may hold a partial message, after which nothing can be read, so the process is useless.
                 raise _Ended(self.how) from error
         try:
             return answer.result(within_s)
@@ -283,8 +283,8 @@ class _Child:
             if answer.done():  # an error of the encoder's own, or the very last moment
                 return answer.result()
             self.end()
-            # Only a process can be ended, not a thread. The calls beside this one are made again; this one is not,
-            # since it would end the next process too.
+            # A thread can't be killed, only the process. Concurrent calls are retried; this one is not, as it would get
+            # the next process killed too.
             raise _stuck() from None
 
     def end(self) -> None:
@@ -303,11 +303,11 @@ class _Child:
                     else:
                         answer.set_result(got)
         finally:
-            # Whatever ended it: nobody may wait for an answer that nobody listens for.
+            # In any case: no caller may be left waiting for an answer that nobody receives.
             with self._sending:
                 self._closed = True
                 self._hang_up()
-            # No call can come in between: under the lock above it finds this closed.
+            # No new call can be added meanwhile: it would find the connection closed under the lock above.
             for answer in self._waiting.values():
                 answer.set_exception(_Ended(self.how))
 
@@ -323,8 +323,8 @@ def _serve(connection: Connection) -> None:
         signal.signal(number, signal.SIG_IGN)
     load, call_cpu_s = connection.recv()
     answering = _Answering(connection, call_cpu_s)
-    # A call that waits for a thread waits in here: the parent is never kept from sending. Loading is one of them, so
-    # that also meanwhile the parent's end is seen.
+    # Calls queue in this pool, so that the parent can always send. Loading runs in it too, so that the exit of the
+    # parent is noticed meanwhile.
     threads = ThreadPoolExecutor(_AT_ONCE)
     threads.submit(answering.begin, load)
     threading.Thread(target=answering.watch, daemon=True).start()
@@ -333,10 +333,10 @@ def _serve(connection: Connection) -> None:
 
 
 def _go_behind() -> None:
-    """Lowers the priority of all present and future threads. Only after loading, which everything waits for."""
+    """Lowers the priority of all present and future threads. Called after loading, which everything waits for."""
     threads = Path("/proc/self/task")
     if not threads.is_dir():
-        os.nice(_NICE)  # of the whole process, where there is no Linux
+        os.nice(_NICE)  # for the whole process, on systems other than Linux
         return
     for number in [int(thread.name) for thread in threads.iterdir()]:
         with suppress(ProcessLookupError):  # it has ended meanwhile
@@ -344,14 +344,14 @@ def _go_behind() -> None:
 
 
 class _Answering:
-    """Gives the parent what it asks for; it asks for nothing before it was told that the encoder is there."""
+    """Answers the parent's calls, which begin only after it was told that the encoder is loaded."""
 
     def __init__(self, connection: Connection, call_cpu_s: float) -> None:
         self._connection = connection
         self._call_cpu_s = call_cpu_s
         self._sending = threading.Lock()
         self._encoder: Encoder
-        # For each call that is answered now: the clock of its thread, and what that may come to.
+        # For each running call: the CPU clock of its thread, and the reading at which it times out.
         self._until: dict[int, tuple[int, float]] = {}
 
     def begin(self, load: Callable[[], Encoder]) -> None:
@@ -368,7 +368,7 @@ class _Answering:
         """Makes one call."""
         if hasattr(time, "pthread_getcpuclockid"):  # macOS has none
             items = 1 if method == "embed_meme" else len(arguments[0])  # type: ignore[arg-type]
-            # The pool keeps its threads until the process ends, so that no clock outlives the thread it is of.
+            # The pool keeps its threads until the process ends, so no clock outlives its thread.
             clock = time.pthread_getcpuclockid(threading.get_ident())
             self._until[number] = clock, time.clock_gettime(clock) + self._call_cpu_s * max(1, items)
         try:
@@ -379,10 +379,10 @@ class _Answering:
         self._send((number, failed, got))
 
     def watch(self) -> None:
-        """Kills the process when a call exceeds its CPU time, as a single thread can't be killed."""
+        """Kills the process if a call exceeds its CPU time, as a single thread can't be killed."""
         while True:
             time.sleep(_POLL_S)
-            # A copy: calls begin and end meanwhile.
+            # A copy, as calls begin and end meanwhile.
             for number, (clock, until) in list(self._until.items()):
                 if time.clock_gettime(clock) > until:
                     # Answered first, as a caller who only sees the process die retries the call.
@@ -394,11 +394,11 @@ class _Answering:
             with self._sending:
                 self._connection.send(message)
         except Exception:
-            os._exit(1)  # whoever waits for it learns that it will not come
+            os._exit(1)  # tells waiting callers that no answer will come
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error, or one of a kind that can be sent: others may hold anything."""
+    """The error itself or a substitute that can be pickled, as other errors may hold anything."""
     if isinstance(error, CourtError):
         return error
     for kind in (ValueError, OSError, MemoryError, RuntimeError):
@@ -408,7 +408,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 def main() -> None:
-    """The process with the encoder, whose argument is the number of its socket."""
+    """Runs the encoder process, whose argument is the file descriptor of its socket."""
     try:
         _serve(Connection(int(sys.argv[1])))
     except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""Weights of the built-in encoder: the folder that they lie in, and fetching them where there is none."""
+"""Finds the weights of the built-in encoder, or fetches them if missing."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _MAX_BYTES = 100_000_000
 
 
 def find_weights() -> Path:
-    """The folder with the encoder's files: the one that is named, else the package's, else the one fetched.
+    """The folder with the encoder's files: the configured one, else the package's, else the fetched one.
 
     Raises:
-        NotLoaded: There is none, or the named one lacks a file.
+        NotLoaded: There is none, or the configured one lacks a file.
     """
     if named := os.environ.get(WEIGHTS):
         if missing := [name for name in FILES if not (Path(named) / name).is_file()]:
@@ -61,17 +61,17 @@ def find_weights() -> Path:
 
 
 def fetch_weights() -> Path:
-    """Fetches the encoder's files from the Hugging Face Hub, or from where HF_ENDPOINT says, and checks each.
+    """Fetches the encoder's files from the Hugging Face Hub, or from HF_ENDPOINT, and checks each.
 
     Returns:
-        The folder, which is there either with all files or not at all.
+        The folder, created atomically with all files.
 
     Raises:
-        Unavailable: The hub can't be reached, or gave other files than these.
+        Unavailable: The hub can't be reached, or sent other files than expected.
     """
     place = _fetched_folder()
     place.parent.mkdir(parents=True, exist_ok=True)
-    # On the same disk as its place, so that it gets there by one rename.
+    # On the same disk as the destination, so that one rename moves it there.
     partial = Path(tempfile.mkdtemp(prefix="fetching-", dir=place.parent))
     try:
         endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
@@ -81,7 +81,7 @@ def fetch_weights() -> Path:
                 path.parent.mkdir(exist_ok=True)
                 url = f"{endpoint}/{REPOSITORY}/resolve/{REVISION}/{name}"
                 download(client, url, path, sha256=sha256, max_bytes=_MAX_BYTES, reason="ENCODER_DAMAGED")
-        # Somebody else may have fetched the same files meanwhile.
+        # Another process may have fetched the same files meanwhile.
         if not place.is_dir():
             partial.rename(place)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:

@@ -1,1 +1,1 @@
-"""Evidence for claims of fact: a corpus of documents on disk, and search endpoints of the user's own."""
+"""Evidence for claims of fact: a corpus of documents on disk, and search endpoints configured by the user."""

@@ -1,13 +1,13 @@
-"""A corpus of documents on disk, searched by words and, where it was built with an encoder, by meaning.
+"""A corpus of documents on disk, searched by words and, if it was built with an encoder, by meaning.
 
 ::
 
-    CURRENT, generations/     as a library of precedents has them (retrieval.library.storage)
+    CURRENT, generations/     as in a library of precedents (retrieval.library.storage)
     manifest.json             counts, encoder, trust of sources, SHA-256 and size of each other file
-    documents.jsonl           a document a line
+    documents.jsonl           one document per line
     passages.npy              int64 (passages, 3): document, start and end of each
-    vectors.npy               float32 (passages, text_dim + 1); with an encoder alone
-    …index.npy, …index.json   BM25's
+    vectors.npy               float32 (passages, text_dim + 1); only with an encoder
+    …index.npy, …index.json   BM25 index
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RRF = 60
 
 
 class CorpusManifest(BaseModel):
-    """Manifest of a corpus. It holds no time: the same documents give the same digest."""
+    """Manifest of a corpus. It contains no timestamp, so the same documents give the same digest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,10 +63,10 @@ class PassageHit:
     """A passage that a search found.
 
     Attributes:
-        id: Id of its document and its number within that, from 1, with a number sign between them.
-        document: Its document.
-        text: Its text.
-        trust: Trust in its document.
+        id: Id of the document, a number sign, and the passage's number within the document, from 1.
+        document: Document that contains it.
+        text: Text of the passage.
+        trust: Trust in the document.
         score: Sum of reciprocal ranks, for comparison within one search.
     """
 
@@ -78,7 +78,7 @@ class PassageHit:
 
 
 class FactCorpus:
-    """A corpus, open; safe to search from several threads.
+    """An open corpus; searches are thread-safe.
 
     Attributes:
         manifest: Manifest of the corpus.
@@ -104,8 +104,8 @@ class FactCorpus:
         self._words = words
         self._vectors = vectors
         self._encoder = encoder
-        # Passages of a document stand together, in order (_check_content): the number within it is a difference of
-        # places.
+        # Passages of a document are contiguous and in order (_check_content), so the number of a passage is its offset
+        # from the document's first.
         first: dict[int, int] = {}
         for place, passage in enumerate(passages):
             first.setdefault(passage.document, place)
@@ -113,36 +113,36 @@ class FactCorpus:
         self._places = {self._id(place): place for place in range(len(passages))}
 
     def search(self, query: str, most: int) -> list[PassageHit]:
-        """The best passages for a query: found by both rankings together, then by trust in their source.
+        """The best passages for a query by both rankings together, then sorted by trust in their source.
 
-        Of neighbouring passages only the better is found: :meth:`read` gives both.
+        Of adjacent passages only the better is returned: :meth:`read` gives both.
 
         Args:
             query: Words to search for.
-            most: Number of passages, at most.
+            most: Maximum number of passages.
 
         Raises:
-            Unavailable: The encoder can't be asked now.
+            Unavailable: The encoder is not available now.
         """
         scores: dict[int, float] = {}
         for ranking in (self._words.search(query, _RANKED), self._by_meaning(query)):
             for rank, place in enumerate(ranking, 1):
                 scores[place] = scores.get(place, 0.0) + 1 / (_RRF + rank)
         found: list[int] = []
-        # Equal scores go by place, so that the same query always gets the same answer.
+        # Ties are broken by index, so that the same query always gets the same results.
         for place in sorted(scores, key=lambda place: (-scores[place], place)):
-            # Cut off before trust is looked at: trust orders what was found, and brings in nothing that fits the query
-            # less.
+            # Limited before sorting by trust: trust only orders the results, and never brings in one that fits the
+            # query less.
             if len(found) == most:
                 break
             if not any(abs(place - other) == 1 and self._same_document(place, other) for other in found):
                 found.append(place)
         hits = [self._hit(place, scores[place]) for place in found]
-        # Sorting is stable: equally trusted ones stay in the order of their scores.
+        # Sorting is stable: equally trusted passages stay in the order of their scores.
         return sorted(hits, key=lambda hit: -hit.trust)
 
     def read(self, id_: str) -> tuple[FactDocument, str]:
-        """The document of a passage, and its text from the passage before that one to the passage after it.
+        """The document of a passage, and its text from the preceding passage to the following one.
 
         Raises:
             KeyError: There is no such passage.
@@ -163,9 +163,9 @@ class FactCorpus:
         if not vector.any():  # the encoder can't read it
             return []
         hits = self._vectors.search(vector, None, alpha=1.0, k=_RANKED)
-        # Every passage has some similarity to any query; below the encoder's own minimum it says nothing.
+        # Every passage has some similarity to any query; below the encoder's minimum it means nothing.
         least = self._encoder.floors.text
-        # Above 0 in any case: a row of zeros is a passage that the encoder can't read.
+        # Always above 0: a row of zeros is a passage that the encoder can't read.
         return [
             int(row)
             for row, score in zip(hits.rows, hits.scores, strict=True)
@@ -192,7 +192,7 @@ class FactCorpus:
 
 
 def read_corpus_manifest(root: Path) -> CorpusManifest:
-    """The manifest of a corpus, checked. Raises BadLibrary."""
+    """Reads and checks the manifest of a corpus. Raises BadLibrary."""
     return _manifest_in(root)[0]
 
 
@@ -201,8 +201,8 @@ def open_corpus(root: Path, encoder: Encoder | None = None, *, search: bool = Tr
 
     Args:
         root: Directory of the corpus.
-        encoder: The encoder that it was built with; None where it was built without.
-        search: False to open it for reading alone, which needs no encoder.
+        encoder: Encoder that it was built with; None if it was built without.
+        search: False to open it only for reading, which needs no encoder.
 
     Raises:
         BadLibrary: The corpus is missing, damaged, or of another encoder or a later version.
@@ -217,14 +217,14 @@ def open_corpus(root: Path, encoder: Encoder | None = None, *, search: bool = Tr
         )
     for name, entry in manifest.files.items():
         try:
-            # The size first: it spares reading a file that is cut short.
+            # The size first, which avoids reading a truncated file.
             if (folder / name).stat().st_size != entry.size or sha256_of(folder / name) != entry.sha256:
                 raise _damaged(f"{name} is not what it was when written")
         except OSError:
             raise _damaged(f"{name} can't be read") from None
     try:
-        # Only what has the digest of the manifest gets to the parsers, and the manifest has that of CURRENT.
-        # Split as bytes: as text, a line would also end at U+2028 and its like, which JSON may hold.
+        # The parsers only see files that match the digests of the manifest, which matches that of CURRENT.
+        # Split as bytes: as text, lines would also end at U+2028 and similar characters, which JSON may contain.
         lines = (folder / DOCUMENTS).read_bytes().splitlines()
         documents = [FactDocument.model_validate_json(line) for line in lines]
         passages = [Passage(*row) for row in npy.open_memmap(folder / PASSAGES, mode="r").tolist()]
@@ -244,7 +244,7 @@ def _manifest_in(root: Path) -> tuple[CorpusManifest, Path, str]:
     try:
         pointer = storage.read_pointer(root)
     except BadLibrary as error:
-        # The storage is shared with libraries of precedents, and speaks of those.
+        # The storage code is shared with libraries of precedents, and its messages are about those.
         if error.reason == "LIBRARY_MISSING":
             raise BadLibrary(
                 "There is no corpus at the given place. Build one with `memecourt facts build`.",
@@ -266,7 +266,7 @@ def _manifest_in(root: Path) -> tuple[CorpusManifest, Path, str]:
             reason="CORPUS_FOREIGN",
         ) from None
     wanted = {DOCUMENTS, PASSAGES, *lexical.FILES, *([VECTORS] if manifest.encoder else [])}
-    # These names become paths: no other file may be opened by a manifest.
+    # These names become paths: a manifest must not open any other file.
     if manifest.format != FORMAT or manifest.files.keys() != wanted:
         raise BadLibrary(
             f"The corpus has format {manifest.format}; this version of MemeCourt reads format {FORMAT}. "
@@ -282,14 +282,14 @@ def _check_content(
     passages: Sequence[Passage],
     rows: NDArray[np.float32] | None,
 ) -> None:
-    """Raises ValueError where the files of a corpus can't belong together."""
+    """Raises ValueError if the files of a corpus contradict each other."""
     if (len(documents), len(passages)) != (manifest.documents, manifest.passages):
         raise ValueError("other counts than the manifest's")
     if len({one.id for one in documents}) < len(documents):
         raise ValueError("an id is there twice")
     before = 0
     for one in passages:
-        # In rising order, on which the numbers of passages and the search for neighbours rely.
+        # Sorted by document, which the numbers of passages and the check for adjacent ones rely on.
         if not before <= one.document < len(documents) or not 0 <= one.start < one.end:
             raise ValueError("a passage of nothing")
         if one.end > len(documents[one.document].text):
@@ -298,7 +298,7 @@ def _check_content(
     if rows is not None and manifest.encoder is not None:
         if rows.shape != (len(passages), manifest.encoder.text_dim + 1):
             raise ValueError("vectors of another shape")
-        # A row of zeros is a passage that the encoder can't read: it is found by its words alone.
+        # A row of zeros is a passage that the encoder can't read: it is only found by its words.
         lengths = np.linalg.norm(rows, axis=1)
         if not np.all((np.abs(lengths - 1) <= UNIT_TOLERANCE) | (lengths == 0)):
             raise ValueError("a vector that is no unit")

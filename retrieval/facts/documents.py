@@ -1,4 +1,4 @@
-"""Documents of a corpus, the passages that they are searched by, and how far each source is trusted."""
+"""Documents of a corpus, their passages, and the trust in each source."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MAX_TEXT = 5_000_000
 DATE = r"^(\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?)?$"
 """A year, a month or a day, as ISO 8601 has them; empty where none is known. Documents are read by :func:`is_date`."""
 
-# Passages end where the text has a border; the first kind that lies far enough in is used.
+# Passages end at a border in the text; the first kind of border that is far enough in is used.
 _BORDERS = tuple(re.compile(border) for border in (r"\n\s*\n", r"(?<=[.!?…。！？])[\"”»')\]]*\s+|\n", r"\s+"))
-# All of them but the tab and the line feed.
+# All control characters except the tab and the line feed.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _HALF = re.compile("[\ud800-\udfff]")
-"""Halves of characters, as JSON may have them: they can't be written as UTF-8."""
+"""Lone surrogates, which JSON may contain and UTF-8 can't encode."""
 _LEAST_FILLED = 0.4
 """Share of a passage that must lie before a border for it to be used: else a heading would be a passage of its own."""
 
 
 class FactDocument(BaseModel):
-    """A document as a corpus holds it."""
+    """A document of a corpus."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,11 +46,11 @@ class FactDocument(BaseModel):
 
 
 def is_date(text: str) -> bool:
-    """True of no text, and of a year, month or day of the calendar: 2024-02-30 has the form, and is no day."""
+    """True for an empty text and for a valid year, month or day; 2024-02-30 has the form but does not exist."""
     if not re.fullmatch(DATE, text):
         return False
     try:
-        # With the first month and day, where it names none.
+        # A missing month or day is filled in as the first.
         date.fromisoformat(text + "0001-01-01"[len(text) :])
     except ValueError:
         return False
@@ -62,9 +62,9 @@ class Passage:
     """A part of a document.
 
     Attributes:
-        document: Place of the document in its corpus.
-        start: Place of its first character in the document's text.
-        end: Place after its last.
+        document: Index of the document in its corpus.
+        start: Offset of its first character in the document's text.
+        end: Offset after its last character.
     """
 
     document: int
@@ -75,12 +75,12 @@ class Passage:
 def passages_of(text: str, document: int = 0) -> Iterator[Passage]:
     """Cuts a text into passages of at most :data:`PASSAGE` characters, at paragraph borders where it has them.
 
-    All but white space stands in some passage. Without a paragraph border, sentences, lines and words are kept whole,
-    in this order.
+    The passages cover all but white space. Without a paragraph border, sentences, lines or words are kept whole, in
+    this order of preference.
 
     Args:
         text: Text of a document.
-        document: Place of the document in its corpus.
+        document: Index of the document in its corpus.
     """
     start = _after_space(text, 0)
     while start < len(text):
@@ -89,19 +89,19 @@ def passages_of(text: str, document: int = 0) -> Iterator[Passage]:
         following = _after_space(text, end)
         if following >= len(text):
             return
-        # It begins with a word that the former passage has too, and never where that began.
+        # Starts with a word that overlaps the previous passage, but never at the start of that passage.
         shared = re.compile(r"\s").search(text, max(start + 1, end - OVERLAP), end)
         start = _after_space(text, shared.end()) if shared else following
 
 
 def tidy(text: str) -> str:
-    """Composes letters, ends lines with a line feed, and puts spaces in the place of control characters."""
+    """Normalises to NFC, converts line ends to line feeds, and replaces control characters by spaces."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n\n")
     return _HALF.sub("\ufffd", _CONTROL.sub(" ", unicodedata.normalize("NFC", lines))).strip()
 
 
 def trust_of(source: str, url: str, trust: Mapping[str, int]) -> int:
-    """Trust in a document: that in its source, else in the host of its address or a domain above; else 0."""
+    """Trust in a document: that of its source, else of its host or the nearest parent domain, else 0."""
     if source in trust:
         return trust[source]
     host = host_of(url) or source
@@ -113,7 +113,7 @@ def trust_of(source: str, url: str, trust: Mapping[str, int]) -> int:
 
 
 def host_of(url: str) -> str:
-    """Host of an address, without ``www.``; empty where it has none."""
+    """Host of an address, without ``www.``; empty if it has none."""
     try:
         return (urlsplit(url).hostname or "").removeprefix("www.")
     except ValueError:
@@ -121,7 +121,7 @@ def host_of(url: str) -> str:
 
 
 def _end_of_passage(text: str, start: int) -> int:
-    """Place after the last character of the passage that begins there."""
+    """Offset after the last character of the passage that starts at ``start``."""
     furthest = start + PASSAGE
     if furthest >= len(text):
         return len(text)

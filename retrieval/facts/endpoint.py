@@ -1,7 +1,7 @@
-"""A search endpoint of the user's own as a source of evidence: SearXNG, an API like Serper's, or any that gives JSON.
+"""A user's search endpoint as a source of evidence: SearXNG, an API like Serper's, or any other that returns JSON.
 
-Only its address is asked. It learns words of what is on trial (docs/security.md). What it finds is evidence by its
-snippets, unless pages may be fetched.
+Only the endpoint's address is contacted. It learns words of the meme on trial (docs/security.md). Its snippets are the
+evidence, unless fetching pages is allowed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from retrieval.facts.pages import PageFetcher
 from retrieval.facts.source import evidence_document
 
 Shape = Literal["searxng", "serper", "json"]
-# BO-1 bounds answers at 8 MiB; a page of results is far smaller.
+# Tighter than the 8 MiB of BO-1, as a page of results is far smaller.
 _MAX_ANSWER_BYTES = 2 * 1024 * 1024
 _CONNECTIONS = 32
 _KNOWN = 4096
@@ -34,14 +34,14 @@ _MAX_URL, _MAX_WORDS = 2000, 1000
 
 @dataclass(frozen=True, slots=True)
 class ResultPaths:
-    """Places of a search's results in its answer, as names with dots between them; numbers count list items from 0.
+    """Dotted paths to the results in an endpoint's JSON answer; numbers are list indexes from 0.
 
     Attributes:
-        results: Place of the list of results; empty where the answer is the list.
-        url: Place of the address in a result.
-        title: Place of the title in it.
-        snippet: Place of the passage in it.
-        date: Place of the date in it; empty for none.
+        results: Path of the list of results; empty if the answer is the list.
+        url: Path of the address in a result.
+        title: Path of the title in a result.
+        snippet: Path of the snippet in a result.
+        date: Path of the date in a result; empty for none.
     """
 
     results: str = "results"
@@ -63,10 +63,10 @@ class Endpoint:
     """A search endpoint.
 
     Attributes:
-        url: Its address.
-        shape: Form in which it is asked and answers.
-        key: Key that it wants; None for none.
-        paths: Places of results in its answer, for the shape ``json``.
+        url: Address of the endpoint.
+        shape: Format of its requests and answers.
+        key: API key; None for none.
+        paths: Paths of the results in its answer, for the shape ``json``.
         query: Name of the parameter that holds the query, for the shape ``json``.
     """
 
@@ -78,46 +78,46 @@ class Endpoint:
 
 
 class EndpointEvidence:
-    """An :class:`~court.ports.EvidenceSource` that asks a search endpoint; safe to call concurrently."""
+    """An :class:`~court.ports.EvidenceSource` that queries a search endpoint; safe to call concurrently."""
 
     def __init__(self, endpoint: Endpoint, pages: PageFetcher | None = None) -> None:
         """Opens no connection yet.
 
         Args:
             endpoint: The endpoint.
-            pages: Fetches what it finds; None to go by its snippets alone.
+            pages: Fetches the pages that it finds; None to use only its snippets.
         """
         self._endpoint = endpoint
         self._paths = endpoint.paths if endpoint.shape == "json" else _PATHS[endpoint.shape]
         self._pages = pages
-        # The operator configured it, so it may be inside the network.
+        # Not restricted to public addresses: the operator configured it, so it may be on the internal network.
         self._client = http_client(_CONNECTIONS, max_answer_bytes=_MAX_ANSWER_BYTES)
         self._known: OrderedDict[str, EvidenceHit] = OrderedDict()
 
     @property
     def identity(self) -> str:
-        """Its shape and address, and whether pages are read. What it finds changes with the world."""
+        """Shape and address of the endpoint, and whether pages are read. Its results change over time."""
         pages = "pages" if self._pages else "snippets"
         return f"search {self._endpoint.shape} {self._endpoint.url}, {pages}"
 
     @property
     def sends_elsewhere(self) -> bool:
-        """True: queries go to the endpoint, wherever it stands."""
+        """True: queries are sent to the endpoint, wherever it runs."""
         return True
 
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
         """Results of the endpoint, in its order.
 
         Raises:
-            Overrun: There was no answer in that time.
-            Unavailable: The endpoint is away, refuses, or gives what is no answer of its shape.
+            Overrun: The request timed out.
+            Unavailable: The endpoint can't be reached, refuses, or sends an answer that does not match its shape.
         """
         try:
             async with asyncio.timeout(within_s):
                 answer = await self._ask(query, most)
         except TimeoutError:
             raise Overrun("The search endpoint did not answer in time.", reason="EVIDENCE_TOO_SLOW") from None
-        # A subclass of HTTPError: what comes and goes is told apart from what will never work.
+        # A subclass of HTTPError, caught first to tell transient failures from permanent ones.
         except httpx2.TransportError:
             raise Unavailable(
                 "The search endpoint can't be reached, breaks off, or sends what can't be read.",
@@ -129,22 +129,22 @@ class EndpointEvidence:
             ) from None
         found: dict[str, EvidenceHit] = {}
         for hit in self._hits(answer):
-            found.setdefault(hit.id, hit)  # the first of a page stands where the endpoint ranked it
+            found.setdefault(hit.id, hit)  # the first hit of a page keeps the endpoint's rank
         hits = list(found.values())[:most]
         for hit in hits:
             self._known[hit.id] = hit
             self._known.move_to_end(hit.id)
-        # A bound for a server that runs for months; what is forgotten can still be read where pages are fetched.
+        # Bounds memory on a long-running server; evicted hits can still be read if pages are fetched.
         while len(self._known) > _KNOWN:
             self._known.popitem(last=False)
         return hits
 
     async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
-        """The page of a result, or its snippet where pages are not fetched.
+        """The page of a result, or its snippet if pages are not fetched.
 
         Raises:
-            Overrun: The page did not come in time.
-            Unavailable: The page can't be fetched or read, or the result is not remembered any more.
+            Overrun: Fetching the page timed out.
+            Unavailable: The page can't be fetched or read, or the result was evicted.
         """
         hit = self._known.get(document_id)
         if self._pages is not None:
@@ -186,7 +186,7 @@ class EndpointEvidence:
                 f"The search endpoint refuses us: check its key{hint}.", reason="EVIDENCE_REFUSED", retry_after=None
             )
         if response.status_code != HTTPStatus.OK:
-            # Including redirects, which would send query and key elsewhere.
+            # Redirects fail too, as following one would send query and key elsewhere.
             raise Unavailable(
                 f"The search endpoint answers with status {response.status_code}.",
                 reason="EVIDENCE_UNAVAILABLE",
@@ -194,16 +194,16 @@ class EndpointEvidence:
             )
         try:
             return json.loads(response.content)
-        # Brackets that are nested deeply enough raise the latter, which is no ValueError.
+        # Deeply nested brackets raise RecursionError, which is not a ValueError.
         except (ValueError, RecursionError):
             raise _garbled("is no JSON") from None
 
     def _hits(self, answer: Any) -> list[EvidenceHit]:
         results = _at(answer, self._paths.results)
         if not isinstance(results, list):
-            # Not an empty result, or the claim would count as checked.
+            # Not treated as an empty result, or the claim would count as checked.
             raise _garbled(f"has no list at {self._paths.results or 'its top'}")
-        # SearXNG answers all the same where the engines that it asks block it or are slow, and names them.
+        # SearXNG answers normally even if its engines block it or are slow, and lists those engines.
         if not results and self._endpoint.shape == "searxng" and _at(answer, "unresponsive_engines"):
             raise Unavailable(
                 "The search endpoint found nothing, and engines that it asks gave it no answer: see its settings.",
@@ -215,9 +215,9 @@ class EndpointEvidence:
         return hits
 
     def _hit(self, result: Any) -> EvidenceHit | None:
-        """A result; None for one without an address, such as an answer of the engine's own."""
+        """Parses a result; None if it has no valid address, as for the engine's own answers."""
         url = _at(result, self._paths.url)
-        # It becomes the id of a document, is shown to people and perhaps fetched: nothing but an address may do.
+        # The URL becomes the id of a document, is shown to people and perhaps fetched, so it must be a valid address.
         if not isinstance(url, str) or not url.startswith(("https://", "http://")) or len(url) > _MAX_URL:
             return None
         paths = self._paths
@@ -228,7 +228,7 @@ class EndpointEvidence:
 
 
 def _at(value: Any, path: str) -> Any:
-    """The value at a dotted path; None where there is none."""
+    """The value at a dotted path; None if there is none."""
     for name in path.split(".") if path else ():
         if isinstance(value, dict):
             value = value.get(name)

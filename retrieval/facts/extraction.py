@@ -38,9 +38,9 @@ class ExtractedText:
 
     Attributes:
         text: Its text, never empty.
-        title: Its title; empty where it has none.
-        date: The day that it is of, as ISO 8601 has it; empty where it names none.
-        url: The address that it names as its own; empty where it names none.
+        title: Its title; empty if it has none.
+        date: Its date in ISO 8601; empty if it names none.
+        url: Its canonical address; empty if it names none.
     """
 
     text: str
@@ -80,11 +80,11 @@ class TextExtractor:
         Args:
             data: The file.
             kind: Format of the file.
-            charset: Encoding that its server named, for a page.
-            strict: True to refuse a page whose bytes are of another encoding than it says.
+            charset: Encoding named by the server, for a page.
+            strict: True to refuse a page that is not valid in its declared encoding.
 
         Raises:
-            BadRequest: The file can't be read or is beyond the limits; the same one will fail again.
+            BadRequest: The file can't be read or exceeds the limits; a retry would fail again.
             NotLoaded: The file is a PDF, and the library that reads them is not installed.
             Unavailable: No process could be started.
         """
@@ -105,7 +105,7 @@ class TextExtractor:
             (payload,) = reply.payloads
             text = tidy(payload.decode())
         except WorkerDied as error:
-            if error.death is Death.KILLED:  # as the kernel does where memory is short: the file need not be to blame
+            if error.death is Death.KILLED:  # as by the kernel if memory is short, which may not be the file's fault
                 raise Unavailable(
                     "The process that read the document was killed from outside. Try again.",
                     reason="WORKER_UNAVAILABLE",

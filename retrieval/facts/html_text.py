@@ -1,4 +1,4 @@
-"""Text of an HTML page: its paragraphs without scripts, menus and forms, its title, date and address."""
+"""Extracts from an HTML page its paragraphs (without scripts, menus and forms), title, date and address."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _BLOCKS = frozenset(
     | {"table", "tr", "blockquote", "pre", "figure", "figcaption", "hr", "details", "summary", "address", "caption"}
 )
 _DATES = ("article:modified_time", "article:published_time", "dcterms.modified", "dc.date", "last-modified", "date")
-"""Names under which pages say when they were written, the best first."""
-# Bounded within the tag: a page of open tags must not make the search go over all of it from each.
+"""Names of metadata with a page's date, most reliable first."""
+# Bounded within the tag: otherwise a page of unclosed tags would take quadratic time.
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{2,40})", re.IGNORECASE)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 
 
 class _TextCollector(HTMLParser):
-    """Collects the text; ends of tags that never began, and beginnings that never end, do no harm."""
+    """Collects the text; tolerates unmatched start and end tags."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -41,7 +41,7 @@ class _TextCollector(HTMLParser):
         elif tag == "link" and named.get("rel", "").lower() == "canonical":
             self.canonical = self.canonical or named.get("href", "")
         elif tag == "title":
-            # An SVG has titles of its own.
+            # Only the first title counts, as an SVG may contain further ones.
             self._in_title = not self.title and not self._skipped
         elif tag in _SKIPPED:
             self._skipped.append(tag)
@@ -57,12 +57,12 @@ class _TextCollector(HTMLParser):
         if tag == "title":
             self._in_title = False
         elif tag in self._skipped:
-            # With it, those that were opened within and never closed.
+            # Also closes tags that were opened inside it and never closed.
             while self._skipped.pop() != tag:
                 pass
         elif tag in _BLOCKS:
             self.parts.append("\n\n")
-        # What was never closed ends here at the latest, and does not swallow what a broken page has after it.
+        # Unclosed tags end here at the latest, so that they don't swallow text after the end tag of a broken page.
         elif tag in ("body", "html"):
             self._skipped.clear()
 
@@ -70,11 +70,11 @@ class _TextCollector(HTMLParser):
         if self._in_title:
             self.title += data
         elif not self._skipped:
-            # Space at the edges stays, for words on either side of a tag such as <b> would run together.
+            # Keeps space at the edges, as words on either side of a tag such as <b> would run together.
             self.parts.append(" ".join(data.split()).join((_edge(data[:1]), _edge(data[-1:]))) if data.strip() else " ")
 
     def _close_forgotten(self) -> None:
-        """A button or a list of choices that was never closed does not swallow the paragraphs after it."""
+        """Closes buttons and selects left open, so that they don't swallow the paragraphs after them."""
         while self._skipped and self._skipped[-1] in ("button", "select"):
             self._skipped.pop()
 
@@ -84,21 +84,21 @@ def _edge(character: str) -> str:
 
 
 def html_text(data: bytes, charset: str = "", *, strict: bool = True) -> dict[str, str]:
-    """Text, title, date and address of a page; each empty where the page has none.
+    """Text, title, date and address of a page; each empty if the page has none.
 
     Args:
         data: The page as it was sent or stored.
-        charset: Encoding that its server named; empty for none.
-        strict: True to raise where bytes are of another encoding than is named; False to put marks in their place.
+        charset: Encoding named by the server; empty for none.
+        strict: True to raise on bytes that are invalid in the encoding; False to insert replacement characters.
 
     Raises:
-        UnicodeDecodeError: The bytes are of another encoding than the page names; UTF-8 where it names none.
-        LookupError: The page names an encoding that nobody knows.
+        UnicodeDecodeError: Bytes are invalid in the encoding named by the page, or in UTF-8 if it names none.
+        LookupError: The page names an unknown encoding.
     """
-    # A byte order mark goes before what the server and the page say, as in browsers.
+    # A byte order mark takes precedence over server and page, as in browsers.
     named = next((name for mark, name in _MARKS if data.startswith(mark)), "")
     if not named:
-        # At the beginning, where HTML wants it said (in the first 1,024 bytes; some pages are late).
+        # Near the beginning: HTML requires it in the first 1,024 bytes, but some pages have it later.
         declared = _CHARSET.search(data, 0, 4096)
         named = charset or (declared[1].decode("ascii") if declared else "utf-8")
     page = _TextCollector()
@@ -114,7 +114,7 @@ def html_text(data: bytes, charset: str = "", *, strict: bool = True) -> dict[st
 
 
 def _day_in(text: str) -> str:
-    """The first day in a text; empty where there is none, or none that the calendar has."""
+    """The first date in a text; empty if there is none or it does not exist."""
     found = _DAY.search(text)
     try:
         return date.fromisoformat(found[0]).isoformat() if found else ""

@@ -1,4 +1,4 @@
-"""Search by words: BM25 (Robertson & Zaragoza 2009), as bm25s computes it, stored beside the passages."""
+"""Search by words with BM25 (Robertson & Zaragoza 2009), computed by bm25s; the index is stored with the passages."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from court.errors import NotLoaded
 from retrieval.text import text_key
 
 FILES = ("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy", "vocab.index.json", "params.index.json")
-"""Names that bm25s gives its files."""
-# The customary values, which Lucene has too.
+"""Names of bm25s's files."""
+# The usual values, as in Lucene.
 _K1, _B = 1.2, 0.75
 
 
 class LexicalIndex:
-    """Ranks passages by the words that they share with a query."""
+    """Ranks passages by the words they share with a query."""
 
     def __init__(self, index: Any) -> None:
         self._index = index
 
     @classmethod
     def build(cls, texts: Sequence[str]) -> LexicalIndex:
-        """Indexes texts, at least one. Raises NotLoaded where bm25s is not installed."""
+        """Indexes texts, at least one. Raises NotLoaded if bm25s is not installed."""
         bm25s = _library()
         words = [_words(text) for text in texts]
-        # Numbered in the order of the alphabet: bm25s numbers them in the order of a set, which is another each time,
-        # and the same documents must give the same files. The empty word keeps a corpus without any word from failing.
+        # Numbered alphabetically: bm25s numbers words in set order, which differs each time, and the same documents
+        # must give the same files. The empty word keeps a corpus without any word from failing.
         vocabulary = {
             word: number for number, word in enumerate(sorted({"", *(one for each in words for one in each)}))
         }
@@ -40,9 +40,9 @@ class LexicalIndex:
 
     @classmethod
     def load(cls, folder: Path) -> LexicalIndex:
-        """Opens an index. Raises OSError, ValueError or KeyError where its files are none, and NotLoaded."""
+        """Opens an index. Raises OSError, ValueError or KeyError if its files are invalid, or NotLoaded."""
         bm25s = _library()
-        # Never pickles, which are programs: a corpus may come from anybody (SC-1).
+        # No pickles, which can run code: a corpus may come from an untrusted source (SC-1).
         return cls(bm25s.BM25.load(folder, allow_pickle=False, show_progress=False))
 
     def save(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class LexicalIndex:
         self._index.save(folder, allow_pickle=False, show_progress=False)
 
     def search(self, query: str, most: int) -> list[int]:
-        """Places of the texts that share a word with the query, best first, ties in their order; at most ``most``."""
+        """Indexes of at most ``most`` texts that share a word with the query, best first, ties by index."""
         wanted = [word for word in _words(query) if word in self._index.vocab_dict]
         if not wanted:
             return []
@@ -72,6 +72,6 @@ def _library() -> Any:
 
 
 def _words(text: str) -> list[str]:
-    """Words of a text in small letters, without English function words."""
+    """Words of a text in lower case, without English stop words."""
     (words,) = _library().tokenize([text_key(text)], stopwords="en", return_ids=False, show_progress=False)
     return list(words)

@@ -1,4 +1,4 @@
-"""Fetches text of pages found by a search: from public addresses only, by https, limited in size and time."""
+"""Fetches the text of pages found by a search: only from public addresses, by https, limited in size and time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from court.errors import BadRequest, Overrun, Unavailable
 from retrieval.facts.documents import tidy
 from retrieval.facts.extraction import TextExtractor
 
-# BO-8 promises this bound and the next.
+# BO-8 guarantees this limit and the next.
 MAX_PAGE_BYTES = 1024 * 1024
 FETCH_S = 10.0
 """Timeout of fetching a page, redirects included, in seconds."""
@@ -36,9 +36,9 @@ class PageFetcher:
         """Connects to nothing yet.
 
         Args:
-            ca_file: Certificate authorities to trust in place of the usual ones, PEM.
+            ca_file: PEM file of certificate authorities to trust instead of the default ones.
         """
-        # BO-1 and BO-8: authors of found pages control the address that a name resolves to, and the answer.
+        # BO-1 and BO-8: authors of pages control both the address that a name resolves to and the answer.
         self._client = http_client(_CONNECTIONS, public_only=True, ca_file=ca_file, max_answer_bytes=MAX_PAGE_BYTES)
         self._extractor = TextExtractor(workers=2, guard=_GUARD)
 
@@ -46,13 +46,13 @@ class PageFetcher:
         """The text of a page.
 
         Args:
-            url: Address of the page, ``https://HOST/…`` at the usual port.
-            within_s: Seconds that it may take; to come, never more than :data:`FETCH_S`.
+            url: Address of the page, ``https://HOST/…`` at the default port.
+            within_s: Timeout in seconds; fetching alone never takes more than :data:`FETCH_S`.
 
         Raises:
-            Overrun: The page did not come in time.
-            Unavailable: The page can't be fetched: its address may not be, or its host is away, sends another type,
-                too much, or what can't be read.
+            Overrun: Fetching or extraction timed out.
+            Unavailable: The page can't be fetched: its address is not allowed, or its host can't be reached, or the
+                answer has another type, is too large or can't be read.
         """
         try:
             async with asyncio.timeout(within_s):
@@ -87,12 +87,12 @@ class PageFetcher:
                         raise _unreadable(f"its host answers with status {answer.status_code}")
                     about = email.message.Message()
                     about["content-type"] = answer.headers.get("content-type", "")
-                    # Without the head, Message would say text/plain.
+                    # Without the header, Message would return text/plain.
                     type_ = about.get_content_type() if about["content-type"] else ""
                     if type_ not in (*_HTML, _PLAIN):
                         raise _unreadable("it is no text")
                     return type_, str(about.get_content_charset() or ""), await answer.aread()
-        # Before TransportError, of which it is one: what is not allowed is not tried again.
+        # Caught before its base class TransportError, as a refused address must not be retried.
         except AddressRefused:
             raise _not_allowed("its host's name leads to an address that is not public") from None
         except UnreadableAnswer:
@@ -105,7 +105,7 @@ class PageFetcher:
 
 
 def _checked(url: str) -> SplitResult:
-    """Takes an address apart that may be fetched from. Raises Unavailable."""
+    """Parses an address. Raises Unavailable if fetching from it is not allowed."""
     try:
         place = urlsplit(url)
         port = place.port

@@ -21,7 +21,7 @@ LINES = (".jsonl", ".ndjson")
 TEXTS = (".txt", ".md", ".markdown")
 PAGES = (".html", ".htm", ".xhtml")
 _HEADING = re.compile(r"^#{1,2}\s+(.+?)\s*#*\s*$", re.MULTILINE)
-# A file of lines holds many documents; that of a single one is bounded as the extraction bounds it.
+# For JSON lines, which hold many documents; files of a single document have the limit of the extraction.
 _MAX_LINES_BYTES = 1024**3
 _FIELDS = tuple(FactDocument.model_fields)
 _NO_DATE = "its date is no YYYY-MM-DD, YYYY-MM or YYYY of the calendar"
@@ -29,11 +29,11 @@ _NO_DATE = "its date is no YYYY-MM-DD, YYYY-MM or YYYY of the calendar"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of documents whose files do not say it themselves.
+    """Default origin of documents whose files do not specify it.
 
     Attributes:
-        source: Publisher of the documents; empty for the host of their address, or the file's name.
-        date: The day, month or year that they are of.
+        source: Publisher of the documents; empty for the host of their address, or else the file name.
+        date: Day, month or year of the documents.
     """
 
     source: str = ""
@@ -42,11 +42,11 @@ class Origin:
 
 @dataclass(slots=True)
 class ReadDocuments:
-    """Documents of some files, and what could not be read.
+    """Documents read from files, and problems.
 
     Attributes:
         good: The documents, in the order of the files.
-        problems: A problem for each file or line that gave none.
+        problems: A problem for each file or line without a document.
     """
 
     good: list[FactDocument] = field(default_factory=list)
@@ -56,16 +56,16 @@ class ReadDocuments:
 async def read_documents(
     files: Sequence[Path], extractor: TextExtractor, *, origin: Origin = Origin()
 ) -> ReadDocuments:
-    """Reads the documents of files; each has an id of its own, and what can't be read is a problem.
+    """Reads documents from files; each gets a unique id, and unreadable files or lines become problems.
 
     Args:
-        files: The files; what they are is told from the end of their names.
-        extractor: Takes the text out of PDF files and pages.
-        origin: Origin of documents whose files do not say it.
+        files: The files, whose formats are recognised by their suffixes.
+        extractor: Extracts the text of PDF files and pages.
+        origin: Origin of documents whose files do not specify it.
 
     Raises:
         NotLoaded: There is a PDF, and the library that reads them is not installed.
-        Unavailable: No process can be started to read with.
+        Unavailable: No extraction process can be started.
     """
     found = ReadDocuments()
     taken: set[str] = set()
@@ -73,7 +73,7 @@ async def read_documents(
         read = await _read_file(path, extractor, origin)
         found.problems += read.problems
         for line, document in read.good:
-            # The first keeps it: results and records name documents by their ids.
+            # The first document keeps the id, as results and records refer to documents by id.
             if document.id in taken:
                 found.problems.append(Problem(path.name, line, document.id, "its id is taken"))
                 continue
@@ -96,7 +96,7 @@ async def _read_file(path: Path, extractor: TextExtractor, origin: Origin) -> _O
             return await asyncio.to_thread(_read_lines, path)
         if suffix in TEXTS:
             text = tidy(await asyncio.to_thread(read_text, path, "documents"))
-            # In plain text, a line that begins with a number sign may be anything.
+            # In plain text, a line that begins with a number sign need not be a heading.
             heading = _HEADING.search(text) if suffix != ".txt" else None
             extracted = ExtractedText(text, heading[1] if heading else "", "", "")
         elif suffix in PAGES or suffix == ".pdf":
@@ -108,7 +108,7 @@ async def _read_file(path: Path, extractor: TextExtractor, origin: Origin) -> _O
                 f"{', '.join((*TEXTS, *PAGES, '.pdf', *LINES))}"
             )
         return _OfFile([(0, _document(path, extracted, origin))])
-    # One bad file is a problem of its own and costs none of the others; the caller decides what becomes of them.
+    # A bad file becomes a problem and does not affect the others; the caller decides how to proceed.
     except OSError as error:
         return _OfFile(problems=[Problem(path.name, 0, "", f"it can't be read ({error.strerror})")])
     except BadRequest as error:
@@ -118,7 +118,7 @@ async def _read_file(path: Path, extractor: TextExtractor, origin: Origin) -> _O
 def _check_size(path: Path, most: int) -> None:
     if path.is_dir():
         raise BadRequest("it is a folder; name the files in it")
-    # The size of a pipe or a device says nothing, and reading one may never end.
+    # A pipe or device has no meaningful size, and reading it may never end.
     if path.exists() and not path.is_file():
         raise BadRequest("it is no regular file; save it as one")
     if path.stat().st_size > most:
@@ -128,7 +128,7 @@ def _check_size(path: Path, most: int) -> None:
 def _document(path: Path, extracted: ExtractedText, origin: Origin) -> FactDocument:
     try:
         return FactDocument(
-            # Cut to the bounds of the fields: a long name of a file is no reason to leave its text out.
+            # Truncated to the limits of the fields, so that a long file name does not exclude its text.
             id=path.name[:200],
             title=(extracted.title or path.stem)[:500],
             text=extracted.text,
@@ -137,7 +137,7 @@ def _document(path: Path, extracted: ExtractedText, origin: Origin) -> FactDocum
             source=origin.source or host_of(extracted.url) or path.name[:200],
         )
     except ValidationError as error:
-        # In words of ours: pydantic's message would quote the document.
+        # In our own words, as pydantic's message would quote the document.
         raise BadRequest(_fault(error)) from None
 
 
@@ -161,18 +161,18 @@ def _read_lines(path: Path) -> _OfFile:
 
 
 def _document_of(record: dict[str, Any], name: str) -> FactDocument:
-    """The document of a line. Raises ValidationError."""
+    """Parses the document of a line. Raises ValidationError."""
     fields = {key: tidy(value) if isinstance(value, str) else value for key, value in record.items()}
     # An absent field may also be written as null.
-    # Of unknown fields null stays, so that they are refused by name all the same.
+    # Unknown fields keep null, so that they are still rejected by name.
     fields = {key: value for key, value in fields.items() if value is not None or key not in _FIELDS}
     document = FactDocument.model_validate(fields)
     return document if document.source else document.model_copy(update={"source": host_of(document.url) or name[:200]})
 
 
 def _fault(error: ValidationError) -> str:
-    """The first fault of a document, in words."""
-    # One fault a document: the others often follow from it.
+    """Describes the first fault of a document."""
+    # One fault per document, as the others often follow from it.
     first = error.errors(include_input=False, include_url=False)[0]
     name = ".".join(map(str, first["loc"]))
     match first["type"]:

@@ -1,4 +1,4 @@
-"""A corpus as a source of evidence, as a trial asks it."""
+"""A corpus as a source of evidence for trials."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class CorpusEvidence:
 
     @property
     def identity(self) -> str:
-        """Name and digest of the corpus; a demonstration is said to be one."""
+        """Name and digest of the corpus, marked if it is a demonstration."""
         manifest = self._corpus.manifest
         mark = " (demonstration)" if manifest.demonstration else ""
         return f"corpus {manifest.name}{mark} sha256:{self._corpus.digest}"
 
     @property
     def sends_elsewhere(self) -> bool:
-        """False: it is searched here."""
+        """False: the corpus is searched locally."""
         return False
 
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
-        """Passages about the query: by fused rank, those of more trusted sources first."""
+        """The best passages for the query by fused rank, more trusted sources first."""
         hits = await run_within(asyncio.to_thread(self._corpus.search, query, most), within_s, _late)
         return [
             EvidenceHit(
@@ -48,7 +48,7 @@ class CorpusEvidence:
         ]
 
     async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
-        """The passage of a hit, with those before and after it."""
+        """The passage of a hit, with the preceding and following ones."""
         try:
             document, text = self._corpus.read(document_id)
         except KeyError:

@@ -1,4 +1,4 @@
-"""Trust in sources, as a TOML file has it."""
+"""Reads the trust in sources from a TOML file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MOST = 100
 
 
 def read_trust(path: Path) -> dict[str, int]:
-    """Reads the table ``[trust]`` of a file: for each source or host a whole number from 0 to 100.
+    """Reads the table ``[trust]`` of a file, with an integer from 0 to 100 for each source or host.
 
     Raises:
-        BadRequest: The file can't be read, or holds something else.
+        BadRequest: The file can't be read or has other content.
     """
     try:
         found = tomllib.loads(path.read_text("utf-8-sig"))
@@ -30,7 +30,7 @@ def read_trust(path: Path) -> dict[str, int]:
             reason="TRUST_UNREADABLE",
         )
     for name, value in trust.items():
-        # To Python, true is a number.
+        # A bool is an int in Python.
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
             raise BadRequest(f"The trust in {name!r} is no whole number from 0 to {MOST}.", reason="TRUST_UNREADABLE")
     return dict(trust)

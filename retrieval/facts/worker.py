@@ -1,4 +1,4 @@
-"""The process that takes the text out of PDF files and HTML pages: started by :mod:`retrieval.facts.extraction`."""
+"""Worker process that extracts text from PDF files and HTML pages; started by :mod:`retrieval.facts.extraction`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ MAX_PAGES = 3000
 
 
 def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """Takes the text out of the file in the payload.
+    """Extracts the text of the file in the payload.
 
     Args:
-        job: ``kind``, ``pdf`` or ``html``; ``most``, the most characters of a text; for a page ``charset`` and
-            ``strict``, as for :func:`retrieval.facts.html_text.html_text`.
+        job: ``kind``, ``pdf`` or ``html``; ``most``, the maximum length of the text in characters; for a page
+            ``charset`` and ``strict``, as for :func:`retrieval.facts.html_text.html_text`.
         payloads: The file.
 
     Returns:
-        ``title``, ``date`` and ``url``, and the text as payload; or ``fault``, a code for why there is none.
+        ``title``, ``date`` and ``url``, and the text as payload; or ``fault``, a reason code.
     """
     try:
         if job["kind"] == "pdf":
@@ -38,8 +38,8 @@ def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any
     text = found.pop("text")
     if len(text) > job["most"]:
         return {"fault": "TOO_LONG"}, []
-    # In the payload: the header of a reply has a bound of its own.
-    # Fonts of PDF files may give half characters, which have no UTF-8.
+    # In the payload, as the header of a reply has its own size limit.
+    # Fonts of PDF files may yield lone surrogates, which UTF-8 can't encode.
     return {name: value[:2000] for name, value in found.items()}, [text.encode("utf-8", "replace")]
 
 
@@ -51,7 +51,7 @@ def _pdf_text(data: bytes, most: int) -> dict[str, str]:
     import pypdf
 
     reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
-    # Many are encrypted with an empty password, to forbid printing; they are readable.
+    # Many PDFs are encrypted with an empty password to forbid printing, and can be read.
     if reader.is_encrypted and not reader.decrypt(""):
         raise _FileRefused("ENCRYPTED")
     if len(reader.pages) > MAX_PAGES:

@@ -1,4 +1,4 @@
-"""Writes a corpus: whole, or not at all."""
+"""Writes a corpus atomically."""
 
 from __future__ import annotations
 
@@ -41,32 +41,32 @@ def write_corpus(
     demonstration: bool = False,
     replace: bool = False,
 ) -> CorpusManifest:
-    """Writes a corpus: whole, or not at all.
+    """Writes a corpus atomically.
 
     Args:
-        root: Directory of it; a new or empty one, or one in which a corpus is replaced.
-        documents: Its documents, at least one, with ids of their own.
+        root: Directory of the corpus; new, empty, or with a corpus to replace.
+        documents: Its documents, at least one, with unique ids.
         name: Name of the corpus.
-        encoder: Turns passages into vectors; None to search by words alone.
+        encoder: Embeds passages; None to search by words alone.
         trust: Trust in each source or host.
-        demonstration: True for a corpus that is only to show what a corpus does.
-        replace: True to put it in the place of a corpus that is there.
+        demonstration: True for a corpus that only demonstrates the feature.
+        replace: True to replace an existing corpus.
 
     Raises:
-        BadRequest: There is something else already, or there are no documents.
-        Unavailable: Somebody else is writing there.
-        OSError: The disk is full, or may not be written to.
+        BadRequest: The directory has other content, or there are no documents.
+        Unavailable: Another process is writing there.
+        OSError: The disk is full or can't be written to.
     """
     if not documents:
         raise BadRequest("There is no document for the corpus. Name files that hold some.", reason="CORPUS_EMPTY")
     refuse_corpus_place(root, replace)
     passages = [passage for place, one in enumerate(documents) for passage in passages_of(one.text, place)]
-    # Titles belong to what is searched: a passage from the middle need not name what it is about.
+    # Titles are searched too, as a passage from the middle may not mention its topic.
     texts = [
         f"{documents[one.document].title}\n{documents[one.document].text[one.start : one.end]}".strip()
         for one in passages
     ]
-    # All that takes long is done before the lock is taken: others are kept from writing for the copying alone.
+    # All slow work is done before the lock is taken, so that other writers only wait for the copying.
     words = LexicalIndex.build(texts)
     vectors = None if encoder is None else _embedded(texts, encoder)
     manifest: CorpusManifest | None = None
@@ -85,9 +85,9 @@ def write_corpus(
         if vectors is not None:
             written[VECTORS] = storage.write_synced(folder / VECTORS, [_array(vectors)])
         words.save(folder)
-        # bm25s writes these by itself, and flushes none of them.
+        # bm25s writes these files itself, without syncing them.
         written |= {file: storage.synced(folder / file) for file in lexical.FILES}
-        # Made last, for it vouches for the bytes of all other files.
+        # Made last, as it holds the digests of all other files.
         manifest = CorpusManifest(
             format=FORMAT,
             name=name,
@@ -117,7 +117,7 @@ def write_corpus(
 
 
 def refuse_corpus_place(root: Path, replace: bool) -> None:
-    """Raises BadRequest or BadLibrary if no corpus may be written there: there is one already, or something else."""
+    """Raises BadRequest or BadLibrary if the directory has other content, or a corpus that is not to be replaced."""
     if root.exists() and (not root.is_dir() or {path.name for path in root.iterdir()} - storage.OWN_NAMES):
         raise BadRequest(
             "The directory for the corpus holds other things. Name a new or empty one.", reason="CORPUS_PLACE"
@@ -131,7 +131,7 @@ def refuse_corpus_place(root: Path, replace: bool) -> None:
 
 
 def _embedded(texts: Sequence[str], encoder: Encoder) -> NDArray[np.float32]:
-    """Vectors of passages, shape (n, text_dim + 1): the index wants a second half, which is zero here."""
+    """Vectors of passages, shape (n, text_dim + 1): the index requires a second half, which is zero here."""
     rows = np.zeros((len(texts), encoder.identity.text_dim + 1), dtype=np.float32)
     for start in range(0, len(texts), _BATCH):
         rows[start : start + _BATCH, :-1] = encoder.embed_texts(texts[start : start + _BATCH]).vectors

@@ -1,7 +1,7 @@
-"""The memes of a generation as a table on disk: what is read of it is what is asked for, and nothing stays in memory.
+"""The memes of a generation as an SQLite table on disk, read on demand and not kept in memory.
 
-A million memes as Python objects take more memory than their vectors. What a search needs of every row, its flags, is
-a byte each and lies beside the table; all else is read when a meme is shown or counted.
+A million memes as Python objects take more memory than their vectors. The flags, which a search needs for every row,
+take one byte each and are stored beside the table; all else is read when a meme is shown or counted.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ StoredChange = tuple[Change, bytes | None, bytes | None]
 
 
 class MemeWriter:
-    """Writes the table of a new generation. Not for a database in use: a crash leaves a file that nobody names."""
+    """Writes the table of a new generation. Not crash-safe: a crash leaves a file that no ``CURRENT`` refers to."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+        """Creates the file. Raises OSError."""
         self._path = path
-        # Without transactions of the module's own: there is one, from BEGIN to the COMMIT in finish.
+        # No implicit transactions: there is a single one, from BEGIN to the COMMIT in finish.
         self._connection = sqlite3.connect(path, isolation_level=None)
-        # Written once, by one, and synced at the end: the generation is only named when all of it is on the disk.
+        # Written once by one writer and synced at the end: ``CURRENT`` only names a generation that is on the disk.
         self._connection.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;" + _SCHEMA + "BEGIN;")
         self._names: dict[str, int] = {}
         self._rows: list[tuple[Any, ...]] = []
@@ -84,7 +84,7 @@ class MemeWriter:
         self.kept_bytes = 0
 
     def append(self, meme: LabelledMeme) -> None:
-        """One more row. Raises OSError."""
+        """Appends a row. Raises OSError."""
         picture = meme.kept
         self._rows.append(
             (
@@ -97,7 +97,7 @@ class MemeWriter:
                 self._number(meme.source_label),
                 *(self._number(getattr(meme, name)) for name in _NAMED[1:]),
                 self._number(meme.who),
-                # In whole microseconds: they compare in SQL, and come back without rounding.
+                # In whole microseconds, which SQL can compare and which are restored without rounding.
                 None if meme.added is None else (meme.added - _EPOCH) // timedelta(microseconds=1),
                 _packed(meme.bytes_sha256),
                 _packed(meme.pixels_sha256),
@@ -121,21 +121,20 @@ class MemeWriter:
         )
 
     def finish(self) -> None:
-        """Writes what is left.
+        """Writes the remaining rows, commits, and builds the indexes.
 
         Raises:
-            BadRequest: An id stands twice.
-            OSError: The disk will not have it.
+            BadRequest: An id occurs twice.
+            OSError: The disk is full or can't be written to.
         """
         self._flush()
         self._run("INSERT INTO names VALUES (?, ?)", ((number, name) for name, number in self._names.items()))
         try:
             self._connection.execute("COMMIT")
-            # After the rows: an index that is built at once is cheaper than one that is kept up, and finds ids that
-            # stand twice.
+            # After the rows: building an index at once is cheaper than updating it, and also finds duplicate ids.
             self._connection.executescript(_INDEXES)
         except sqlite3.IntegrityError:
-            # SQLite says that an id stands twice, but not which.
+            # SQLite reports that an id is duplicated, but not which one.
             twice = "SELECT id FROM memes GROUP BY id HAVING count(*) > 1 ORDER BY min(row)"
             refuse_ids([id_ for (id_,) in self._connection.execute(twice)], "there twice")
         except sqlite3.Error as error:
@@ -143,7 +142,7 @@ class MemeWriter:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the file; more than once is allowed."""
+        """Closes the file; may be called more than once."""
         self._connection.close()
 
     def _flush(self) -> None:
@@ -157,36 +156,36 @@ class MemeWriter:
             raise OSError(f"{MEMES} can't be written") from error
 
     def _number(self, name: str) -> int:
-        # A source stands at very many memes: as a number it takes a byte or two of each row.
+        # A source is shared by very many memes: as a number it takes a byte or two in each row.
         return self._names.setdefault(name, len(self._names))
 
 
 class MemeTable:
-    """The table of a generation, open to be read; safe to use from several threads.
+    """The table of a generation, opened for reading. Thread-safe.
 
-    The file never changes, and stays readable when its name is gone. What SQLite finds wrong with it, is
+    The file never changes, and stays readable after it is unlinked. Errors of SQLite are raised as
     :class:`~court.errors.BadLibrary`.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises BadLibrary."""
+        """Opens the table. Raises BadLibrary."""
         self._lock = threading.Lock()
         try:
-            # Immutable: no locks, no journal, no look at whether somebody else has changed it.
+            # Immutable: SQLite takes no locks, uses no journal and doesn't check for changes.
             self._connection = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False
             )
-            # It would otherwise grow by what was read, two megabytes; the pages lie in the system's cache anyway.
+            # The page cache would otherwise grow to two megabytes; the pages are in the system's cache anyway.
             self._connection.execute("PRAGMA cache_size=-512")
         except sqlite3.Error as error:
             raise damaged(f"{MEMES} can't be read") from error
-        # Read once: they are few, and every row that is shown needs several of them.
+        # Read once: names are few, and every row that is shown needs several of them.
         self._names = {number: name for number, name in self.ask("SELECT number, name FROM names")}
 
     def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """All rows of the answer. Raises BadLibrary."""
+        """Runs a query and returns all rows. Raises BadLibrary."""
         try:
-            # One connection serves all threads: SQLite's own check of that is off, and this lock stands in for it.
+            # One connection serves all threads: the sqlite3 module's thread check is off, and this lock replaces it.
             with self._lock:
                 return self._connection.execute(statement, values).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -220,9 +219,9 @@ class MemeTable:
         return answers[0][0] if answers else None
 
     def ids(self) -> Iterator[tuple[int, str]]:
-        """Row and id of all, in order."""
+        """Yields row and id of every meme, in order."""
         last = -1
-        # A block at a time, from the last row on: an open cursor would need the lock for as long as the caller takes.
+        # In blocks, each continuing after the last row: an open cursor would hold the lock while the caller works.
         while answers := self.ask("SELECT row, id FROM memes WHERE row > ? ORDER BY row LIMIT ?", (last, _BLOCK)):
             yield from answers
             last = answers[-1][0]
@@ -236,29 +235,29 @@ class MemeTable:
         return [_change(entry) for (entry,) in answers]
 
     def change(self, number: int) -> StoredChange | None:
-        """One change with what it took out; None where there is none of that number."""
-        # The number may come from a caller: one that SQLite's 64 bits can't hold would raise, and no change has it.
+        """The change of this number, with the data that it removed; None if there is none."""
+        # The number may come from a client. SQLite raises if it exceeds 64 bits, and no change has such a number.
         if number.bit_length() > 63:
             return None
         answers = self.ask("SELECT entry, vector, picture FROM changes WHERE number = ?", (number,))
         return next(((_change(entry), vector, picture) for entry, vector, picture in answers), None)
 
     def history(self) -> Iterator[StoredChange]:
-        """All changes with what they took out."""
-        # One at a time: each may bring a picture, and all of them together need not fit into memory.
+        """Yields all changes, with the data that they removed."""
+        # One at a time: each may hold a picture, and all of them may not fit into memory.
         for (number,) in self.ask("SELECT number FROM changes ORDER BY number"):
             change = self.change(number)
             assert change is not None
             yield change
 
     def choose(self, where: Filter, size: int) -> NDArray[np.bool_]:
-        """Which of the rows, of which there are ``size``, the filter lets through. Raises BadLibrary."""
+        """Mask of the rows that the filter admits, shape (size,). Raises BadLibrary."""
         numbers = {name: number for number, name in self._names.items()}
         terms: list[str] = []
         values: list[Any] = []
         for column, wanted in zip(_NAMED, where.names, strict=True):
             if wanted:
-                # Where none is known the list is empty, which SQLite takes, and which lets nothing through.
+                # If no name is known, the list is empty, which SQLite accepts and which admits no row.
                 known = [numbers[name] for name in wanted if name in numbers]
                 terms.append(f"{column} IN ({', '.join('?' * len(known))})")
                 values += known
@@ -278,7 +277,7 @@ class MemeTable:
 
         Raises BadLibrary.
         """
-        # The digest says that the bytes are those that were written, not that they were written by us.
+        # The digest proves that the bytes are unchanged, not that this program wrote them.
         ((integrity,),) = self.ask("PRAGMA quick_check(1)")
         if integrity != "ok":
             return f"{MEMES} is not a sound table"
@@ -286,12 +285,12 @@ class MemeTable:
         statement = "SELECT row, flags, kept_offset, kept_size FROM memes WHERE row > ? ORDER BY row LIMIT ?"
         while answers := self.ask(statement, (last, 50_000)):
             for row, row_flags, offset, size in answers:
-                # Rows run from 0 without a gap: by them the vectors and the flags are found.
+                # Rows must run from 0 without a gap, as they index the vectors and the flags.
                 if row != last + 1 or row >= flags.size or row_flags != flags[row]:
                     return f"{MEMES} and the flags beside it are not of the same memes"
                 if size is not None:
-                    # Pictures lie one behind the other without a gap, so that no two memes can share one, and none
-                    # points beyond.
+                    # Pictures must be stored without gaps, so that no two memes share one and none points past the
+                    # end.
                     if offset != end or not 1 <= size <= MAX_KEPT_BYTES:
                         return f"row {row} of {MEMES} does not say where its picture is"
                     end += size
@@ -328,16 +327,16 @@ class MemeTable:
                 has_picture=bool(flags & HAS_PICTURE),
                 kept=None if size is None else StoredPicture(offset=offset, size=size, sha256=_unpacked(sha256)),
             )
-        # A table can be written by hand: a name that it lacks, or a time beyond all years, is damage like any other.
+        # A table can be written by hand: a missing name or a time out of range is damage like any other.
         except (ValidationError, ValueError, TypeError, KeyError, OverflowError) as error:
             raise damaged(f"row {row} of {MEMES} can't be understood") from error
 
 
 class Memes(Sequence[LabelledMeme]):
-    """Memes by place, read from the disk when they are asked for; what is read is not kept."""
+    """Memes by index, read from disk on access and not cached."""
 
     def __init__(self, size: int, read: Callable[[range], list[LabelledMeme]]) -> None:
-        """``read`` gives the memes in these places, in order."""
+        """``read`` returns the memes at these indexes, in order."""
         self._size = size
         self._read = read
 
@@ -347,7 +346,7 @@ class Memes(Sequence[LabelledMeme]):
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return self._read(range(self._size)[place])
-        # Of -1 the slice must end with the range and not at 0, hence ``or None``.
+        # ``or None``: for index -1 the slice must run to the end of the range and not to 0.
         return self._read(range(self._size)[place : place + 1 or None] or _refuse_place())[0]
 
     def __iter__(self) -> Iterator[LabelledMeme]:
@@ -356,7 +355,7 @@ class Memes(Sequence[LabelledMeme]):
 
 
 def refuse_ids(ids: Sequence[str], what: str) -> None:
-    """Raises BadRequest if there are any."""
+    """Raises BadRequest that names these ids; does nothing if there are none."""
     if ids:
         shown = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
         raise BadRequest(f"Each precedent needs an id of its own; {what}: {shown}.", reason="DUPLICATE_ID")
@@ -367,7 +366,7 @@ def _refuse_place() -> range:
 
 
 def _is_queryable(text: str) -> bool:
-    # SQLite takes no lone surrogates, and what we wrote holds none.
+    # SQLite rejects lone surrogates, and no text written here contains any.
     return text.isascii() or not any(0xD800 <= ord(c) < 0xE000 for c in text)
 
 
@@ -379,7 +378,7 @@ def _change(entry: str) -> Change:
 
 
 def _packed(digest: str) -> bytes | str:
-    """Half as long; anything that is no SHA-256 in hex stays as it is."""
+    """A hex SHA-256 as bytes, half as long; anything else unchanged."""
     return bytes.fromhex(digest) if _HEX.fullmatch(digest) else digest
 
 

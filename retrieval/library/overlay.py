@@ -1,7 +1,7 @@
 """Overlay: the journal's changes to a generation: added memes, hidden rows, changed labels.
 
-An overlay never changes; a draft is what becomes the next one. Only the array that holds the vectors of added memes is
-shared between them: it grows behind the rows that any overlay looks at, so that adding one meme copies nothing.
+Overlays are immutable; a :class:`DeltaBuilder` makes the next one. They share only the array that holds the vectors of
+added memes: it grows behind the rows that any overlay uses, so that adding one meme copies nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class BaseRows(Protocol):
 
 
 class _RowBuffer:
-    """Rows that overlays share; whoever holds the last of them may write behind it."""
+    """Rows shared by overlays; only the overlay that holds the last row may append."""
 
     def __init__(self, dim: int, rows: NDArray[np.float32] | None = None) -> None:
         self.lock = threading.Lock()
         self.count = 0 if rows is None else len(rows)
-        # Room for twice as many, so that rows that go in one by one are seldom copied.
+        # Twice the capacity, so that rows added one by one are seldom copied.
         self.rows = np.zeros((max(_FIRST, 2 * self.count), dim), dtype=np.float32)
         if rows is not None:
             self.rows[: self.count] = rows
@@ -54,15 +54,15 @@ class Delta:
     """The changes of a generation up to some point of its journal.
 
     Attributes:
-        rows: float32 of shape (added, text_dim + picture_dim): vectors of the memes that went in.
-        memes: These memes; where their pictures are in the journal, they say.
-        flags: uint8 of shape (base + added,), or None where they are the base's own.
-        places: Row of each added meme by id, hidden ones left out.
-        hidden: Rows that are not found.
-        edited: Changed description of a row of the base.
-        changes: In order, numbered without a gap.
-        by_meme: The same, by id.
-        bytes_added: Size of the pictures that came with them, less that of hidden ones.
+        rows: float32 of shape (added, text_dim + picture_dim): vectors of the added memes.
+        memes: The added memes, with the offsets of their thumbnails in the journal.
+        flags: uint8 of shape (base + added,); None if they are the base's own.
+        places: Row of each added meme by id, without hidden ones.
+        hidden: Rows that searches don't find.
+        edited: Changed meme by row of the base.
+        changes: All changes in order, numbered without a gap.
+        by_meme: The same changes by id of the meme.
+        bytes_added: Size in bytes of the added thumbnails, less that of hidden ones.
     """
 
     rows: NDArray[np.float32]
@@ -83,7 +83,7 @@ class Delta:
 
 
 class DeltaBuilder:
-    """Changes on their way to the next overlay; one thread at a time."""
+    """Collects the changes that make the next overlay. Not thread-safe."""
 
     def __init__(self, base: BaseRows, flags: NDArray[np.uint8], overlay: Delta, encoder: EncoderIdentity) -> None:
         """``flags`` are those of the base."""
@@ -91,7 +91,7 @@ class DeltaBuilder:
         self._flags = flags
         self._overlay = overlay
         self._encoder = encoder
-        # Copies: the overlay that they come from is searched meanwhile.
+        # Copies, because the old overlay is being searched meanwhile.
         self._memes = list(overlay.memes)
         self._vectors: list[NDArray[np.float32]] = []
         self._places = dict(overlay.places)
@@ -120,7 +120,7 @@ class DeltaBuilder:
         return None if row is None or row in self._hidden else row
 
     def overlaid_meme(self, row: int) -> LabelledMeme | None:
-        """The meme in this row, where the base does not say it."""
+        """The meme in this row if it was added or edited; else None."""
         return self._memes[row - self._base.size] if row >= self._base.size else self._edited.get(row)
 
     def changes_of(self, meme: str) -> tuple[Change, ...]:
@@ -128,14 +128,14 @@ class DeltaBuilder:
         return self._by_meme.get(meme, ())
 
     def change(self, number: int) -> Change | None:
-        """One of this generation's journal."""
-        # By its distance from the first, which is why apply lets no number be left out.
+        """The change of this number in this generation's journal; None if there is none."""
+        # Found by its distance from the first, which is why apply refuses gaps.
         place = number - self._changes[0].number if self._changes else -1
         return self._changes[place] if 0 <= place < len(self._changes) else None
 
     def apply(self, entry: JournalEntry) -> None:
-        """One change more. Raises BadLibrary if it does not fit what is there."""
-        # A journal with right digests can still be written by hand: nothing that it says is believed.
+        """Applies one more change. Raises BadLibrary if it contradicts the current state."""
+        # A journal with valid digests can still be written by hand, so nothing in it is trusted.
         change, row = entry.change, entry.change.row
         meme = change.after
         if self._changes and change.number != self._changes[-1].number + 1:
@@ -155,11 +155,11 @@ class DeltaBuilder:
             if self.row_of(change.meme) != row or change.before is None:
                 raise _unfit()
             self._hidden.add(row)
-            # A meme of the base has no entry: it is found by the base's table, and left out by being hidden.
+            # A meme of the base has no entry here: the base's table finds it, and hiding leaves it out.
             self._places.pop(change.meme, None)
             self._bytes -= change.before.kept.size if change.before.kept else 0
         elif change.effect is Effect.SHOW:
-            # Its id may have been taken while it was hidden, and two visible rows of one id must never be.
+            # Its id may have been taken while it was hidden, and two visible rows must never share an id.
             if row not in self._hidden or meme is None or self.row_of(meme.id) is not None:
                 raise _unfit()
             self._hidden.remove(row)
@@ -175,15 +175,15 @@ class DeltaBuilder:
             else:
                 self._edited[row] = meme
         self._changes.append(change)
-        # A new tuple, never a longer list: the overlay before has the old one.
+        # A new tuple rather than an extended list, as the previous overlay has the old one.
         self._by_meme[change.meme] = (*self.changes_of(change.meme), change)
 
     def done(self) -> Delta:
-        """The next overlay; the draft must not be used again."""
+        """Returns the next overlay; the builder must not be used again."""
         before = self._overlay
         room, rows = self._grown()
         flags = before.flags
-        # Hiding and showing leave the flags as they are, and the array shared.
+        # Hiding and showing don't change flags, so the array stays shared.
         if self._vectors or self._touched:
             old = self._flags if before.flags is None else before.flags
             new = [meme.flags for meme in self._memes[len(before.memes) :]]
@@ -194,7 +194,7 @@ class DeltaBuilder:
                 flags[row] = meme.flags
             # Searches in other threads read this array without a lock.
             flags.flags.writeable = False
-        # The draft's own copies are handed over and not copied again, which is why it must not be used any more.
+        # The builder's own copies are handed over without copying, which is why it must not be used again.
         return replace(
             before,
             rows=rows,
@@ -216,7 +216,7 @@ class DeltaBuilder:
         there, more = len(before.rows), len(self._vectors)
         room = before.room or _RowBuffer(self._encoder.dim)
         with room.lock:
-            # Who does not hold the last rows, or finds no room behind them, takes a copy and grows that.
+            # Without the last rows, or without capacity behind them, copy and grow the copy.
             if room.count == there and there + more <= len(room.rows):
                 room.rows[there : there + more] = self._vectors
                 room.count += more
@@ -227,13 +227,13 @@ class DeltaBuilder:
 
 def fits(vector: NDArray[np.float32], meme: LabelledMeme, encoder: EncoderIdentity) -> bool:
     """True if a vector, shape (text_dim + picture_dim,), fits this meme: halves of length 1, or 0 for none."""
-    # The shape first: a vector that is too short would be cut into halves that look sound.
+    # The shape first: a vector that is too short could still be split into plausible halves.
     if vector.shape != (encoder.dim,):
         return False
     # In float64 no square of a float32 overflows.
     wide = vector.astype(np.float64)
     halves = ((wide[: encoder.text_dim], meme.has_text), (wide[encoder.text_dim :], meme.has_picture))
-    # A length that is not finite compares as false.
+    # A length that is not finite compares as false and is rejected too.
     return all(abs(float(np.linalg.norm(half)) - has) <= UNIT_TOLERANCE for half, has in halves)
 
 

@@ -1,8 +1,8 @@
-"""Files of pictures, wherever they lie: in a folder, inside a tar file, or in an object store.
+"""Reads picture files from a directory, a tar file or an object store.
 
-All of them have a path: one through a tar file (:mod:`retrieval.library.shards`), and one that begins with the scheme
-of its address in an object store, ``s3:/bucket/folder/m1.jpg``, which `obstore` reads. Only a card begins such a path:
-names in rows are put behind the folder that it names, and lead out of none.
+All of them are addressed by a path: through a tar file (:mod:`retrieval.library.shards`), or beginning with the scheme
+of an object store, ``s3:/bucket/folder/m1.jpg``, which `obstore` reads. Only a card can set such a scheme: names in
+rows are appended to the folder that the card names and can't leave it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def has_picture(path: Path) -> bool:
-    """True if there is a picture of this path. Raises Unavailable where an object store does not answer."""
+    """True if a picture exists at this path. Raises Unavailable if the object store does not answer."""
     if not is_remote(path) and shard_of(path) is None:
         return path.is_file()
     try:
@@ -36,7 +36,7 @@ def has_picture(path: Path) -> bool:
 
 
 def picture_size(path: Path) -> int:
-    """Size of a picture in bytes. Raises OSError, or Unavailable where an object store does not answer."""
+    """Size of a picture in bytes. Raises OSError, or Unavailable if the object store does not answer."""
     if is_remote(path):
         return _object_size(path)
     return path.stat().st_size if shard_of(path) is None else find_member(path).size
@@ -46,11 +46,11 @@ def read_picture(path: Path) -> bytes:
     """Reads a picture.
 
     Raises:
-        OSError: The picture is not there, or can't be read.
+        OSError: The picture is missing or can't be read.
         Unavailable: The object store does not answer.
     """
     if is_remote(path):
-        # Asked before: an object may be larger than memory.
+        # The size is checked first, as an object may be larger than memory.
         if _object_size(path) > LIMITS.max_bytes:
             raise OSError("the picture is larger than can be read")
         store, name = _object(path)
@@ -60,7 +60,7 @@ def read_picture(path: Path) -> bytes:
 
 def picture_sha256(path: Path) -> str:
     """SHA-256 of a picture in hex. Raises OSError or Unavailable as :func:`read_picture`."""
-    # Of a file by pieces: it may be of any size, and the others are bounded.
+    # A plain file is hashed in chunks, as it may be of any size; the others are bounded.
     if not is_remote(path) and shard_of(path) is None:
         return sha256_of(path)
     return hashlib.sha256(read_picture(path)).hexdigest()
@@ -72,7 +72,7 @@ def is_remote(path: Path) -> bool:
 
 
 def absolute(path: Path) -> Path:
-    """The path as another process finds it too; one into an object store is the same for all."""
+    """The path made absolute for use in other processes; a path into an object store is unchanged."""
     return path if is_remote(path) else path.resolve()
 
 
@@ -82,9 +82,9 @@ def _object_size(path: Path) -> int:
 
 
 def _object(path: Path) -> tuple[ObjectStore, str]:
-    """The store of a path, and the name of the object in it."""
+    """The object store of a path, and the name of the object in it."""
     scheme, *parts = path.parts
-    # What a file's address begins with is no bucket.
+    # A file address has no bucket.
     root = "file:///" if scheme == "file:" else f"{scheme}//{parts.pop(0) if parts else ''}"
     return _opened(root), "/".join(parts)
 
@@ -97,7 +97,7 @@ def _opened(root: str) -> ObjectStore:
     try:
         return from_url(root)
     except (BaseError, OSError, ValueError):
-        # Without its cause: an address may hold a key.
+        # The cause is not chained, as its address may contain a key.
         raise BadRequest(
             f"The pictures can't be had from {root}: its keys, region or name are wrong. They are read from the "
             "environment (AWS_…, GOOGLE_…, AZURE_…).",
@@ -106,16 +106,16 @@ def _opened(root: str) -> ObjectStore:
 
 
 def _answer(path: Path, call: Callable[[], T]) -> T:
-    """Calls a store. Raises FileNotFoundError, or Unavailable where it does not answer or refuses."""
+    """Calls an object store. Raises FileNotFoundError, or Unavailable if the store does not answer or refuses."""
     from obstore.exceptions import BaseError
 
     try:
         return call()
-    # The one answer that says something of the picture.
+    # The only error that concerns the picture itself.
     except FileNotFoundError:
         raise
     except (BaseError, OSError) as error:
-        # A picture that can't be had is not one that is missing.
+        # A store that fails must not make a picture look missing.
         root = "//".join(path.parts[:2])
         raise Unavailable(
             f"The object store of the pictures ({root}) does not answer, or refuses ({type(error).__name__}).",

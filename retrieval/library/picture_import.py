@@ -1,4 +1,4 @@
-"""Pictures of labelled memes: found beside their file or drawn, decoded under guard, and embedded in batches."""
+"""Imports the pictures of labelled memes: finds or draws them, decodes them in the sandbox, and embeds them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A row and where to look for its picture.
+    """A row and the directory of its picture.
 
     Attributes:
         row: The row.
-        folder: Directory of the image name; None to look for no picture.
+        folder: Directory that the image name is relative to; None to import no picture.
     """
 
     row: Row
@@ -58,7 +58,7 @@ class ImportedPicture:
         bytes_sha256: SHA-256 of the file, in hex.
         pixels_sha256: SHA-256 of the normalised pixels, in hex.
         vector: float32 of shape (picture_dim,).
-        kept: Place of the stored small picture.
+        kept: Location of the stored thumbnail.
     """
 
     bytes_sha256: str
@@ -68,7 +68,7 @@ class ImportedPicture:
 
 
 class _NoPicture(Exception):
-    """The picture can't be had; the message is the reason."""
+    """The picture can't be imported; the message is the reason."""
 
 
 async def embed_pictures_of(
@@ -79,14 +79,14 @@ async def embed_pictures_of(
     progress: Callable[[int, int], None],
     remembered: EmbeddingCache | None = None,
 ) -> tuple[dict[int, ImportedPicture], dict[int, Problem]]:
-    """The pictures, and what was wrong with those that can't be had, both by place in ``wanted``.
+    """Imports pictures; returns them, and the problems of those that failed, both by index in ``wanted``.
 
-    What is ``remembered`` is not decoded and embedded again, and what is, is remembered.
+    Pictures in the cache ``remembered`` are not decoded and embedded again; new ones are added to it.
 
     Raises:
-        OSError: The disk will not have what is kept of them.
+        OSError: The disk is full or can't be written to.
     """
-    # One for all batches: several are under way at once.
+    # Shared by all batches, several of which run at once.
     gate = asyncio.Semaphore(_AT_ONCE)
     places = [place for place, item in enumerate(wanted) if item.row.scene or (item.row.image and item.folder)]
     imported: dict[int, ImportedPicture] = {}
@@ -124,17 +124,17 @@ async def embed_pictures_of(
     begun: deque[asyncio.Task[dict[int, EmbeddedPicture]]] = deque()
     try:
         for number in range(len(batches)):
-            # Those that have not begun yet, up to so many ahead.
+            # Starts the batches that are up to _AHEAD ahead and not started yet.
             for later in batches[number + len(begun) : number + 1 + _AHEAD]:
                 begun.append(asyncio.create_task(embed_batch(later)))
             found = await begun.popleft()
-            # In order, so that the same memes make the same file of pictures.
+            # In order, so that the same memes give the same file of thumbnails.
             imported |= await asyncio.to_thread(_keep, found, spool)
             progress(min((number + 1) * _BATCH, len(places)), len(places))
     finally:
         for task in begun:
             task.cancel()
-        # Waited for as well: what was cancelled may still be using the reader.
+        # Cancelled tasks are awaited too, as they may still be using the reader.
         await asyncio.gather(*begun, return_exceptions=True)
     return imported, problems
 
@@ -163,7 +163,7 @@ async def _read(reader: PictureReader, data: bytes) -> Picture:
             return await reader.read(data)
         except BadPicture as error:
             raise _NoPicture(f"its picture can't be used ({error.reason})") from error
-        # Of the machine and not of the file: it may well go at the next try.
+        # A problem of the machine and not of the file, so a retry may succeed.
         except Unavailable as error:
             if not left:
                 raise _NoPicture(f"its picture could not be read in time ({error.reason})") from error
@@ -180,7 +180,7 @@ def _draw(row: Row) -> bytes:
     try:
         picture = draw_meme(row.scene, row.text)
     except ValueError:
-        # Its own message may quote the text.
+        # The original message may quote the text.
         raise _NoPicture("its scene can't be drawn with its text") from None
     png = io.BytesIO()
     picture.save(png, "PNG")
@@ -188,50 +188,51 @@ def _draw(row: Row) -> bytes:
 
 
 def _file(name: str, folder: Path) -> bytes:
-    """The bytes of a picture below the folder; data sets name it with or without a directory of its own."""
+    """Reads a picture below the folder; data sets name pictures with or without leading directories."""
     try:
         if is_remote(folder):
-            # Under its very name: each other that might be meant would be a question to the store.
+            # Only the exact name is tried: each alternative would cost a request to the store.
             if not leads_out(name):
-                # Read without asking first whether it is there: that would be one more request for each picture.
+                # Read without an existence check, which would cost one more request for each picture.
                 with suppress(FileNotFoundError):
                     return read_picture(folder / name)
             raise _NoPicture("its picture is missing")
-        # Resolved, as is each path below: neither ``..`` nor a link may lead out.
+        # Resolved, as is each path below, so that neither ``..`` nor a link can lead out.
         inside = folder.resolve()
         parts = [part for part in name.replace("\\", "/").split("/") if part]
-        # As it stands, without the drive or the folders that lead to the data set elsewhere, and by its name alone.
+        # Tries the name as given, then without each leading part (drive, directories of another machine), down to the
+        # file name alone.
         for first in range(len(parts)):
             path = _any_spelling(folder, parts[first:]).resolve()
-            # The name comes from strangers: it must not lead out of the folder.
+            # The name is untrusted and must not lead out of the folder.
             if not path.is_relative_to(inside):
                 continue
             if shard_of(path):
-                # Not looked at first: each look parses the member's header, which also bounds what is read.
+                # No existence check: it would parse the member's header once more. The read bounds the size itself.
                 with suppress(FileNotFoundError):
                     return read_picture(path)
                 continue
             if not has_picture(path):
                 continue
-            # Before a byte of it is in memory.
+            # Checked before any of it is read into memory.
             if picture_size(path) > LIMITS.max_bytes:
                 raise _NoPicture("its picture is larger than can be read")
             return read_picture(path)
     except (OSError, ValueError):
-        # A ValueError is a name that no path can have, such as one with a NUL.
+        # ValueError comes from names that no path can have, such as one with a NUL.
         raise _NoPicture("its picture can't be opened") from None
     raise _NoPicture("its picture is missing")
 
 
 def _any_spelling(folder: Path, parts: Sequence[str]) -> Path:
-    """The path below the folder, or the one whose parts differ in letters' case or in how accents are written alone."""
+    """The path below the folder, or the one that differs from it only in case or Unicode normalisation."""
     path = folder.joinpath(*parts)
     if path.exists():
         return path
     path = folder
     for part in parts:
         found = [] if part in (".", "..") else _names(path, _modified(path)).get(_plain(part), [])
-        # Of several that might be meant, none is.
+        # An ambiguous match counts as none.
         path /= found[0] if len(found) == 1 and not (path / part).exists() else part
     return path
 
@@ -243,7 +244,7 @@ def _modified(folder: Path) -> int:
 
 @lru_cache(maxsize=8)
 def _names(folder: Path, modified: int) -> Mapping[str, Sequence[str]]:
-    """Names in a folder by their plain spelling; listed once, for a table may have any number of such names."""
+    """Names in a folder by plain spelling; cached, as a table may look up any number of names in it."""
     found: dict[str, list[str]] = {}
     for entry in folder.iterdir() if modified >= 0 else ():
         found.setdefault(_plain(entry.name), []).append(entry.name)
@@ -251,5 +252,5 @@ def _names(folder: Path, modified: int) -> Mapping[str, Sequence[str]]:
 
 
 def _plain(name: str) -> str:
-    # Macs write letters and their accents apart, and other systems write them as one.
+    # macOS stores letters and accents decomposed, other systems composed.
     return unicodedata.normalize("NFC", name).casefold()

@@ -1,4 +1,4 @@
-"""Protocols of a library: a read-only view of one moment, and a writer of single changes."""
+"""Protocols of a library: a read-only snapshot, and a writer of single changes."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ class Writer(Protocol):
     def add(
         self, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
     ) -> Change:
-        """Puts a meme in, with its vector, shape (text_dim + picture_dim,), and the JPEG that is kept of it."""
+        """Adds a meme with its vector, shape (text_dim + picture_dim,), and its thumbnail as JPEG."""
         ...
 
     def remove(self, id_: str, *, who: str, why: str) -> Change:
-        """Takes a meme out; it can come back."""
+        """Removes a meme; this can be revoked."""
         ...
 
     def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
-        """Gives a meme another label, which counts as verified."""
+        """Changes the label of a meme; the new label counts as verified."""
         ...
 
     def revoke(self, number: int, *, who: str, why: str) -> Change:
-        """Undoes a change, by another change."""
+        """Undoes a change by recording an opposite one."""
         ...
 
     def forget(self) -> None:
-        """Deletes removed memes for good; the history still says who removed which id, when and why."""
+        """Permanently deletes removed memes; the history still says who removed which id, when and why."""
         ...
 
     def meme(self, id_: str) -> LabelledMeme | None:
-        """The meme of this id as it is now; None where there is none."""
+        """The current meme of this id; None if there is none."""
         ...
 
     def history(self, meme: str | None = None) -> list[Recorded]:
-        """Every change that is recorded, of one meme or of all, in order."""
+        """All recorded changes, of one meme or of all, in order."""
         ...
 
 
 class LibraryView(Protocol):
-    """A library as it was at one moment, whole: what other searches and changes do meanwhile is not seen."""
+    """A consistent snapshot of a library, isolated from concurrent searches and changes."""
 
     @property
     def identity(self) -> LibraryIdentity:

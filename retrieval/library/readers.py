@@ -1,7 +1,7 @@
-"""Labelled memes from the files they are published in: HarMeme, Hateful Memes (FHM), MAMI, a plain CSV, our own jsonl.
+"""Reads labelled memes in published formats: HarMeme, Hateful Memes (FHM), MAMI, plain CSV, and our own JSON lines.
 
 A bad row is reported by line, id and reason, and never stops the others. No message quotes a meme: published examples
-of harm have no place in logs.
+of harm must not get into logs.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = ["Problem", "Row", "Rows", "Source", "SourceFormat", "read_source"]
 _CSV_COLUMNS = ("id", "label")
 """Columns that a CSV file must have."""
 _LOOKED_AT = 20
-"""Rows by which the format is detected."""
+"""Number of rows from which the format is detected."""
 
-# HarMeme has three degrees and a court two labels: both degrees of harm are harm.
+# HarMeme has three degrees and the court two labels: both degrees of harm become harmful.
 _HARMEME: dict[str, PrecedentLabel] = {
     "not harmful": Label.NOT_HARMFUL,
     "somewhat harmful": Label.HARMFUL,
@@ -47,7 +47,7 @@ _MAMI_KINDS = ("shaming", "stereotype", "objectification", "violence")
 
 
 class _BadRow(Exception):
-    """A row that can't be used; its message is the reason."""
+    """A row can't be used; the message is the reason."""
 
 
 def read_source(source: Source) -> Rows:
@@ -59,7 +59,7 @@ def read_source(source: Source) -> Rows:
     """
     if source.rows is not None:
         for path in source.files:
-            # A search for the bytes serves every format: nothing else has this name.
+            # A byte search works for every format, as nothing else has this name.
             if _holds(path, NOT_FOR_LIBRARIES.encode()):
                 raise _marked(path)
         return source.rows()
@@ -72,7 +72,7 @@ def read_source(source: Source) -> Rows:
     _refuse_marked(source.path, content)
     layout = source.format or _detect(content)
     if layout is None:
-        # No layout that could be named would mend it.
+        # Naming a layout would not help for an empty file.
         if not content.strip():
             raise BadRequest(f"{source.path.name} is empty: it has no labelled memes.", reason="SOURCE_FORMAT_UNKNOWN")
         raise BadRequest(
@@ -96,7 +96,7 @@ def read_source(source: Source) -> Rows:
         id_ = ""
         try:
             if isinstance(record, str):
-                # A string in place of a record is the reason why its line could not be read.
+                # A string in place of a record says why the line could not be read.
                 raise _BadRow(record)
             id_ = _id(record, "file_name" if layout is SourceFormat.MAMI else "id")
             rows.good.append(_row(_PARSERS[layout], record, line=line, id_=id_, name=name))
@@ -106,8 +106,8 @@ def read_source(source: Source) -> Rows:
 
 
 def _holds(path: Path, mark: bytes) -> bool:
-    """True if the mark stands in a file, which is read piece by piece: it may be larger than memory."""
-    # To its end: a single marked row in the last line, or a column that Parquet names at the end, is enough.
+    """True if a file contains the mark. Reads it in chunks, as it may be larger than memory."""
+    # Reads to the end: a single marked row in the last line, or a column named in Parquet's footer, is enough.
     tail = b""
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
@@ -118,8 +118,8 @@ def _holds(path: Path, mark: bytes) -> bool:
 
 
 def _refuse_marked(path: Path, content: str) -> None:
-    """Refuses a file with a marked row, in whichever layout: labels added by hand must not get it in."""
-    # The usual case; what follows parses the file once for each layout.
+    """Refuses a file with a marked row, in any layout: adding labels by hand must not make it importable."""
+    # Fast path; the code below parses the file once for each layout.
     if NOT_FOR_LIBRARIES not in content:
         return
     rows = [
@@ -140,21 +140,21 @@ def _marked(path: Path) -> BadRequest:
 
 
 def _delimiter(layout: SourceFormat, content: str) -> str:
-    """Character between the cells of a layout; empty for one that is no table."""
+    """Cell delimiter of a layout; empty if the layout is not a table."""
     if layout is SourceFormat.CSV:
         return delimiter_of(content, _CSV_COLUMNS) or ","
     return "\t" if layout is SourceFormat.MAMI else ""
 
 
 def _detect(content: str) -> SourceFormat | None:
-    # Split no further than needed: these files may be large.
+    # Splits only as many lines as needed, as these files may be large.
     for line in content.split("\n", _LOOKED_AT)[:_LOOKED_AT]:
         record = parse_json(line)
         if isinstance(record, dict) and "id" in record:
-            # Several of them, in a list: of the known layouts, only HarMeme's has that.
+            # Only HarMeme has a list of labels.
             if "labels" in record:
                 return SourceFormat.HARMEME
-            # The name of the picture's field is what tells FHM's rows from ours.
+            # FHM's rows differ from ours in the name of the picture's field.
             return SourceFormat.FHM if "img" in record else SourceFormat.MEMECOURT
     if {"file_name", "text transcription"} <= set(header_of(content, "\t")):
         return SourceFormat.MAMI
@@ -162,7 +162,7 @@ def _detect(content: str) -> SourceFormat | None:
 
 
 def _mami_labels(content: str, name: str, rows: Rows) -> dict[str, dict[str, str]]:
-    """Labels by the name of the picture; a line that can't be used is noted among the problems of ``rows``."""
+    """Labels by the name of the picture; unusable lines are added to the problems of ``rows``."""
     columns = ("misogynous", *_MAMI_KINDS)
     labels: dict[str, dict[str, str]] = {}
     for number, line in enumerate(content.split("\n"), start=1):
@@ -172,7 +172,7 @@ def _mami_labels(content: str, name: str, rows: Rows) -> dict[str, dict[str, str
         id_ = cells[0]
         if len(cells) != 1 + len(columns):
             reason = f"the line of labels has {len(cells)} cells and not {1 + len(columns)}"
-            # A line of one cell may be a text, which no message quotes.
+            # A line of one cell may be a meme's text, which no message may quote.
             rows.problems.append(Problem(name, number, id_ if len(cells) > 1 else "", reason))
         elif id_ in labels:
             rows.problems.append(Problem(name, number, id_, "it has labels already"))
@@ -198,7 +198,7 @@ def _row(
     if not isinstance(text, str | None):
         raise _BadRow("the text is no text")
     row = Row(line=line, id=id_, text=text or "", source=name, **parse(record))
-    # Each of these is stored and shown, so that none may be anything but text.
+    # All of these are stored and shown, so each must be valid text.
     for part in (row.id, row.text, row.image, row.source_label, *row.categories):
         try:
             check_text(part)
@@ -211,10 +211,10 @@ def _row(
 
 def _id(record: Mapping[str, Any], name: str) -> str:
     id_ = record.get(name)
-    # To Python true is an int, but it is nobody's id.
+    # A bool is an int in Python, but never an id.
     if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
         raise _BadRow("it has no id")
-    # The bound of LabelledMeme, which would end the whole import: here it costs one row.
+    # LabelledMeme has the same bound, but its error would end the whole import; here it costs one row.
     if len(str(id_)) > 200:
         raise _BadRow("its id is longer than 200 characters")
     return str(id_).strip()
@@ -230,7 +230,7 @@ def _parse_harmeme(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "label": _HARMEME[label],
         "source_label": label,
-        # The first of HarMeme's labels is the degree of harm; those after it name whom it is aimed at.
+        # The first of HarMeme's labels is the degree of harm; the others name its targets.
         "categories": tuple(labels[1:]),
         "image": _name(record.get("image")),
     }
@@ -239,7 +239,7 @@ def _parse_harmeme(record: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_fhm(record: Mapping[str, Any]) -> dict[str, Any]:
     label = record.get("label")
     if label is None:
-        # Never guessed: a precedent without a label that somebody gave would be evidence from nowhere.
+        # Never guessed: a precedent whose label nobody gave would be evidence without a source.
         raise _BadRow("it has no label, as in a test split")
     if (word := plain_word(label)) not in ("0", "1"):
         raise _BadRow("the label is neither 0 nor 1")
@@ -263,7 +263,7 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
         "label": _label(word),
         "source_label": str(label).strip(),
         "categories": tuple(category.strip() for category in categories if category.strip()),
-        # The Hateful Memes' own name for it too: their rows are often passed on as a table.
+        # Also accepts the field name of Hateful Memes, whose rows are often passed on as a table.
         "image": _name(record.get("image") or record.get("img")),
         "scene": _name(record.get("scene")),
     }
@@ -290,7 +290,7 @@ def _label(word: str) -> PrecedentLabel:
 def _name(value: Any) -> str:
     if not isinstance(value, str | None):
         raise _BadRow("the name of its picture is no text")
-    # Only text: this name becomes part of a path below the folder of pictures.
+    # Must be text: the name becomes part of a path below the directory of pictures.
     return (value or "").strip()
 
 

@@ -1,4 +1,4 @@
-"""A finder that keeps up with its library: what is changed on the disk, by whomever, is searched a moment later."""
+"""Keeps a finder up to date with its library: changes on disk, by any process, are searched a moment later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Searched(Protocol):
 
     @property
     def searched(self) -> Library:
-        """The library that is searched now."""
+        """The library that is being searched."""
         ...
 
     def swap(self, library: Library) -> None:
@@ -28,15 +28,15 @@ class Searched(Protocol):
 
 
 async def follow(finder: Searched, tell: Callable[[str], None], *, every_s: float = EVERY_S) -> None:
-    """Swaps the library whenever there is a newer one, until it is cancelled.
+    """Swaps in each newer version of the library, until cancelled.
 
-    What is new is read and checked in a thread, while searches go on in the old. A newer one that can't be used (it is
-    damaged, or was made by another encoder) is told of once and left alone; the old is searched on.
+    The new version is read and checked in a thread while searches continue in the old one. A version that can't be used
+    (damaged, or made by another encoder) is reported once and skipped; the old one stays in use.
 
     Args:
         finder: Finder to keep up to date.
-        tell: Told of each swap, in a sentence.
-        every_s: Seconds between two looks.
+        tell: Called with a sentence about each swap or failure.
+        every_s: Polling interval, in seconds.
     """
     looked_at: tuple[int, int, int] | None = None
     while True:
@@ -44,16 +44,16 @@ async def follow(finder: Searched, tell: Callable[[str], None], *, every_s: floa
         try:
             mark = storage.mark_of(library.root)
             if mark != looked_at:
-                # Noted before it is read: what is written meanwhile, is looked at next time.
+                # Stored before reading, so that a write during the read is noticed next time.
                 looked_at = mark
                 newer = await asyncio.to_thread(library.newer)
                 if newer is not None:
                     await asyncio.to_thread(finder.swap, newer)
                     tell(f"The precedent library was changed: {newer.counts.memes:,} memes are searched now.")
         except FileNotFoundError:
-            # Between two libraries, or for ever: what is open can still be searched.
+            # Missing for a moment or for good: the open library can still be searched.
             pass
-        # The mark was noted above, so that this is said once for each write, and not every second.
+        # The mark was stored above, so this is reported once for each write and not at every poll.
         except (CourtError, OSError, ValueError) as error:
             what = error.message if isinstance(error, CourtError) else "It can't be read."
             tell(f"The precedent library was changed, but the former is searched on. {what}")

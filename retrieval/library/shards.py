@@ -1,11 +1,11 @@
-"""Pictures inside tar files, such as WebDataset's shards: read where they stand, and never unpacked.
+"""Pictures inside tar files, such as WebDataset shards, read in place without unpacking.
 
-A picture's path leads through the tar file: ``train-000.tar/1536/m1.jpg`` is the member ``m1.jpg`` whose header stands
-at byte 1536 of the shard. So a picture is read without an index, and one that is not there any more is missing and
-never another one. Whatever has a path of a picture reads it by :mod:`retrieval.library.picture_files`.
+A picture's path leads through the tar file: ``train-000.tar/1536/m1.jpg`` is the member ``m1.jpg`` whose header starts
+at byte 1536 of the shard. Reading a picture therefore needs no index, and a picture that has moved is reported missing
+and never confused with another. Callers read such paths through :mod:`retrieval.library.picture_files`.
 
-The archive is a stranger's. The standard library's :mod:`tarfile` parses its headers; what it lets pass is checked
-here: it takes a damaged header for the end, grows with the number of members, and believes the length of a header.
+Archives are untrusted. The standard library's :mod:`tarfile` parses their headers; this module adds the checks that it
+lacks: it takes a damaged header for the end, grows with the number of members, and trusts the length in a header.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from court.errors import BadRequest
 from court.meme import LIMITS
 
 SCHEMES = ("s3:", "gs:", "az:", "file:")
-"""Beginnings of paths into object stores, which a card may name and a row may not."""
+"""Schemes of paths into object stores, which a card may use and a row may not."""
 _ENDING = ".tar"
 _HEADER_BYTES = 1 << 20
-"""The most that is read of a header at once: extended ones hold names, which are some hundred bytes long."""
+"""Maximum length of one header read: extended headers hold names, which are a few hundred bytes long."""
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZ": "bunzip2", b"\xfd7": "unxz", b"\x28\xb5": "unzstd"}
 _FAULTS = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError)
-"""Errors that a hostile header makes :mod:`tarfile` raise; recursion is that of extended headers about each other."""
+"""Errors that a hostile header makes :mod:`tarfile` raise; RecursionError comes from nested extended headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardMember:
-    """A member of a tar file that is no folder.
+    """A member of a tar file that is not a directory.
 
     Attributes:
         name: Its name, without a leading ``./``.
-        offset: Byte of the file that its header begins at.
-        start: Byte that its content begins at.
+        offset: Byte of the file at which its header starts.
+        start: Byte of the file at which its content starts.
         size: Size of its content, in bytes.
-        fault: Reason not to read it; empty where there is none.
+        fault: Reason not to read it; empty if there is none.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ShardMember:
 
 
 class ShardFile(io.FileIO):
-    """A tar file that is open for reading.
+    """A tar file opened for reading.
 
     Args:
         path: The file.
@@ -65,22 +65,21 @@ class ShardFile(io.FileIO):
         self.path = path
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Reads what is at most as long as a header may be: the length comes from the file."""
+        """Reads at most as much as a header may hold, because the length comes from the untrusted file."""
         if size is None or not 0 <= size <= _HEADER_BYTES:
             raise tarfile.ReadError("a header of an impossible length")
         return super().read(size)
 
     def content(self, member: ShardMember) -> bytes:
-        """Content of a member; the size is for the caller to look at first."""
-        # Past the limit of `read`, and without moving the place that tarfile is at.
+        """Content of a member; the caller must check its size first."""
+        # pread avoids both the limit of `read` and moving tarfile's position.
         return os.pread(self.fileno(), member.size, member.start)
 
     def members(self) -> Iterator[ShardMember]:
-        """Reads the headers from the first to the last; none of them stays in memory.
+        """Reads the headers from first to last, keeping none of them in memory.
 
         Raises:
-            BadRequest: The file is no tar file, is damaged or was cut short: the message names the last member that was
-                read.
+            BadRequest: The file is not a tar file, is damaged or is truncated; the message names the last member read.
         """
         end, last = os.fstat(self.fileno()).st_size, ""
         try:
@@ -92,20 +91,20 @@ class ShardFile(io.FileIO):
                     reason="SOURCE_UNREADABLE",
                 )
             self.seek(0)
-            # Without decompression: a small file could be blown up to any size.
+            # No decompression: a small file could expand to any size.
             with tarfile.open(fileobj=self, mode="r:") as tar:
                 offset = -1
                 while (info := tar.next()) is not None:
-                    # tarfile remembers every member for those who ask for one by its name.
-                    tar.members.clear()  # type: ignore[attr-defined] # of which typeshed knows nothing
+                    # tarfile keeps every member for lookups by name, which would fill memory.
+                    tar.members.clear()  # type: ignore[attr-defined] # missing in typeshed
                     last = info.name
-                    # A negative size would lead back to a header that was read, and so on for ever.
+                    # A negative size would lead back to an earlier header, and so loop for ever.
                     if info.offset <= offset or info.size < 0 or tar.offset <= info.offset:
                         raise tarfile.ReadError("members overlap")
                     offset = info.offset
                     if info.isreg() and info.offset_data + info.size > end:
                         raise tarfile.ReadError("the content is cut short")
-                    # Folders say nothing that the names below them do not.
+                    # Directories are skipped: the names of their members already contain them.
                     if not info.isdir():
                         yield _member(info)
                 self._require_end(tar.offset, end)
@@ -117,11 +116,11 @@ class ShardFile(io.FileIO):
             ) from None
 
     def _require_end(self, at: int, end: int) -> None:
-        """Raises ReadError unless zeros follow to the end: tarfile takes a damaged header for the end, too."""
+        """Raises ReadError unless only zeros follow, as tarfile also takes a damaged header for the end."""
         self.seek(at)
         if end - at < tarfile.BLOCKSIZE:
             raise tarfile.ReadError("the mark of its end is missing: it was cut short")
-        # Writers fill the last record with zeros, ten kilobytes or more.
+        # Writers pad the last record with zeros, ten kilobytes or more.
         first = True
         while block := self.read(_HEADER_BYTES):
             if block.count(0) < len(block):
@@ -131,7 +130,7 @@ class ShardFile(io.FileIO):
 
 
 def open_shard(path: Path) -> ShardFile:
-    """Opens a tar file. Raises BadRequest where it can't be."""
+    """Opens a tar file. Raises BadRequest if it can't be opened."""
     try:
         return ShardFile(path)
     except OSError:
@@ -139,16 +138,16 @@ def open_shard(path: Path) -> ShardFile:
 
 
 def shard_of(path: Path) -> Path | None:
-    """The tar file that the path of a picture leads through; None where the picture is a file of its own."""
+    """The tar file that the path of a picture leads through; None if the picture is a separate file."""
     place = _place(path)
     return None if place is None else place[0]
 
 
 def picture_name(shard: str, member: ShardMember) -> str:
-    """Name by which a member is found again below the folder of its shard.
+    """Name of a member relative to the directory of its shard.
 
     Args:
-        shard: Name of the shard below that folder.
+        shard: Name of the shard relative to that directory.
         member: The member.
     """
     return f"{shard}/{member.offset}/{member.name}"
@@ -161,8 +160,8 @@ def read_member(path: Path) -> bytes:
 
 
 def leads_out(name: str) -> bool:
-    """True for the name of a file that is absolute, on this system or on Windows, goes up, or is in an object store."""
-    # Checked by the words of the name: nothing outside is touched to find out. First what nearly all names are.
+    """True if a file name is absolute (here or on Windows), contains ``..``, or names an object store."""
+    # Checked lexically, so that nothing outside is touched. The fast path comes first: nearly all names take it.
     if name.isprintable() and ".." not in name and "\\" not in name and ":" not in name and name[:1] != "/":
         return False
     windows = PureWindowsPath(name)
@@ -171,52 +170,52 @@ def leads_out(name: str) -> bool:
 
 
 def shown(name: str) -> str:
-    """A stranger's name of a file as messages have it: on one line, and not for ever."""
-    # A stranger's name could fill the screen, or steer a terminal.
+    """An untrusted file name as shown in messages: on one line and shortened."""
+    # An untrusted name could fill the screen or contain terminal control sequences.
     name = name if len(name) <= 100 else f"{name[:97]}…"
     return name if name.isprintable() else ascii(name)
 
 
 def _place(path: Path) -> tuple[Path, int, str] | None:
-    """Shard, offset and name of a member by the path of a picture; None where it is a file of its own."""
+    """Shard, offset and name of the member that a picture's path leads to; None if the picture is a separate file."""
     parts = path.parts
     for at, part in enumerate(parts[:-2], 1):
         number = parts[at]
         if not part.lower().endswith(_ENDING) or not (number.isascii() and number.isdecimal() and len(number) < 16):
             continue
-        # A folder may have such a name.
+        # A directory may have such a name too.
         if (shard := Path(*parts[:at])).is_file():
             return shard, int(number), "/".join(parts[at + 1 :])
     return None
 
 
 def find_member(path: Path) -> ShardMember:
-    """Reads the header that a path leads to. Raises OSError where it is not of that member, or it can't be used."""
+    """Reads the header that a path leads to. Raises OSError if it belongs to another member or can't be used."""
     with _opened_at(path) as (_, member):
         return member
 
 
 @contextmanager
 def _opened_at(path: Path) -> Iterator[tuple[ShardFile, ShardMember]]:
-    """Opens the tar file that a path leads through, with the header that it leads to; raises as :func:`find_member`."""
+    """Opens the tar file on a path and reads the header that the path leads to. Raises as :func:`find_member`."""
     place = _place(path)
     if place is None:
         raise FileNotFoundError(f"{path.name} is in no tar file")
     shard, offset, name = place
-    # Open until the content is read, so that header and content are of the same file.
+    # Kept open until the content is read, so that header and content come from the same file.
     with ShardFile(shard) as file:
         try:
-            # tarfile begins where the file stands: it takes this header for the first.
+            # tarfile starts at the current position and takes this header for the first one.
             file.seek(offset)
             with tarfile.open(fileobj=file, mode="r:") as tar:
                 info = tar.next()
         except _FAULTS:
             info = None
         member = _member(info) if info is not None and info.size >= 0 else None
-        # Its path has been through a Path since, which leaves out doubled slashes.
+        # The path was normalised by Path, which collapses double slashes, so the name is too.
         if member is None or str(Path(member.name)) != str(Path(name)) or member.fault:
             raise FileNotFoundError(f"{shard.name} has no such picture at byte {offset}")
-        # Cut short since its row was read.
+        # The file may have been truncated since its row was read.
         if member.start + member.size > os.fstat(file.fileno()).st_size:
             raise OSError(f"{shard.name} was cut short")
         yield file, member

@@ -86,7 +86,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One meme as its source has it.
+    """One meme as given by its source.
 
     Attributes:
         line: Line number, counted from 1.
@@ -119,7 +119,7 @@ class Problem:
         source: Name of the source.
         line: Line number, counted from 1.
         id: Id of the meme; empty if it could not be read.
-        reason: Fault in words, which quote nothing of the meme.
+        reason: Description of the fault, which quotes nothing of the meme.
         kept: True if the meme was imported all the same, by its text alone.
     """
 

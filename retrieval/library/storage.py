@@ -2,15 +2,15 @@
 
 ::
 
-    CURRENT                   which generation holds, the SHA-256 of its manifest, and how much of its journal holds
-    generations/000007/       the one before, kept for whoever still reads it
-    generations/000008/       the current one; never changed once it is named, but that its journal grows at the end
-    .lock                     held by whoever writes
-    .building/                what a build that was cut off had embedded
+    CURRENT                   current generation, SHA-256 of its manifest, and committed length of its journal
+    generations/000007/       previous generation, kept for readers that still use it
+    generations/000008/       current generation; immutable once published, except that its journal grows at the end
+    .lock                     held by the writer
+    .building/                embeddings of an interrupted build
 
 Readers take no lock: they read ``CURRENT`` and then bytes that never change. A small change is appended to the journal
-of the generation and holds once ``CURRENT`` names the journal's new length; what lies behind that length was never
-acknowledged, and the next writer cuts it off.
+of the generation and committed once ``CURRENT`` names the journal's new length; bytes beyond that length were never
+acknowledged, and the next writer truncates them.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Pointer:
 
     Attributes:
         generation: Name of the current generation's directory.
-        manifest_sha256: SHA-256 of its manifest, in hex. Without it an altered manifest would go unnoticed: it vouches
-            for the other files, and only this for it.
-        journal_size: Bytes of its journal that hold.
-        head: SHA-256, in hex, over all of these and the manifest's digest (:mod:`retrieval.library.journal`): it stands
-            for the library as it is. That of the manifest where nothing was changed since.
+        manifest_sha256: SHA-256 of its manifest, in hex. The manifest vouches for the other files, and only this digest
+            for the manifest.
+        journal_size: Committed bytes of its journal.
+        head: SHA-256, in hex, over these bytes and the manifest's digest (:mod:`retrieval.library.journal`), which
+            identifies the state of the library. Equal to the manifest's digest if nothing was changed since.
     """
 
     generation: str
@@ -58,7 +58,7 @@ class Pointer:
     head: str = ""
 
     def __post_init__(self) -> None:
-        # Frozen: what follows from another field can only be set so.
+        # Bypasses frozen, which a default derived from another field requires.
         if not self.head:
             object.__setattr__(self, "head", self.manifest_sha256)
 
@@ -93,12 +93,12 @@ def read_pointer(root: Path) -> Pointer:
         raise missing() from None
     except OSError as error:
         raise damaged(f"{CURRENT} can't be read") from error
-    # Of a fixed form: the name in it becomes a path, and six digits can't lead anywhere else.
+    # A fixed format: the name becomes a path, and six digits can't lead anywhere else.
     match = _POINTER.fullmatch(raw)
     if match is None:
         raise damaged(f"{CURRENT} does not name a generation")
     pointer = Pointer(match[1].decode(), match[2].decode(), int(match[3] or 0), (match[4] or match[2]).decode())
-    # Written again it must be the same: leading zeros, or a journal of no bytes, are nothing that we write.
+    # Must round-trip: leading zeros or an empty journal are never written.
     if raw != f"{pointer}\n".encode():
         raise damaged(f"{CURRENT} does not name a generation")
     return pointer
@@ -106,18 +106,18 @@ def read_pointer(root: Path) -> Pointer:
 
 @contextlib.contextmanager
 def writing(root: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """Holds the writer's lock, which the system releases if the process dies.
+    """Holds the writer lock, which the system releases if the process dies.
 
     Args:
         root: The library's directory.
-        wait_s: Seconds to wait for whoever holds it now.
+        wait_s: Maximum time to wait for the lock, in seconds.
 
     Raises:
         Unavailable: Another process is writing.
     """
     until = time.monotonic() + wait_s
-    # Opened anew each time, so that the lock keeps threads apart as well as processes. The file is never removed: two
-    # writers could then each lock one of that name.
+    # Opened anew each time, so that the lock excludes threads as well as processes. The file is never removed, or two
+    # writers could each lock a different file of that name.
     with (root / _LOCK).open("ab") as lock:
         while True:
             try:
@@ -130,7 +130,7 @@ def writing(root: Path, wait_s: float = 0.0) -> Iterator[None]:
                         reason="LIBRARY_LOCKED",
                         retry_after=5.0,
                     ) from None
-                # flock has no time limit of its own.
+                # flock has no timeout.
                 time.sleep(0.01)
         yield
 
@@ -142,26 +142,26 @@ def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Poi
 
     Args:
         root: The library's directory.
-        fill: Writes the files into the directory it is given, each by :func:`write_synced`.
-        manifest_name: Which of them ``CURRENT`` vouches for.
+        fill: Writes the files into the given directory, each by :func:`write_synced`.
+        manifest_name: Name of the file whose digest ``CURRENT`` holds.
 
     Raises:
-        OSError: The disk is full, or may not be written to. The former generation still holds.
+        OSError: The disk is full or can't be written to. The previous generation stays current.
     """
     generations = root / GENERATIONS
     generations.mkdir(exist_ok=True)
-    # Of writers that were killed: nobody else can be at work here while the lock is held.
+    # Leftovers of killed writers: nobody else can be writing here while the lock is held.
     for leftover in generations.glob(".new-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     there = _numbered(generations)
-    # Above all that are there, and not above CURRENT's alone: a crash may have left one that was never named.
+    # Above every existing number, not just CURRENT's: a crash may have left a generation that was never published.
     name = f"{(int(there[-1].name) if there else 0) + 1:06d}"
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=generations))
     try:
         fill(temporary)
         manifest_sha256 = sha256_of(temporary / manifest_name)
-        # First the names of the files, then that of the generation, then CURRENT: after a power cut none names what is
-        # not there.
+        # Synced in this order: files, then the generation, then CURRENT, so that after a power cut none refers to
+        # something missing.
         _sync_directory(temporary)
         temporary.chmod(0o700)
         temporary.rename(generations / name)
@@ -178,14 +178,14 @@ def announce(root: Path, pointer: Pointer) -> None:
     """Updates ``CURRENT`` atomically; the lock must be held. Raises OSError."""
     announced = root / f"{CURRENT}.new"
     write_synced(announced, [f"{pointer}\n".encode()])
-    # In one step: a reader, who takes no lock, sees the old line or the new and never half of one.
+    # Atomic: a reader, which takes no lock, sees the old line or the new one and never a part.
     announced.replace(root / CURRENT)
     _sync_directory(root)
 
 
 def mark_of(root: Path) -> tuple[int, int, int]:
-    """Returns a mark of ``CURRENT`` that changes with every write. Costs one look at the directory. Raises OSError."""
-    # Each write puts a new file in its place; as inode numbers are given out again, time and size count too.
+    """Returns a mark of ``CURRENT`` that changes with every write, at the cost of one stat call. Raises OSError."""
+    # Each write replaces the file; as inode numbers are reused, time and size count too.
     found = (root / CURRENT).stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
@@ -206,26 +206,26 @@ def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str,
 def synced(path: Path) -> tuple[str, int]:
     """Syncs a file written by others; returns its SHA-256 in hex and its size in bytes. Raises OSError."""
     with path.open("rb") as file:
-        # fsync writes through what the file has, whoever wrote it: a descriptor for reading is enough.
+        # fsync flushes the file's data whoever wrote it, so a read-only descriptor is enough.
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
 
 def prune(root: Path, keep: str, before: str | None) -> None:
-    """Removes all generations but the current one and the one before; what can't be removed is left for next time."""
+    """Removes all generations but the current and the previous one; failed removals are left for next time."""
     for generation in _numbered(root / GENERATIONS):
-        # The one before stays for readers who have read CURRENT and open its files only now.
+        # The previous one stays for readers that have read CURRENT but not yet opened its files.
         if generation.name not in (keep, before):
             shutil.rmtree(generation, ignore_errors=True)
 
 
 def _numbered(generations: Path) -> list[Path]:
-    # Anything else in there, such as what a killed writer left, is no generation and has no number.
+    # Other entries, such as leftovers of a killed writer, are not generations and have no number.
     return sorted(path for path in generations.iterdir() if re.fullmatch(r"\d{6}", path.name))
 
 
 def _sync_directory(path: Path) -> None:
-    # A rename is only safe from a power cut once its directory is on the disk too.
+    # A rename is only durable once its directory is synced too.
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Tables that people bring, of memes or of predictions: CSV as spreadsheets and pandas write it, and JSON a line."""
+"""Reads tables of memes or predictions: CSV as written by spreadsheets and pandas, and JSON lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from _csv import Reader as CsvReader
 
 DELIMITERS = (",", ";", "\t")
-"""Characters between cells; spreadsheets write semicolons where the comma is the decimal sign."""
+"""Cell delimiters; spreadsheets write semicolons in locales where the comma is the decimal separator."""
 LABEL_WORDS = {
     **dict.fromkeys(("harmful", "1", "true", "hateful", "misogynous", "somewhat harmful", "very harmful"), True),
     **dict.fromkeys(("not harmful", "0", "false", "not hateful", "not misogynous", "harmless", "benign"), False),
@@ -26,22 +26,22 @@ LABEL_WORDS = {
 }
 """Words and numbers for the two labels, as :func:`plain_word` leaves them; True for harmful."""
 _MOST_LINES = 100
-"""Lines of a cell; more are rows that a quote without its end has swallowed."""
+"""Maximum lines in a cell; more means that an unclosed quote has swallowed rows."""
 _JOINED = re.compile(r"(?<=[^\W_])[-_]+(?=[^\W_])")
-"""Hyphens and underscores between words, and not the sign of a number."""
+"""Hyphens and underscores between words, but not the minus sign of a number."""
 _WHOLE = re.compile(r"(-?\d+)(?:\.0*|,00?)")
-"""A whole number written with a fraction, as by pandas or, with a comma, by a spreadsheet in many languages."""
+"""A whole number written with a fraction, as by pandas or, with a decimal comma, by spreadsheets in many locales."""
 
-# The usual 128 Ki characters end a record in its middle: what follows in the cell would be read as rows. The whole
-# content is in memory before, so that no limit is needed here.
+# The default limit of 128 Ki characters would end a record in the middle of a cell and read the rest as rows. The whole
+# content is in memory already, so no limit is needed.
 csv.field_size_limit(sys.maxsize)
 
 Record = tuple[int, dict[str, Any] | str]
-"""Line number, counted from 1, on which a record ends, and the record; or what is wrong with the line."""
+"""Line number, counted from 1, on which a record ends, and the record or the fault of the line."""
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file in UTF-8 or UTF-16, its lines ending with a line feed however they do in the file.
+    """The text of a UTF-8 or UTF-16 file.
 
     Args:
         path: The file.
@@ -61,7 +61,7 @@ def read_text(path: Path, what: str) -> str:
             reason="SOURCE_UNREADABLE",
         )
     try:
-        # Spreadsheets also put a mark at the beginning of UTF-8.
+        # Spreadsheets also write a byte order mark in UTF-8.
         text = data.decode("utf-16" if marked else "utf-8-sig")
     except UnicodeDecodeError as error:
         if marked:
@@ -75,13 +75,13 @@ def read_text(path: Path, what: str) -> str:
             f"it as UTF-8, or convert it: iconv -f WINDOWS-1252 -t UTF-8 {path.name} > utf8-{path.name}",
             reason="SOURCE_UNREADABLE",
         ) from None
-    # A file with carriage returns alone, as old Macs write it, would be one line. In others they may stand in a cell.
+    # A file with carriage returns only, as old Macs write it, would be one line. In other files they may be in a cell.
     return text if "\n" in text else text.replace("\r", "\n")
 
 
 def json_records(content: str) -> Iterator[Record]:
-    """Records of which each is a JSON object on a line of its own."""
-    # Not splitlines(): that also cuts at characters that may stand within a JSON string.
+    """Records of a JSON lines file."""
+    # Not splitlines(): it also splits at characters that may occur inside a JSON string.
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
             record = parse_json(line)
@@ -89,18 +89,18 @@ def json_records(content: str) -> Iterator[Record]:
 
 
 def parse_json(line: str) -> Any:
-    """The value that a line holds; None where it is no JSON."""
+    """The JSON value of a line; None if it is not valid JSON."""
     try:
         return json.loads(line)
-    # Brackets that are nested deeply enough raise the latter, which is no ValueError.
+    # Deeply nested brackets raise RecursionError, which is not a ValueError.
     except (ValueError, RecursionError):
         return None
 
 
 def csv_records(content: str, delimiter: str) -> Iterator[Record]:
-    """Records under a header, the names of which are made lower case."""
-    # Line ends as they stand: one within quotes is the cell's. Strict: what is wrong with the quotes must be reported
-    # rather than guessed at.
+    """Records under a header, whose column names are lowercased."""
+    # Line ends are kept: one within quotes belongs to the cell. Strict, so that bad quotes are reported rather than
+    # guessed at.
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     for line, cells in csv_rows(reader):
@@ -110,7 +110,7 @@ def csv_records(content: str, delimiter: str) -> Iterator[Record]:
             continue
         elif header is None:
             header = _named(cells)
-        # Spreadsheets fill rows up with empty cells.
+        # Spreadsheets pad rows with empty cells.
         elif len(cells) < len(header) or any(cell.strip() for cell in cells[len(header) :]):
             yield line, f"the line has {len(cells)} cells under a header of {len(header)}"
         else:
@@ -118,9 +118,9 @@ def csv_records(content: str, delimiter: str) -> Iterator[Record]:
 
 
 def csv_rows(reader: CsvReader) -> Iterator[tuple[int, list[str] | str]]:
-    """Cells of each row with the line that it ends on; or what is wrong with a line.
+    """Cells of each row, with the line on which it ends, or the fault of a line.
 
-    Of a row that can't be read, each line is told: a quote without its end swallows rows, and they must be counted.
+    An unreadable row yields a fault for each of its lines: an unclosed quote swallows rows, and they must be counted.
     """
     first = 1
     while True:
@@ -129,7 +129,7 @@ def csv_rows(reader: CsvReader) -> Iterator[tuple[int, list[str] | str]]:
             cells = next(reader)
         except StopIteration:
             return
-        # The reader goes on after an error, so that a bad quote need not cost the rest of the file.
+        # The reader continues after an error, so that a bad quote doesn't cost the rest of the file.
         except csv.Error:
             fault = "the line is no CSV"
         if reader.line_num - first >= (1 if fault else _MOST_LINES):
@@ -142,7 +142,7 @@ def csv_rows(reader: CsvReader) -> Iterator[tuple[int, list[str] | str]]:
 
 
 def _named(cells: list[str]) -> list[str]:
-    """Names of the columns in lower case, up to the last that has one."""
+    """Column names in lower case, without trailing empty ones."""
     names = [cell.strip().lower() for cell in cells]
     while names and not names[-1]:
         names.pop()
@@ -150,7 +150,7 @@ def _named(cells: list[str]) -> list[str]:
 
 
 def delimiter_of(content: str, columns: Collection[str]) -> str | None:
-    """The character between cells with which the first line names all columns; None where there is none."""
+    """The delimiter with which the header contains all columns; None if no delimiter does."""
     for delimiter in DELIMITERS:
         if set(columns) <= set(header_of(content, delimiter)):
             return delimiter
@@ -158,8 +158,8 @@ def delimiter_of(content: str, columns: Collection[str]) -> str | None:
 
 
 def header_of(content: str, delimiter: str) -> list[str]:
-    """Names in the first line that is not blank, in lower case."""
-    # With any line end, as for the records: a file of carriage returns may have line feeds within its cells.
+    """Column names, in lower case, from the first line that is not blank."""
+    # Accepts any line end, as for the records: a file of carriage returns may have line feeds within its cells.
     first = next((line for line in io.StringIO(content, newline="") if line.strip()), "")
     try:
         return _named(next(csv.reader([first], delimiter=delimiter), []))
@@ -168,18 +168,18 @@ def header_of(content: str, delimiter: str) -> list[str]:
 
 
 def repeated_names(header: Collection[str]) -> list[str]:
-    """Names that stand twice in a header: of two such columns the last would win unseen. Those without a name may."""
+    """Duplicate column names, of which the last would silently win; empty names may repeat."""
     return [name for name, times in Counter(filter(None, header)).items() if times > 1]
 
 
 def plain_word(value: Any) -> str | None:
-    """A label in lower case with single spaces, whole numbers without a fraction; None for anything else.
+    """A label in lower case with single spaces, whole numbers without a fraction; None for other types.
 
-    pandas writes whole numbers as 1.0 where others in the column are missing. Of a negative number the sign stays.
+    pandas writes whole numbers as 1.0 if others in the column are missing. The sign of a negative number is kept.
     """
     if value is None:
         return ""
-    # Before numbers: to Python a bool is an int.
+    # Checked before numbers, because a bool is an int.
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():

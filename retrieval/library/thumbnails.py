@@ -1,7 +1,8 @@
-"""The pictures that a library keeps of its memes, small, to be shown beside a verdict.
+"""Thumbnails that a library stores of its memes, to be shown beside a verdict.
 
-Of each the first representative frame, at most 512 pixels long, as a JPEG that we wrote: nothing of the file that it
-came from but what is seen. They lie one behind the other in one file; where, stands with the memes.
+Each is the first representative frame, scaled to at most 512 pixels on the longer side and re-encoded as JPEG, so that
+nothing of the original file but the visible pixels is kept. They are concatenated in one file; the memes hold the
+offsets.
 """
 
 from __future__ import annotations
@@ -25,72 +26,72 @@ SIDE = 512
 
 
 def shrink(frame: Frame) -> bytes:
-    """The frame as it is kept."""
-    # These bytes are our own encoding of what was decoded under guard, so that opening them here is safe.
+    """The frame as a thumbnail, in JPEG."""
+    # Safe to open: these bytes are our own encoding of what the sandboxed reader decoded.
     with Image.open(io.BytesIO(frame.png), formats=["PNG"]) as opened:
         picture = opened.convert("RGB")
-    # No reducing gap: it would put a box filter before ours.
+    # No reducing gap: it would apply a box filter first.
     picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS, reducing_gap=None)
     jpeg = io.BytesIO()
-    # From the bare pixels, so that nothing else comes along. Without subsampling: captions have coloured edges.
+    # Built from the bare pixels, so that no metadata is carried over. No subsampling: captions have coloured edges.
     bare = Image.frombytes("RGB", picture.size, picture.tobytes())
     bare.save(jpeg, "JPEG", quality=90, subsampling="4:4:4", optimize=True)
     return jpeg.getvalue()
 
 
 def frame_of(data: bytes) -> Frame:
-    """A picture that was kept, as it is shown.
+    """Decodes a stored thumbnail to the frame that is shown.
 
     Raises:
-        BadLibrary: The bytes are no picture of ours.
+        BadLibrary: The bytes are not a thumbnail written by :func:`shrink`.
     """
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as opened:
-            # Before anything is decoded: a library can be written by hand.
+            # Checked before anything is decoded: a library can be written by hand.
             if max(opened.size) > SIDE:
                 raise damaged("a picture in it is larger than any that is kept")
             picture = opened.convert("RGB")
-    # SyntaxError is what Pillow raises for some files that are cut or broken.
+    # Pillow raises SyntaxError for some truncated or broken files.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise damaged("a picture in it can't be read") from error
     png = io.BytesIO()
-    # Quick rather than small: it is made anew each time it is shown.
+    # Fast rather than small: it is encoded again each time it is shown.
     picture.save(png, "PNG", compress_level=1)
     return Frame(png.getvalue(), picture.width, picture.height)
 
 
 class ThumbnailStore(Protocol):
-    """Store of the library's pictures."""
+    """Store of the library's thumbnails."""
 
     def read(self, stored: StoredPicture) -> bytes:
-        """The picture that stands there. Raises BadLibrary if it is not what it was; OSError if it can't be read."""
+        """Reads a thumbnail. Raises BadLibrary if it was altered; OSError if it can't be read."""
         ...
 
 
 class PictureFile:
-    """A file of pictures, held open: what has been opened can be read after the next write has removed its name.
+    """An open file of thumbnails, which stays readable after the next write has unlinked it.
 
-    Safe to use from several threads. It is closed when nobody holds it any more, and not before: a thread may still be
-    reading when whoever started it has given up.
+    Thread-safe. It is only closed with the last reference to it: a thread may still be reading after its caller has
+    given up.
     """
 
     def __init__(self, handle: int) -> None:
-        """Takes the handle over."""
+        """Takes ownership of the file descriptor."""
         self._handle = handle
         weakref.finalize(self, os.close, handle)
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Raises OSError."""
+        """Opens a file of thumbnails. Raises OSError."""
         return cls(os.open(path, os.O_RDONLY))
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size of the file, in bytes."""
         return os.fstat(self._handle).st_size
 
     def read(self, stored: StoredPicture) -> bytes:
-        """The picture that stands there.
+        """Reads a thumbnail.
 
         Raises:
             BadLibrary: The picture was altered.
@@ -98,7 +99,7 @@ class PictureFile:
         """
         # Not seek and read: threads would move each other's position.
         data = os.pread(self._handle, stored.size, stored.offset)
-        # A read that came up short, where the file was cut, has another digest too.
+        # The digest also detects a short read from a truncated file.
         if hashlib.sha256(data).hexdigest() != stored.sha256:
             raise damaged("a picture in it is not what it was when written")
         return data
@@ -113,10 +114,10 @@ class PictureFile:
 
 
 class JoinedPictures:
-    """The pictures of a generation and, as if they lay behind them, those in its journal."""
+    """The thumbnails of a generation followed by those in its journal, with offsets as if in one file."""
 
     def __init__(self, file: PictureFile, journal: PictureFile | None = None) -> None:
-        """``journal`` may be None where no picture lies there."""
+        """``journal`` may be None if the journal holds no thumbnail."""
         self._file = file
         self._journal = journal
         self._size = file.size
@@ -131,13 +132,13 @@ class JoinedPictures:
 
 
 class ThumbnailWriter(PictureFile):
-    """Pictures on their way into a library: a file without a name, which is gone when the process is."""
+    """Thumbnails of a library being built, in an unnamed file that disappears with the process."""
 
     def __init__(self, root: Path) -> None:
-        """Opens one on the disk that the library in ``root`` is, or will be, on. Raises OSError."""
+        """Opens a file on the disk of the library in ``root``, which need not exist yet. Raises OSError."""
         there = next(path for path in (root / GENERATIONS, root, *root.absolute().parents) if path.is_dir())
         with tempfile.TemporaryFile(dir=there, buffering=0) as file:
-            # A second handle: the first closes with the block, and the file has no name to open it by again.
+            # Duplicated because the first descriptor closes with the block, and the file has no name to reopen.
             super().__init__(os.dup(file.fileno()))
         self._end = 0
 
@@ -146,7 +147,7 @@ class ThumbnailWriter(PictureFile):
         if len(data) > MAX_KEPT_BYTES:
             raise ValueError(f"a picture of {len(data)} bytes is larger than any that is kept")
         remaining = memoryview(data)
-        # pwrite may write less than it is given, as where the disk is nearly full.
+        # pwrite may write less than requested, for example if the disk is nearly full.
         while remaining:
             remaining = remaining[os.pwrite(self._handle, remaining, self._end + len(data) - len(remaining)) :]
         stored = StoredPicture(offset=self._end, size=len(data), sha256=hashlib.sha256(data).hexdigest())

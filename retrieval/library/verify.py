@@ -1,7 +1,7 @@
-"""Reading a generation back, believing nothing: every byte is checked against the manifest, and that by ``CURRENT``.
+"""Reads a generation without trusting it: files are checked against the manifest, and the manifest by ``CURRENT``.
 
-FAISS and numpy read flipped bits without a word, so the digests come first; then what the files say is held against
-what the manifest says, since a manifest can be written by hand.
+FAISS and numpy read flipped bits without an error, so the digests are checked first; then the contents are compared
+with the manifest, since a manifest can be written by hand.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def read_manifest(directory: Path, pointer: Pointer) -> Manifest:
         raw = (directory / MANIFEST).read_bytes()
     except OSError as error:
         raise damaged(f"{MANIFEST} of generation {pointer.generation} can't be read") from error
-    # Before it is parsed, so that the parser sees nothing but what was written.
+    # Checked before parsing, so that the parser only sees what was written.
     if hashlib.sha256(raw).hexdigest() != pointer.manifest_sha256:
         raise damaged(f"{MANIFEST} of generation {pointer.generation} is not what it was when written")
     try:
-        # The format before the rest: another has other fields, and would otherwise be called damaged.
+        # The format first: another one has other fields and would otherwise be reported as damaged.
         content = json.loads(raw)
         stated = content.get("format") if isinstance(content, dict) else None
         if isinstance(stated, int) and stated != FORMAT:
@@ -77,7 +77,7 @@ def read_manifest(directory: Path, pointer: Pointer) -> Manifest:
         manifest = Manifest.model_validate_json(raw)
     except (ValueError, RecursionError) as error:
         raise damaged(f"{MANIFEST} can't be understood") from error
-    # These names become paths, and a manifest can be written by hand: no other file may be opened by it.
+    # These names become paths, and a manifest can be written by hand: it must not open any other file.
     if manifest.files.keys() != FILES:
         raise damaged(f"{MANIFEST} does not list the files {', '.join(sorted(FILES))}")
     return manifest
@@ -104,8 +104,8 @@ class Base:
     Attributes:
         rows: float32 of shape (memes, text_dim + picture_dim), ``[t|g]``, memory-mapped, read-only.
         flags: uint8 of shape (memes,): see :mod:`retrieval.library.manifest`.
-        table: All else that is known of the memes.
-        pictures: The pictures that are kept.
+        table: All other data of the memes.
+        pictures: The stored thumbnails.
     """
 
     rows: NDArray[np.float32]
@@ -113,7 +113,7 @@ class Base:
     table: MemeTable
     pictures: PictureFile
 
-    # Counted once: a search asks for it with every meme that it reads.
+    # Cached: a search needs it for every meme that it reads.
     @cached_property
     def size(self) -> int:
         """Number of rows."""
@@ -125,24 +125,24 @@ class Base:
 
 
 def read_base(directory: Path, manifest: Manifest, check: Check, progress: Progress | None = None) -> Base:
-    """The files of a generation, vectors memory-mapped.
+    """Opens the files of a generation, with the vectors memory-mapped.
 
-    Of the pictures only the size and the places are checked: there are ten times as many bytes of them as of all else,
-    and each is held against its own digest when it is read.
+    Of the thumbnails only the file size and the offsets are checked: they take ten times as many bytes as all else, and
+    each is checked against its own digest when it is read.
 
     Args:
         directory: Directory of the generation.
         manifest: Manifest of the generation.
         check: Extent of the check of the rest.
-        progress: Told how many bytes of how many were checked.
+        progress: Called with the bytes checked and the total.
 
     Raises:
         BadLibrary: The generation was altered.
     """
-    # Sizes first: that costs nothing, and finds what was cut short before gigabytes of it are hashed.
+    # Sizes first: the check is free and finds truncated files before gigabytes of them are hashed.
     for name, entry in manifest.files.items():
         _check_size(directory / name, entry)
-    # Also where the rest is put off: the first search already goes by the flags, and they are small.
+    # Always checked, even if the rest is deferred: the first search already uses the flags, and they are small.
     _check_digest(directory / FLAGS, manifest.files[FLAGS])
     if check is Check.WHOLE:
         check_digests(directory, manifest, progress)
@@ -153,11 +153,11 @@ def read_base(directory: Path, manifest: Manifest, check: Check, progress: Progr
         pictures = PictureFile.open(directory / PICTURES)
     except OSError as error:
         raise damaged(f"{PICTURES} can't be read") from error
-    # Flags are copied into memory, for every search goes by them; vectors stay mapped.
+    # Flags are copied into memory because every search uses them; vectors stay mapped.
     base = Base(_read_array(directory / VECTORS), np.array(flags), MemeTable(directory / MEMES), pictures)
     base.flags.flags.writeable = False
     problem = _counts_problem(base, manifest) or shape_problem(base.rows, base.size, manifest.encoder)
-    # After shapes and counts, which the check of the contents relies on.
+    # Last, because it relies on shapes and counts.
     if problem is None and check is Check.WHOLE:
         problem = content_problem(base, manifest)
     if problem:
@@ -166,7 +166,7 @@ def read_base(directory: Path, manifest: Manifest, check: Check, progress: Progr
 
 
 def check_digests(directory: Path, manifest: Manifest, progress: Progress | None = None) -> None:
-    """Reads vectors and memes through, which also brings them into the system's cache. Raises BadLibrary."""
+    """Checks the digests of vectors and memes, which also loads them into the page cache. Raises BadLibrary."""
     names = (VECTORS, MEMES)
     total, before = sum(manifest.files[name].size for name in names), 0
     for name in names:
@@ -182,7 +182,7 @@ def content_problem(base: Base, manifest: Manifest) -> str | None:
 
 
 def shape_problem(rows: NDArray[np.float32], size: int, encoder: EncoderIdentity) -> str | None:
-    """Describes why an array can't be the rows of so many memes; None if it can."""
+    """Describes why an array can't be the rows of ``size`` memes; None if it can."""
     if rows.dtype != np.float32 or not rows.flags.c_contiguous or rows.shape != (size, encoder.dim):
         return f"{VECTORS} is not {size} rows of {encoder.dim} values"
     return None
@@ -194,10 +194,10 @@ def problem_of(
     """Describes why rows can't belong to memes with these flags; None if they can.
 
     Args:
-        rows: To be float32 of shape (n, text_dim + picture_dim).
+        rows: Expected to be float32 of shape (n, text_dim + picture_dim).
         flags: uint8 of shape (n,).
         encoder: Identity of the encoder that made them.
-        first: Name of the first row in messages.
+        first: Number of the first row in messages.
     """
     problem = shape_problem(rows, flags.size, encoder)
     if problem:
@@ -206,8 +206,8 @@ def problem_of(
     for start in range(0, len(rows), _BLOCK):
         block = rows[start : start + _BLOCK]
         for half, part in enumerate((block[:, : encoder.text_dim], block[:, encoder.text_dim :])):
-            # In float32, whose sums are exact enough here, and without a copy. What overflows is not finite, and that
-            # compares as false, so that this finds NaN and infinity too.
+            # float32 sums are exact enough here and need no copy. Overflow gives values that are not finite and compare
+            # as false, so this finds NaN and infinity too.
             with np.errstate(over="ignore", invalid="ignore"):
                 squares = np.einsum("ij,ij->i", part, part)
             right = np.abs(np.sqrt(squares) - has[start : start + _BLOCK, half]) <= UNIT_TOLERANCE
@@ -243,7 +243,7 @@ def _check_size(path: Path, entry: FileEntry) -> None:
 def _check_digest(path: Path, entry: FileEntry, progress: Callable[[int], None] | None = None) -> None:
     digest, done = hashlib.sha256(), 0
     try:
-        # Blocks are large: a buffer would only copy each once more.
+        # Unbuffered: blocks are large, and a buffer would only copy each once more.
         with path.open("rb", buffering=0) as file:
             while block := file.read(_READ):
                 digest.update(block)
@@ -258,10 +258,10 @@ def _check_digest(path: Path, entry: FileEntry, progress: Callable[[int], None] 
 
 def _read_array(path: Path) -> NDArray[Any]:
     try:
-        # open_memmap and not np.load: it reads nothing but .npy, and refuses arrays of objects, which are pickles.
+        # open_memmap and not np.load: it only reads .npy, and refuses object arrays, which are pickles.
         mapped = npy.open_memmap(path, mode="r")
     except (ValueError, OSError, EOFError) as error:
         raise damaged(f"{path.name} is no plain array") from error
-    # As any array: NumPy's own class for files on the disk makes each row that is taken cost several times as much.
+    # Viewed as a plain array: taking a row of a np.memmap costs several times as much.
     rows: NDArray[Any] = mapped.view(np.ndarray)
     return rows

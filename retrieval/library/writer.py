@@ -38,7 +38,7 @@ _GATHER_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A library with the changes that are about to be written behind it (:class:`CurrentLibrary`)."""
+    """A library with the changes that are about to be appended (:class:`CurrentLibrary`)."""
 
     library: Library
     delta: DeltaBuilder
@@ -69,7 +69,7 @@ class _Draft:
 
     def change(self, number: int) -> tuple[Change, bytes | None, bytes | None] | None:
         since = self.delta.change(number)
-        # What was taken out since the generation was written still lies in its row.
+        # Data removed since the generation was written is still in its row.
         return (since, None, None) if since is not None else self.library.base.table.change(number)
 
 
@@ -81,14 +81,14 @@ class LibraryWriter:
     """Changes a library. Thread-safe; each caller waits until its change is on disk."""
 
     def __init__(self, library: Library) -> None:
-        """Changes this library, as it is by then."""
+        """Creates a writer that applies changes to the then current state of this library."""
         self._library = library
         self._waiting: list[tuple[_Plan, Future[Change]]] = []
         lock = threading.Lock()
-        # Two conditions of one lock: who waits for a write to end and who waits for more to write are woken apart.
+        # Two conditions on one lock, so that waiting for a write to end and waiting for more changes wake separately.
         self._changed = threading.Condition(lock)
         self._arrived = threading.Condition(lock)
-        # One at first: the very first change has nobody to gather with, and waits for nobody.
+        # One at first, so that the first change doesn't wait for others to join it.
         self._expected = 1
         self._writing = False
 
@@ -99,7 +99,7 @@ class LibraryWriter:
 
     @property
     def library(self) -> Library:
-        """Library after the last change that was made here."""
+        """Library after the last change made by this writer."""
         return self._library
 
     @property
@@ -110,21 +110,21 @@ class LibraryWriter:
     def add(
         self, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
     ) -> Change:
-        """Puts a meme in, behind the others; as :func:`retrieval.library.change_rules.plan_add`.
+        """Adds a meme at the end; as :func:`retrieval.library.change_rules.plan_add`.
 
         Raises:
             BadLibrary: The library is damaged.
-            CantChange: Too much was changed since the library was last written whole.
-            Unavailable: Somebody else is writing for too long.
-            OSError: The disk will not have it; the library is as it was.
-            And as the rules.
+            CantChange: Too many changes since the library was last compacted.
+            Unavailable: Another writer holds the lock for too long.
+            OSError: The disk is full or can't be written to; the library is unchanged.
+            And the errors of the rules.
         """
-        # A copy: by the time that it is written, perhaps by another thread, the caller may have changed its array.
+        # A copy: the caller may change its array before it is written, perhaps by another thread.
         vector = np.array(vector, dtype=np.float32)
         return self._made(lambda now: plan_add(now, meme, vector, picture, who=who, why=why))
 
     def remove(self, id_: str, *, who: str, why: str) -> Change:
-        """Takes a meme out; as :func:`retrieval.library.change_rules.plan_remove`. Raises as it and :meth:`add`."""
+        """Removes a meme; as :func:`retrieval.library.change_rules.plan_remove`. Raises as it and :meth:`add`."""
         return self._made(lambda now: plan_remove(now, id_, who=who, why=why))
 
     def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
@@ -136,7 +136,7 @@ class LibraryWriter:
         return self._made(lambda now: plan_revoke(now, number, who=who, why=why))
 
     def meme(self, id_: str) -> LabelledMeme | None:
-        """The meme of this id as it is now; None where there is none. Raises BadLibrary."""
+        """The current meme of this id; None if there is none. Raises BadLibrary."""
         library = self._caught_up()
         row = library.row_of(id_)
         return None if row is None else library.read([row])[0]
@@ -149,22 +149,22 @@ class LibraryWriter:
         return self._caught_up().history(meme)
 
     def compact(self, *, forget: bool = False) -> Library:
-        """Writes a new generation without the rows that are no longer found, its journal empty.
+        """Writes a new generation without hidden rows and with an empty journal.
 
-        Readers and other writers go on meanwhile, but nobody can change the library until it is done.
+        Readers continue meanwhile, but no change can be made until it is done.
 
         Args:
-            forget: True to delete removed memes for good, with the generation that held them; the history then still
-                says who removed which id, when and why.
+            forget: True to delete removed memes for good, with the generation that held them; the history still says
+                who removed which id, when and why.
 
         Raises:
             BadLibrary: The library is damaged.
             BadRequest: No precedent is left.
-            Unavailable: Somebody else is writing for too long.
-            OSError: The disk will not have it; the old generation holds.
+            Unavailable: Another writer holds the lock for too long.
+            OSError: The disk is full or can't be written to; the old generation stays current.
         """
         with self._changed:
-            # The lock on the disk keeps other processes out; this waits for threads of ours, without a limit.
+            # The lock on disk keeps other processes out; this waits for threads of this process, without a timeout.
             self._changed.wait_for(lambda: not self._writing)
             self._writing = True
         try:
@@ -175,7 +175,7 @@ class LibraryWriter:
             self._done_writing()
 
     def forget(self) -> None:
-        """Deletes removed memes for good, as :meth:`compact`."""
+        """Permanently deletes removed memes, as :meth:`compact`."""
         self.compact(forget=True)
 
     def _made(self, plan: _Plan) -> Change:
@@ -183,13 +183,13 @@ class LibraryWriter:
         with self._changed:
             self._waiting.append((plan, outcome))
             self._arrived.notify()
-            # The first caller to find no writer writes for all waiting callers; the others find their changes done.
+            # The first caller to find no active writer writes for all waiting callers; the others find theirs done.
             self._changed.wait_for(lambda: outcome.done() or not self._writing)
             if outcome.done():
                 return outcome.result()
             self._writing = True
-            # Those whose changes were just written may have more; without waiting for them there would be two groups,
-            # each of which waits while the other writes.
+            # Callers whose changes were just written may send more; without waiting for them there would be two groups,
+            # each waiting while the other writes.
             self._arrived.wait_for(lambda: len(self._waiting) >= self._expected, _GATHER_S)
             waiting, self._waiting = self._waiting, []
         try:
@@ -201,7 +201,7 @@ class LibraryWriter:
     def _done_writing(self, written: int = 0) -> None:
         with self._changed:
             self._writing = False
-            # Who was just answered may come back, and who came meanwhile waits already: so many make up the next group.
+            # Expected size of the next group: the callers just answered, who may return, and those already waiting.
             self._expected = written + len(self._waiting)
             self._changed.notify_all()
 
@@ -212,7 +212,7 @@ class LibraryWriter:
                 self._library = self._caught_up()
                 self._append(waiting, made)
         except BaseException as error:
-            # Whatever happened, even Ctrl-C: those who wait do so without a limit, and nobody else will answer them.
+            # On any error, even Ctrl-C: the callers wait without a timeout, and nobody else will answer them.
             for _, outcome in waiting:
                 if not outcome.done():
                     outcome.set_exception(error)
@@ -227,9 +227,9 @@ class LibraryWriter:
         library = self._library
         draft, pointer, frames = library.draft(), library.pointer, bytearray()
         head = pointer.head
-        # Numbers run on over generations: a change has the same one before and after compacting.
+        # Numbers continue across generations: compacting doesn't change the number of a change.
         number = library.manifest.changes + len(library.overlay.changes)
-        # Each on what those before it have done: of two changes of one meme, the second sees the first.
+        # Each is planned on top of those before it: of two changes of one meme, the second sees the first.
         for plan, outcome in waiting:
             try:
                 if number - library.manifest.changes >= MOST:
@@ -240,13 +240,13 @@ class LibraryWriter:
                     )
                 planned = plan(_Draft(library, draft, number + 1))
                 frame = journal.frame_of(planned.change, planned.vector, planned.picture)
-                # Places of pictures are counted as if the journal lay behind the generation's own (JoinedPictures).
+                # Offsets of pictures are counted as if the journal followed the generation's file (JoinedPictures).
                 start = library.pictures_end + pointer.journal_size + len(frames)
                 stored = journal.picture_of_frame(frame, start, planned.picture)
-                # By the rules of reading: nothing is written that could not be read back.
+                # Applied by the rules for reading, so that nothing is written that could not be read back.
                 draft.apply(JournalEntry(planned.change, planned.vector, stored))
             except (CourtError, ValueError) as error:
-                # Of this one alone; the others don't suffer for it.
+                # Only this change fails; the others are written.
                 outcome.set_exception(error)
                 continue
             head = journal.next_head(head, frame)
@@ -255,12 +255,12 @@ class LibraryWriter:
             made.append((planned.change, outcome))
         if not made:
             return
-        # In this order: after a crash between the two, CURRENT does not name the new bytes, and the next writer cuts
-        # them off.
+        # In this order: after a crash between the two, CURRENT does not cover the new bytes, and the next writer
+        # truncates them.
         journal.append(library.directory / JOURNAL, pointer.journal_size, bytes(frames))
         pointer = replace(pointer, journal_size=pointer.journal_size + len(frames), head=head)
         storage.announce(library.root, pointer)
-        # Only after CURRENT: where a write fails, this writer still has the library that is on the disk.
+        # Only after CURRENT: if a write fails, this writer still has the library that is on disk.
         self._library = library.with_draft(draft, pointer)
 
     def _caught_up(self) -> Library:

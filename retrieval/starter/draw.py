@@ -1,7 +1,7 @@
 """Draws the memes of the starter library: a simple scene with its text as caption.
 
-Nothing is downloaded and no picture is shipped: every pixel follows from scene, text, size and seed, so the library can
-be rebuilt anywhere that has the same Pillow. A scene never depends on a label.
+Nothing is downloaded and no picture is shipped: every pixel is determined by scene, text, size and seed, so the library
+can be rebuilt anywhere with the same version of Pillow. A scene never depends on a label.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _Colour = tuple[int, int, int]
 
 _LARGEST, _SMALLEST = 40, 8  # caption size on a picture 640 pixels wide, in pixels
 _LINE = 1.22  # line height, in font sizes
-_BAND = 0.42  # of the picture's height, the most that one caption block may take
-_MARGIN = 0.03  # of the picture's width, kept free on every side
-_SPACE = 1.45  # between two words, in spaces of the font
-_SHADE = 0.5  # of what lies behind a caption, how much is black
+_BAND = 0.42  # maximum height of a caption block, as a share of the picture's height
+_MARGIN = 0.03  # margin on every side, as a share of the picture's width
+_SPACE = 1.45  # gap between two words, in spaces of the font
+_SHADE = 0.5  # opacity of the black behind a caption
 
 
 @dataclass(frozen=True, slots=True)
 class CaptionLine:
-    """One line of a caption where it will stand.
+    """One line of a caption and its position.
 
     Attributes:
-        text: The words.
+        text: Words of the line.
         box: Left, top, right and bottom of the drawn line with its outline, in pixels.
         origin: Start position for Pillow, in pixels.
-        font_size: In pixels.
+        font_size: Size of the font, in pixels.
         outline: Width of the black outline, in pixels.
     """
 
@@ -47,8 +47,7 @@ class _Canvas:
     """A picture addressed in hundredths of its width and height, so that every scene fits every size."""
 
     def __init__(self, image: Image.Image, rng: random.Random) -> None:
-        # Each draw from it counts: one more in a scene changes all pixels that follow, and with them the library's
-        # digest.
+        # The number of draws matters: one more in a scene changes all pixels drawn later, and so the library's digest.
         self.rng = rng
         self._draw = ImageDraw.Draw(image)
         self._width, self._height = image.size
@@ -58,7 +57,7 @@ class _Canvas:
         return x * self._width / 100, y * self._height / 100
 
     def pick(self, *colours: _Colour) -> _Colour:
-        """One of the colours."""
+        """Picks one of the colours at random."""
         return self.rng.choice(colours)
 
     def box(self, x0: float, y0: float, x1: float, y1: float, fill: _Colour, *, round_by: float = 0) -> None:
@@ -105,7 +104,12 @@ class _Canvas:
 _WHITE: _Colour = (255, 255, 255)
 _BLACK: _Colour = (25, 25, 30)
 _WOOD: _Colour = (150, 100, 60)
-_SKINS: tuple[_Colour, ...] = ((96, 170, 190), (150, 120, 200), (120, 180, 110), (225, 150, 90))  # of nobody real
+_SKINS: tuple[_Colour, ...] = (
+    (96, 170, 190),
+    (150, 120, 200),
+    (120, 180, 110),
+    (225, 150, 90),
+)  # not real skin colours
 _BRIGHT: tuple[_Colour, ...] = ((220, 70, 70), (60, 120, 210), (245, 180, 50), (70, 165, 95), (150, 90, 190))
 
 
@@ -248,7 +252,7 @@ def _people(c: _Canvas) -> None:
     first, second = c.rng.sample(_BRIGHT, 2)
     c.box(48.5, 16, x1=50, y1=80, fill=(110, 110, 120))
     c.shape((50, 18), (80, 22), (80, 46), (50, 44), fill=first)
-    c.shape((50, 18), (65, 31), (50, 44), fill=second)  # a flag of no country: a wedge and a teapot-like spot
+    c.shape((50, 18), (65, 31), (50, 44), fill=second)  # an invented flag: a wedge and a teapot-like spot
     c.dot(70, 34, 4, _WHITE)
     for row, y in enumerate((62, 71, 80, 89)):
         for i in range(9):
@@ -430,12 +434,12 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def _pieces(word: str, fits: Callable[[str], bool]) -> list[str]:
-    """A word as it is or, where it is wider than a line, in pieces that are not."""
+    """Splits a word that is wider than a line into pieces that fit; other words stay whole."""
     if fits(word):
         return [word]
     pieces, piece = [], ""
     for character in word:
-        # A single character is never too wide, or nothing would come to an end.
+        # A single character always counts as fitting, so that splitting terminates.
         if piece and not fits(piece + character):
             pieces.append(piece)
             piece = ""
@@ -456,18 +460,18 @@ def _wrap(text: str, fits: Callable[[str], bool]) -> list[str]:
 
 
 def _length(line: str, font: ImageFont.FreeTypeFont) -> float:
-    """The width of a line as it is drawn, in pixels, without its outline."""
+    """Width of a drawn line, in pixels, without its outline."""
     words = line.split()
     return sum(font.getlength(word) for word in words) + _gap(font) * (len(words) - 1)
 
 
 def _gap(font: ImageFont.FreeTypeFont) -> float:
-    """Between two words, in pixels: the outline eats into the font's own space, and a text reader would join them."""
+    """Gap between two words, in pixels: outlines narrow the font's own space, so that OCR would join the words."""
     return _SPACE * font.getlength(" ")
 
 
 def _even(text: str, font: ImageFont.FreeTypeFont, widest: float, most: int) -> list[str] | None:
-    """The text in as few lines as the width allows, of like length; None if that takes more lines than ``most``."""
+    """The text in as few lines as the width allows, of similar length; None if it needs more than ``most`` lines."""
 
     def within(limit: float) -> list[str]:
         return _wrap(text, lambda line: _length(line, font) <= limit)
@@ -475,7 +479,7 @@ def _even(text: str, font: ImageFont.FreeTypeFont, widest: float, most: int) -> 
     fewest = within(widest)
     if len(fewest) > most:
         return None
-    # Narrow to wide: the narrowest that needs no more lines has the most even ones.
+    # Narrow to wide: the narrowest width with the same number of lines makes them most even.
     tries = (within(share * widest) for share in (0.5, 0.6, 0.7, 0.8, 0.9))
     return next((lines for lines in tries if len(lines) == len(fewest)), fewest)
 
@@ -489,17 +493,17 @@ def _blocks(text: str) -> tuple[str, str]:
     if len(words) < 9:
         return top, ""
     middle = len(words) // 2
-    # Three words at least on either side, so that no line stands alone with one.
+    # At least three words on either side, so that no block is a single word.
     ends = [i for i in range(3, len(words) - 2) if words[i - 1][-1] in ".,:?!;"]
     cut = min(ends, key=lambda i: abs(i - middle)) if ends else middle + len(words) % 2
     return " ".join(words[:cut]), " ".join(words[cut:])
 
 
 def caption_lines(text: str, size: tuple[int, int] = (640, 480)) -> list[CaptionLine]:
-    """Lays out each line of a caption on a picture: as large as is readable, always inside.
+    """Lays out each line of a caption inside a picture, as large as possible.
 
     Args:
-        text: The caption. Its first line goes to the top and the rest to the bottom; one long line is cut in two.
+        text: The caption. Its first line goes to the top and the rest to the bottom; one long line is split in two.
         size: Width and height of the picture, in pixels.
 
     Raises:
@@ -508,7 +512,7 @@ def caption_lines(text: str, size: tuple[int, int] = (640, 480)) -> list[Caption
     width, height = size
     margin = _MARGIN * width
     blocks = _blocks(text)
-    # In pixels of a picture 640 wide, so that a caption has the same share of any size.
+    # In pixels of a picture 640 wide, so that the caption scales with the picture.
     for nominal in range(_LARGEST, _SMALLEST - 1, -1):
         pixels = max(6, round(nominal * width / 640))
         outline = max(1, round(pixels / 11))
@@ -545,11 +549,11 @@ def _shade(image: Image.Image, lines: list[CaptionLine]) -> None:
 
 
 def draw_meme(scene: str, text: str, *, size: tuple[int, int] = (640, 480), seed: int = 0) -> Image.Image:
-    """A meme as an RGB picture: the same pixels for the same arguments, every time.
+    """Draws a meme as an RGB picture; deterministic for the same arguments.
 
     Args:
         scene: One of :data:`SCENES`.
-        text: The caption; a line break parts the top from the bottom.
+        text: The caption; a line break separates the top from the bottom.
         size: Width and height, in pixels.
         seed: Varies colours and places within the scene.
 
@@ -559,14 +563,14 @@ def draw_meme(scene: str, text: str, *, size: tuple[int, int] = (640, 480), seed
     if scene not in _PAINTERS:
         raise ValueError(f"There is no scene {scene!r}; there are {', '.join(SCENES)}.")
     image = Image.new("RGB", size, _WHITE)
-    # Seeded by a string, which random turns into numbers alike in every process, as hash() does not.
+    # Seeded by a string, which random maps to the same numbers in every process, unlike hash().
     _PAINTERS[scene](_Canvas(image, random.Random(f"{scene}:{seed}")))
     draw_caption(image, text)
     return image
 
 
 def draw_caption(image: Image.Image, text: str) -> None:
-    """Writes a caption on an RGB picture, as :func:`caption_lines` has it.
+    """Writes a caption on an RGB picture, laid out by :func:`caption_lines`.
 
     Raises:
         ValueError: The text does not fit the picture.
@@ -577,7 +581,7 @@ def draw_caption(image: Image.Image, text: str) -> None:
     for line in lines:
         font = _font(line.font_size)
         x, y = line.origin
-        # Word by word, since the gaps between them are ours (_gap).
+        # Word by word, since the gaps between them are custom (_gap).
         for word in line.text.split():
             draw.text((x, y), word, font=font, fill=_WHITE, stroke_width=line.outline, stroke_fill=(0, 0, 0))
             x += font.getlength(word) + _gap(font)

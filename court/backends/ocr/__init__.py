@@ -1,1 +1,1 @@
-"""Reading the text off a picture in a child process."""
+"""Text recognition (OCR) in child processes or on a server."""

@@ -1,12 +1,12 @@
 """Reads text coarse to fine with RapidOCR's models for detection and recognition.
 
-RapidOCR's own pipeline looks for text at full size, and most of its time goes there. On a picture of a fifth of a
-megapixel the detector still answers wherever text is, if only with a thin streak for small letters. So the whole
-picture is searched small, and a part of it at full size only where that left a streak or words that nobody could read.
+RapidOCR's own pipeline detects text at full size, which takes most of its time. On a picture downscaled to a fifth of a
+megapixel the detector still responds wherever there is text, if only with a thin streak for small letters. So the whole
+picture is searched downscaled, and only a part at full size if that left streaks or unreadable words.
 
-Letters that stand on their head are told by recognition itself: what it is not sure of is read the other way round
-too, which counts where it is sure of that. RapidOCR asks a classifier beforehand, which takes upright words for turned
-ones where their outlines are heavy.
+Upside-down text is found by recognition itself: lines with low confidence are read again turned by 180 degrees, and
+that reading counts if its confidence is high. RapidOCR runs a classifier first, which mistakes upright words with heavy
+outlines for turned ones.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _VERTICAL = 1.5
 
 
 class _Rect(NamedTuple):
-    """A part of a picture, in pixels."""
+    """A rectangle of a picture, in pixels."""
 
     left: float
     top: float
@@ -94,37 +94,37 @@ class Line(NamedTuple):
 
     @property
     def rect(self) -> _Rect:
-        """The least upright rectangle around it."""
+        """The bounding rectangle of the line."""
         return _Rect(*self.box.min(axis=0).tolist(), *self.box.max(axis=0).tolist())
 
 
 class Engine:
-    """Detection and recognition with their models, which come in RapidOCR's package unless another is named."""
+    """Detection and recognition, with the models in RapidOCR's package unless another is given."""
 
     def __init__(self, *, threads: int, recognition: str | None = None) -> None:
         """Loads the models.
 
         Args:
-            threads: Threads of each.
-            recognition: File of the model that recognises; the packaged one if not given.
+            threads: Number of threads of each model.
+            recognition: File of the recognition model; the packaged one if not given.
 
         Raises:
-            FileNotFoundError: A model is not there.
+            FileNotFoundError: A model is missing.
         """
         models = Path(rapidocr.__file__).parent / "models"
         loaded: Any = RapidOCR(
             params={
                 "Global.log_level": "critical",
-                # Named one by one: what is named is never downloaded, and what is missing is an error.
+                # Explicit paths: RapidOCR never downloads these, and a missing file is an error.
                 "Det.model_path": str(models / "PP-OCRv6_det_small.onnx"),
                 "Rec.model_path": recognition or str(models / "PP-OCRv6_rec_small.onnx"),
-                # Lines of different lengths would be filled up to the longest of their batch, for a tenth of the time.
+                # No batches: lines would be padded to the longest of their batch, at a cost of a tenth of the time.
                 "Rec.rec_batch_num": 1,
                 "EngineConfig.onnxruntime.intra_op_num_threads": threads,
                 "EngineConfig.onnxruntime.inter_op_num_threads": 1,
             }
         )
-        # The parts of its pipeline: the detector's answers before they are made into boxes are not public.
+        # The pipeline's private parts, as there is no public access to the detector's raw output.
         self._detector: Any = loaded._load_det_model()
         self._recognizer: Any = loaded._load_rec_model()
 
@@ -138,13 +138,13 @@ class Engine:
         unread = [line.rect for line in lines if line.confidence < _SURE]
         if streaks or unread:
             part = _closed([*streaks, *unread], [*(sign for sign, _ in signs), *(line.rect for line in lines)])
-            # The part cuts through no line, so that none is read in halves, and what it contains is read once.
+            # The part cuts through no line, so none is read in pieces, and lines inside it are read only once.
             lines = [line for line in lines if not part.overlaps(line.rect)]
             lines += [line for line in self._read_part(pixels, part) if line.confidence >= _LEAST_FINE]
         return [line for line in lines if line.confidence >= _LEAST and line.text.strip()]
 
     def _read_part(self, pixels: _Pixels, part: _Rect) -> list[Line]:
-        """The lines in a part of the picture, which is searched at full size."""
+        """The lines in a part of the picture, detected at full size."""
         height, width = pixels.shape[:2]
         left, top = max(0, math.floor(part.left)), max(0, math.floor(part.top))
         right, bottom = min(width, math.ceil(part.right)), min(height, math.ceil(part.bottom))
@@ -154,7 +154,7 @@ class Engine:
         return self._recognise_either_way(pixels, [box + np.array([left, top], dtype=np.float32) for box in boxes])
 
     def _detect(self, pixels: _Pixels, scale: float) -> tuple[list[_Box], list[tuple[_Rect, int]]]:
-        """Boxes around lines, and every sign of text with its thickness in pixels of what was searched."""
+        """Boxes around lines, and every sign of text with its thickness in pixels of the scaled picture."""
         height, width = pixels.shape[:2]
         rows, columns = (max(_STRIDE, round(side * scale / _STRIDE) * _STRIDE) for side in (height, width))
         shrinking = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
@@ -165,23 +165,23 @@ class Engine:
         across, down = width / columns, height / rows
         signs = [
             (_Rect(x * across, y * down, (x + wide) * across, (y + high) * down), min(wide, high))
-            for x, y, wide, high, _ in found[1:].tolist()  # the first one is what is around them
+            for x, y, wide, high, _ in found[1:].tolist()  # the first one is the background
         ]
         return [np.asarray(box, dtype=np.float32) for box in boxes], signs
 
     def _recognise_either_way(self, pixels: _Pixels, boxes: Sequence[_Box]) -> list[Line]:
-        """Recognises the text in each box, turned by 180 degrees where recognition is sure of that reading alone."""
+        """Recognises the text in each box, turned by 180 degrees if only that reading has high confidence."""
         lines = self._recognise(pixels, boxes)
         unsure = [number for number, line in enumerate(lines) if line.confidence < _SURE]
         others = self._recognise(pixels, [boxes[number] for number in unsure], turn=True)
         for number, other in zip(unsure, others, strict=True):
-            # A pattern that is no text reads as something or other one way or the other; text is surely read one way.
+            # A pattern without text may yield some reading either way, but only real text gets high confidence.
             if other.confidence >= _SURE:
                 lines[number] = other
         return lines
 
     def _recognise(self, pixels: _Pixels, boxes: Sequence[_Box], *, turn: bool = False) -> list[Line]:
-        """Recognises the text in each box, from left to right and from top to bottom, or turned by 180 degrees."""
+        """Recognises the text in each box, left to right and top to bottom, or turned by 180 degrees."""
         if not boxes:
             return []
         crops = [get_rotate_crop_image(pixels, box.copy()) for box in boxes]
@@ -195,17 +195,17 @@ class Engine:
 
 
 def _runs_down(box: _Box) -> bool:
-    """True if RapidOCR turns the content of a box before it reads it, so that its right side comes to lie on top."""
+    """True if RapidOCR rotates the content of a box before reading it, so that its right side is on top."""
     wide = max(np.linalg.norm(box[0] - box[1]), np.linalg.norm(box[2] - box[3]))
     high = max(np.linalg.norm(box[0] - box[3]), np.linalg.norm(box[1] - box[2]))
     return int(high) >= _VERTICAL * int(wide)
 
 
 def _closed(wanted: Sequence[_Rect], everything: Sequence[_Rect]) -> _Rect:
-    """The least part with all that is wanted and a margin around, which cuts through nothing."""
+    """The smallest part that contains ``wanted`` and a margin and does not cut through any rectangle."""
     part = _union(wanted).grown(_MARGIN)
     while True:
-        # Ends: a part only grows, and never beyond the union of all that there is.
+        # Terminates: the part only grows, and never beyond the union of all rectangles.
         wider = _union([part, *(one.grown(_MARGIN) for one in everything if one.overlaps(part))])
         if wider == part:
             return part

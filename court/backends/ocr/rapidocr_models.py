@@ -1,7 +1,7 @@
-"""Models that recognise further scripts with RapidOCR: where they lie, and fetching them.
+"""Finds and fetches recognition models for further scripts for RapidOCR.
 
-The model in RapidOCR's package knows Chinese, Japanese and languages in Latin letters. Those for other scripts are
-fetched once, by name, and checked. The search for lines needs no other model: it knows no script.
+The model in RapidOCR's package reads Chinese, Japanese and languages in Latin script. Models for other scripts are
+fetched once, by name, and checked. Detection is independent of the script and needs no other model.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class RecognitionModel(NamedTuple):
     """A model of RapidOCR 3.10.
 
     Attributes:
-        path: Path below :data:`SOURCE`.
+        path: Path relative to :data:`SOURCE`.
         sha256: SHA-256 of the file, in hexadecimal.
-        reads_latin: True if it knows Latin letters too.
+        reads_latin: True if it also reads Latin script.
     """
 
     path: str
@@ -38,11 +38,12 @@ class RecognitionModel(NamedTuple):
 
     @property
     def name(self) -> str:
-        """File name without its ending."""
+        """File name without its suffix."""
         return Path(self.path).stem
 
 
-# Arabic is left out: that model writes a line as it is seen, from left to right, and only a guess turns it back.
+# Arabic is left out: its model outputs lines in visual order, from left to right, and restoring the logical order
+# would be a guess.
 LANGUAGES = {
     "cyrillic": RecognitionModel(
         "PP-OCRv5/rec/cyrillic_PP-OCRv5_rec_mobile.onnx",
@@ -107,13 +108,13 @@ def fetch_model(language: str) -> Path:
 
     Raises:
         BadRequest: There is no such language.
-        Unavailable: The model can't be fetched, or is not the one that is known; nothing was stored.
+        Unavailable: The model can't be fetched or has another digest; nothing was stored.
     """
     model = _model(language)
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
     url = f"{os.environ.get(MIRROR, SOURCE).rstrip('/')}/{model.path}"
-    # In the same folder, so that the checked file is moved in one step: no reader finds half of one, or another one.
+    # In the same folder, so that the checked file is moved atomically: readers never see a partial or unchecked one.
     with tempfile.TemporaryDirectory(prefix="fetching-", dir=folder) as partial:
         path = Path(partial) / "model.onnx"
         try:

@@ -1,4 +1,4 @@
-"""Readers of text by name, as the setting ``reader`` has them.
+"""Creates text readers by the names of the setting ``reader``.
 
 =====================  ================================================================================
 ``rapidocr``           RapidOCR with the models in its package: Chinese, Japanese, Latin letters
@@ -6,7 +6,7 @@
 ``tesseract``          an installed Tesseract, for English
 ``tesseract:A+B``      the same, for other languages by Tesseract's names
 ``http://HOST/ocr``    a server that speaks the OCR protocol of PaddleX serving (or https)
-``none``               nobody: callers send the text
+``none``               no reader: callers send the text
 =====================  ================================================================================
 """
 
@@ -34,10 +34,10 @@ _PACKAGED = "PP-OCRv6-small"
 
 
 class OpenedTextReader(TextReader, Protocol):
-    """A reader that is warmed before its first use and closed after its last."""
+    """A reader with warm-up and shutdown."""
 
     async def warm(self) -> None:
-        """Makes the first reading as quick as the next. Raises Unavailable if the reader does not work."""
+        """Warms up, so that the first reading is as fast as later ones. Raises Unavailable if the reader fails."""
         ...
 
     async def aclose(self) -> None:
@@ -46,16 +46,16 @@ class OpenedTextReader(TextReader, Protocol):
 
 
 def check_reader_name(name: str) -> str:
-    """Returns the name of a reader. Raises ValueError if it is none."""
+    """Validates and returns the name of a reader. Raises ValueError if it is invalid."""
     kind, _, detail = name.partition(":")
     if kind in ("http", "https"):
         try:
             parts = urlsplit(name)
-            # urlsplit() refuses brackets that don't pair, and .port what is no number or beyond 65,535.
+            # urlsplit() rejects unbalanced brackets, and .port anything but numbers up to 65,535.
             served = bool(parts.hostname) and (parts.port is None or parts.port > 0)
         except ValueError:
             served = False
-        # The name of a reader stands in records, where no password or key may.
+        # The name of a reader is stored in records, which must not contain a password or key.
         if not served or parts.username is not None or parts.query or parts.fragment:
             raise ValueError("the address of a text reader is http://HOST:PORT/ocr, or https, without keys")
     elif kind == RAPIDOCR and detail:
@@ -65,7 +65,7 @@ def check_reader_name(name: str) -> str:
                 "tesseract:LANGUAGE"
             )
     elif kind == TESSERACT and detail:
-        # These end up on Tesseract's command line: letters and plus signs alone, so neither an option nor a path.
+        # Goes on Tesseract's command line: only word characters and plus signs, so neither an option nor a path.
         if not re.fullmatch(r"\w+(\+\w+)*", detail, re.ASCII):
             raise ValueError("Tesseract's languages are its names with plus signs between them: tesseract:eng+rus")
     elif name not in (RAPIDOCR, TESSERACT, NONE):
@@ -77,17 +77,17 @@ def check_reader_name(name: str) -> str:
 
 
 def open_reader(name: str, *, workers: int = 1) -> OpenedTextReader | None:
-    """Makes the reader of a name; it starts nothing until it is asked or warmed.
+    """Creates a reader by name; it starts nothing before its first use or warm-up.
 
     Args:
-        name: Name that :func:`check_reader_name` lets pass.
-        workers: Processes at most, where it runs here.
+        name: Name that :func:`check_reader_name` accepts.
+        workers: Maximum number of processes of a local reader.
 
     Returns:
         The reader, or None for ``none``.
 
     Raises:
-        NotLoaded: The reader needs what is not installed.
+        NotLoaded: The reader needs something that is not installed.
         Unavailable: The reader is installed but can't be run.
     """
     kind, _, detail = check_reader_name(name).partition(":")
@@ -108,23 +108,23 @@ def rapidocr_reader(
     wall_s: float = 60.0,
     watch: Callable[[Reply], None] | None = None,
 ) -> WorkerTextReader:
-    """A reader that runs RapidOCR's models in guarded workers.
+    """Creates a reader that runs RapidOCR's models in sandboxed workers.
 
     Args:
         language: Key of :data:`~court.backends.ocr.rapidocr_models.LANGUAGES`; empty for the packaged model.
-        workers: Processes at most; each holds the models.
-        threads: Threads of each process.
-        wall_s: Time of one frame on the clock, in seconds.
-        watch: Is shown what each frame cost.
+        workers: Maximum number of processes; each holds the models.
+        threads: Number of threads of each process.
+        wall_s: Wall-clock limit of one frame, in seconds.
+        watch: Callback for the cost of each frame.
 
     Raises:
         NotLoaded: The language's model was not fetched yet.
     """
-    # Before any process is started: a model that was never fetched is reported at the start, not by the first meme.
+    # Checked before any process starts, so that a missing model is reported at startup and not by the first meme.
     model = find_model(language) if language else None
     name = _PACKAGED if model is None else f"{_PACKAGED} + {model.stem}"
     return WorkerTextReader(
-        # Whatever can change what is read is named here, since records name their reader by it.
+        # Names everything that can affect the text, as records identify their reader by it.
         f"rapidocr/{importlib.metadata.version('rapidocr')} {name}, {METHOD}",
         module="court.backends.ocr.worker",
         settings={"threads": threads, "recognition": str(model.resolve()) if model else None},

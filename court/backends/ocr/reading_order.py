@@ -1,4 +1,4 @@
-"""Order in which the lines of a picture are read: rows from top to bottom, as most of the text is turned."""
+"""Sorts the lines of a picture into reading order: rows from top to bottom, in the orientation of most of the text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _Span = tuple[float, float]
 
 
 def in_reading_order(lines: Iterable[TextLine]) -> list[TextLine]:
-    """The lines in rows from top to bottom, each row from left to right, as most of the text is turned.
+    """The lines in rows from top to bottom, each row left to right, in the orientation of most of the text.
 
-    Two lines stand in one row where they share at least half the height of the lower one. Each is held against the
-    mean of its row, not against the last: of a staircase of lines, the last would otherwise join the first.
+    A line belongs to a row if they overlap by at least half the height of the less tall one. It is compared with the
+    mean of the row and not with the last line; otherwise a staircase of lines would form a single row.
     """
     found = list(lines)
     quarters = _quarters(found)
     upright = [(line, _upright(line, quarters)) for line in found]
     rows: list[list[tuple[TextLine, _Corners]]] = []
-    # By the middle of its height: top and bottom added up give the same order as their mean.
+    # By vertical centre: the sum of top and bottom gives the same order as their mean.
     for line, corners in sorted(upright, key=lambda one: (sum(_span(one[1])), _left(one[1]))):
         if rows and _shares(_mean_span([other for _, other in rows[-1]]), _span(corners)):
             rows[-1].append((line, corners))
@@ -47,19 +47,19 @@ def _quarters_of(line: TextLine) -> int:
 
 
 def _upright(line: TextLine, quarters: int) -> _Corners:
-    """The corners of a line when all is turned back by so many quarters, beginning with the upper left one."""
-    # A line that is turned otherwise than most has another corner at its upper left.
+    """The corners of a line after rotating the picture back by quarter turns, beginning with the upper left one."""
+    # In a line turned differently from most, another corner is the upper left one.
     first = (quarters - _quarters_of(line)) % 4
     corners = [*line.box[first:], *line.box[:first]]
     for _ in range(quarters):
-        # A quarter turn counter-clockwise as it is seen, for y grows downwards.
+        # A quarter turn counter-clockwise as seen, because y grows downwards.
         corners = [(y, -x) for x, y in corners]
     return corners
 
 
 def _shares(row: _Span, line: _Span) -> bool:
     shared = min(row[1], line[1]) - max(row[0], line[0])
-    # Two lines without height would share half of nothing.
+    # shared > 0, as two lines of zero height would otherwise pass.
     return shared > 0 and shared >= 0.5 * min(row[1] - row[0], line[1] - line[0])
 
 
@@ -69,7 +69,7 @@ def _mean_span(row: list[_Corners]) -> _Span:
 
 
 def _span(corners: _Corners) -> _Span:
-    """The middles of the two long edges, so that a slanting line is no taller than its text."""
+    """Vertical extent by the midpoints of the long edges, so that a slanted line is no taller than its text."""
     upper_left, upper_right, lower_right, lower_left = corners
     return (upper_left[1] + upper_right[1]) / 2, (lower_left[1] + lower_right[1]) / 2
 

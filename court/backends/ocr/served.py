@@ -1,4 +1,4 @@
-"""Reads text by asking a server: one that speaks the OCR protocol of PaddleX serving (``POST /ocr``).
+"""Reads text with a server that speaks the OCR protocol of PaddleX serving (``POST /ocr``).
 
 https://paddlepaddle.github.io/PaddleX/latest/en/pipeline_usage/tutorials/ocr_pipelines/OCR.html
 """
@@ -29,7 +29,7 @@ _Many = Annotated[list[float], Field(max_length=1000)]
 
 
 class _TextLines(BaseModel):
-    # Further fields are welcome, unlike in a worker's reply: the protocol has many that are of no use here.
+    # Extra fields are ignored, unlike in a worker's reply: the protocol has many that are not needed here.
     rec_texts: list[str] = Field(max_length=1000)
     rec_scores: _Many
     rec_polys: list[tuple[_Point, _Point, _Point, _Point]] = Field(max_length=1000)
@@ -49,13 +49,13 @@ class _ServerReply(BaseModel):
 
 
 class ServedTextReader:
-    """A :class:`~court.ports.TextReader` that asks a server; safe to call concurrently.
+    """A :class:`~court.ports.TextReader` that calls a server; safe to call concurrently.
 
-    The server is trusted with the pictures, and with nothing else: its answers are bounded and checked.
+    The server is trusted with the pictures only: its answers are limited in size and checked.
     """
 
     def __init__(self, url: str) -> None:
-        """Asks nothing yet.
+        """Sends no request yet.
 
         Args:
             url: Address that pictures are sent to, such as ``http://127.0.0.1:8080/ocr``.
@@ -65,23 +65,23 @@ class ServedTextReader:
 
     @property
     def identity(self) -> str:
-        """The protocol and the address: which models the server has, it does not tell."""
+        """Protocol and address, as the server does not report its models."""
         return f"paddlex-serving {self._url}"
 
     async def read(self, picture: Picture) -> Reading:
-        """The text on the picture, frame by frame in reading order; no lines where there is none.
+        """Reads the text on the picture, frame by frame in reading order; no lines if there is none.
 
         Raises:
-            Unavailable: The server is not there, fails, or gives what is no answer.
+            Unavailable: The server can't be reached, fails, or sends an invalid answer.
         """
         frames = await asyncio.gather(*(self._read(frame) for frame in picture.frames))
         return Reading(lines=tuple(line for lines in frames for line in lines))
 
     async def warm(self) -> None:
-        """Asks for a drawn word.
+        """Sends a sample picture.
 
         Raises:
-            Unavailable: The server can't be asked, or did not read the word that was drawn.
+            Unavailable: The server can't be reached, or did not read the sample's word.
         """
         try:
             lines = await self._read(sample_frame())
@@ -97,9 +97,9 @@ class ServedTextReader:
         await self._client.aclose()
 
     async def _read(self, frame: Frame) -> list[TextLine]:
-        # The larger copy of a long picture, in which small letters can be read.
+        # The larger copy of a long picture, in which small letters are legible.
         png = frame.legible_png or frame.png
-        # In that protocol type 1 is an image, and 0 a PDF.
+        # In this protocol type 1 is an image, and 0 a PDF.
         body = {"file": base64.b64encode(png).decode(), "fileType": 1, "visualize": False}
         try:
             async with asyncio.timeout(_READ_S):
@@ -110,14 +110,14 @@ class ServedTextReader:
                 raise ValueError("an error code")
             found = _found(answer.result.ocrResults[0].prunedResult, frame.width / _width(png))
         except (httpx2.HTTPError, TimeoutError, ValidationError, ValueError) as error:
-            # A failure must never pass for a picture without text.
+            # A failure must never be mistaken for a picture without text.
             logger.warning("the text reader at %s failed by %s", self._url, type(error).__name__)
             raise reader_failed() from None
         return text_lines(found, frame.index)
 
 
 def _found(lines: _TextLines, scale: float) -> list[FoundLine]:
-    """Lines in pixels of the frame. Raises ValueError where their lists differ in length."""
+    """Lines in pixels of the frame. Raises ValueError if the lists differ in length."""
     return [
         FoundLine(text=text, confidence=score, box=tuple((x * scale, y * scale) for x, y in box))
         for text, score, box in zip(lines.rec_texts, lines.rec_scores, lines.rec_polys, strict=True)
@@ -125,5 +125,5 @@ def _found(lines: _TextLines, scale: float) -> list[FoundLine]:
 
 
 def _width(png: bytes) -> int:
-    """Width of a PNG of our own making, in pixels, as its header says."""
+    """Width of a PNG written by this program, in pixels, from its header."""
     return int.from_bytes(png[16:20], "big")

@@ -59,7 +59,7 @@ def tesseract_reader(languages: str = "eng", *, workers: int = 1) -> WorkerTextR
         f"tesseract/{version.group() if version else 'unknown'} {languages}, sparse text",
         module=__name__,
         settings={"program": program, "languages": languages, "data": os.environ.get(_DATA)},
-        # Models for other languages read Latin letters only more or less.
+        # Models for other languages don't read Latin letters reliably.
         reads_latin="eng" in languages.split("+"),
         workers=workers,
     )

@@ -1,4 +1,4 @@
-"""The process that reads text off frames: started by :mod:`court.backends.ocr.worker_reader`, one frame a job."""
+"""Worker process that reads text off one frame per job; started by :mod:`court.backends.ocr.worker_reader`."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class WorkerTextReader:
 
         Args:
             identity: Name and version of the engine, and its models.
-            module: Module that the workers run, one frame a job.
+            module: Module that the workers run, one frame per job.
             settings: Settings of the module.
             reads_latin: True if it should be able to read an English word.
             workers: Maximum number of processes; each loads the models.
@@ -145,7 +145,7 @@ class WorkerTextReader:
 
 
 def sample_frame() -> Frame:
-    """The frame that shows :data:`SAMPLE_WORD`."""
+    """A frame that shows :data:`SAMPLE_WORD`."""
     return Frame(png=SAMPLE, width=SAMPLE_SIDE, height=SAMPLE_SIDE)
 
 
@@ -180,6 +180,6 @@ def text_lines(found: list[FoundLine], frame: int) -> list[TextLine]:
 
 
 def _clean(text: str) -> str:
-    """Composed, on one line, without control characters."""
+    """Normalises a text to NFC, on one line, without control characters."""
     spaced = " ".join(unicodedata.normalize("NFC", text).split())
     return "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cs")).strip()
