@@ -200,11 +200,11 @@ def _figure(values: Floats, ends: tuple[float, float]) -> Figure:
 
 
 def contrast_sections(found: Sequence[SettingContrast], models: Sequence[str]) -> list[Section]:
-    """A table for each contrast: targets down, judges across.
+    """Builds a table for each contrast, with targets as rows and judges as columns.
 
     Args:
         found: The contrasts.
-        models: Targets in the order in which they are shown, such as that of the whole board.
+        models: Targets in display order, such as that of the whole board.
     """
     return [_section(one, models) for one in found]
 
