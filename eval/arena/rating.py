@@ -259,7 +259,7 @@ def ratings_by_round(ratings: Sequence[Rating], key: SheetKey) -> tuple[RoundRat
 def plateau(rounds: Sequence[RoundRatings]) -> int | None:
     """Finds the round after which scores no longer rise; None if they still rise in the last round.
 
-    No later round's mean is above its own by half the width of that round's interval or more.
+    No later round's mean exceeds that round's mean by half the width of the later round's interval or more.
 
     Args:
         rounds: Mean scores by round, in order.

@@ -132,8 +132,8 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
         raise NotRanked(groups(won, table.models))
     spread = used.std(axis=0)
     columns = np.flatnonzero(spread > 0)
-    # In units of their spread, so that the Hessian is well scaled; effects are divided by it again at the end. Columns
-    # without any spread in this resample stay at 0.
+    # In units of their spread, so that the Hessian is well scaled; effects are divided by it at the end. Columns
+    # without spread in this resample keep an effect of 0.
     x = used[:, columns] / spread[columns]
     pair = left * n + right
     at = np.zeros(n + len(columns))
