@@ -109,8 +109,8 @@ class _Reasons(Reply):
 # Cached per set of keys: creating the class takes longer than parsing a reply with it.
 @cache
 def _comparison(keys: tuple[str, ...]) -> type[_Reasons]:
-    # Plain strings: which words are offered depends on the levels, so parse_verdicts checks them. Aliases, for a key of
-    # somebody's own may be a word that pydantic or Python has a use for.
+    # Plain strings: the allowed words depend on the levels, so parse_verdicts checks them. Aliases, because a custom
+    # key may be a reserved word of pydantic or Python.
     fields: dict[str, Any] = {f"criterion_{place}": (str, Field(alias=key)) for place, key in enumerate(keys)}
     return create_model("Comparison", __base__=_Reasons, **fields)
 

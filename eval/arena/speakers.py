@@ -67,8 +67,8 @@ class Speaker:
     fence: Fence = field(init=False)
 
     def __post_init__(self) -> None:
-        # Derived from the meme, not drawn: prompts must be the same word for word when a run is taken up again, or no
-        # reply is found in the store.
+        # Derived from the meme, not random: prompts must be identical when a run is resumed, or no reply is found in
+        # the call cache.
         object.__setattr__(self, "fence", self.chair.fence(self.meme.id, self.meme.pixels_sha256))
 
     async def profiles(self, temperature: float) -> tuple[Profiles, ReplyCost]:

@@ -59,7 +59,7 @@ class PassingError(Exception):
 
 
 class ArmModel:
-    """A :class:`~court.ports.ChatModel` of one claim in one arm: answers what the arm leaves out, and counts the rest.
+    """A :class:`~court.ports.ChatModel` for one claim in one arm: answers ablated steps itself and counts other calls.
 
     Attributes:
         calls: Number of calls that went to the model.

@@ -136,8 +136,8 @@ class Checking:
         except CourtError as error:
             # Only permanent errors are failures of the model; transient ones are not.
             found = _Found(None, failure=error.reason)
-        # The witness notes such an error and goes on, as in a trial; here a claim checked that way
-        # would count as a failure of the model, or as one that no evidence is found for.
+        # The witness records such an error and continues, as in a trial; here, a claim checked that way would count as
+        # a failure of the model, or as a claim without evidence.
         if (failure := model.failure or (source.failure if source else None)) is not None:
             raise PassingError(failure)
         return CheckedClaim(

@@ -111,8 +111,8 @@ def score_arms(checked: Sequence[CheckedClaim], *, resamples: int = RESAMPLES, s
 def _card(
     arm: Arm, lines: Sequence[CheckedClaim], baseline: Sequence[CheckedClaim], *, resamples: int, seed: int
 ) -> WitnessCard:
-    # What the data set itself calls unknown has no right answer. Counting an abstention on it as right
-    # or wrong would mix two different abilities in one figure.
+    # Claims that the data set calls unknown have no right answer. Counting an abstention on them as right or wrong
+    # would mix two different abilities in one figure.
     known = [one for one in lines if one.gold is not Gold.UNKNOWN]
     if not known:
         raise BadRequest("No claim of the file is true or false: there is nothing to score.", reason="NOTHING_TO_SCORE")
@@ -121,8 +121,8 @@ def _card(
     cells: Ints = np.zeros((2, 4), dtype=np.int64)
     # `np.add.at`, not `cells[gold, predicted] += 1`, which would count repeated pairs of indices only once.
     np.add.at(cells, (gold, predicted), 1)
-    # Resampling claims is drawing the cells of the confusion matrix from a multinomial: the same
-    # distribution, and no need to hold claims × resamples.
+    # Resampling claims is equivalent to drawing the cells of the confusion matrix from a multinomial, which does not
+    # need claims × resamples in memory.
     drawn = resampling.draw_cells(cells, resamples, seed)
     over = resampling.rates(drawn)
     # Both labels are always listed, so that the arrays have two elements even if every claim is true.

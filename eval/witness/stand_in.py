@@ -112,8 +112,8 @@ class WorldReader:
 
     def _recall(self, claim: tuple[str, str, str], may_abstain: bool) -> str:
         fact = self._facts.get((claim[0], claim[1]))
-        # A model that may not abstain and does not know says "true": the guess is fixed, so that its
-        # accuracy can be computed from the share of true claims.
+        # A model that must not abstain and does not know says "true": a fixed guess, so that its accuracy can be
+        # computed from the share of true claims.
         if fact is None or not self.remembers(fact):
             return "unknown" if may_abstain else "true"
         return "true" if claim[2] == fact.value else "false"
@@ -128,8 +128,8 @@ def _chance(*names: str) -> float:
 
 def _shown(texts: Sequence[str], heading: str) -> list[str]:
     """Extracts the fenced material under a heading."""
-    # The mark of a fence can't be foreseen; the back reference in the pattern accepts only the end
-    # that belongs to the beginning, so that a document can't close its fence early.
+    # Fence marks are unpredictable; the pattern's back reference accepts only the end that matches the beginning, so
+    # that a document can't close its fence early.
     return [found[2] for text in texts if text.startswith(heading) and (found := _FENCED.search(text))]
 
 

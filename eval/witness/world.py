@@ -30,19 +30,19 @@ class Situation(StrEnum):
     """Relation of the documents to a fact."""
 
     STATED = "stated"
-    """The register states it."""
+    """The register states the fact."""
     BURIED = "buried"
-    """So it does, below documents with the same words that say nothing."""
+    """The register states it, but documents with the same words and no information rank higher."""
     LINKED = "linked"
-    """The register states it under another name of the place, and another document says whose name that is."""
+    """The register states it under a nickname of the place, which another document explains."""
     OUTDATED = "outdated"
-    """The register states what was so long ago: the witness errs with its source."""
+    """The register states an outdated value: the witness errs with its source."""
     DISPUTED = "disputed"
     """Two guides of equal weight contradict each other."""
     HALF = "half stated"
     """A document states less than the claim does."""
     ABSENT = "absent"
-    """No document speaks of it."""
+    """No document mentions it."""
 
 
 COUNTS: Mapping[Situation, int] = {
@@ -139,7 +139,7 @@ class Fact:
 
     @property
     def gold(self) -> GoldClaim:
-        """Returns the claim with its truth."""
+        """Claim with its truth."""
         return GoldClaim(f"f{self.number:03}", self.claim, Gold.TRUE if self.true else Gold.FALSE)
 
 
