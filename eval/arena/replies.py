@@ -83,22 +83,22 @@ def verdicts_schema(keys: Sequence[str], *, levels: int, chars: int) -> dict[str
 
 
 def parse_profiles(text: str) -> Profiles:
-    """Raises Fault."""
+    """Parses the three people. Raises UnusableReply."""
     return parse(Profiles, text)
 
 
 def parse_question(text: str) -> str:
-    """Raises Fault."""
+    """Parses a question. Raises UnusableReply."""
     return parse(TaskQuestion, text).question
 
 
 def parse_answer(text: str) -> TargetAnswer:
-    """Raises Fault."""
+    """Parses an answer in two parts. Raises UnusableReply."""
     return parse(TargetAnswer, text)
 
 
 def parse_free(text: str) -> str:
-    """Raises Fault."""
+    """Parses a free answer. Raises UnusableReply."""
     return parse(FreeAnswer, text).answer
 
 
@@ -162,7 +162,7 @@ def parse_detection(text: str) -> bool:
 
 
 def parse_difficulty(text: str) -> Difficulty:
-    """Raises UnusableReply."""
+    """Parses a rating of difficulty. Raises UnusableReply."""
     return parse(Difficulty, text)
 
 
