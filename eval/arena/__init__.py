@@ -1,5 +1,5 @@
 """The arena: models answer the same questions about memes, judge each other's answers in pairs, and are ranked.
 
-After MemeArena (Chen et al., EMNLP 2025), with what ProBench adds for order and style. docs/arena.md tells what was
-left open there and how it is done here.
+The method follows MemeArena (Chen et al., EMNLP 2025) and takes the treatment of order and style from ProBench.
+docs/arena.md lists what the paper leaves open and how it is done here.
 """

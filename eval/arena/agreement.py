@@ -1,4 +1,4 @@
-"""Agreement of the panel with people who judged some of the same battles."""
+"""Agreement between the panel and people who judged some of the same battles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_PANELS = 1_000
 
 
 class HumanVerdict(BaseModel):
-    """Verdict of one person on one battle; one line of ``--humans``."""
+    """One person's verdict on one battle; one line of ``--humans``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,17 +38,17 @@ class HumanVerdict(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PanelAccuracy:
-    """Agreement of panels of one size with people.
+    """Agreement between panels of one size and people.
 
     Attributes:
-        size: Judges of a panel.
-        panels: Number of panels that judged some of the battles together; of more than 1,000 panels of a size, those
-            among 1,000 that are drawn, the same ones each time.
-        battles: Mean number of battles of a panel.
-        accuracy: Mean share of battles in which the panel's vote is the people's; even votes are a tie.
-        lowest: The lowest of the panels' shares.
-        highest: The highest.
-        kappa: Mean of Cohen's kappa, of the panels that have one; None where none has.
+        size: Number of judges in a panel.
+        panels: Number of panels that judged at least one battle together. If a size has more than 1,000 panels, only
+            1,000 are sampled, always the same ones.
+        battles: Mean number of battles per panel.
+        accuracy: Mean share of battles in which the panel's vote matches the people's; an even vote counts as a tie.
+        lowest: Lowest share of any panel.
+        highest: Highest share of any panel.
+        kappa: Mean Cohen's kappa of the panels that have one; None if none has.
     """
 
     size: int
@@ -62,17 +62,17 @@ class PanelAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class HumanAgreement:
-    """The figures.
+    """Figures of agreement between judges and people.
 
     Attributes:
         battles: Battles that both the panel and a person judged.
-        accuracy: Share of them in which the panel's majority is the people's; None without any.
-        decided: The same, of those that neither side has as a tie; None without any.
-        kappa: Cohen's, panel and people.
-        people: Fleiss', among people.
-        judges: Cohen's, of each judge with the people's majority.
-        even: Battles on which the votes of one side are even, so that there is no majority; they are in no figure.
-        panels: Agreement by size of the panel; empty where no two judges judged the same battle.
+        accuracy: Share of them in which the panel's majority matches the people's; None if there are no battles.
+        decided: The same share of the battles that neither side calls a tie; None if there are none.
+        kappa: Cohen's kappa between panel and people.
+        people: Fleiss' kappa among people.
+        judges: Cohen's kappa between each judge and the people's majority.
+        even: Battles without a majority because one side's votes are even; no figure includes them.
+        panels: Agreement by panel size; empty if no two judges judged the same battle.
     """
 
     battles: int
@@ -86,11 +86,11 @@ class HumanAgreement:
 
 
 def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> HumanAgreement:
-    """Compares overall verdicts.
+    """Compares the overall verdicts of the panel with those of people.
 
     Args:
         events: Events of an arena.
-        humans: Verdicts of people; battles that the panel has not judged count only for the agreement among people.
+        humans: Verdicts of people; battles that the panel did not judge count only towards agreement among people.
     """
     panel: dict[Key, list[str]] = defaultdict(list)
     by_judge: dict[str, dict[Key, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -103,16 +103,16 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
     people: dict[Key, dict[str, str]] = defaultdict(dict)
     for ratings in humans:
         score = {"one": 1.0, "other": 0.0, "tie": 0.5}[ratings.better]
-        # Of two verdicts of one person on a battle the later one counts: nobody has two votes.
+        # If a person judged a battle twice, the later verdict counts: nobody has two votes.
         people[_key(ratings.meme, ratings.task, ratings.one, ratings.other)][ratings.who] = _word(
             score, ratings.one, ratings.other
         )
     voted = {key: _majority(list(words.values())) for key, words in people.items()}
     pairs, even = [], 0
-    # The order is that of a set; no figure below depends on it.
+    # Set order is arbitrary; no figure below depends on it.
     for key in voted.keys() & panel.keys():
         theirs, ours = voted[key], _majority(panel[key])
-        # An even vote is no tie: people or judges disagree, while a tie is what a majority says.
+        # An even vote is not a tie: it means disagreement, while a tie is a majority's verdict.
         if theirs is None or ours is None:
             even += 1
         else:
@@ -133,9 +133,9 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
 def _panels(
     by_judge: Mapping[str, Mapping[Key, Sequence[str]]], voted: Mapping[Key, str | None]
 ) -> tuple[PanelAccuracy, ...]:
-    """Votes of panels of each size, on the battles that all of a panel judged."""
+    """Compares panels of each size with people, on the battles that all judges of a panel judged."""
     votes_of = {
-        # A judge that contradicts itself when the order is swapped has no vote on that battle.
+        # A judge that contradicts itself when the order of answers is swapped has no vote on that battle.
         judge: {key: word for key, words in found.items() if voted.get(key) and (word := _majority(words))}
         for judge, found in sorted(by_judge.items())
     }
@@ -145,14 +145,14 @@ def _panels(
         pairs = []
         for panel in panels_of_size(list(votes_of), size, _MOST_PANELS, rng):
             common = set.intersection(*(set(votes_of[judge]) for judge in panel))
-            # An even vote of a panel is a tie, as in the arena's joint vote; left out, it would spare small panels
-            # their hardest battles.
+            # A panel's even vote is a tie, as in the arena's joint vote; leaving it out would spare small panels their
+            # hardest battles.
             votes = {key: _majority([votes_of[judge][key] for judge in panel]) or "tie" for key in common}
             if votes:
                 pairs.append([(vote, str(voted[key])) for key, vote in sorted(votes.items())])
         shares = [share for each in pairs if (share := _hits(each)) is not None]
-        # Panels that have judged nothing together have not done so with one more judge either. Where panels are drawn,
-        # others may have; they are too few to tell anything of their size.
+        # If no panel of this size shares a battle, no larger one does. Where panels are sampled, unsampled ones may
+        # share some, but too few to say anything about their size.
         if not shares:
             break
         kappas = [value for each in pairs if (value := cohen(each).value) is not None]
@@ -167,7 +167,7 @@ def _panels(
                 kappa=fmean(kappas) if kappas else None,
             )
         )
-    # A single size shows no course of agreement with the size of a panel.
+    # A single size does not show how agreement changes with the size of a panel.
     return tuple(sizes) if len(sizes) > 1 else ()
 
 
@@ -185,13 +185,13 @@ def _hits(pairs: Sequence[tuple[str, str]]) -> float | None:
 
 
 def _key(meme: str, task: int, one: str, other: str) -> Key:
-    # By name: a battle is the same whichever answer was shown first.
+    # Sorted by name: a battle is the same whichever answer was shown first.
     first, second = sorted((one, other))
     return meme, task, first, second
 
 
 def _word(score: float, one: str, other: str) -> str:
-    """Names the winner independently of the order of showing: the first by name, the second, or a tie."""
+    """Names the winner regardless of the order shown: the first by name, the second, or a tie."""
     if score == 0.5:
         return "tie"
     winner = one if score > 0.5 else other

@@ -1,4 +1,4 @@
-"""Languages of answers: the share of each model's answers that are in the language that their question asks for."""
+"""Languages of answers: the share of each model's answers in the language that the question asks for."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _ONE_LANGUAGE = {
 
 @dataclass(frozen=True, slots=True)
 class LanguageShare:
-    """Languages of a model's answers to questions that ask for one.
+    """Languages of a model's answers to questions that ask for a language.
 
     Attributes:
-        told: Number of answers whose language could be told.
-        right: Number of those in the language that was asked for.
+        told: Number of answers whose language was detected.
+        right: Number of those in the requested language.
         short: Number of answers with too few letters.
-        untold: Number of answers whose language could not be told, or whose question asks for one that no detector
-            knows.
-        others: Languages of answers that are in another, with their numbers, the most frequent first.
+        untold: Number of answers whose language could not be detected, or whose question asks for a language that the
+            detector does not know.
+        others: Languages of the answers in another language, with their counts, most frequent first.
     """
 
     told: int
@@ -44,14 +44,14 @@ class LanguageShare:
 
     @property
     def share(self) -> float | None:
-        """Share of answers in the language that was asked for; None where none could be told."""
+        """Share of answers in the requested language; None if no language was detected."""
         return self.right / self.told if self.told else None
 
 
 def answer_languages(events: Iterable[Event]) -> dict[str, LanguageShare]:
-    """Detects the languages of answers, by model; of models without a question that asks for one there is none.
+    """Detects the languages of answers, by model; leaves out models that were never asked for a language.
 
-    Each round's answer counts by itself: each is asked for in that language.
+    Each round's answer counts separately: each is requested in that language.
 
     Raises:
         NotLoaded: A question asks for a language, and py3langid is not installed.
@@ -65,11 +65,11 @@ def answer_languages(events: Iterable[Event]) -> dict[str, LanguageShare]:
             answers.append(event)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     others: dict[str, Counter[str]] = defaultdict(Counter)
-    # After the whole record: several memes are under way at once.
+    # Only after the whole record is read: several memes are in progress at once.
     for answer in answers:
         if (wanted := languages.get((answer.meme, answer.task))) is None:
             continue
-        # Each round by itself: a model may change its language on the way.
+        # Each round separately: a model may switch languages between rounds.
         for text in answer.reasoning:
             outcome, found = _outcome(text, wanted)
             counts[answer.target][outcome] += 1
@@ -88,12 +88,12 @@ def answer_languages(events: Iterable[Event]) -> dict[str, LanguageShare]:
 
 
 def _outcome(text: str, wanted: str) -> tuple[str, str]:
-    """``right``, ``wrong``, ``short`` or ``untold``, and the language that was detected."""
+    """Returns ``right``, ``wrong``, ``short`` or ``untold``, and the detected language."""
     if len(_LETTERS.findall(text)) < FEWEST_LETTERS:
         return "short", ""
     detector = shared_detector()
     language = _plain(wanted)
-    # A detector names only languages that it knows, and would call every answer in another one wrong.
+    # The detector only names languages that it knows, so every answer in another one would count as wrong.
     if language not in {_plain(one) for one in detector.languages}:
         return "untold", ""
     found = detector.language_of(text)
@@ -103,6 +103,6 @@ def _outcome(text: str, wanted: str) -> tuple[str, str]:
 
 
 def _plain(tag: str) -> str:
-    """The language of a BCP 47 tag, without script and region."""
+    """Returns the language of a BCP 47 tag, without script and region."""
     language = tag.replace("_", "-").partition("-")[0].lower()
     return _ONE_LANGUAGE.get(language, language)

@@ -1,7 +1,7 @@
-"""Bias of judges: self-preference, and the steadying effect of the reference and the panel.
+"""Bias of judges: self-preference, and how much the reference and the panel stabilise rankings.
 
-Each judge judges the same battles under each setting, in the same order. Its ranking is by counted win rates, which are
-there whatever the table looks like.
+Each judge judges the same battles in the same order under each setting. Its ranking uses counted win rates, which exist
+whatever the table looks like.
 """
 
 from __future__ import annotations
@@ -26,38 +26,37 @@ _PANELS = 60
 
 
 def ndcg(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float:
-    """Computes how much of a reference ranking another one keeps, above all at its top.
+    """Computes how well a ranking preserves a reference ranking, weighted towards the top.
 
-    As MemeArena defines it: the model at place p of the reference, of P models, has relevance P − p; the ranking's gain
-    is the sum of relevance / log2(p + 1) over its own places p, and is divided by the reference's own. Models that are
-    level share their places: each counts with their mean relevance, which is what drawing their order comes to.
+    As MemeArena defines it: of P models, the one at place p of the reference has relevance P − p; a ranking's gain is
+    the sum of relevance / log2(p + 1) over its own places p, and is divided by the reference's gain. Tied models share
+    their places: each counts with the mean relevance, which is the expectation over random orders of them.
 
     Args:
-        ratings: A score of each model, the highest first.
-        reference: A score of each of the same models.
+        ratings: A score for each model; higher is better.
+        reference: A score for each of the same models.
 
     Returns:
-        1 for the same order; less for another.
+        1 for the same order, less for any other.
     """
-    # Relevance falls by one a place and ends at 0, so the last of the reference adds nothing wherever
-    # it is put.
+    # Relevance falls by one per place and ends at 0, so the reference's last model adds nothing wherever it is ranked.
     relevance = _shared(reference, [len(reference) - place for place in range(1, len(reference) + 1)])
     discount = 1 / np.log2(np.arange(2, len(reference) + 2))
     discounts = _shared(ratings, discount.tolist())
     gained = sum(relevance[model] * discounts[model] for model in reference)
     ideal_discounts = _shared(reference, discount.tolist())
     ideal = sum(relevance[model] * ideal_discounts[model] for model in reference)
-    # A single model has a relevance of 0: there is no gain to lose.
+    # A single model has relevance 0, so there is no gain to lose.
     return float(gained / ideal) if ideal else 1.0
 
 
 def chance_ndcg(reference: Mapping[str, float]) -> float:
     """Computes the mean NDCG of a ranking in random order: a figure below it is worse than chance.
 
-    Over all orders each place holds the mean relevance, so that the gain is that times the sum of all discounts.
+    Averaged over all orders, each place holds the mean relevance, so the gain is that times the sum of all discounts.
 
     Args:
-        reference: A score of each model, two at least.
+        reference: A score for each of at least two models.
     """
     relevance = _shared(reference, [len(reference) - place for place in range(1, len(reference) + 1)])
     discount = 1 / np.log2(np.arange(2, len(reference) + 2))
@@ -67,8 +66,8 @@ def chance_ndcg(reference: Mapping[str, float]) -> float:
 
 
 def _shared(scores: Mapping[str, float], by_place: Sequence[float]) -> dict[str, float]:
-    """Returns the value of each model's place; models with equal scores share theirs."""
-    # The order within a level is irrelevant, as all of it shares one value.
+    """Returns the value of each model's place; models with equal scores get the mean of theirs."""
+    # The order among tied models is irrelevant, as they share one value.
     ordered = sorted(scores, key=lambda model: -scores[model])
     credit: dict[str, float] = {}
     place = 0
@@ -81,8 +80,8 @@ def _shared(scores: Mapping[str, float], by_place: Sequence[float]) -> dict[str,
 
 
 def kendall(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float | None:
-    """Kendall's τ-b of two rankings of the same models; None where one of them has everybody level."""
-    # Imported here: scipy.stats is slow to import, and a report without a bias study needs none of it.
+    """Computes Kendall's τ-b of two rankings of the same models; None if either ties all models."""
+    # Imported here: scipy.stats is slow to import, and a report without a bias study does not need it.
     from scipy.stats import kendalltau
 
     models = list(reference)
@@ -93,14 +92,14 @@ def kendall(ratings: Mapping[str, float], reference: Mapping[str, float]) -> flo
 
 @dataclass(frozen=True, slots=True)
 class OwnCase:
-    """A judge's verdicts on its own answers, beside those of the rest of the panel.
+    """A judge's verdicts on its own answers, compared with those of the rest of the panel.
 
     Attributes:
         judge: Judge in question.
-        own: Its win rate by its own judgement.
-        others: Its win rate in the same battles by the judgement of those who have no part in them.
-        lift: The difference.
-        low: Lower end of the 95 % interval of the difference, by bootstrap over memes; None if there are too few.
+        own: Its win rate according to itself.
+        others: Its win rate in the same battles according to judges that do not take part in them.
+        lift: Difference between the two.
+        low: Lower end of the 95 % interval of the difference, by bootstrap over memes; None if there are too few memes.
         high: Upper end of the interval.
     """
 
@@ -119,15 +118,15 @@ class OwnCase:
 
 @dataclass(frozen=True, slots=True)
 class JudgeAgreement:
-    """One judge's ranking beside that of the rest of the panel, their own cases left out.
+    """One judge's ranking compared with that of the rest of the panel, without judges' verdicts on themselves.
 
     Attributes:
         judge: Judge in question.
-        ndcg: NDCG of its ranking, with the others' as reference.
-        tau: Kendall's, of the two; None where one has everybody level.
+        ndcg: NDCG of its ranking, with the others' ranking as reference.
+        tau: Kendall's τ-b of the two rankings; None if either ties all models.
         chance: Mean NDCG of a random order with the same reference.
-        joint: NDCG with the ranking by the joint vote of all judges as reference, itself included, as MemeArena has it.
-        joint_tau: Kendall's of those two, likewise.
+        joint: NDCG with the ranking by the joint vote of all judges, itself included, as reference, as in MemeArena.
+        joint_tau: Kendall's τ-b with that ranking, likewise.
         joint_chance: Mean NDCG of a random order with that reference.
     """
 
@@ -146,15 +145,15 @@ class UnderSetting:
 
     Attributes:
         setting: Reference that judges were shown.
-        battles: Judgements.
-        judges: Each beside the others.
-        ndcg: Their mean.
-        tau: Their mean, of those that there are; None where there are none.
-        chance: Their mean: what NDCG comes to by chance.
+        battles: Number of judgements.
+        judges: Each judge compared with the others.
+        ndcg: Mean NDCG of the judges.
+        tau: Mean Kendall's τ-b of the judges that have one; None if none has.
+        chance: Mean NDCG that the judges would reach by chance.
         joint: Mean NDCG with the joint vote as reference.
-        joint_tau: Mean of Kendall's with it, of those that there are; None where there are none.
-        own_cases: Each judge in its own case.
-        first_wins: Share of what was won by the answer shown first, of battles that were not tied; None without any.
+        joint_tau: Mean Kendall's τ-b with the joint vote, of the judges that have one; None if none has.
+        own_cases: Each judge's verdicts on its own answers.
+        first_wins: Share of battles without a tie that the answer shown first won; None if there are none.
     """
 
     setting: Setting
@@ -174,10 +173,10 @@ class PanelSize:
     """Closeness of panels of one size to the whole panel.
 
     Attributes:
-        size: Judges.
+        size: Number of judges.
         panels: Number of panels examined.
-        ndcg: Mean, the ranking by the whole panel as reference.
-        tau: Mean Kendall's tau; None if there is none.
+        ndcg: Mean NDCG, with the whole panel's ranking as reference.
+        tau: Mean Kendall's τ-b; None if there is none.
         chance: Mean NDCG of a random order.
     """
 
@@ -193,9 +192,9 @@ class BiasReport:
     """Result of the bias study.
 
     Attributes:
-        settings: In the order of :class:`~eval.arena.words.Setting`; those that were held.
-        sizes: Under the arena's own setting, or the first that was held.
-        sized_by: Setting whose battles this rests on.
+        settings: Results of the settings that were run, in the order of :class:`~eval.arena.words.Setting`.
+        sizes: Results by panel size, under the arena's own setting or, failing that, the first that was run.
+        sized_by: Setting whose battles ``sizes`` is computed from.
     """
 
     settings: tuple[UnderSetting, ...]
@@ -206,7 +205,7 @@ class BiasReport:
 def bias_report(
     events: Sequence[Event], models: Sequence[str], judges: Sequence[str], *, resamples: int, seed: int
 ) -> BiasReport | None:
-    """Reports the battles of the study; None if it was not run.
+    """Reports the bias study; None if it was not run.
 
     Args:
         events: Events of an arena.
@@ -220,7 +219,7 @@ def bias_report(
     for setting in Setting:
         judged = {
             judge: found
-            # In the order of the panel, and without judges that judged nothing under this setting.
+            # In panel order, without judges that have no judgement under this setting.
             for judge in judges
             if (found := [event for event in of_study if event.setting is setting and event.judge == judge])
         }
@@ -228,8 +227,8 @@ def bias_report(
             settings.append(_under(setting, judged, models=models, resamples=resamples, seed=seed))
     if not settings:
         return None
-    # Each setting was held on the same battles, so any would do; the first in the order of Setting is
-    # the arena's own where that was held.
+    # All settings cover the same battles, so any would do; the first in the order of Setting is the arena's own
+    # where that was run.
     sized_by = settings[0].setting
     by_judge = {
         judge: [event for event in of_study if event.setting is sized_by and event.judge == judge] for judge in judges
@@ -242,20 +241,20 @@ def _under(
 ) -> UnderSetting:
     agreements, cases = [], []
     everything = [event for found in judged.values() for event in found]
-    # Of all judges and computed once: it is the same reference for each of them.
+    # Computed once, over all judges: it is the same reference for each of them.
     joint = _joint_rates(everything, models)
     for judge, own in judged.items():
-        # What somebody says in its own case is no measure of anybody else.
+        # A judge's verdicts on its own answers are no yardstick for other judges.
         others = [
             event
             for other, found in judged.items()
             for event in found
             if other != judge and other not in (event.a, event.b)
         ]
-        # A panel of one has nobody to be compared with; its battles still count in `battles` and `first_wins`.
+        # A panel of one has nothing to be compared with; its battles still count in `battles` and `first_wins`.
         if not others:
             continue
-        # A model that only one side has judged stands in neither ranking: NDCG and tau compare the same models.
+        # Models that only one side judged are in neither ranking: NDCG and tau compare the same models.
         ratings, reference = _rates(own, models), _rates(others, models)
         both = [model for model in models if model in ratings and model in reference]
         here, there = {m: ratings[m] for m in both}, {m: reference[m] for m in both}
@@ -275,7 +274,7 @@ def _under(
         case = _own_case(judge, own, others=others, resamples=resamples, seed=seed)
         if case is not None:
             cases.append(case)
-    # Over battles and not over judges: who judged more counts more.
+    # Over battles, not judges: a judge with more judgements counts more.
     scores = [event.verdicts[OVERALL].score for event in everything]
     decided = [score for score in scores if score != 0.5]
     taus = [each.tau for each in agreements if each.tau is not None]
@@ -295,46 +294,46 @@ def _under(
 
 
 def _rates(events: Sequence[Judged], models: Sequence[str]) -> dict[str, float]:
-    """Counted win rates, of those that fought."""
+    """Returns the counted win rates of the models that have a battle."""
     return _counted([(event.a, event.b, event.verdicts[OVERALL].score, event.meme) for event in events], models)
 
 
 def _counted(rows: Sequence[tuple[str, str, float, str]], models: Sequence[str]) -> dict[str, float]:
     rates, _ = win_rates(wins(battles(models, rows)))
-    # NaN is a model without a battle. It has no rate, which is another thing than a rate of 0.
+    # NaN means a model without a battle: it has no rate, which is not the same as a rate of 0.
     return {model: float(rate) for model, rate in zip(models, rates, strict=True) if not np.isnan(rate)}
 
 
 def _joint_rates(events: Sequence[Judged], models: Sequence[str]) -> dict[str, float]:
-    """Counted win rates by the joint vote of all judges, a battle each."""
+    """Returns the counted win rates by the joint vote of all judges, which counts once per battle."""
     rows = [(key.one, key.other, score, key.meme) for key, score in joint_scores(events, OVERALL).items()]
     return _counted(rows, models)
 
 
 def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resamples: int, seed: int) -> OwnCase | None:
-    """The battles of the judge's own model that others judged too: by its own judgement, and by theirs."""
+    """Compares the judge's verdicts on its own answers with the other judges' verdicts on the same battles."""
 
     def by_battle(events: Sequence[Judged]) -> dict[tuple[object, ...], list[Judged]]:
         found: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
         for event in events:
             if judge in (event.a, event.b):
-                # Sorted, so that both orders of showing the same two answers are one battle.
+                # Sorted, so that the same two answers are one battle in either order.
                 found[event.meme, event.task, *sorted((event.a, event.b))].append(event)
         return found
 
     here, there = by_battle(own), by_battle(others)
-    # Only battles on both sides: otherwise the lift would also contain that others judged easier battles.
+    # Only battles that both sides judged: otherwise easier battles on one side would distort the lift.
     mine, theirs = ([event for key in here.keys() & there.keys() for event in found[key]] for found in (here, there))
     if not mine:
         return None
-    # Sorted, so that the draws don't depend on the order in which battles came in.
+    # Sorted, so that the draws don't depend on the order in which battles arrived.
     memes = {meme: place for place, meme in enumerate(sorted({event.meme for event in mine}))}
-    # By meme: what it scored and in how many battles, by its own judgement and by the others'.
+    # Per meme: sum of scores and number of battles, by its own judgement and by the others'.
     sums = np.zeros((len(memes), 4))
     for events, column in ((mine, 0), (theirs, 2)):
         for event in events:
             score = event.verdicts[OVERALL].score
-            # Scores are those of the answer shown first; the judge's own answer stands in either place.
+            # A score is that of the answer shown first; the judge's own answer may be either one.
             sums[memes[event.meme], column] += score if event.a == judge else 1 - score
             sums[memes[event.meme], column + 1] += 1
 
@@ -343,7 +342,7 @@ def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resam
 
     total = sums.sum(axis=0)
     low = high = None
-    # Of fewer, an accusation would too often rest on chance.
+    # With fewer memes, a judge would too often be accused by chance.
     if len(memes) >= LEAST_MEMES:
         drawn = draw_memes(len(memes), resamples, seed) @ sums
         # A resample may leave out all battles of one side.
@@ -364,7 +363,7 @@ def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resam
 def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str], seed: int) -> tuple[PanelSize, ...]:
     judges = [judge for judge, found in by_judge.items() if found]
     whole = _rates([event for judge in judges for event in by_judge[judge]], models)
-    # From a seed of its own, so that other draws of the report don't move with the size of the panel.
+    # A separate generator, so that other draws of the report don't change with the size of the panel.
     rng = random.Random(f"panels {seed}")
     sizes = []
     for size in range(1, len(judges) + 1):

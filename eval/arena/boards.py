@@ -1,4 +1,4 @@
-"""Ratings in one dimension, and how sure they are."""
+"""Ratings in one dimension, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ STYLES = ("length", "headings", "lists", "bold")
 """Covariates of style: differences, as a share of both answers' sum (Chatbot Arena's style control)."""
 _ORDERS = 100
 """Orders of the same battles that Elo ratings are looked at in."""
-# Fewer than for plain ratings: each is fitted by itself, and not all in one batch.
+# Fewer than for plain ratings: each is fitted separately instead of all in one batch.
 _STYLE_RESAMPLES = 200
-# The share beyond one end of a 95 % interval.
+# Share of resamples on one side of an end of a 95 % interval.
 _SURELY = 0.975
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure.
+    """A figure with its 95 % interval.
 
     Attributes:
         value: The figure.
-        low: Lower end of its 95 % interval; None if that has no end that could be computed.
+        low: Lower end of its 95 % interval; None if it could not be computed.
         high: Upper end of the interval.
     """
 
@@ -49,16 +49,17 @@ class BoardRow:
     """One model in one dimension.
 
     Attributes:
-        model: Its name.
-        group: Number of its group, the best being 1: models are rated within one. None where verdicts are noise.
-        rating: Bradley-Terry's within its group; None where it is alone there.
-        first: The best place that the resamples leave it within its group; None without intervals.
-        last: The worst.
-        win_rate: Counted over all its battles; None where it fought none.
-        elo: After the last battle, in the order of :func:`table_of`; None where verdicts are noise.
+        model: Name of the model.
+        group: Number of its group, 1 for the best: models are rated within groups. None if verdicts are noise.
+        rating: Bradley-Terry rating within its group; None if it is alone there.
+        first: Best place in its group that the resamples allow; None without intervals.
+        last: Worst place in its group that the resamples allow; None without intervals.
+        win_rate: Win rate counted over all its battles; None if it has none.
+        elo: Elo rating after the last battle, in the order of :func:`table_of`; None if verdicts are noise.
         elo_orders: Standard deviation of its Elo rating over other orders of the same battles.
-        styled: Rating with style held equal; overall only, and None where that was not to be had.
-        against_anchor: Chance against the anchor by its rating; None without an anchor or ratings in its group.
+        styled: Rating with style controlled for; overall only, None if it could not be computed.
+        against_anchor: Win probability against the anchor by its rating; None without an anchor or ratings in its
+            group.
         battles: Number of battles of the model.
     """
 
@@ -77,7 +78,7 @@ class BoardRow:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Effect of a difference of style, in points for one standard deviation of it."""
+    """Effect of a difference in style, in rating points per standard deviation."""
 
     name: str
     points: Estimate
@@ -85,20 +86,20 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One dimension.
+    """Ratings of all models in one dimension.
 
     Attributes:
-        dimension: Which.
-        rows: The best first, group by group.
+        dimension: Name of the dimension.
+        rows: Rows of the models, best first, group by group.
         battles: Number of battles.
-        tied: Share of them that were tied.
-        not_ranked: Why there are no ratings; empty where there are. Where verdicts are noise, models stand by name.
-        grouped: Why ratings hold within groups alone; empty where all models can be rated together, or none.
-        without: Resamples without finite ratings, in whichever group has most of them.
-        resamples: Number of resamples of the interval.
+        tied: Share of battles that were tied.
+        not_ranked: Reason why there are no ratings; empty if there are. If verdicts are noise, rows are sorted by name.
+        grouped: Reason why ratings hold only within groups; empty if all models can be rated together, or none.
+        without: Number of resamples without finite ratings, in the group that has most of them.
+        resamples: Number of resamples behind each interval.
         effects: Effects of style; overall only.
-        no_style: Why style could not be held equal; empty where it could, or was not asked for.
-        against: Win rates against each other, by names; where they met.
+        no_style: Reason why style could not be controlled for; empty if it could, or was not requested.
+        against: Head-to-head win rates by names, for models that met.
     """
 
     dimension: str
@@ -115,20 +116,20 @@ class Board:
 
     @property
     def on_one_scale(self) -> bool:
-        """True where all ratings that there are can be set beside each other."""
+        """True if all ratings can be compared with each other."""
         return len({row.group for row in self.rows if row.rating is not None}) == 1
 
 
 @dataclass(frozen=True, slots=True)
 class _RatedGroup:
-    """Models that are rated among themselves.
+    """Models that are rated against each other.
 
     Attributes:
-        number: 1 for the best.
-        members: Places of the models in the table of all battles.
-        anchor: Place of the anchor among the members; None where it is none of them.
-        ratings: Their ratings, float of shape (members,); None of one that is alone.
-        spread: Spread of the ratings; None likewise.
+        number: Number of the group, 1 for the best.
+        members: Indices of the models in the table of all battles.
+        anchor: Index of the anchor among the members; None if it is not one of them.
+        ratings: Ratings of the members, float of shape (members,); None if there is only one.
+        spread: Spread of the ratings; None if there is only one member.
     """
 
     number: int
@@ -139,7 +140,7 @@ class _RatedGroup:
 
 
 def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *, vote: Vote | None = None) -> Board:
-    """The ratings of an arena in one dimension; it must have a battle.
+    """Rates the models of an arena in one dimension, which must have at least one battle.
 
     Args:
         manifest: Manifest of the arena.
@@ -149,19 +150,19 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
     """
     settings, seed = manifest.settings, manifest.seed
     models = settings.targets
-    # All figures below are of this one table: its order matters for Elo, and its weights for ratings.
+    # All figures below come from this table: its order matters for Elo, its weights for ratings.
     table, covariates = table_of(manifest, events, dimension, vote=vote)
     anchor = models.index(settings.anchor) if settings.anchor else None
     rates, against = win_rates(wins(table))
     not_ranked = noise = noise_in(events, dimension)
-    # Ratings of noise would still come out, with intervals, and be read as a ranking.
+    # Noise would still yield ratings with intervals, which would be read as a ranking.
     rated = () if noise else _rate(table, anchor=anchor, resamples=settings.resamples, seed=seed)
     group_of = {place: group for group in rated for place in group.members}
     grouped = ""
     if len(rated) > 1:
-        # Only for its words, which name the groups.
+        # Built only for its message, which names the groups.
         apart = NotRanked([[models[place] for place in group.members] for group in rated]).message
-        # Each model alone in its group: then there is no rating at all, not merely none on one scale.
+        # If each model is alone in its group, there is no rating at all, not merely no common scale.
         if all(group.ratings is None for group in rated):
             not_ranked = apart
         else:
@@ -169,7 +170,7 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
     style: list[Estimate] | None = None
     effects: tuple[Effect, ...] = ()
     no_style = ""
-    # Style is estimated along with the ratings, over all models at once.
+    # Style is estimated together with the ratings, over all models at once.
     if dimension == OVERALL and grouped:
         no_style = "That takes battles by which all models can be rated together."
     elif dimension == OVERALL and not not_ranked:
@@ -186,7 +187,7 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
         rating: Estimate | None = None
         first = last = None
         chance: float | None = None
-        # Places are those within the group, on whose scale the rating is.
+        # Places are counted within the group, which has the scale of the rating.
         if group is not None and group.ratings is not None:
             own = group.members.index(place)
             rating = _estimate(group.ratings, group.spread, own)
@@ -208,25 +209,24 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
         )
 
     def standing(row: BoardRow) -> tuple[int, float, str]:
-        """The order of rows: by group and rating, by what was won where nobody has one, by name in noise."""
+        """Sorts rows by group and rating, by win rate if there are no ratings, by name if verdicts are noise."""
         if noise:
             return 0, 0.0, row.model
         if not_ranked:
-            # Whoever fought no battle comes after those that lost all of theirs.
+            # Models without a battle come after those that lost all of theirs.
             return 0, 1.0 if row.win_rate is None else -row.win_rate, row.model
-        # Groups are numbered from the best, so a better group goes before any rating: ratings of two
-        # groups have no common scale.
+        # Group 1 is the best. The group sorts before the rating, as ratings of two groups have no common scale.
         return row.group or 0, -row.rating.value if row.rating else 0.0, row.model
 
     return Board(
         dimension=dimension,
         rows=tuple(sorted(map(row, range(len(models))), key=standing)),
         battles=len(table),
-        # Forfeits are no ties, and count among the battles.
+        # Forfeits are not ties, but count as battles.
         tied=float(np.mean(table.score == 0.5)),
         not_ranked=not_ranked,
         grouped=grouped,
-        # The worst of the groups: one number has to warn of them all.
+        # The worst group's number, as one number has to warn about all of them.
         without=max((group.spread.without for group in rated if group.spread), default=0),
         resamples=settings.resamples,
         effects=effects,
@@ -240,15 +240,15 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
 
 
 def _rate(table: Battles, *, anchor: int | None, resamples: int, seed: int) -> tuple[_RatedGroup, ...]:
-    """Rates the models that can be rated together, the group first that reaches most others by wins."""
+    """Rates each group of comparable models; the group that reaches most others by wins comes first."""
     rated = []
     for number, names in enumerate(groups(wins(table), table.models), 1):
         members = tuple(table.models.index(name) for name in names)
-        # An anchor in another group fixes nothing here.
+        # An anchor in another group does not fix this group's scale.
         own_anchor = members.index(anchor) if anchor in members else None
         ratings_: Floats | None = None
         found: Spread | None = None
-        # A model alone in its group has nobody to be rated against.
+        # A model alone in its group has nothing to be rated against.
         if len(members) > 1:
             own = among(table, members)
             ratings_ = ratings(own, anchor=own_anchor)
@@ -260,10 +260,10 @@ def _rate(table: Battles, *, anchor: int | None, resamples: int, seed: int) -> t
 def table_of(
     manifest: ArenaManifest, events: Sequence[Event], dimension: str, *, vote: Vote | None = None
 ) -> tuple[Battles, Floats]:
-    """The battles of one dimension, forfeits included where the settings say so, and their differences of style.
+    """Returns the battles of one dimension, with forfeits if the settings count them, and their differences in style.
 
-    Battles are fought side by side, and in another order where an arena was taken up again. Elo depends on it, so that
-    the seed draws the order here.
+    Battles run concurrently, and in another order when an arena is resumed. Elo depends on the order, so the seed
+    shuffles them here.
 
     Args:
         manifest: Manifest of the arena.
@@ -282,17 +282,17 @@ def table_of(
 def table_with_tasks(
     manifest: ArenaManifest, events: Sequence[Event], dimension: str, *, vote: Vote | None = None
 ) -> tuple[Battles, Floats, list[tuple[str, int]]]:
-    """The battles as :func:`table_of` has them, and the meme and number of the task of each."""
+    """Returns the battles as :func:`table_of` does, with the meme and task number of each."""
     settings = manifest.settings
-    # Style is looked up by answer, as a battle's event has only names.
+    # Style is looked up by answer, as a battle's event holds only names.
     style = {(e.meme, e.task, e.target): e.style for e in events if isinstance(e, Answered)}
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
     joint = joint_scores(fought, dimension) if (vote or settings.vote) == "majority" else None
-    # By the setting alone: whether silence is a defeat is for whoever runs the arena to say.
+    # Only the setting decides: the operator chooses whether a missing answer is a defeat.
     lost = [event for event in events if isinstance(event, Forfeited)] if settings.forfeits == "lose" else []
     ordered: list[Judged | Forfeited] = [*fought, *lost]
-    # Into an order of their own before the shuffle, which gives the same result only if it starts from the same list.
-    # Reasons and calls are left out: what happened decides.
+    # Sorted before the shuffle, which is reproducible only if it starts from the same list. Reasons and calls are left
+    # out of the sort key, so that only outcomes matter.
     ordered.sort(key=lambda event: event.model_dump_json(exclude={"call", "why"}))
     random.Random(f"order {manifest.seed}").shuffle(ordered)
     rows: list[tuple[str, str, float, str]] = []
@@ -302,23 +302,23 @@ def table_with_tasks(
     for event in ordered:
         if isinstance(event, Forfeited):
             tasks.append((event.meme, event.task))
-            # The winner stands first, and a forfeit has no order of showing to be biased by.
+            # The winner comes first: a forfeit shows no answers, so there is no order to bias it.
             rows.append((event.winner, event.loser, 1.0, event.meme))
             weights.append(1.0)
             # One of the two has no answer, so there is no style to compare.
             differences.append([0.0] * len(STYLES))
             continue
         verdict = event.verdicts[dimension]
-        # A clear win counts more where the settings say so; the joint vote has counted it already, and
-        # weighs the same in each battle.
+        # A clear win may weigh more, by the settings; the joint vote includes that already, and weighs the same in
+        # each battle.
         score, weight = verdict.score, settings.far if verdict.far else 1.0
         if joint is not None:
             key = battle_key(event)
             if key not in joint:
-                continue  # the battle stands in the table already
-            # The vote stands where the first judgement of its battle stands, and counts once.
+                continue  # the battle is in the table already
+            # The vote takes the place of its battle's first judgement and counts once.
             score, weight = joint.pop(key), 1.0
-            # The vote is of the pair in order of names, and the row in order of showing.
+            # The vote has the pair in order of names, the row in the order shown.
             score = score if event.a == key.one else 1 - score
         rows.append((event.a, event.b, score, event.meme))
         weights.append(weight)
@@ -329,31 +329,30 @@ def table_with_tasks(
         differences.append([_share(x, y) for x, y in both])
     covariates = np.array(differences, dtype=np.float64).reshape(len(rows), len(STYLES))
     spread_ = covariates.std(axis=0)
-    # A covariate without spread is divided by 1: divided by 0 it would be NaN and break the fit.
+    # A covariate without spread is divided by 1: dividing by 0 would give NaN and break the fit.
     return battles(settings.targets, rows, weights), covariates / np.where(spread_ > 0, spread_, 1.0), tasks
 
 
 def _share(a: float, b: float) -> float:
-    # A share of the sum, so that one hundred words more weigh less among thousands; 0 where both have none.
+    # Relative to the sum, so that a hundred extra words weigh less among thousands; 0 if both are 0.
     return (a - b) / (a + b) if a + b else 0.0
 
 
 def _style(
     manifest: ArenaManifest, table: Battles, covariates: Floats, anchor: int | None
 ) -> tuple[list[Estimate] | None, tuple[Effect, ...], str]:
-    """Ratings with style held equal and what style is worth, or why there are none."""
+    """Returns ratings with style controlled for and the effects of style, or the reason why there are none."""
     resamples = min(_STYLE_RESAMPLES, manifest.settings.resamples)
     try:
         found = styled(table, covariates, anchor=anchor)
-    # Style that separates winners from losers without exception has no finite estimate; the plain
-    # ratings stand all the same.
+    # Style that separates winners from losers perfectly has no finite estimate; the plain ratings remain valid.
     except (NotRanked, NoMaximum) as error:
         return None, (), error.message
     of_ratings, of_effects = spread_styled(table, covariates, anchor=anchor, resamples=resamples, seed=manifest.seed)
     effects = tuple(
         Effect(name, _estimate(found.effects, of_effects, place))
         for place, name in enumerate(STYLES)
-        # A style in which answers never differ has no effect to tell of.
+        # A style in which answers never differ has no effect to report.
         if covariates[:, place].any()
     )
     return [_estimate(found.ratings, of_ratings, place) for place in range(len(found.ratings))], effects, ""
@@ -366,14 +365,14 @@ def _estimate(values: Floats, found: Spread | None, place: int) -> Estimate:
 
 
 def _places(found: Spread | None, place: int) -> tuple[int | None, int | None]:
-    """The best and the worst place: who is ahead in 97.5 % of the resamples is surely ahead.
+    """Returns the best and the worst place: a model ahead in 97.5 % of the resamples counts as surely ahead.
 
-    By resamples and not by whether two intervals overlap: what two ratings have in common, such as the anchor's luck,
-    falls out.
+    Comparing within resamples, instead of checking whether intervals overlap, cancels what two ratings have in common,
+    such as the anchor's luck.
     """
     if found is None or found.low is None:
         return None, None
-    # Its own column is neither ahead nor behind, so it needs no exception.
+    # A model is neither ahead of nor behind itself, so its own column needs no exception.
     ahead = (found.draws > found.draws[:, place : place + 1]).mean(axis=0)
     behind = (found.draws < found.draws[:, place : place + 1]).mean(axis=0)
     return 1 + int((ahead >= _SURELY).sum()), len(ahead) - int((behind >= _SURELY).sum())

@@ -1,8 +1,8 @@
-"""Contrasts of two settings of the bias study: shifts of ratings, of judges' own families apart, and their spread.
+"""Contrasts of two settings of the bias study: shifts of ratings, separately for judges' own families, and spreads.
 
-Every judge judges the same battles in the same order under each setting, so that differences are paired: memes are
-drawn anew for both at once. Ratings are Bradley-Terry's, with a quarter of a tied battle added to each pair of models:
-one judge has too few battles for everybody to be beaten.
+Every judge judges the same battles in the same order under each setting, so differences are paired: memes are resampled
+for both at once. Ratings are Bradley-Terry ratings with a quarter of a tied battle added to each pair of models, as one
+judge has too few battles for every model to lose one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Battle = tuple[str, int, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """A target's rating by one judge under a setting, less that under another.
+    """Difference between a target's ratings by one judge under two settings.
 
     Attributes:
         judge: Judge in question.
-        target: Target that is rated.
-        own_family: True if both are of one maker, or the same model.
-        ratings: Its rating under the one setting and under the other.
-        points: Difference of the two, with its interval over memes.
+        target: Rated target.
+        own_family: True if judge and target have the same maker, or are the same model.
+        ratings: Ratings under the two settings.
+        points: Difference between the ratings, with its interval over memes.
         memes: Number of memes.
     """
 
@@ -48,24 +48,24 @@ class Shift:
 
     @property
     def sure(self) -> bool:
-        """True if the interval does not hold 0, over enough memes."""
+        """True if the interval excludes 0 and there are enough memes."""
         return self.memes >= LEAST_MEMES and (self.points.low > 0 or self.points.high < 0)
 
 
 @dataclass(frozen=True, slots=True)
 class SettingContrast:
-    """Two settings beside each other, over the battles that were judged under both.
+    """Comparison of two settings, over the battles that were judged under both.
 
     Attributes:
-        one: The setting whose ratings are compared.
-        other: The setting that they are compared with.
-        battles: Judgements under each.
+        one: Setting whose ratings are compared.
+        other: Setting that they are compared with.
+        battles: Number of judgements under each.
         shifts: Shifts by judge and target.
-        own_family: Mean shift of targets of a judge's own family less that of all others, with its interval; None where
+        own_family: Mean shift of targets of a judge's own family minus that of all others, with its interval; None if
             no judge has both.
-        spread: Standard deviation of ratings under the one setting, mean over judges.
-        other_spread: The same under the other.
-        wider: Difference of the two: above 0, the one setting tells targets further apart.
+        spread: Standard deviation of ratings under ``one``, mean over judges.
+        other_spread: Standard deviation of ratings under ``other``, mean over judges.
+        wider: Difference between the two spreads: above 0, ``one`` separates targets more.
     """
 
     one: Setting
@@ -81,12 +81,12 @@ class SettingContrast:
 def contrasts(
     events: Sequence[Event], models: Sequence[str], families: Mapping[str, str], *, resamples: int, seed: int
 ) -> tuple[SettingContrast, ...]:
-    """Compares every setting of the bias study with the fused guideline, or with the first that was held.
+    """Compares every setting of the bias study with the fused guideline or, without it, the first that was run.
 
     Args:
         events: Events of an arena.
         models: The targets.
-        families: Maker of each model; empty where it is not known.
+        families: Maker of each model; empty if unknown.
         resamples: Number of resamples.
         seed: Seed of the bootstrap.
     """
@@ -95,12 +95,11 @@ def contrasts(
         if isinstance(event, Judged) and event.study == "bias":
             battle = (event.meme, event.task, event.a, event.b, event.judge)
             scores.setdefault(event.setting, {})[battle] = event.verdicts[OVERALL].score
-    # In the order of Setting: the first one, the fused guideline where it was used, is what the others are compared
-    # with.
+    # In the order of Setting: the others are compared with the first one, which is the fused guideline if it was used.
     compared = [setting for setting in Setting if setting in scores]
     found = []
     for one in compared[1:]:
-        # A judgement that failed under one setting is left out under both, or the differences would not be paired.
+        # A judgement that failed under one setting is dropped under both, or the differences would not be paired.
         common = sorted(scores[one].keys() & scores[compared[0]].keys())
         if common:
             both = (scores[one], scores[compared[0]])
@@ -119,10 +118,10 @@ def _contrast(
     families: Mapping[str, str],
     draw: tuple[int, int],
 ) -> SettingContrast:
-    # Draws go by place, which must not depend on the order of a set.
+    # Memes are drawn by index, which must not depend on the order of a set.
     memes = sorted({battle[0] for battle in battles})
     judges = list(dict.fromkeys(sorted(battle[4] for battle in battles)))
-    # One draw for both settings and all judges: that is what makes the differences paired.
+    # One draw for both settings and all judges makes the differences paired.
     drawn = draw_memes(len(memes), *draw)
     weights = np.concatenate([np.ones((1, len(memes))), drawn]).astype(np.float64)  # the actual memes first
     # float of shape (settings, judges, 1 + resamples, models)
@@ -151,10 +150,10 @@ def _contrast(
         )
         for (j, judge), (t, model) in itertools.product(enumerate(judges), enumerate(models))
     ]
-    # A judge with targets of one kind only has no difference to give.
+    # A judge whose targets are all of its own family, or none, contributes no difference.
     mixed = [j for j in range(len(judges)) if own[j].any() and not own[j].all()]
     lifts = [moved[j][:, own[j]].mean(axis=1) - moved[j][:, ~own[j]].mean(axis=1) for j in mixed]
-    # The spread of each judge, and then their mean: averaged first, judges who disagree would cancel each other out.
+    # Spread per judge first, then the mean: averaging ratings first would cancel out judges who disagree.
     spreads = rated.std(axis=3).mean(axis=1)  # (settings, 1 + resamples)
     return SettingContrast(
         one=settings[0],
@@ -176,7 +175,7 @@ def _ratings(
     models: Sequence[str],
     weights: Floats,
 ) -> Floats:
-    """Ratings by one judge, for each row of weights of the memes."""
+    """Returns ratings by one judge, for each row of weights of the memes."""
     n = len(models)
     place = {model: number for number, model in enumerate(models)}
     meme_of = {meme: number for number, meme in enumerate(memes)}
@@ -191,7 +190,7 @@ def _ratings(
 
 def _own(judge: str, model: str, families: Mapping[str, str]) -> bool:
     family = families.get(judge, "")
-    # An unknown family is none: two models without one are no relatives.
+    # An unknown family matches nothing: two models without one are not related.
     return judge == model or bool(family and family == families.get(model, ""))
 
 
@@ -201,11 +200,11 @@ def _figure(values: Floats, ends: tuple[float, float]) -> Figure:
 
 
 def contrast_sections(found: Sequence[SettingContrast], models: Sequence[str]) -> list[Section]:
-    """A table for each contrast: targets down, judges across.
+    """Builds a table for each contrast, with targets as rows and judges as columns.
 
     Args:
         found: The contrasts.
-        models: Targets in the order in which they are shown, such as that of the whole board.
+        models: Targets in display order, such as that of the whole board.
     """
     return [_section(one, models) for one in found]
 

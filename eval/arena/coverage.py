@@ -1,8 +1,8 @@
 """Pairing of models by combinatorial coverage.
 
-To have every answer of every target compared with every other grows with the square of the targets. Of each task only
-a few meet, all pairs of them; which ones is drawn so that, over all tasks, every combination comes up equally often as
-far as the number of tasks allows, and before that every pair.
+Comparing all answers to a task with each other grows with the square of the targets. So only a few targets meet on each
+task, in all their pairs. They are drawn so that, over all tasks, first every pair and then every combination comes up
+equally often, as far as the number of tasks allows.
 """
 
 from __future__ import annotations
@@ -16,34 +16,33 @@ _MOST = 200_000
 
 
 def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[tuple[str, ...]]:
-    """Chooses for each task the models that meet, in an order without meaning.
+    """Chooses the models that meet on each task, in no particular order.
 
-    Every combination is used n times before any is used n+1 times; among those that are next, the one is taken whose
-    pairs have met least so far.
+    Every combination is used n times before any is used n+1 times; among the unused ones, the one whose pairs have met
+    least so far is chosen.
 
     Args:
-        targets: All of them.
+        targets: All targets.
         tasks: Number of tasks.
-        size: Number of targets that meet in each.
+        size: Number of targets that meet on each task.
         seed: Seed of the draws.
 
     Raises:
-        ValueError: There are fewer targets than are to meet.
+        ValueError: There are fewer targets than ``size``.
     """
     if size > len(targets):
         raise ValueError(f"{size} of {len(targets)} targets can't meet")
     rng = random.Random(f"meetings {seed}")
-    # Pairs are named in the order of the alphabet, here and below.
+    # Pairs are in alphabetical order, here and below.
     met = dict.fromkeys(itertools.combinations(sorted(targets), 2), 0)
     fresh: list[tuple[str, ...]] = []
     chosen = []
     for _ in range(tasks):
         if not fresh:
-            # In alphabetical order before the shuffle, so that the draw does not depend on the order in which targets
-            # are named.
+            # Sorted before the shuffle, so that the draw does not depend on the order in which targets are listed.
             fresh = _combinations(sorted(targets), size, rng)
             rng.shuffle(fresh)
-        # Of equals the first one in the shuffled order, so that ties are drawn and do not favour the front of the
+        # Ties go to the first in shuffled order, so that they are random instead of favouring the front of the
         # alphabet.
         place = min(range(len(fresh)), key=lambda at: _often(fresh[at], met))
         meeting = fresh.pop(place)
@@ -56,9 +55,9 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
 
 
 def _often(meeting: tuple[str, ...], met: dict[tuple[str, str], int]) -> tuple[int, int]:
-    """Counts the former meetings of its pairs.
+    """Counts earlier meetings of the pairs: the sum of squares, then the sum.
 
-    Squares come first, so that one pair far too often weighs more than two a little.
+    Squares come first, so that one pair that met far too often weighs more than two that met slightly too often.
     """
     counts = [met[pair] for pair in itertools.combinations(meeting, 2)]
     return sum(count * count for count in counts), sum(counts)
@@ -69,7 +68,7 @@ def _combinations(targets: Sequence[str], size: int, rng: random.Random) -> list
 
     if math.comb(len(targets), size) <= _MOST:
         return list(itertools.combinations(targets, size))
-    # Too many to list: some are drawn, and others when these are used up.
+    # Too many to enumerate: a sample is drawn, and another one once it is used up.
     drawn = {tuple(sorted(rng.sample(list(targets), size))) for _ in range(2000)}
-    # A set of strings has another order in each process; the shuffle that follows must start from the same one.
+    # The order of a set of strings differs between processes; the shuffle that follows needs a fixed one.
     return sorted(drawn)

@@ -1,4 +1,4 @@
-"""Criteria that two answers are compared by: the arena's own, those named after ProBench, or a file of one's own."""
+"""Criteria for comparing two answers: the arena's own, those named after ProBench, or a custom file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 12
 
 
 class Criterion(BaseModel):
-    """One thing that answers are compared in."""
+    """One criterion for comparing answers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,7 +28,7 @@ class Criterion(BaseModel):
 
     @property
     def title(self) -> str:
-        """The name as reports write it."""
+        """Name as shown in reports."""
         return self.key.replace("_", " ")
 
 
@@ -68,14 +68,14 @@ _CRITERIA: TypeAdapter[tuple[Criterion, ...]] = TypeAdapter(tuple[Criterion, ...
 
 
 def read_criteria(named: str, beside: Path) -> tuple[Criterion, ...]:
-    """The criteria of a name, the verdict overall last.
+    """Returns the criteria of a name, with the overall verdict last.
 
     Args:
         named: ``memearena``, ``probench``, or a TOML file with tables ``[[criteria]]`` (``key``, ``words``).
         beside: Directory that a path is relative to.
 
     Raises:
-        BadRequest: There is no such file, or it can't be read as criteria.
+        BadRequest: The file does not exist or does not contain valid criteria.
     """
     if named in _SETS:
         return _SETS[named]
@@ -102,15 +102,15 @@ def read_criteria(named: str, beside: Path) -> tuple[Criterion, ...]:
 
 
 def complete(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
-    """The criteria with the verdict overall last, which is added where they have none.
+    """Returns the criteria with the overall verdict last, adding it if it is missing.
 
     Raises:
-        ValueError: There are none or too many, or one stands twice.
+        ValueError: There are no criteria, too many, or duplicates.
     """
     keys = [one.key for one in criteria]
     if len(set(keys)) < len(keys):
         raise ValueError("each criterion is named once")
-    # A judge gives its reasons under this name.
+    # Judges give their reasons under this key.
     if "why" in keys:
         raise ValueError("no criterion can be called why: the reasons are")
     others = [one for one in criteria if one.key != OVERALL]
@@ -121,5 +121,5 @@ def complete(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
 
 
 def keys_of(criteria: Sequence[Any]) -> tuple[str, ...]:
-    """Names of criteria, in order."""
+    """Returns the keys of criteria, in order."""
     return tuple(one.key for one in criteria)

@@ -1,7 +1,7 @@
-"""Questions of real trials as tasks of an arena: which model would be the better witness under cross-examination.
+"""Questions of real trials as tasks of an arena, to find the best witness under cross-examination.
 
-An advocate's questions follow each other, each from what was answered before. Put to other models in the same order,
-they measure who answers best what a court really wants to know. What the trial's Proposer answered is left out.
+Each of an advocate's questions builds on the answers before it. Put to other models in the same order, they measure
+which model best answers what a court really wants to know. The answers of the trial's Proposer are left out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from eval.runs.folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class CrossExamination:
-    """Tasks made of a run's trials.
+    """Tasks made from a run's trials.
 
     Attributes:
-        tasks: A task for each side of each trial that asked anything, in the order of the memes.
-        silent: Trials in which no side asked.
+        tasks: One task for each side of each trial that asked anything, in the order of the memes.
+        silent: Trials in which no side asked anything.
         unread: Reasons why records can't be read, by trial.
     """
 
@@ -34,26 +34,26 @@ class CrossExamination:
 
 
 async def tasks_of_run(root: Path, sides: Sequence[Side], *, prefixed: bool = False) -> CrossExamination:
-    """Makes tasks of the questions that were asked in a run's trials.
+    """Makes tasks from the questions asked in a run's trials.
 
     Args:
         root: Directory of the run.
-        sides: Sides whose questions are wanted.
-        prefixed: True to begin ids of memes with their data set's, as an arena over several data sets names them.
+        sides: Sides whose questions to include.
+        prefixed: True to prefix meme ids with the id of their data set, as arenas over several data sets do.
 
     Raises:
-        BadRequest: The directory holds no run, or no trial of it has a question.
+        BadRequest: The directory contains no run, or none of its trials has a question.
     """
     folder = RunFolder(root)
     manifest = folder.manifest()
     trials = {one.trial: one.meme for one in folder.predictions() if one.trial}
-    # A task is words alone; the arena takes the picture from the data set.
+    # A task is text only; the arena takes the picture from the data set.
     found = await read_records(root, list(trials), pictures=False)
     tasks: list[FixedTask] = []
     silent = 0
     for trial, meme in trials.items():
         record = found.records.get(trial)
-        # Lost or damaged: the command tells how many were.
+        # Lost or damaged: the command reports how many.
         if record is None:
             continue
         name = f"{manifest.dataset}/{meme}" if prefixed else meme

@@ -1,4 +1,4 @@
-"""Detection beside understanding: whether models that explain harm best are those that label memes best."""
+"""Detection versus understanding: tests if the models that explain harm best also label memes best."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class DetectionRow:
         model: Name of the model.
         labelled: Number of memes with a usable label.
         unlabelled: Number of memes without one; they count as wrong.
-        accuracy: Share of all memes that were labelled rightly, with its interval over memes.
-        macro_f1: Mean F1 of the two classes; a meme without a label is in neither class that was said.
-        win_rate: Share of its battles that it won overall, ties half; None where it fought none.
+        accuracy: Share of all memes that were labelled correctly, with its interval over memes.
+        macro_f1: Mean F1 of the two classes; a meme without a label counts as predicted in neither class.
+        win_rate: Share of its battles that it won overall, counting ties as half; None if it has no battle.
     """
 
     model: str
@@ -49,14 +49,14 @@ class DetectionRow:
 
 @dataclass(frozen=True, slots=True)
 class DetectionReport:
-    """Labels of all models, and how they go with the battles.
+    """Labels of all models, and their correlation with battles.
 
     Attributes:
         memes: Number of memes.
-        majority: Share of the larger class, what always saying it would get.
+        majority: Share of the larger class: the accuracy of always predicting it.
         rows: Models, best accuracy first.
-        spearman: Spearman's rank correlation of accuracy and win rate over the models, with its interval over memes;
-            None with fewer than three models that have both.
+        spearman: Spearman's rank correlation between accuracy and win rate over models, with its interval over memes;
+            None if fewer than three models have both.
     """
 
     memes: int
@@ -73,19 +73,19 @@ async def detect(
     concurrency: int = 4,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
-    """Asks every target for a bare label of every meme, and keeps it; what was said before is not asked again.
+    """Asks every target for a bare label of every meme and stores it; skips labels that are stored already.
 
     Args:
         folder: Folder of the arena.
         memes: Memes of the arena.
-        chairs: Its targets, by name.
-        concurrency: Memes at once.
-        progress: Told how many labels of how many there are.
+        chairs: Targets of the arena, by name.
+        concurrency: Number of memes in progress at once.
+        progress: Called with the number of labels done and their total.
 
     Raises:
-        BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be asked; what was said is kept.
+        BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; labels so far are stored.
     """
-    # A crash may have cut off the last line; the next event would run into it, and neither could be read.
+    # A crash may have truncated the last line; the next event would be appended to it, and neither could be read.
     folder.drop_cut_line()
     answered = {(e.meme, e.target) for e in folder.events() if isinstance(e, Detected | NotDetected)}
     turn, done = asyncio.Semaphore(concurrency), 0
@@ -108,7 +108,7 @@ async def detect(
 def detection_report(
     manifest: ArenaManifest, events: Sequence[Event], *, resamples: int = 2000, seed: int = 0
 ) -> DetectionReport:
-    """Scores the labels, and sets them beside the battles.
+    """Scores the labels and compares them with the battles.
 
     Args:
         manifest: Manifest of the arena.
@@ -117,7 +117,7 @@ def detection_report(
         seed: Seed of the bootstrap.
 
     Raises:
-        BadRequest: Nobody was asked for labels yet.
+        BadRequest: No model has been asked for labels yet.
     """
     found = {(e.meme, e.target): e for e in events if isinstance(e, Detected | NotDetected)}
     if not found:
@@ -132,13 +132,13 @@ def detection_report(
     for name in manifest.settings.targets:
         own = {meme: event for (meme, target), event in found.items() if target == name and meme in gold}
         if own.keys() != gold.keys():
-            continue  # the asking was broken off before this model had its turn with each meme
+            continue  # labelling was interrupted before this model had labelled every meme
         labels = {meme: event.harmful if isinstance(event, Detected) else None for meme, event in own.items()}
-        # By identity: no label is None, which is right for neither class.
+        # Compared by identity: a missing label is None, which matches neither class.
         accuracy, drawn = draws.of([(meme, float(label is gold[meme])) for meme, label in labels.items()])
         win_rate = None
         if fought[name]:
-            # Over the same drawn memes as the accuracy, so that the correlation can be resampled.
+            # From the same resampled memes as the accuracy, so that the correlation can be resampled.
             win_rate, drawn_rate = draws.of(fought[name])
             pairs.append((accuracy, win_rate))
             drawn_pairs.append((drawn, drawn_rate))
@@ -166,10 +166,10 @@ def detection_report(
 def _scores_of(
     manifest: ArenaManifest, events: Sequence[Event], memes: Collection[str]
 ) -> Mapping[str, Sequence[tuple[str, float]]]:
-    """The meme of each model's battles, and its score there overall: 1 won, 0.5 tied, 0 lost.
+    """Returns, by model, the meme and overall score of each of its battles: 1 won, 0.5 tied, 0 lost.
 
-    Win rates stand for ratings beside accuracy: they exist where a model never lost, and rank alike where all pairs
-    meet equally often, which the arena sees to.
+    Accuracy is compared with win rates instead of ratings: win rates exist even if a model never lost, and rank models
+    the same way if all pairs meet equally often, which the arena ensures.
     """
     table, _, tasks = table_with_tasks(manifest, events, OVERALL)
     found: dict[str, list[tuple[str, float]]] = {name: [] for name in table.models}
@@ -187,17 +187,17 @@ def _f1(gold: Mapping[str, bool], labels: Mapping[str, bool | None], of: bool) -
 
 
 def _spearman(pairs: Sequence[tuple[float, float]], drawn: Sequence[tuple[Floats, Floats]]) -> Figure | None:
-    """Rank correlation of two figures of models; None with fewer than three, or where all are alike in one."""
+    """Computes the rank correlation of two figures; None with fewer than three models or a constant figure."""
     if len(pairs) < 3:
         return None
     from scipy.stats import spearmanr
 
     values = np.array(pairs)
-    # Equal ranks throughout would make the coefficient 0 / 0.
+    # If all ranks are equal, the coefficient is 0 / 0.
     if (values == values[0]).all(axis=0).any():
         return None
     resampled = np.array(drawn)  # (models, 2, resamples)
-    # A resample in which all models are alike in one figure has no correlation.
+    # A resample in which a figure is the same for all models has no correlation.
     there = [
         one for one in resampled.transpose(2, 0, 1) if not np.isnan(one).any() and not (one == one[0]).all(0).any()
     ]
@@ -208,7 +208,7 @@ def _spearman(pairs: Sequence[tuple[float, float]], drawn: Sequence[tuple[Floats
 
 
 def detection_sections(report: DetectionReport) -> list[Section]:
-    """A table of models by accuracy, with their win rates, and the rank correlation."""
+    """Builds a table of models by accuracy, with their win rates and the rank correlation."""
     table = (
         ("model", "accuracy", "macro-F1", "labelled", "win rate overall"),
         *(

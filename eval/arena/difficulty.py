@@ -1,4 +1,4 @@
-"""Difficulty of tasks, rated by a model that is shown no answer of anybody who is compared (ProBench, section 3)."""
+"""Difficulty of tasks, rated by a model that sees no answer of the compared models (ProBench, section 3)."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ async def rate_difficulty(
     concurrency: int = 4,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
-    """Has every task of an arena rated, and keeps the ratings; what was rated before is not asked again.
+    """Asks a model to rate every task of an arena and stores the ratings; skips tasks that are rated already.
 
     Args:
         folder: Folder of the arena.
-        memes: Its memes, by id.
-        annotator: Model that rates; it is told the arena's guideline where there is one.
-        concurrency: Tasks at once.
-        progress: Told how many tasks of how many are done.
+        memes: Memes of the arena, by id.
+        annotator: Model that rates; it is shown the arena's guideline if there is one.
+        concurrency: Number of tasks in progress at once.
+        progress: Called with the number of tasks done and their total.
 
     Raises:
         BadRequest: Memes are missing.
-        BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be asked; what was said is kept.
+        BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be called; ratings so far are stored.
     """
-    # A crash may have cut off the last line; the next event would run into it.
+    # A crash may have truncated the last line; the next event would be appended to it.
     folder.drop_cut_line()
     events = folder.events()
     tasks = [event for event in events if isinstance(event, TaskFormulated)]
@@ -52,7 +52,7 @@ async def rate_difficulty(
         for e in events
         if isinstance(e, DifficultyRated | DifficultyNotRated) and e.annotator == annotator.name
     }
-    # The last round of each task stands last: it is the guideline that judges were shown.
+    # The last round of each task comes last: it is the guideline that judges were shown.
     guidelines = {
         (e.meme, e.task): FixedQuestion(e.background, (e.reasoning,)) for e in events if isinstance(e, FusionRound)
     }

@@ -1,4 +1,4 @@
-"""Check of a judge of one's own against its teacher, on model families and memes of which it learned nothing."""
+"""Check of a self-trained judge against its teacher, on held-out model families and memes."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ _OUTCOMES = {1.0: "first", 0.5: "tie", 0.0: "second"}
 
 @dataclass(frozen=True, slots=True)
 class JudgeCheck:
-    """One judge beside the teacher.
+    """Comparison of one judge with the teacher.
 
     Attributes:
         judge: Name of the judge, or of a rule.
-        n: Comparisons that it judged, of those that the teacher judged in the same order.
-        unusable: Comparisons on which it said nothing usable.
-        agreement: Share on which both name the same winner, or neither, with its interval over memes; None without any.
+        n: Number of comparisons that both it and the teacher judged in the same order.
+        unusable: Number of comparisons without a usable reply.
+        agreement: Share on which both name the same winner or a tie, with its interval over memes; None if ``n`` is 0.
         kappa: Cohen's kappa with the teacher.
-        rmse: Root of the mean squared difference of ratings, in points, over the models of held-out families; None
-            where it judged nothing.
-        spearman: Rank correlation of all models' ratings; None with fewer than three models, or where all are alike.
-        first_share: Share of its decided comparisons that the answer shown first won; None where it decided none.
-        consistent: Share of battles that it judged in both orders with the same outcome; None where there are none.
-        own_lift: Mean score that it gives answers of its own family, less the teacher's on the same comparisons; None
-            where it has no family or judged no such battle.
+        rmse: Root mean squared difference of ratings, in points, over the models of held-out families; None if it
+            judged nothing.
+        spearman: Rank correlation of all models' ratings; None with fewer than three models or constant ratings.
+        first_share: Share of its decided comparisons that the answer shown first won; None if it decided none.
+        consistent: Share of battles judged in both orders that it decided the same way; None if there are none.
+        own_lift: Mean score that it gives answers of its own family, minus the teacher's on the same comparisons; None
+            if it has no family or judged no such battle.
     """
 
     judge: str
@@ -70,14 +70,14 @@ class JudgeCheck:
 
 @dataclass(frozen=True, slots=True)
 class DistilReport:
-    """A student beside its teacher, and what it has to beat.
+    """Comparison of a student with its teacher and with baselines.
 
     Attributes:
-        held_out: Families of which the student learned nothing.
-        comparisons: Comparisons of the test part that the teacher judged.
-        ceiling: Agreement of the teacher with itself where it judged both orders, as a kappa; None where it did not.
-        checks: The student, then the baselines.
-        usd_per_1000: Cost of 1,000 comparisons by each model that was asked, in US dollars by the prices in the file.
+        held_out: Families that the student was not trained on.
+        comparisons: Number of comparisons of the test part that the teacher judged.
+        ceiling: Kappa of the teacher with itself where it judged both orders; None if it judged no pair in both.
+        checks: Checks of the student, then of the baselines.
+        usd_per_1000: Cost of 1,000 comparisons by each model called, in US dollars, at the prices in the file.
     """
 
     held_out: tuple[str, ...]
@@ -95,20 +95,20 @@ async def judged_by(
     concurrency: int = 4,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> dict[Comparison, Verdict | None]:
-    """Has a model judge every comparison of some examples, in the words in which its teacher was asked.
+    """Asks a model to judge every comparison in some examples, with the prompts that its teacher was given.
 
     Args:
         folder: Folder of the examples, for their pictures.
-        examples: Examples; each comparison is asked once, however many teachers judged it.
+        examples: Examples; each comparison is judged once, however many teachers judged it.
         judge: Model that judges.
-        concurrency: Comparisons at once.
-        progress: Told how many comparisons of how many are done.
+        concurrency: Number of comparisons in progress at once.
+        progress: Called with the number of comparisons done and their total.
 
     Returns:
-        The verdict overall on each comparison; None where nothing usable was said.
+        The overall verdict on each comparison; None if the reply was unusable.
 
     Raises:
-        BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be asked; what was said is kept.
+        BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be called; replies so far are stored.
     """
     # Several teachers may have judged the same comparison; the student is asked once.
     wanted = {(one.meme, one.task, one.a, one.b): one for one in examples}
@@ -118,7 +118,7 @@ async def judged_by(
 
     async def one(key: Comparison, example: JudgeExample) -> None:
         nonlocal done
-        # The recorded words and not today's prompt: the student learned from these.
+        # The recorded prompt, not today's: the student was trained on it.
         user = example.messages[1]["content"]
         async with turn:
             parts: list[str | Frame] = await asyncio.to_thread(_frames, folder, example)
@@ -129,7 +129,7 @@ async def judged_by(
                     "verdicts",
                     parts,
                     partial(replies.parse_verdicts, keys=example.keys, levels=example.levels),
-                    # From the comparison, so that a later session finds the reply in the store of calls.
+                    # Derived from the comparison, so that a later session finds the reply in the call cache.
                     fence=Fence(hashlib.sha256(repr(key).encode()).hexdigest()[:16]),
                     system=example.messages[0]["content"][0]["text"],
                     schema=replies.verdicts_schema(example.keys, levels=example.levels, chars=2000),
@@ -152,13 +152,13 @@ def distil_report(
     usd_per_1000: Mapping[str, float],
     resamples: int = 2000,
 ) -> DistilReport:
-    """Sets judges beside the teacher, and beside the rule that the longer answer wins.
+    """Compares judges with the teacher, and with the rule that the longer answer wins.
 
     Args:
         manifest: Manifest of the examples.
-        examples: The test part.
+        examples: Examples of the test part.
         verdicts: Verdicts of each judge, the student's first.
-        families: Family of each judge; empty or absent where it has none among the targets.
+        families: Family of each judge; empty or absent if no target is of its family.
         usd_per_1000: Cost of 1,000 comparisons by each judge, in US dollars.
         resamples: Number of resamples.
     """
@@ -182,16 +182,15 @@ def distil_report(
 
 
 def _taught(examples: Sequence[JudgeExample]) -> dict[Comparison, float]:
-    """The teacher's score of the answer shown first, in orders that it saw; of several judges, by their mean."""
+    """Returns the teacher's score of the answer shown first, in the orders it saw; several judges are averaged."""
     found: dict[Comparison, list[float]] = {}
     for one in examples:
-        # Mirrored examples are made of the same verdict: counting them would have the teacher agree
-        # with itself.
+        # Mirrored examples repeat the same verdict: counting them would make the teacher agree with itself.
         if not one.mirrored:
             verdict = replies.parse_verdicts(one.messages[2]["content"][0]["text"], keys=one.keys, levels=one.levels)
             key = (one.meme, one.task, one.a, one.b)
             found.setdefault(key, []).append(verdict.by_dimension[OVERALL].score)
-    # The sign of the mean: won, tied or lost, as one judge says it.
+    # The sign of the mean gives won, tied or lost, like the verdict of one judge.
     return {key: (1 + float(np.sign(np.mean(scores) - 0.5))) / 2 for key, scores in found.items()}
 
 
@@ -216,8 +215,8 @@ def _check(
 ) -> JudgeCheck:
     scores = {key: verdict.score for key, verdict in own.items() if verdict is not None}
     both = [key for key in taught if key in scores]
-    # Of all its comparisons, whether the teacher judged them in this order or not: a preference for a
-    # place needs no teacher.
+    # Over all its comparisons, even if the teacher did not judge them in this order: measuring position bias needs no
+    # teacher.
     decided = [score for score in scores.values() if score != 0.5]
     turned = [
         float(score == 1 - scores[meme, task, b, a])
@@ -225,7 +224,7 @@ def _check(
         if a < b and (meme, task, b, a) in scores
     ]
     places = [place for place, model in enumerate(manifest.targets) if manifest.families[model] in manifest.held_out]
-    # The student's ratings on the comparisons that the teacher judged, so that both rest on the same battles.
+    # The student's ratings use only comparisons that the teacher judged, so that both rest on the same battles.
     mine, theirs = _ratings(manifest.targets, {key: scores[key] for key in both}), _ratings(manifest.targets, taught)
     return JudgeCheck(
         judge=name,
@@ -241,7 +240,7 @@ def _check(
             [
                 (key[0], sign * (scores[key] - taught[key]))
                 for key in both
-                # 0 where both answers are of its family, or none is: nothing to be partial about.
+                # 0 if both answers are of its family, or neither is: there is nothing to favour.
                 if (sign := (manifest.families[key[2]] == family) - (manifest.families[key[3]] == family))
             ],
             resamples,
@@ -251,16 +250,16 @@ def _check(
 
 
 def _ratings(models: Sequence[str], scores: Mapping[Comparison, float]) -> Floats:
-    """Bradley-Terry ratings, float of shape (models,), their mean 1000.
+    """Computes Bradley-Terry ratings, float of shape (models,), with a mean of 1000.
 
-    A quarter of a tied battle of each pair is added: a few memes may leave a model undefeated.
+    A quarter of a tied battle is added for each pair, as a model may be undefeated over few memes.
     """
     table = battles(models, [(a, b, score, meme) for (meme, _, a, b), score in scores.items()])
     return rated(fit(wins(table) + quarter_ties(len(models))), None)
 
 
 def _spearman(one: Floats, other: Floats) -> float | None:
-    # Ranks of two models, or of equal ratings, have no correlation to speak of.
+    # Ranks of two models, or of equal ratings, have no meaningful correlation.
     if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return None
     from scipy.stats import spearmanr
@@ -274,13 +273,13 @@ def _frames(folder: Path, example: JudgeExample) -> list[str | Frame]:
 
 def _frame(path: Path) -> Frame:
     png = path.read_bytes()
-    # Width and height stand at this place of every PNG; the folder's pictures are our own.
+    # Every PNG has width and height at this offset; the folder's pictures are our own, hence valid.
     width, height = struct.unpack(">II", png[16:24])
     return Frame(png, width, height)
 
 
 def distil_sections(report: DistilReport) -> list[Section]:
-    """A table of the student and the baselines."""
+    """Builds a table of the student and the baselines."""
     table = (
         (
             "judge",
@@ -333,5 +332,5 @@ def distil_sections(report: DistilReport) -> list[Section]:
 def _percent(share: Figure | None) -> str:
     if share is None:
         return "–"
-    # The unit before the interval, so that the column reads as one of shares.
+    # The unit precedes the interval, so that the column is recognised as shares.
     return f"{100 * share.value:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]"

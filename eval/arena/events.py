@@ -1,4 +1,4 @@
-"""Events of an arena, a closed union: the record of a run is the list of these, a line each."""
+"""Events of an arena, a closed union; the record of an arena lists them, one per line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _ArenaValue(BaseModel):
-    # An unknown field is refused: it would be lost where an arena is taken up, which writes its events anew.
+    # Unknown fields are rejected: resuming an arena rewrites its events, which would lose them.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -59,7 +59,7 @@ class _Event(_ArenaValue):
 
 
 class ContextSimulated(_Event):
-    """Three people were written who come across the meme."""
+    """Three people who come across the meme were written."""
 
     kind: Literal["ContextSimulated"] = "ContextSimulated"
     high: str
@@ -69,7 +69,7 @@ class ContextSimulated(_Event):
 
 
 class TaskFormulated(_Event):
-    """A question was written, or came with the set."""
+    """A question was written, or was supplied with the data set."""
 
     kind: Literal["TaskFormulated"] = "TaskFormulated"
     task: int = Field(ge=0)
@@ -86,7 +86,7 @@ class TaskFormulated(_Event):
 
 
 class Style(_ArenaValue):
-    """Style of an answer, whatever its content."""
+    """Style of an answer, regardless of its content."""
 
     words: int
     headings: int
@@ -106,7 +106,7 @@ class Answered(_Event):
     """One, or one for each round."""
     style: Style
     calls: tuple[ReplyCost, ...]
-    # A default, like every field that came later: older records have none and must open.
+    # Has a default, like every field added later: older records lack it and must still load.
     forgotten: int = Field(default=0, ge=0)
     """Rounds that the last question was asked without, as the history was too long."""
 
@@ -117,7 +117,7 @@ class Answered(_Event):
 
 
 class NotAnswered(_Event):
-    """A target gave no answer that can be used."""
+    """A target gave no usable answer."""
 
     kind: Literal["NotAnswered"] = "NotAnswered"
     task: int
@@ -126,7 +126,7 @@ class NotAnswered(_Event):
 
 
 class FusionBegun(_Event):
-    """A judge's own answer is what the guideline starts from."""
+    """A guideline was started from a judge's own answer."""
 
     kind: Literal["FusionBegun"] = "FusionBegun"
     task: int
@@ -134,7 +134,7 @@ class FusionBegun(_Event):
 
 
 class FusionRound(_Event):
-    """An answer was merged into the guideline, by a judge that did not write it."""
+    """An answer was merged into the guideline by a judge that did not write it."""
 
     kind: Literal["FusionRound"] = "FusionRound"
     task: int
@@ -150,7 +150,7 @@ class FusionRound(_Event):
 
 
 class FusionFailed(_Event):
-    """An answer could not be merged; the guideline stays as it was."""
+    """An answer could not be merged; the guideline is unchanged."""
 
     kind: Literal["FusionFailed"] = "FusionFailed"
     task: int
@@ -161,7 +161,7 @@ class FusionFailed(_Event):
 
 
 class Forfeited(_Event):
-    """Two were to meet and only one of them has an answer."""
+    """Only one of two models that were to meet has an answer."""
 
     kind: Literal["Forfeited"] = "Forfeited"
     task: int
@@ -196,14 +196,14 @@ class Judged(_Battle):
 
 
 class NotJudged(_Battle):
-    """A judge said nothing that can be used: no battle, and no tie."""
+    """A judge gave no usable reply: this counts neither as a battle nor as a tie."""
 
     kind: Literal["NotJudged"] = "NotJudged"
     reason: str
 
 
 class LossExplained(_Event):
-    """A model said why an answer lost a battle."""
+    """A model explained why an answer lost a battle."""
 
     kind: Literal["LossExplained"] = "LossExplained"
     task: int
@@ -222,7 +222,7 @@ class LossExplained(_Event):
 
 
 class LossNotExplained(_Event):
-    """A model said nothing usable about a loss."""
+    """A model gave no usable explanation of a loss."""
 
     kind: Literal["LossNotExplained"] = "LossNotExplained"
     task: int
@@ -234,7 +234,7 @@ class LossNotExplained(_Event):
 
 
 class Detected(_Event):
-    """A target said whether the meme is harmful, with nothing to explain."""
+    """A target labelled the meme as harmful or not, without an explanation."""
 
     kind: Literal["Detected"] = "Detected"
     target: str
@@ -243,7 +243,7 @@ class Detected(_Event):
 
 
 class NotDetected(_Event):
-    """A target gave no label that can be used: it counts as wrong, and is no label."""
+    """A target gave no usable label: it counts as wrong, but not as either label."""
 
     kind: Literal["NotDetected"] = "NotDetected"
     target: str
@@ -264,12 +264,12 @@ class DifficultyRated(_Event):
 
     @property
     def difficulty(self) -> float:
-        """Mean of the three."""
+        """Mean of the three ratings."""
         return (self.text + self.image + self.reasoning) / 3
 
 
 class DifficultyNotRated(_Event):
-    """A model said nothing usable about how hard a task is."""
+    """A model gave no usable rating of a task's difficulty."""
 
     kind: Literal["DifficultyNotRated"] = "DifficultyNotRated"
     task: int
@@ -285,7 +285,7 @@ class MemeLeftOut(_Event):
 
 
 class MemeDone(_Event):
-    """All of a meme's events are kept; a run that is taken up again passes it over."""
+    """All of a meme's events are stored; a resumed run skips it."""
 
     kind: Literal["MemeDone"] = "MemeDone"
 

@@ -1,4 +1,4 @@
-"""An arena's boards in the forms of other tools: a record of Every Eval Ever a model, and one table as Parquet."""
+"""Export of an arena's boards: one Every Eval Ever record per model, and one Parquet table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEP = 1000.0
 
 
 def records_of_arena(board: Leaderboard, publisher: Publisher) -> Iterator[Record]:
-    """A record for each model: rating and win rate by criterion, of the boards that could be ranked.
+    """Yields a record for each model: rating and win rate by criterion, of the boards that could be ranked.
 
     Raises:
         BadRequest: The arena is not finished.
@@ -32,7 +32,7 @@ def records_of_arena(board: Leaderboard, publisher: Publisher) -> Iterator[Recor
         anchor = manifest.models[manifest.settings.anchor].model if manifest.settings.anchor else None
         metrics = [metric for one in board.boards for metric in _metrics(one, _row(one, name), anchor=anchor)]
         if not metrics:
-            continue  # it fought no battle
+            continue  # it has no battle
         yield record_of(
             metrics,
             publisher,
@@ -58,7 +58,7 @@ def write_boards(board: Leaderboard, target: Path) -> int:
     """Writes a row for each criterion and model; returns the number of rows. Raises as ``write_rows``.
 
     Columns: ``criterion``, ``model``, ``called``, ``family``, ``battles``, ``win_rate``, ``rating``, ``rating_low``,
-    ``rating_high``, ``elo``, ``not_ranked`` (why there is no rating, empty where there is).
+    ``rating_high``, ``elo``, ``not_ranked`` (why there is no rating, empty if there is one).
     """
     models = board.manifest.models
     rows = [
@@ -95,7 +95,7 @@ def _metrics(board: Board, row: BoardRow, *, anchor: str | None) -> Iterator[Met
     if row.win_rate is not None:
         words = "Share of its battles that the model won, ties half."
         yield Metric(f"{board.dimension}: win rate", words, row.win_rate, row.battles)
-    # Ratings of two groups can't be set beside each other, which a record of one model could not say.
+    # Ratings of different groups are not comparable, which a record of one model can't express.
     if row.rating is not None and not board.grouped:
         low, high = _scale(board)
         fixed = f"{anchor} is at 1000" if anchor else "all models average 1000"
@@ -110,7 +110,7 @@ def _metrics(board: Board, row: BoardRow, *, anchor: str | None) -> Iterator[Met
 
 
 def _scale(board: Board) -> tuple[float, float]:
-    """Ends between which all ratings of a board and their intervals lie."""
+    """Returns bounds between which all ratings of a board and their intervals lie."""
     values = [
         value
         for row in board.rows

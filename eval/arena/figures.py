@@ -1,4 +1,4 @@
-"""The figures of a leaderboard; see :mod:`eval.reports.figures`."""
+"""Figures of a leaderboard; see :mod:`eval.reports.figures`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eval.reports.svg import Ink, drawing, themed
 
 
 def rating_bars(board: Board, name: str) -> str | None:
-    """Ratings and their intervals, the best on top; None where there are none on one scale."""
+    """Draws ratings with their intervals, the best on top; None without ratings on one scale."""
     rows = [(words.plain(row.model), row.rating) for row in board.rows if row.rating is not None]
     if not board.on_one_scale:
         return None
@@ -28,7 +28,7 @@ def rating_bars(board: Board, name: str) -> str | None:
             at = (one.value, place)
             axes.annotate(f"{one.value:.0f}", at, (0, 7), textcoords="offset points", ha="center", fontsize=7.5)
         axes.set_yticks(range(len(rows)), [model for model, _ in rows])
-        # Downwards, so that the first row is on top.
+        # Inverted, so that the first row is on top.
         axes.set_ylim(len(rows) - 0.4, -0.7)
         axes.set_xlabel("Bradley-Terry rating; 400 points are odds of ten to one")
         axes.grid(visible=True, axis="x")
@@ -38,7 +38,7 @@ def rating_bars(board: Board, name: str) -> str | None:
 
 
 def heads(board: Board, name: str) -> str | None:
-    """Counted win rates of each model against each other; None where nobody met."""
+    """Draws counted win rates of all pairs of models; None if no models met."""
     if not board.against:
         return None
     from matplotlib.figure import Figure
@@ -52,11 +52,11 @@ def heads(board: Board, name: str) -> str | None:
         for i, one in enumerate(models):
             for j, other in enumerate(models):
                 rate = board.against.get((one, other))
-                # The square of two that never met stays empty.
+                # The cell of two models that never met stays empty.
                 if rate is None:
                     continue
                 ink = Ink.GOOD if rate >= 0.5 else Ink.BAD
-                # The further from even, the stronger the colour.
+                # The further from 0.5, the stronger the colour.
                 box = Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=ink, alpha=0.05 + 0.9 * abs(rate - 0.5))
                 axes.add_patch(box)
                 axes.text(j, i, f"{100 * rate:.0f}", ha="center", va="center", fontsize=8)
@@ -75,7 +75,7 @@ def heads(board: Board, name: str) -> str | None:
 
 
 def tokens(board: Board, targets: Sequence[Target], name: str) -> str | None:
-    """Rating against the length of answers; None without ratings on one scale."""
+    """Plots rating against length of answers; None without ratings on one scale."""
     length = {target.model: target.tokens for target in targets}
     rows = [
         (words.plain(row.model), length[row.model], row.rating.value)
@@ -100,7 +100,7 @@ def tokens(board: Board, targets: Sequence[Target], name: str) -> str | None:
 
 
 def own_cases(report: BiasReport, name: str) -> str | None:
-    """Draws how much better judges find their own answers than the rest of the panel does, by setting."""
+    """Draws how much better judges rate their own answers than the rest of the panel does, by setting."""
     shown = [one for one in report.settings if one.own_cases]
     if not shown:
         return None
@@ -111,10 +111,10 @@ def own_cases(report: BiasReport, name: str) -> str | None:
     with drawing(name):
         figure = Figure(figsize=(5.6, 0.9 + 0.5 * len(judges)), layout="constrained")
         axes = figure.subplots()
-        # There are as many inks as settings, of which not all need be shown.
+        # There are as many inks as settings, not all of which may be shown.
         for number, (one, ink) in enumerate(zip(shown, inks, strict=False)):
             for case in one.own_cases:
-                # Settings side by side, about the judge's own line.
+                # Settings side by side, centred on the judge's line.
                 place = judges.index(case.judge) + 0.17 * (number - (len(shown) - 1) / 2)
                 if case.low is not None and case.high is not None:
                     ends = [100 * case.low, 100 * case.high]

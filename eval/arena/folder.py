@@ -33,7 +33,7 @@ class _ArenaFileModel(BaseModel):
 
 
 class ModelEntry(_ArenaFileModel):
-    """A model as it was named."""
+    """A model as named by the user."""
 
     model: str
     family: str = ""
@@ -42,7 +42,7 @@ class ModelEntry(_ArenaFileModel):
 
 
 class MemeEntry(_ArenaFileModel):
-    """A meme of the arena: no more than tells it."""
+    """A meme of the arena: only what identifies it."""
 
     id: str
     harmful: bool
@@ -53,7 +53,7 @@ class MemeEntry(_ArenaFileModel):
 
 
 class FixedTask(_ArenaFileModel):
-    """A question that comes with a set, instead of being written by the controller; one line of ``--tasks``."""
+    """A supplied question, used instead of one written by the controller; one line of ``--tasks``."""
 
     meme: str
     rounds: tuple[str, ...] = Field(min_length=1)
@@ -113,17 +113,17 @@ class ArenaManifest(_ArenaFileModel):
         return self.seed if self.sample_seed is None else self.sample_seed
 
     def differs_from(self, other: ArenaManifest) -> list[str]:
-        """Names of what differs that may not."""
-        # Times, machine and software are those of a session, and an arena may have several.
+        """Returns the names of fields that differ but must not."""
+        # Times, machine and software belong to a session, and an arena may have several.
         passing = {"name", "created", "finished", "interruptions", "software", "commit", "python", "machine", "command"}
-        # Of an arena that an earlier version began, nobody knows its cards: it goes on as it did.
+        # An arena begun by an earlier version does not record its cards: it continues as before.
         if not self.cards:
             passing.add("cards")
         return differing(self, other, passing)
 
 
 class Spent(_ArenaFileModel):
-    """Usage of one model in all sessions together; of a killed session, up to the last meme that was done."""
+    """Usage of one model over all sessions; a killed session counts up to its last finished meme."""
 
     calls: int = 0
     tokens_in: int = 0
@@ -135,7 +135,7 @@ class Spent(_ArenaFileModel):
 
 
 class ArenaFolder:
-    """A directory that holds, or will hold, an arena."""
+    """A directory that contains, or will contain, an arena."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -146,42 +146,42 @@ class ArenaFolder:
         return (self.root / MANIFEST).exists()
 
     def manifest(self) -> ArenaManifest:
-        """Reads the arena's manifest. Raises BadRequest if there is none, or none of this format."""
+        """Reads the arena's manifest. Raises BadRequest if it is missing or of another format."""
         return read_manifest(
             self.root / MANIFEST, ArenaManifest, "arena", missing="ARENA_MISSING", unreadable="ARENA_UNREADABLE"
         )
 
     def events(self) -> tuple[Event, ...]:
-        """Reads the events so far. Skips a last line that a crash cut."""
+        """Reads the events so far. Skips a last line that a crash truncated."""
         path = self.root / EVENTS
         return stored_lines(path, AnyEvent.validate_json, reason="ARENA_UNREADABLE") if path.exists() else ()
 
     def take_up(self) -> frozenset[str]:
-        """Drops the events of memes that were not done; returns the ids of those that were.
+        """Drops the events of unfinished memes; returns the ids of the finished ones.
 
-        What is dropped happens again, from the store of calls.
+        Dropped steps are repeated with replies from the call cache.
         """
         events = self.events()
         done = frozenset(event.meme for event in events if isinstance(event, MemeDone | MemeLeftOut))
-        # Written anew even if nothing is dropped: the next event would be appended to a line that was cut off.
+        # Rewritten even if nothing is dropped: otherwise the next event would be appended to a truncated line.
         replace_lines(self.root / EVENTS, (event for event in events if event.meme in done))
         return done
 
     def drop_cut_line(self) -> None:
-        """Drops a last line that a crash cut: the next event would be appended to it."""
+        """Drops a last line that a crash truncated: the next event would be appended to it."""
         path = self.root / EVENTS
         if path.exists():
             with path.open("rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
 
     def append(self, events: Iterable[Event]) -> None:
-        """Keeps events, before anything is done about them."""
-        # Not synced to the disk: what a power cut loses happens again, from the store of calls.
+        """Stores events, before anything acts on them."""
+        # Not synced to disk: steps lost in a power cut are repeated with replies from the call cache.
         with (self.root / EVENTS).open("a", encoding="utf-8") as file:
             file.write("".join(map(json_line, events)))
 
     def write_manifest(self, manifest: ArenaManifest) -> None:
-        """In one step: a reader sees the old one or the new one."""
+        """Writes the manifest atomically: a reader sees the old one or the new one."""
         replace_file(self.root / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
     def spent(self) -> dict[str, Spent]:
@@ -192,7 +192,7 @@ class ArenaFolder:
         return {name: Spent.model_validate(spent) for name, spent in json.loads(path.read_bytes()).items()}
 
     def write_spent(self, spent: Mapping[str, Spent]) -> None:
-        """In one step."""
+        """Writes the usage of each model atomically."""
         content: dict[str, JsonValue] = {name: one.model_dump() for name, one in spent.items()}
         replace_file(self.root / USAGE, json.dumps(content, indent=2) + "\n")
 
@@ -201,5 +201,5 @@ G = TypeVar("G", bound=BaseModel)
 
 
 def read_lines(path: Path, kind: type[G]) -> Sequence[G]:
-    """The lines of a file of questions or of references. Raises BadRequest where one can't be read."""
+    """Reads the lines of a file of questions or references. Raises BadRequest if a line is invalid."""
     return [one for _, one in read_json_lines(path, kind)]

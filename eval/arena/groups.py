@@ -1,4 +1,4 @@
-"""Boards by group: by language, rounds, data set, or whatever a set of questions is tagged with."""
+"""Boards by group: by language, rounds, data set, or a tag of the questions."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class GroupBoard:
     Attributes:
         name: Name of the group.
         tasks: Number of tasks with a battle.
-        memes: Memes that they are about.
+        memes: Number of memes of these tasks.
         board: Overall board of these tasks.
-        not_rated: Reason why only win rates are shown; empty where there are ratings.
+        not_rated: Reason why only win rates are shown; empty if there are ratings.
     """
 
     name: str
@@ -55,9 +55,9 @@ class BoardsBy:
     Attributes:
         key: Key of the groups, such as ``language``.
         groups: The groups, by name.
-        ungrouped: Tasks with a battle that belong to no group.
-        test: Test of whether models rank differently in those with questions enough; None where fewer than two have.
-        p: Its p-value, adjusted for all keys together; None likewise.
+        ungrouped: Number of tasks with a battle that belong to no group.
+        test: Test for different rankings in the groups with enough questions; None if fewer than two have enough.
+        p: P-value of the test, adjusted for all keys together; None without a test.
     """
 
     key: str
@@ -68,8 +68,8 @@ class BoardsBy:
 
     @property
     def shown(self) -> bool:
-        """True if groups are shown to rank models differently."""
-        # After the correction for all keys that were looked at, not for this one alone.
+        """True if groups rank models differently, to statistical significance."""
+        # Corrected for all keys examined, not for this one alone.
         return self.p is not None and self.p < LEVEL
 
 
@@ -81,23 +81,23 @@ def boards_by(
     Args:
         manifest: Manifest of the arena.
         events: Its events.
-        keys: Keys to group by, each one of :data:`BUILT_IN`, or a tag of the tasks.
-        deals: Number of random deals of a test; as :func:`~eval.arena.interaction.interaction` has it if None.
+        keys: Keys to group by, each one of :data:`BUILT_IN` or a tag of the tasks.
+        deals: Number of permutations of a test; the default of :func:`~eval.arena.interaction.interaction` if None.
 
     Raises:
-        BadRequest: No task has a group by a key.
+        BadRequest: A key gives no task a group.
     """
-    # A key that is named twice is tested once: two equal tests would weigh on the correction.
+    # A repeated key is tested once: a duplicate test would make the correction stricter.
     found = [_boards(manifest, events, key, deals) for key in dict.fromkeys(keys)]
     tested = [one for one in found if one.test is not None]
-    # Over all keys: whoever looks at enough groupings finds one that differs by chance.
+    # Corrected over all keys: among enough groupings, one differs by chance.
     adjusted = holm([one.test.p for one in tested if one.test is not None])
     p_of = {one.key: p for one, p in zip(tested, adjusted, strict=True)}
     return tuple(replace(one, p=p_of.get(one.key)) for one in found)
 
 
 def groups_in(root: Path, keys: Sequence[str]) -> tuple[BoardsBy, ...]:
-    """Ranks models in each group of tasks of an arena on disk, as :func:`boards_by`; nothing is read without a key."""
+    """Ranks models in each group of tasks of an arena on disk, as :func:`boards_by`; reads nothing without a key."""
     # Reading all events of a large arena takes a while, and most reports have no groups.
     if not keys:
         return ()
@@ -106,7 +106,7 @@ def groups_in(root: Path, keys: Sequence[str]) -> tuple[BoardsBy, ...]:
 
 
 def plain_groups(by: BoardsBy) -> dict[str, Any]:
-    """The figures for other programs."""
+    """Returns the figures as plain data for other programs."""
     return {
         "key": by.key,
         "p": by.p,
@@ -123,7 +123,7 @@ def plain_groups(by: BoardsBy) -> dict[str, Any]:
                 "models": [
                     {
                         "model": row.model,
-                        # The board has ratings of a group with too few tasks too; they are not handed on.
+                        # The board also has ratings of groups with too few tasks; they are not exported.
                         "rating": asdict(row.rating) if row.rating and not group.not_rated else None,
                         "win_rate": row.win_rate,
                         "battles": row.battles,
@@ -137,7 +137,7 @@ def plain_groups(by: BoardsBy) -> dict[str, Any]:
 
 
 def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dict[Task, str]:
-    """Group of each task, of those that have one.
+    """Returns the group of each task that has one.
 
     Args:
         manifest: Manifest of the arena.
@@ -147,7 +147,7 @@ def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dic
     memes = {meme.id: meme for meme in manifest.memes}
     groups: dict[Task, str] = {}
     if key == "difficulty":
-        # Of several annotators the first one counts; a tag that came with the set goes before any.
+        # The first annotator counts; a tag supplied with the questions takes precedence over any.
         for event in events:
             if isinstance(event, DifficultyRated):
                 groups.setdefault((event.meme, event.task), _difficulty(str(event.difficulty)))
@@ -157,7 +157,7 @@ def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dic
         meme = memes.get(event.meme)
         name: str | None
         if key in event.tags:
-            # A tag of the questions goes before a property of the same name.
+            # A tag of the questions takes precedence over a property of the same name.
             name = _difficulty(event.tags[key]) if key == "difficulty" else event.tags[key]
         else:
             name = {
@@ -168,7 +168,7 @@ def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dic
                 "rounds": _rounds(len(event.rounds)),
                 "relevance": str(event.relevance) if event.relevance else None,
             }.get(key)
-        # An empty name is no group; such tasks are counted as ungrouped.
+        # An empty name is not a group; such tasks count as ungrouped.
         if name:
             groups[event.meme, event.task] = name
     return groups
@@ -179,7 +179,7 @@ def _rounds(count: int) -> str:
 
 
 def _difficulty(value: str) -> str:
-    """Names the half of the scale from 0 to 10 that a number is in; other words stay as they are."""
+    """Names the half of the 0 to 10 scale that a number is in; returns other values unchanged."""
     try:
         score = float(value)
     except ValueError:
@@ -189,7 +189,7 @@ def _difficulty(value: str) -> str:
 
 def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: int | None) -> BoardsBy:
     group_of = groups_of(manifest, events, key)
-    # Only tasks with a battle that ranks: others would give groups without any figure.
+    # Only tasks with a battle that ranks: others would make groups without any figure.
     fought = {(e.meme, e.task) for e in events if isinstance(e, Judged | Forfeited) and _ranks(e, manifest)}
     if not group_of.keys() & fought:
         tags = sorted({tag for e in events if isinstance(e, TaskFormulated) for tag in e.tags})
@@ -200,13 +200,13 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
         )
     parts: dict[str, list[Event]] = defaultdict(list)
     for event in events:
-        # Answers go along, since style is looked up in them for each battle.
+        # Answers are included, as each battle's style is looked up in them.
         if isinstance(event, Judged | Forfeited | Answered) and (event.meme, event.task) in group_of:
             parts[group_of[event.meme, event.task]].append(event)
     groups = tuple(
         _group(manifest, name, part) for name, part in sorted(parts.items()) if any(_ranks(e, manifest) for e in part)
     )
-    # Groups that are too small for ratings are too small for the test, and are left out of it.
+    # Groups that are too small for ratings are also left out of the test.
     names = [group.name for group in groups if group.tasks >= LEAST_TASKS]
     test = _test(manifest, events, group_of, names=names, deals=deals) if len(names) > 1 else None
     return BoardsBy(key=key, groups=groups, ungrouped=len(fought - group_of.keys()), test=test, p=None)
@@ -214,19 +214,19 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
 
 def _ranks(event: Event, manifest: ArenaManifest) -> bool:
     if isinstance(event, Forfeited):
-        # Forfeits rank only where the settings count them as losses.
+        # Forfeits rank only if the settings count them as losses.
         return manifest.settings.forfeits == "lose"
-    # In the bias study each judge judges the same battles under each setting: they would count several times.
+    # The bias study repeats the same battles under each setting: they would count several times.
     return isinstance(event, Judged) and event.study == "arena"
 
 
 def _group(manifest: ArenaManifest, name: str, events: Sequence[Event]) -> GroupBoard:
     tasks = {(e.meme, e.task) for e in events if isinstance(e, Judged | Forfeited) and _ranks(e, manifest)}
     board = board_of(manifest, events, OVERALL)
-    # A group that can't be ranked on one scale has no ratings either, for a reason of its own.
+    # A group that can't be ranked on one scale has no ratings either, and its own reason.
     why = board.not_ranked or board.grouped
     if len(tasks) < LEAST_TASKS:
-        # Goes before the board's own reason: with more questions that one may vanish.
+        # Takes precedence over the board's reason, which may vanish with more questions.
         why = f"{len(tasks)} questions are too few for ratings: {LEAST_TASKS} are wanted."
     return GroupBoard(name, len(tasks), len({meme for meme, _ in tasks}), board=board, not_rated=why)
 
@@ -238,12 +238,12 @@ def _test(
     names: Sequence[str],
     deals: int | None,
 ) -> Interaction:
-    # The same filter as for the boards, so that the test is of what they show.
+    # The same filter as for the boards, so that the test covers what they show.
     inside = [
         e for e in events if isinstance(e, Judged | Forfeited | Answered) and group_of.get((e.meme, e.task)) in names
     ]
     table, _, tasks = table_with_tasks(manifest, inside, OVERALL)
-    # The unit of a deal is a task and not a battle: battles about one task are not independent.
+    # The test permutes tasks, not battles: battles about one task are not independent.
     numbers = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
     unit = np.array([numbers[task] for task in tasks], dtype=np.int64)
     group = np.array([names.index(group_of[task]) for task in numbers], dtype=np.int64)
@@ -252,11 +252,11 @@ def _test(
 
 
 def group_sections(found: Sequence[BoardsBy], models: Sequence[str]) -> list[Section]:
-    """A table for each key: models down, groups across.
+    """Builds a table for each key, with models as rows and groups as columns.
 
     Args:
         found: Boards by each key.
-        models: Models in the order in which they are shown.
+        models: Models in display order.
     """
     return [_section(one, models) for one in found]
 

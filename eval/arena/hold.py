@@ -1,7 +1,7 @@
-"""Holding an arena: every meme goes through the same steps, and every step is kept before the next one.
+"""Runs an arena: every meme goes through the same steps, and every step is stored before the next one.
 
-All that is drawn is drawn from generators named by the seed and by what is drawn for. So a run that is taken up again
-draws the same, asks the same, and finds what was said in the store of calls.
+Every random draw uses a generator keyed by the seed and the purpose of the draw. So a resumed run makes the same draws
+and the same calls, and finds the replies in the call cache.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class ArenaPlan:
 
     Attributes:
         settings: Settings of the arena.
-        memes: In order; the place of a meme decides who meets over it.
-        chairs: The models, by the names that the settings use.
+        memes: Memes in order; a meme's position decides which models meet on it.
+        chairs: Models, by the names that the settings use.
         seed: Seed of all draws.
-        fixed_tasks: Questions that came with a set, by meme; empty where the controller writes them.
+        fixed_tasks: Supplied questions, by meme; empty if the controller writes them.
         references: Human references by meme, for the setting ``human``.
-        concurrency: Memes under way at once.
+        concurrency: Number of memes in progress at once.
     """
 
     settings: ArenaSettings
@@ -85,21 +85,21 @@ class _Task:
 
 
 async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, int], None] = lambda *_: None) -> None:
-    """Holds an arena, or what is missing of it.
+    """Runs an arena, or the unfinished part of it.
 
     Args:
         plan: Plan of the arena.
         folder: Folder of the arena; finished work in it is not repeated.
-        progress: Told how many memes of how many are done.
+        progress: Called with the number of memes done and their total.
 
     Raises:
-        BudgetSpent: A model may not be asked any more.
-        CallsError: The store of calls can't be used.
-        Unavailable, ModelRefused: A model server is gone, or refuses whatever it is asked.
+        BudgetSpent: A model's budget is exhausted.
+        CallsError: The call cache can't be used.
+        Unavailable, ModelRefused: A model server is unreachable, or rejects every call.
     """
     done = await asyncio.to_thread(folder.take_up)
-    # Both over all memes, finished ones included: who meets over a task depends on the tasks before it, so an arena
-    # that is taken up again draws the same only if it counts the same.
+    # Both cover all memes, including finished ones: which models meet on a task depends on the tasks before it, so a
+    # resumed arena makes the same draws only if it counts the same tasks.
     first = list(itertools.accumulate((plan.tasks_of(meme) for meme in plan.memes), initial=0))
     met = meetings(plan.settings.targets, first[-1], plan.settings.answers_per_task, plan.seed)
     before = folder.spent()
@@ -111,22 +111,22 @@ async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, in
         nonlocal count
         async with turn:
             await _Meme(plan=plan, meme=meme, begin=begin, met=met[begin:], folder=folder).go_through()
-        # After each meme, so that a session that is killed leaves the account up to there.
+        # After each meme, so that a killed session leaves its usage up to that point.
         count += 1
         folder.write_spent(spent(plan.chairs, before))
         progress(count, len(plan.memes))
 
-    # `first` has one more: where the tasks of a further meme would begin.
+    # `first` has one more element: where the tasks of a further meme would begin.
     begins = zip(plan.memes, first, strict=False)
     try:
         await _all(one(meme, begin) for meme, begin in begins if meme.id not in done)
     finally:
-        # Calls of memes that did not come to their end are paid for, too.
+        # Calls of unfinished memes cost money, too.
         folder.write_spent(spent(plan.chairs, before))
 
 
 def spent(chairs: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> dict[str, Spent]:
-    """Sums the usage of each model, this time and before."""
+    """Sums each model's usage of this session and earlier ones."""
     updated = {}
     for name, chair in chairs.items():
         so_far, made = before.get(name, Spent()), chair.usage.made
@@ -139,21 +139,21 @@ def spent(chairs: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> di
             failed=so_far.failed + chair.usage.failed,
             usd=so_far.usd + made.usd(chair.price),
         )
-    # Models of earlier sessions stay, though nobody may ask them this time.
+    # Models of earlier sessions stay, even if they are not called in this one.
     return {**before, **updated}
 
 
 async def _all(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Runs steps concurrently and returns their results; the first one that fails ends the others."""
+    """Runs steps concurrently and returns their results; the first failure cancels the others."""
     coroutines = tuple(steps)
-    # gather_or_cancel needs one step at least.
+    # gather_or_cancel needs at least one step.
     return list(await gather_or_cancel(*coroutines)) if coroutines else []
 
 
 async def reply_or_reason(saying: Awaitable[T]) -> T | str:
-    """Returns a reply, or the reason why the model gave none that can be used.
+    """Returns a reply, or the reason why the model gave no usable one.
 
-    Errors that are not about this one question go on: they end the run, which is taken up again later.
+    Errors that do not concern this one call propagate: they end the run, which can be resumed later.
     """
     try:
         return await saying
@@ -166,7 +166,7 @@ async def reply_or_reason(saying: Awaitable[T]) -> T | str:
 
 
 class _Meme:
-    """One meme's way through the arena."""
+    """Processing of one meme in the arena."""
 
     def __init__(
         self, plan: ArenaPlan, meme: ShownMeme, begin: int, met: Sequence[tuple[str, ...]], folder: ArenaFolder
@@ -184,7 +184,7 @@ class _Meme:
             self._keep(MemeLeftOut(meme=self._meme.id, reason=tasks))
             return
         await _all(self._hold(task) for task in tasks)
-        # After everything else: without it all of the meme's events are dropped when the arena is taken up again.
+        # Written last: without it, all of the meme's events are dropped when the arena is resumed.
         self._keep(MemeDone(meme=self._meme.id))
 
     async def _tasks(self) -> list[_Task]:
@@ -246,7 +246,7 @@ class _Meme:
             guideline = await self._fuse(task, there)
         pairs = self._pairs(task)
         for one, other in pairs:
-            # Where neither answered, neither loses to the other.
+            # If neither answered, neither loses.
             if (one in there) != (other in there):
                 winner, loser = (one, other) if one in there else (other, one)
                 self._keep(Forfeited(meme=self._meme.id, task=task.number, winner=winner, loser=loser))
@@ -292,11 +292,11 @@ class _Meme:
         self._keep(NotAnswered(meme=self._meme.id, task=task.number, target=name, reason=reason))
 
     async def _fuse(self, task: _Task, answers: Mapping[str, FixedQuestion]) -> FixedQuestion | None:
-        """Algorithm 1: what the panel's views come to; None where no judge has an answer to start from."""
-        # One generator for all draws of a task. Each round draws before its call, so that a round which fails changes
-        # no later draw.
+        """Runs Algorithm 1, fusing the panel's views; None if no judge has an answer to start from."""
+        # One generator for all draws of a task. Each round draws before its call, so that a failed round leaves
+        # later draws unchanged.
         rng = self._random("fusion", task.number)
-        # The guideline starts from a judge's own answer; nobody but judges may speak for the panel.
+        # The guideline starts from a judge's own answer; only judges may speak for the panel.
         able = [name for name in self._settings.judges if name in answers]
         if not able:
             return None
@@ -308,15 +308,15 @@ class _Meme:
         if self._settings.fusion_rounds != "all":
             candidates = candidates[: self._settings.fusion_rounds]
         for number, drawn in enumerate(candidates, 1):
-            # Nobody merges its own answer. The order is drawn, so that a fuser who prefers what comes first favours
-            # neither text.
+            # No judge merges its own answer. The order is random, so that a judge with a preference for the first text
+            # favours neither.
             judge = rng.choice([name for name in self._settings.judges if name != drawn])
             first = rng.random() < 0.5
             shown = (guideline, answers[drawn]) if first else (answers[drawn], guideline)
             reply = await reply_or_reason(self._speaker(judge).fuse(task.rounds[0], *shown))
             about = {"meme": self._meme.id, "task": task.number, "round": number, "drawn": drawn, "judge": judge}
             if isinstance(reply, str):
-                # The guideline goes on as it was before this round.
+                # The guideline stays as it was before this round.
                 self._keep(FusionFailed.model_validate({**about, "reason": reply}))
                 continue
             fused, call = reply
@@ -344,13 +344,13 @@ class _Meme:
     async def _fight(
         self, task: _Task, one: str, other: str, answers: Mapping[str, FixedQuestion], guideline: FixedQuestion | None
     ) -> None:
-        # By the names in order: the same judges are drawn whichever of the two comes first in the pair.
+        # Keyed by sorted names: the same judges are drawn whichever of the two comes first in the pair.
         rng = self._random("judges", task.number, *sorted((one, other)))
         judges, wanted = list(self._settings.judges), self._settings.judges_per_battle
         apart = [] if self._settings.own_case else [name for name in judges if name not in (one, other)]
         chosen = rng.sample(apart, min(wanted, len(apart)))
-        # Only for the places that no other is left for: a small panel judges its own battles too, so that none lacks
-        # judges.
+        # Only if no other judges are left: in a small panel judges also judge their own battles, so that no battle
+        # lacks judges.
         chosen += rng.sample([name for name in judges if name not in apart], wanted - len(chosen))
         written = self._written(task)
         setting = Setting.FUSED if guideline else Setting.HUMAN if self._plan.fixed_tasks and written else Setting.NONE
@@ -358,13 +358,13 @@ class _Meme:
         judgements: list[tuple[str, Setting, FixedQuestion | None, Study]] = [
             (name, setting, reference, "arena") for name in chosen
         ]
-        # The number among all tasks, not the order in which they are done: so the study is about the same tasks when
-        # the arena is taken up again.
+        # The index among all tasks, not the order of completion: so the study covers the same tasks when the arena is
+        # resumed.
         if self._settings.bias and task.overall < self._settings.bias_tasks:
             shown = {Setting.FUSED: guideline, Setting.HUMAN: written}
             for judge, studied in itertools.product(self._settings.judges, Setting):
                 measure = answers.get(judge) if studied is Setting.OWN else shown.get(studied)
-                # A setting whose reference is missing is skipped; asked without one, it would be the setting NONE under
+                # A setting whose reference is missing is skipped; without one, it would be the setting NONE under
                 # another name.
                 if measure is not None or studied is Setting.NONE:
                     judgements.append((judge, studied, measure, "bias"))
@@ -387,7 +387,7 @@ class _Meme:
         reference: FixedQuestion | None,
         study: Study,
     ) -> None:
-        # The same order in every setting, so that what differs is the reference alone.
+        # The same order in every setting, so that only the reference differs.
         flip = self._random("order", task.number, *sorted((one, other)), judge).random() < 0.5
         a, b = sorted((one, other), reverse=flip)
         turns = ((a, b), (b, a)) if self._settings.swapped and study == "arena" else ((a, b),)
@@ -426,10 +426,10 @@ class _Meme:
         return Speaker(self._plan.chairs[name], self._meme, self._settings.reply_chars)
 
     def _random(self, *names: object) -> random.Random:
-        # A string is hashed by SHA-512 here, not by hash(), so draws are the same in every process. The separator keeps
-        # names from running into each other.
+        # random hashes a string seed with SHA-512, not hash(), so draws are the same in every process. The separator
+        # keeps adjacent names distinct.
         return random.Random("\0".join(map(str, (self._plan.seed, self._meme.id, *names))))
 
     def _keep(self, event: Event) -> None:
-        # No await in between: lines of memes that are under way at once do not get mixed.
+        # No await in between, so that lines of concurrent memes are not interleaved.
         self._folder.append([event])

@@ -1,12 +1,12 @@
-"""A test whether models rank differently in different groups of tasks, before anybody is called weak in one.
+"""A permutation test for different rankings in different groups of tasks, to run before calling a model weak in one.
 
-Compared are Bradley-Terry with ratings of their own in each group and with the same ratings in all, by the likelihood
-ratio. Its distribution where groups make no difference is had by dealing the group labels out anew (Good 2005, chapter
-3): over whole memes, for battles over one meme are no independent ones, and among the tasks of a meme where these are
-in several groups. Which of the models differ in which group is told by the difference of its ratings there and in the
-rest, each in units of its own spread over the deals. P-values are adjusted for all of them together by the largest one
-of each deal, step by step (Westfall & Young 1993, algorithm 2.8), which holds the error of the family as Holm's does
-and needs far fewer deals.
+The likelihood ratio compares Bradley-Terry models with separate ratings in each group and with the same ratings in all.
+Its null distribution comes from permuting the group labels (Good 2005, chapter 3): between whole memes, as battles over
+one meme are not independent, and among the tasks of a meme if these are in several groups. To find which models differ
+in which group, the difference between a model's ratings there and elsewhere is divided by its own spread over the
+permutations. P-values are adjusted for all of these together by the largest statistic of each permutation, step by step
+(Westfall & Young 1993, algorithm 2.8), which controls the family-wise error as Holm's method does and needs far fewer
+permutations.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from eval.arena.ranking.bootstrap import draw_memes, tails
 from eval.arena.ranking.bradley_terry import fit, quarter_ties
 
 DEALS = 999
-# Numbers in memory at once: 64 MiB of floats.
+# Floats in memory at once: 64 MiB.
 _AT_ONCE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDifference:
-    """Rating of a model in a group, less that in all other groups together.
+    """Difference between a model's rating in a group and in all other groups together.
 
     Attributes:
         model: Name of the model.
         group: Name of the group.
-        points: Difference of the two ratings, with a quarter of a tied battle added to each pair.
+        points: Difference between the two ratings, with a quarter of a tied battle added to each pair.
         low: Lower end of its 95 % interval, by bootstrap over memes.
-        high: The upper end.
-        p: Chance of a difference as large by the deal of groups, adjusted for all models and groups.
+        high: Upper end of the interval.
+        p: Probability of so large a difference under permuted groups, adjusted for all models and groups.
     """
 
     model: str
@@ -52,9 +52,10 @@ class Interaction:
 
     Attributes:
         statistic: Twice the logarithm of the likelihood ratio.
-        p: Share of deals, the actual one included, with a statistic at least as large.
-        differences: Difference of each model in each group; of two groups, in the first, for the other has the same.
-        deals: Number of random deals.
+        p: Share of permutations, the actual labels included, with a statistic at least as large.
+        differences: Difference of each model in each group; with two groups, only in the first, as they mirror each
+            other.
+        deals: Number of random permutations.
     """
 
     statistic: float
@@ -76,11 +77,11 @@ def interaction(
     """Tests whether groups of tasks rank models differently.
 
     Args:
-        table: Battles, their memes included.
-        unit: Number of the task of each battle, int of shape (battles,): tasks of two memes have two numbers.
+        table: Battles, including their memes.
+        unit: Task number of each battle, int of shape (battles,); tasks of different memes have different numbers.
         group: Group of each task, int of shape (tasks,), in [0, groups).
-        names: Names of the groups, two at least; each has a battle.
-        deals: Number of random deals.
+        names: Names of at least two groups; each has a battle.
+        deals: Number of random permutations.
         resamples: Number of resamples of the bootstrap.
         seed: Seed of both.
 
@@ -97,11 +98,11 @@ def interaction(
     labels = np.stack([group, *(_dealt(group, meme, rng) for _ in range(deals))])  # (deals + 1, tasks)
     statistics, differences = _statistics(won, labels, groups, n)
     observed = statistics[0]
-    # A deal that rounding alone sets below the actual one counts as its equal.
+    # The tolerance makes a permutation that is lower only by rounding count as equal.
     p = float(np.mean(statistics >= observed - 1e-9 * max(1.0, abs(observed))))
     shown = 1 if groups == 2 else groups
     cells = differences[:, :shown].reshape(len(labels), shown * n)
-    # Of the deals alone, without the actual labels in the first row. A cell that never moves gets a z of 0 instead of a
+    # Permutations only, without the actual labels in the first row. A constant cell gets a z of 0 instead of a
     # division by 0.
     spread = cells[1:].std(axis=0)
     z = np.abs(cells) / np.where(spread > 0, spread, np.inf)
@@ -127,34 +128,34 @@ def interaction(
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """P-values of several tests, adjusted for all of them (Holm 1979).
+    """Adjusts the p-values of several tests for multiple testing (Holm 1979).
 
     Args:
-        p_values: One of each test.
+        p_values: One p-value per test.
     """
     adjusted, largest = dict.fromkeys(range(len(p_values)), 0.0), 0.0
     for rank, place in enumerate(sorted(adjusted, key=lambda at: p_values[at])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        # Monotone: a test must not come out surer than one with a smaller p-value.
+        # Monotone: a test must not get a lower adjusted value than one with a smaller p-value.
         adjusted[place] = largest
-    # The keys are in the order of the arguments; assigning to them later does not move them.
+    # Keys are in the order of the arguments; assigning to them later does not reorder them.
     return tuple(adjusted.values())
 
 
 def step_down(observed: Floats, drawn: Floats) -> Floats:
-    """P-values of many statistics, adjusted for all together by their largest in each draw, step by step.
+    """Returns p-values of many statistics, adjusted by the step-down maximum over each draw.
 
     Args:
-        observed: float of shape (statistics,), the larger the less likely by chance.
-        drawn: float of shape (draws, statistics), by chance.
+        observed: float of shape (statistics,); larger is less likely by chance.
+        drawn: float of shape (draws, statistics), under the null hypothesis.
 
     Returns:
         float of shape (statistics,).
     """
     order = np.argsort(-observed, kind="stable")
-    # The largest of a statistic and all that are smaller in the actual data: those above are decided already.
+    # Maximum over a statistic and all with smaller observed values: larger ones are decided already.
     largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]
-    # The actual data count as one draw more.
+    # The actual data count as one more draw.
     p = (1 + (largest >= observed[order] - 1e-9).sum(axis=0)) / (1 + len(drawn))
     adjusted = np.empty_like(p)
     adjusted[order] = np.maximum.accumulate(p)
@@ -170,12 +171,12 @@ def _wins_by_unit(table: Battles, unit: Ints, tasks: int) -> Floats:
 
 
 def _dealt(group: Ints, meme: Ints, rng: np.random.Generator) -> Ints:
-    """Deals the labels out anew: those of a meme go to another one with as many tasks, in any order."""
+    """Permutes labels: a meme's labels go, in random order, to a meme with equally many tasks."""
     order = np.argsort(meme, kind="stable")
     starts = np.flatnonzero(np.r_[True, meme[order][1:] != meme[order][:-1]])
     sizes = np.diff(np.r_[starts, len(meme)])
     dealt = np.empty_like(group)
-    # Only memes with equally many tasks are exchanged, or a deal would change how many tasks a label has.
+    # Only memes with equally many tasks swap labels, or a permutation would change how many tasks a label has.
     for size in np.unique(sizes):
         places = order[starts[sizes == size][:, None] + np.arange(size)]  # (memes of this size, tasks)
         dealt[places] = rng.permuted(group[places][rng.permutation(len(places))], axis=1)
@@ -183,13 +184,13 @@ def _dealt(group: Ints, meme: Ints, rng: np.random.Generator) -> Ints:
 
 
 def _statistics(won: Floats, labels: Ints, groups: int, n: int) -> tuple[Floats, Floats]:
-    """Likelihood ratios, float of shape (deals,), and differences in points, (deals, groups, models)."""
-    # The same in every deal, so that the test keeps its level.
+    """Returns likelihood ratios, float of shape (deals,), and differences in points, (deals, groups, models)."""
+    # The same in every permutation, so that the test keeps its level.
     prior = quarter_ties(n)
     everything = won.sum(axis=0).reshape(n, n) + prior
-    # The same in every deal: a deal moves tasks between groups, and none out of all of them.
+    # The same in every permutation, which moves tasks between groups but never out of all of them.
     together = _likelihood(everything[None], fit(everything[None]))[0]
-    # For each deal of a part, the membership of all tasks and the tables of all groups are in memory at once.
+    # For each permutation of a batch, the membership of all tasks and the tables of all groups are in memory at once.
     step = max(1, _AT_ONCE // (groups * (len(won) + n * n)))
     ratios, differences = [], []
     for begin in range(0, len(labels), step):
@@ -206,11 +207,11 @@ def _statistics(won: Floats, labels: Ints, groups: int, n: int) -> tuple[Floats,
 def _intervals(
     won: Floats, group: Ints, meme: Ints, groups: int, *, resamples: int, seed: int
 ) -> tuple[Floats, Floats]:
-    """Ends of the intervals of the differences, each float of shape (groups, models)."""
+    """Returns both ends of the intervals of the differences, each float of shape (groups, models)."""
     n = int(np.sqrt(won.shape[1]))
     prior = quarter_ties(n)
     place = np.unique(meme, return_inverse=True)[1]
-    # All tasks of a meme get the weight of their meme: the meme is what is drawn.
+    # All tasks of a meme get its weight, as memes are what is resampled.
     drawn = draw_memes(int(place.max()) + 1, resamples, seed)[:, place]  # (resamples, tasks)
     found = []
     for which in range(groups):

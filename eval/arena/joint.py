@@ -1,4 +1,4 @@
-"""The panel's vote on a battle: the judgements of several judges, or in both orders, as one."""
+"""The panel's vote on a battle: combines judgements of several judges, or in both orders, into one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Vote = Literal["pool", "majority"]
 
 
 class BattleKey(NamedTuple):
-    """Names a battle, whichever answer was shown first."""
+    """Key of a battle, independent of the order in which answers were shown."""
 
     meme: str
     task: int
@@ -28,10 +28,10 @@ def battle_key(event: Judged) -> BattleKey:
 
 
 def joint_scores(fought: Iterable[Judged], dimension: str) -> dict[BattleKey, float]:
-    """Score of ``one`` in each battle by the panel's vote: 1 won, 0.5 tied, 0 lost.
+    """Returns the score of ``one`` in each battle by the panel's vote: 1 won, 0.5 tied, 0 lost.
 
-    Every judgement counts 1 for who is better, 2 for who is far better, and 0 for a tie; the sign of the sum decides,
-    and a sum of 0 is a tie. With three levels that is the majority of those who see a difference.
+    Every judgement counts 1 for the better answer, 2 for a far better one, and 0 for a tie. The sign of the sum
+    decides; a sum of 0 is a tie. With three levels, this is the majority of the judges who see a difference.
 
     Args:
         fought: Judgements of battles.
@@ -40,12 +40,12 @@ def joint_scores(fought: Iterable[Judged], dimension: str) -> dict[BattleKey, fl
     sums: dict[BattleKey, int] = defaultdict(int)
     for event in fought:
         key, lead = battle_key(event), _lead(event.verdicts[dimension])
-        # Shown in either order, a judgement counts for the same model.
+        # Whichever order was shown, a judgement counts for the same model.
         sums[key] += lead if event.a == key.one else -lead
     return {key: 0.5 if not total else float(total > 0) for key, total in sums.items()}
 
 
 def _lead(verdict: Verdict) -> int:
-    """Lead of the answer shown first."""
+    """Returns the lead of the answer shown first."""
     size = 2 if verdict.far else 1
     return 0 if verdict.score == 0.5 else size if verdict.score > 0.5 else -size

@@ -1,7 +1,7 @@
-"""Judgements of an arena as training data for a judge of one's own, split by the models' families and by meme.
+"""Judgements of an arena as training data for a custom judge, split by model family and by meme.
 
 The recipe is ProBench's (arXiv 2503.06885, section on local evaluators): a small model learns a teacher's reasons and
-verdicts. Its worth is seen on model families and memes of which it learned nothing (:mod:`eval.arena.distilled`).
+verdicts. It is evaluated on held-out model families and memes (:mod:`eval.arena.distilled`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class JudgeExample(BaseModel):
     keys: tuple[str, ...]
     """Names of the criteria, the verdict overall last."""
     levels: Literal[3, 5]
-    # The pattern lets no line that was changed by hand name a file outside the folder.
+    # The pattern keeps a line edited by hand from naming a file outside the folder.
     pictures: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}\.png$")], ...]
     """Names of the picture's frames below ``pictures``."""
     messages: tuple[dict[str, Any], ...]
@@ -90,14 +90,14 @@ class JudgeExamplesManifest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class JudgeExamples:
-    """Examples of both parts, with the pictures that they name."""
+    """Examples of both parts, with the pictures that they refer to."""
 
     manifest: JudgeExamplesManifest
     parts: Mapping[Part, tuple[JudgeExample, ...]]
     pictures: Mapping[str, bytes]
 
     def write(self, folder: Path) -> None:
-        """Writes the folder; the manifest last, so that a folder without one is no set of examples."""
+        """Writes the folder, the manifest last: a folder without one is incomplete."""
         (folder / PICTURES).mkdir(parents=True, exist_ok=True)
         for name, png in self.pictures.items():
             (folder / PICTURES / name).write_bytes(png)
@@ -107,7 +107,7 @@ class JudgeExamples:
 
 
 def read_examples(folder: Path, part: Part) -> tuple[JudgeExamplesManifest, tuple[JudgeExample, ...]]:
-    """Reads a part of a folder of examples. Raises BadRequest where it can't be read."""
+    """Reads a part of a folder of examples. Raises BadRequest if it can't be read."""
     try:
         manifest = JudgeExamplesManifest.model_validate_json((folder / MANIFEST).read_bytes())
         lines = (folder / f"{part}.jsonl").read_text("ascii").splitlines()
@@ -129,24 +129,24 @@ def judge_examples(
     teachers: Collection[str] = (),
     seed: int = 0,
 ) -> JudgeExamples:
-    """Makes training and test examples of an arena's judgements.
+    """Makes training and test examples from an arena's judgements.
 
-    Whatever is about a model of a family that is held out, or about a meme that is, is for testing. Guidelines are the
-    exception that can't be avoided: they were fused from all answers, which a teacher saw too.
+    Everything about a model of a held-out family or a held-out meme is for testing. Guidelines are the unavoidable
+    exception: they were fused from all answers, and the teacher saw them too.
 
     Args:
         manifest: Manifest of the arena.
         events: Its events.
         memes: Its memes, by id.
-        hold_out: Families of which nothing is in the training part.
-        teachers: Judges whose verdicts count; all of the panel where none is named.
-        seed: Seed of the memes that are held out.
+        hold_out: Families to exclude from the training part.
+        teachers: Judges whose verdicts count; the whole panel if empty.
+        seed: Seed for drawing the held-out memes.
 
     Raises:
-        BadRequest: A family or teacher is none of the arena's, memes are missing, or a part would be empty.
+        BadRequest: A family or teacher is not in the arena, memes are missing, or a part would be empty.
     """
     settings = manifest.settings
-    # A model without a family is one of its own, so that it can be held out by its name.
+    # A model without a family is its own family, so that it can be held out by its name.
     families = {name: manifest.models[name].family or name for name in settings.targets}
     for what, named, known in (
         ("family", hold_out, set(families.values())),
@@ -165,11 +165,11 @@ def judge_examples(
     parts: dict[Part, list[JudgeExample]] = {"train": [], "test": []}
     skipped: Counter[str] = Counter()
     for event in judged:
-        # Of either answer: a comparison with a held-out family teaches how its answers look.
+        # If either answer is held out: such a comparison would teach how a held-out family's answers look.
         apart = event.meme in reserved or bool({families[event.a], families[event.b]} & set(hold_out))
-        # Both orders, so that the place of an answer teaches nothing.
+        # Both orders, so that an answer's position teaches nothing.
         for mirrored in (False, True):
-            # A test asks for verdicts alone; training would learn reasons that speak of the wrong answer.
+            # Tests need verdicts only; training must not learn reasons that refer to the wrong answer.
             made = writer.example(event, mirrored=mirrored, with_reasons=not apart)
             if isinstance(made, str):
                 skipped[made] += 1
@@ -198,7 +198,7 @@ def judge_examples(
 
 
 def mirrored_reasons(why: str) -> str | None:
-    """Reasons with the names of the two answers exchanged; None where an A may be the article of a sentence."""
+    """Swaps the names of the two answers in reasons; None if an A may be the article of a sentence."""
     if _ARTICLE.search(why):
         return None
     return _LABEL.sub(lambda match: "B" if match[0] == "A" else "A", why)
@@ -210,7 +210,7 @@ def _reserve_memes(memes: Sequence[str], seed: int) -> frozenset[str]:
 
 
 class _Writer:
-    """Rebuilds what judges were shown, from the record of an arena."""
+    """Rebuilds what judges were shown from the record of an arena."""
 
     def __init__(self, manifest: ArenaManifest, events: Sequence[Event], memes: Mapping[str, ShownMeme]) -> None:
         self._settings = manifest.settings
@@ -231,20 +231,20 @@ class _Writer:
             elif isinstance(event, FusionBegun):
                 begun[event.meme, event.task] = event.judge
             elif isinstance(event, FusionRound):
-                # Rounds stand in order; the last one's text is what judges were shown.
+                # Rounds are in order; judges were shown the last one's text.
                 self._guidelines[event.meme, event.task] = FixedQuestion(event.background, (event.reasoning,))
-        # A question of which no round of the fusion succeeded has the answer that it was to start from.
+        # If no round of a question's fusion succeeded, its guideline is the answer that the fusion started from.
         for (meme, task), judge in begun.items():
             self._guidelines.setdefault((meme, task), self._answers[meme, task, judge])
 
     def example(self, event: Judged, *, mirrored: bool, with_reasons: bool) -> JudgeExample | str:
-        """The example of a judgement, or why there is none."""
+        """Returns the example of a judgement, or the reason why there is none."""
         key = (event.meme, event.task)
         if event.setting not in (Setting.FUSED, Setting.NONE):
             return "the reference is not in the record"
         first, second = (event.b, event.a) if mirrored else (event.a, event.b)
         why = mirrored_reasons(event.why) if mirrored else event.why
-        # In the test part reasons are not needed, so such a judgement is still an example there.
+        # The test part does not need reasons, so such a judgement is still an example there.
         if why is None and with_reasons:
             return "its reasons could not be mirrored"
         verdicts = {k: _MIRRORED.get(v, v) if mirrored else v for k, v in event.verdicts.items()}
@@ -254,7 +254,7 @@ class _Writer:
         parts = comparison(
             self._prompt,
             meme,
-            # A mark of its own for each example: a model that learned one mark would take no other for a fence.
+            # A different fence for each example: a model that learned a single one would not recognise others.
             Fence(hashlib.sha256(f"{event.meme} {event.task} {first} {second}".encode()).hexdigest()[:16]),
             rounds=self._rounds[key],
             reference=self._guidelines[key] if event.setting is Setting.FUSED else None,
@@ -285,13 +285,13 @@ class _Writer:
                         {"type": "text", "text": text},
                     ],
                 },
-                # Not escaped: the student would learn to write escapes instead of letters.
+                # Not escaped, or the student would learn to write escapes instead of letters.
                 {"role": "assistant", "content": [{"type": "text", "text": json.dumps(reply, ensure_ascii=False)}]},
             ),
         )
 
     def _add_picture(self, frame: Frame) -> str:
-        # Named by content: a picture that many comparisons show is stored once.
+        # Named by content, so that a picture shown in many comparisons is stored once.
         name = f"{hashlib.sha256(frame.png).hexdigest()}.png"
         self.pictures[name] = frame.png
         return name

@@ -1,4 +1,4 @@
-"""Leaderboard of an arena: ratings by dimension, and the evidence for trusting them."""
+"""Leaderboard of an arena: ratings by dimension, and evidence of their reliability."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Target:
     """Further facts about one model.
 
     Attributes:
-        model: Its name in the arena.
-        called: Its name at the server.
+        model: Name of the model in the arena.
+        called: Name of the model at the server.
         family: Maker of the model.
-        answered: Tasks that it answered.
-        unanswered: Tasks that it has no usable answer to, by reason.
-        words: Mean of its answers.
-        tokens: Number of tokens; None likewise.
-        as_judge: Battles that it judged.
-        unjudged: Battles that it was asked about and said nothing usable.
-        in_language: Languages of its answers; None where no question asks for one.
+        answered: Number of tasks that it answered.
+        unanswered: Number of tasks without a usable answer, by reason.
+        words: Mean number of words of its answers; 0 without answers.
+        tokens: Mean number of tokens of its answers; 0 without answers.
+        as_judge: Number of battles that it judged.
+        unjudged: Number of battles on which it gave no usable judgement.
+        in_language: Languages of its answers; None if no question asks for one.
     """
 
     model: str
@@ -76,30 +76,31 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Leaderboard:
-    """The report.
+    """Report on an arena.
 
     Attributes:
         manifest: Manifest of the arena.
-        boards: Overall first.
-        other_vote: The overall board by the other way to count several judges' judgements of a battle; None where each
-            battle has one judge.
-        targets: In the order of the settings.
+        boards: Boards by dimension, the overall one first.
+        other_vote: Overall board by the other way of counting several judgements of a battle; None if each battle has
+            one judge.
+        targets: Targets in the order of the settings.
         memes: Number of finished memes.
-        left_out: Memes that nothing could be asked about, by reason.
-        tasks: Questions.
-        forfeits: Battles that were none for want of an answer.
-        unmerged: Answers that could not be merged into a guideline.
+        left_out: Number of memes for which no question could be made, by reason.
+        tasks: Number of questions.
+        forfeits: Number of battles that did not take place because an answer was missing.
+        unmerged: Number of answers that could not be merged into a guideline.
         merged: Number of merged questions.
-        first_wins: Share of decided battles won by the answer shown first, and in how many.
-        consistent: Share of battles judged in both orders with the same outcome, and their number; None without any.
-        both: Number of ties of two good answers, of two bad ones, and unspecified.
-        references: Number of battles judged with each reference; if no judge had an answer to start a guideline from,
-            there is none.
-        steps: Calls, tokens and cost by step, of what is on record.
+        first_wins: Share of decided battles won by the answer shown first, and the number of decided battles.
+        consistent: Share of battles judged in both orders with the same outcome, and their number; None if there are
+            none.
+        both: Number of ties between two good answers, between two bad ones, and unspecified.
+        references: Number of battles judged with each reference; a battle has none if no judge had an answer to start
+            a guideline from.
+        steps: Recorded calls, tokens and cost by step.
         spent: Actual calls of each model, in all sessions.
-        bias: None where it was not looked at.
-        humans: None where people's verdicts were not given.
-        contrasts: Ratings under each setting of the bias study less those under the first; empty without the study.
+        bias: Result of the bias study; None without the study.
+        humans: Agreement with people; None without people's verdicts.
+        contrasts: Ratings under each setting of the bias study minus those under the first; empty without the study.
     """
 
     manifest: ArenaManifest
@@ -136,20 +137,20 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
     """Reads an arena, finished or not.
 
     Args:
-        root: Its folder.
+        root: Folder of the arena.
         humans: Verdicts of people on its battles.
 
     Raises:
-        BadRequest: There is none, or no battle yet.
+        BadRequest: The folder contains no arena, or the arena has no battle yet.
         NotLoaded: A question asks for a language, and py3langid is not installed.
     """
     folder = ArenaFolder(root)
     manifest, events = folder.manifest(), folder.events()
-    # The bias study holds battles under settings of its own, and must not count in ratings.
+    # The bias study's battles run under their own settings and must not count in ratings.
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
     if not fought:
         raise BadRequest(f"{root} has no battle yet that could be ranked.", reason="ARENA_EMPTY")
-    # Ties tell nothing of a preference for the answer shown first.
+    # Ties say nothing about a preference for the answer shown first.
     decided = [s for event in fought if (s := event.verdicts[OVERALL].score) != 0.5]
     ties = Counter(_tie(event.verdicts[OVERALL]) for event in fought if event.verdicts[OVERALL].score == 0.5)
     settings = manifest.settings
@@ -164,17 +165,17 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
         forfeits=sum(isinstance(event, Forfeited) for event in events),
         unmerged=sum(isinstance(event, FusionFailed) for event in events),
         merged=sum(isinstance(event, FusionRound) for event in events),
-        # Without a decided battle: no preference is shown either way.
+        # 0.5 without a decided battle: no preference either way.
         first_wins=(float(np.mean(decided)) if decided else 0.5, len(decided)),
         consistent=_consistency(fought),
         both=dict(ties),
         references=dict(Counter(str(event.setting) for event in fought)),
         steps=_steps(manifest, events),
         spent=folder.spent(),
-        # On all events: it picks its own battles out of them.
+        # Given all events: it selects its own battles.
         bias=bias_report(events, settings.targets, settings.judges, resamples=settings.resamples, seed=manifest.seed),
         humans=human_agreement(events, humans) if humans else None,
-        # With one judge a battle both ways of counting are the same board.
+        # With one judge per battle, both ways of counting give the same board.
         other_vote=board_of(manifest, events, OVERALL, vote="pool" if settings.vote == "majority" else "majority")
         if settings.judges_per_battle > 1
         else None,
@@ -207,7 +208,7 @@ def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, 
             answers[event.target].append(event)
         elif isinstance(event, NotAnswered):
             missing[event.target][event.reason] += 1
-        # Battles of the bias study included: this is about what a model was asked as a judge.
+        # Includes the bias study: this counts all calls to a model as a judge.
         elif isinstance(event, Judged):
             judged[event.judge] += 1
         elif isinstance(event, NotJudged):
@@ -243,17 +244,15 @@ _STEPS = {
 
 
 def _steps(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[StepCost, ...]:
-    # A fixed order of steps, whichever was first on record.
+    # A fixed order of steps, whichever was recorded first.
     sums: dict[str, list[float]] = {name: [0, 0, 0, 0.0] for name in (*_STEPS.values(), "bias study")}
     for event in events:
         if event.kind not in _STEPS:
             continue
-        # Judging costs the same kind of call; what the study adds is shown apart, as it is not part of
-        # a plain arena.
+        # The study makes the same kind of calls as judging; it is listed separately, as a plain arena has no study.
         name = "bias study" if isinstance(event, Judged) and event.study == "bias" else _STEPS[event.kind]
         calls: tuple[ReplyCost | None, ...] = (
-            # An answer to several rounds has a call for each; other events have one, or none where the
-            # step took no call.
+            # An answer to several rounds has a call for each; other events have one, or none if the step made no call.
             event.calls if isinstance(event, Answered) else (getattr(event, "call", None),)
         )
         for call in calls:

@@ -1,4 +1,4 @@
-"""Reasons of lost battles: in what an answer lost, and by which error, as models say who did not write it."""
+"""Reasons of lost battles: the aspect and error by which an answer lost, named by models that did not write it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Loss:
         task: Number of the task.
         winner: Model whose answer won.
         loser: Model whose answer lost.
-        aspects: Dimensions in which it lost most, by the verdicts; several where these don't tell.
-        why: Reasons of a judge who found so.
+        aspects: Dimensions in which it lost most, by the verdicts; several if these are undecided.
+        why: Reasons of a judge that agrees with the vote.
     """
 
     meme: str
@@ -53,13 +53,13 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class LossShares:
-    """Losses of one model, by what it lost in and by error.
+    """Losses of one model, by aspect and by error.
 
     Attributes:
         model: Name of the model.
         n: Number of losses that were explained.
         aspects: Share of each aspect, adding up to 1, with intervals over memes.
-        errors: Share of each kind of error, likewise.
+        errors: Share of each kind of error, adding up to 1, with intervals over memes.
     """
 
     model: str
@@ -74,10 +74,10 @@ class LossReport:
 
     Attributes:
         models: Losses by model, in the order of the settings; those without any are left out.
-        by_verdicts: Share of losses whose aspect the verdicts tell.
-        unexplained: Losses about which no model said anything usable.
+        by_verdicts: Share of losses whose aspect follows from the verdicts.
+        unexplained: Number of losses without a usable explanation.
         aspects: Agreement of two explainers on the aspect, where both were asked for one.
-        errors: Agreement of the two on the error.
+        errors: Agreement of two explainers on the error.
     """
 
     models: tuple[LossShares, ...]
@@ -88,15 +88,15 @@ class LossReport:
 
 
 def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, seed: int) -> tuple[Loss, ...]:
-    """Lists battles that were lost, at most so many of each model, drawn by seed.
+    """Lists lost battles, at most ``most`` of each model, sampled by seed.
 
-    With an anchor that everybody meets, losses against it; otherwise all.
+    With an anchor that every model meets, only losses against it count; otherwise all.
 
     Args:
         manifest: Manifest of the arena.
         events: Its events.
-        most: Largest number of losses of a model.
-        seed: Seed of the draw.
+        most: Maximum number of losses per model.
+        seed: Seed of the sample.
     """
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
     by_battle: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
@@ -104,15 +104,14 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
         by_battle[battle_key(event)].append(event)
     anchor = manifest.settings.anchor if manifest.settings.pairing == "baseline" else None
     found: dict[str, list[Loss]] = defaultdict(list)
-    # Sorted, because events of an arena that was taken up again stand in another order, and the draw below must not
-    # depend on it.
+    # Sorted, because a resumed arena has its events in another order, on which the draw below must not depend.
     for key, score in sorted(joint_scores(fought, OVERALL).items()):
         if score == 0.5:
             continue
         winner, loser = (key.one, key.other) if score > 0.5 else (key.other, key.one)
         if anchor is not None and winner != anchor:
             continue
-        # Judges who saw another winner give reasons for the loser.
+        # Judges that chose another winner give reasons in favour of the loser.
         agreed = [event for event in by_battle[key] if _gain(event, winner, OVERALL) > 0]
         found[loser].append(
             Loss(
@@ -121,14 +120,14 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
                 winner=winner,
                 loser=loser,
                 aspects=_worst(agreed, winner, among=manifest.settings.dimensions[:-1]),
-                # By name and turn: the order of events differs where an arena was taken up again.
+                # By name and turn, as a resumed arena has its events in another order.
                 why=min(agreed, key=lambda event: (event.judge, event.turn)).why,
             )
         )
     drawn = []
     for name in manifest.settings.targets:
         own = found[name]
-        # A generator for each model, so that one model's losses do not change which of another are drawn.
+        # A generator per model, so that one model's losses do not change which of another model's are drawn.
         drawn += random.Random(f"losses {seed} {name}").sample(own, min(most, len(own)))
     return tuple(drawn)
 
@@ -139,7 +138,7 @@ def _gain(event: Judged, winner: str, dimension: str) -> float:
 
 
 def _worst(agreed: Sequence[Judged], winner: str, *, among: tuple[str, ...]) -> tuple[str, ...]:
-    """The dimensions in which most of the judges who agree saw the loser behind; all of them where none did."""
+    """Returns the dimensions in which most agreeing judges saw the loser behind; all dimensions if none did."""
     gains = {name: sum(_gain(event, winner, name) for event in agreed) for name in among}
     largest = max(gains.values())
     return tuple(name for name, gain in gains.items() if gain == largest) if largest > 0 else among
@@ -156,28 +155,28 @@ async def explain_losses(
     concurrency: int = 4,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
-    """Asks why battles were lost, and keeps what is said; what was said before is not asked again.
+    """Asks why battles were lost and stores the explanations; skips losses that are explained already.
 
     Args:
         folder: Folder of the arena.
         losses: Losses to explain.
         memes: The memes, by id.
-        explainer: Model that is asked.
-        second: Model that is asked about a tenth of them too; None for nobody.
-        seed: Seed of that tenth.
-        concurrency: Losses at once.
-        progress: Told how many of how many are done.
+        explainer: Model that explains.
+        second: Model that also explains a tenth of the losses; None for no second model.
+        seed: Seed for drawing that tenth.
+        concurrency: Number of losses in progress at once.
+        progress: Called with the number of losses done and their total.
 
     Raises:
         BadRequest: Memes are missing.
-        BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be asked; what was said is kept.
+        BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; replies so far are stored.
     """
     missing = {loss.meme for loss in losses} - memes.keys()
     if missing:
         raise BadRequest(
             f"{len(missing):,} memes of the lost battles are not in the data that was named.", reason="NO_MEMES"
         )
-    # A crash may have cut off the last line; the next event would run into it.
+    # A crash may have truncated the last line; the next event would be appended to it.
     folder.drop_cut_line()
     events = folder.events()
     explained = {
@@ -202,7 +201,7 @@ async def explain_losses(
             "explainer": chair.name,
             "second": again,
         }
-        # The order of the names in ``about`` is that of the tuples in ``explained``.
+        # The names in ``about`` are in the order of the tuples in ``explained``.
         if tuple(about.values()) not in explained:
             async with turn:
                 meme = memes[loss.meme]
@@ -216,14 +215,14 @@ async def explain_losses(
 def _assignments(
     losses: Sequence[Loss], *, explainer: MeteredModel, second: MeteredModel | None, seed: int
 ) -> list[tuple[Loss, MeteredModel, bool]]:
-    """Pairs each loss with who is asked, and whether as the second one; nobody explains a battle of its own."""
-    # Where the explainer fought in the battle itself, the second model takes its place as the first.
+    """Pairs each loss with an explainer and a flag for the second one; no model explains its own battles."""
+    # If the explainer took part in the battle itself, the second model replaces it as the first.
     chairs = [
         [one for one in (explainer, second) if one is not None and one.name not in (loss.winner, loss.loser)]
         for loss in losses
     ]
     rng = random.Random(f"second opinion {seed}")
-    # Of those that both may explain, and one at least: without any there would be no agreement to report.
+    # From those that both may explain, and at least one: without any there is no agreement to report.
     by_two = [place for place, able in enumerate(chairs) if len(able) == 2]
     twice = set(rng.sample(by_two, min(len(by_two), max(1, round(SECOND * len(losses))))))
     assignments = []
@@ -243,7 +242,7 @@ async def _explained(
     answers: Mapping[tuple[str, int, str], FixedQuestion],
     meme: ShownMeme,
 ) -> LossExplained | LossNotExplained:
-    # The length of parts is not needed here: explain sets its own.
+    # The length of parts is irrelevant here: explain sets its own.
     reply = await reply_or_reason(
         Speaker(chair, meme, 0).explain(
             rounds[loss.meme, loss.task],
@@ -272,7 +271,7 @@ async def _explained(
 def loss_report(
     manifest: ArenaManifest, events: Sequence[Event], *, resamples: int = 2000, seed: int = 0
 ) -> LossReport | None:
-    """Adds up why battles were lost; None where nothing was explained.
+    """Summarises why battles were lost; None if no loss is explained.
 
     Args:
         manifest: Manifest of the arena.
@@ -283,7 +282,7 @@ def loss_report(
     explained = [event for event in events if isinstance(event, LossExplained)]
     by_battle: dict[tuple[str, int, str, str], LossExplained] = {}
     for event in explained:
-        if not event.second:  # where another model was asked later, the first one counts
+        if not event.second:  # if another model was asked later, the first one counts
             by_battle.setdefault((event.meme, event.task, event.winner, event.loser), event)
     first = list(by_battle.values())
     if not first:
@@ -308,16 +307,16 @@ def loss_report(
     return LossReport(
         models=tuple(models),
         by_verdicts=float(np.mean([not event.asked for event in first])),
-        # A loss that one explainer was silent on may have been explained by another, in a later call.
+        # A loss that one explainer failed to explain may have been explained by another later.
         unexplained=len(silent - by_battle.keys()),
-        # Where the verdicts gave the aspect, nobody chose it, so that there is nothing to agree on.
+        # If the aspect follows from the verdicts, no explainer chose it, so there is nothing to agree on.
         aspects=cohen([(one.aspect, other.aspect) for one, other in pairs if one.asked]),
         errors=cohen([(one.error, other.error) for one, other in pairs]),
     )
 
 
 def _shares(values: Sequence[tuple[str, str]], names: Sequence[str], *, resamples: int, seed: int) -> dict[str, Figure]:
-    """Share of each name, with its interval over memes; they add up to 1."""
+    """Returns the share of each name, with its interval over memes; the shares add up to 1."""
     draws = ResampledMeans((meme for meme, _ in values), resamples, seed)
     found = {}
     for name in names:
@@ -327,7 +326,7 @@ def _shares(values: Sequence[tuple[str, str]], names: Sequence[str], *, resample
 
 
 def loss_sections(report: LossReport) -> list[Section]:
-    """Tables of aspects and of errors by model; each row adds up to 100 %."""
+    """Builds tables of aspects and of errors by model; each row adds up to 100 %."""
     names = list(report.models[0].aspects)
     aspects = (
         ("model", "losses", *(name.replace("_", " ") for name in names)),
@@ -359,7 +358,7 @@ def loss_sections(report: LossReport) -> list[Section]:
 
 
 def _percents(shares: Mapping[str, Figure], names: Iterable[str]) -> list[str]:
-    # In the order of the names, which head the columns.
+    # In the order of the names, which are the column headings.
     return [figure(shares[name], ".0f", times=100) for name in names]
 
 

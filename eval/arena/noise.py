@@ -1,4 +1,4 @@
-"""A check whether the judges' choices say anything about answers: where they don't, there is nothing to rank by."""
+"""Check for noise: if judges' choices say nothing about the answers, there is no basis for a ranking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONFIDENCE = 0.95
 
 
 def noise_in(events: Sequence[Event], dimension: str) -> str:
-    """Reason why verdicts of a dimension rank nobody; empty where they may.
+    """Returns the reason why verdicts of a dimension can't rank models; empty if they can.
 
     Args:
         events: Events of an arena.
@@ -27,18 +27,18 @@ def noise_in(events: Sequence[Event], dimension: str) -> str:
     first = sum(event.verdicts[dimension].score > 0.5 for event in decided)
     both_orders = judged_in_both_orders(fought, dimension)
     for won, place in ((first, "first"), (len(decided) - first, "second")):
-        # By the lower end of the interval, so that a few battles alone are not called noise.
+        # Uses the lower end of the interval, so that a few battles alone are not called noise.
         if decided and binomtest(won, len(decided)).proportion_ci(_CONFIDENCE, "wilson").low > _MOST_BY_PLACE:
-            # Where that was done, the judges are all that is left to change.
+            # If that was done already, changing the judges is the only remedy.
             orders = "" if both_orders else ", or have battles judged in both orders"
             return (
                 f"No ranking: the answer shown {place} won {won:,} of {len(decided):,} decided battles. The judges "
                 f"chose by the place and not by the answer; take other judges{orders}."
             )
-    # A tie in either order has no winner to compare.
+    # A tie in either order leaves no winner to compare.
     twice = [pair for pair in both_orders if 0.5 not in pair]
     same, both = sum((one > 0.5) == (other > 0.5) for one, other in twice), len(twice)
-    # Here the doubt goes the other way: verdicts count only if they are surely better than a coin's.
+    # Here the burden of proof is reversed: verdicts count only if they are surely better than a coin flip.
     if both and binomtest(same, both).proportion_ci(_CONFIDENCE, "wilson").low <= 0.5:
         return (
             f"No ranking: judged in both orders, {same:,} of {both:,} battles had the same outcome, which a coin "
@@ -48,7 +48,7 @@ def noise_in(events: Sequence[Event], dimension: str) -> str:
 
 
 def judged_in_both_orders(fought: Sequence[Judged], dimension: str) -> list[tuple[float, float]]:
-    """Scores of the same answer, by the same judge, when it was shown first and second, in the order of the turns.
+    """Pairs the scores that a judge gave an answer when it was shown first and second, in the order of the turns.
 
     Args:
         fought: Battles.

@@ -1,4 +1,4 @@
-"""The leaderboard page, in the look of the benchmark's report."""
+"""The leaderboard page, styled like the benchmark's report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eval.reports.page import Drawn, need_page, render
 
 
 def as_html(board: Leaderboard) -> str:
-    """The page; the same for the same leaderboard.
+    """Renders the page; the same leaderboard gives the same page.
 
     Raises:
         NotLoaded: jinja2 or matplotlib is not installed.

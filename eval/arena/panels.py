@@ -1,4 +1,4 @@
-"""Panels of judges of one size: all of them, or a draw of those that are too many to look at."""
+"""Panels of judges of one size: all of them, or a sample if there are too many."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _LISTED = 20_000
 
 
 def panels_of_size(judges: Sequence[str], size: int, most: int, rng: random.Random) -> list[tuple[str, ...]]:
-    """Chooses different panels, each with its judges in the order in which they are named.
+    """Chooses distinct panels, each with its judges in the order of ``judges``.
 
-    The number of all panels of all sizes doubles with each further judge, so that no more than ``most`` are taken of a
-    size, each with the same chance.
+    The number of panels of all sizes doubles with each further judge, so at most ``most`` panels of a size are chosen,
+    each with the same probability.
 
     Args:
         judges: All judges.
-        size: Judges of a panel.
-        most: Number of panels to return at most; far fewer than 20,000.
-        rng: Draws where there are more.
+        size: Number of judges in a panel.
+        most: Maximum number of panels to return; far fewer than 20,000.
+        rng: Generator for sampling if there are more.
     """
     count = math.comb(len(judges), size)
     if count <= _LISTED:
         panels = list(itertools.combinations(judges, size))
-        # Without repeats, so that no panel counts twice.
+        # Sampled without replacement, so that no panel counts twice.
         return panels if count <= most else rng.sample(panels, most)
-    # A dictionary and no set, whose order would be another in each process.
+    # A dictionary, not a set, whose order differs between processes.
     drawn: dict[tuple[int, ...], None] = {}
     while len(drawn) < most:
-        # Sorted: a panel is the same in whatever order its judges were drawn.
+        # Sorted, so that a panel is the same whatever the order of its judges.
         drawn[tuple(sorted(rng.sample(range(len(judges)), size)))] = None
     return [tuple(judges[place] for place in places) for places in drawn]

@@ -1,7 +1,7 @@
 """Published figures of the arena's procedures, for comparison; ratings of MemeArena average 1000, as ours do.
 
-MemeArena: Chen et al., EMNLP 2025, arXiv 2510.27196, tables 1 and 2. ProBench: its table 1, single-round track, every
-model against one baseline whose rating is fixed.
+MemeArena: Chen et al., EMNLP 2025, arXiv 2510.27196, tables 1 and 2. ProBench: table 1, single-round track, where every
+model meets one baseline with a fixed rating.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class PublishedRating:
     Attributes:
         model: Name of the model.
         rating: Overall rating.
-        win_rate: Share of its battles that it won; None where we could not read it.
-        battles: Number of its battles; None likewise.
+        win_rate: Share of its battles that it won; None if we could not read it.
+        battles: Number of its battles; None if we could not read it.
     """
 
     model: str

@@ -63,10 +63,10 @@ class GuidelineText:
     Attributes:
         meme: Id of the meme.
         task: Number of the task.
-        round: Round, 0 for the answer that it starts from.
-        background: Background knowledge in it.
-        reasoning: Reasoning in it.
-        last: True if no other round came after it.
+        round: Round, 0 for the answer that the fusion starts from.
+        background: Background knowledge in the guideline.
+        reasoning: Reasoning in the guideline.
+        last: True if no round follows.
     """
 
     meme: str
@@ -78,19 +78,19 @@ class GuidelineText:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Its words in small letters."""
+        """Lower-case words of the guideline."""
         return tuple(_WORD.findall(f"{self.background} {self.reasoning}".lower()))
 
 
 @dataclass(frozen=True, slots=True)
 class RoundMeasures:
-    """Free measures of guidelines after one round, which nobody has to rate.
+    """Automatic measures of guidelines after one round, which need no raters.
 
     Attributes:
         round: Round of the fusion.
         n: Number of guidelines.
-        words: Their mean number of words.
-        kept: Mean share of words, of this text's and the one before together, that both have; None in round 0.
+        words: Mean number of words of the guidelines.
+        kept: Mean share of words in both this text and the previous one, of words in either; None in round 0.
     """
 
     round: int
@@ -132,7 +132,7 @@ def guideline_texts(events: Sequence[Event]) -> tuple[GuidelineText, ...]:
             )
     found = []
     for key in sorted(texts):
-        # Events may stand in any order, and rounds that failed have none: the last one there is the guideline.
+        # Events may be in any order, and failed rounds have none: the highest round present is the guideline.
         ordered = sorted(texts[key], key=lambda text: text.round)
         found += [*ordered[:-1], replace(ordered[-1], last=True)]
     return tuple(found)
@@ -146,12 +146,12 @@ def guideline_items(
     seed: int,
     pictures: Pictures = lambda _: (),
 ) -> tuple[RatedItem, ...]:
-    """Draws guidelines for raters, of different memes within a round as far as there are.
+    """Draws guidelines for raters, of different memes within a round as far as possible.
 
     Args:
         texts: Guidelines after each round.
         rounds: Rounds to draw from; None for guidelines after their last round.
-        per_round: Number of guidelines of each round.
+        per_round: Number of guidelines per round.
         seed: Seed of the draw.
         pictures: Pictures of a meme, by its id.
 
@@ -186,17 +186,17 @@ def context_items(
         pictures: Pictures of a meme, by its id.
 
     Raises:
-        BadRequest: There are none, as where questions came with a set.
+        BadRequest: There are no contexts, as when questions are supplied.
     """
     questions = {(e.meme, str(e.relevance)): e.rounds[0] for e in events if isinstance(e, TaskFormulated)}
-    # Sorted, because memes are done in another order where an arena was taken up, and the draw must not depend on it.
+    # Sorted, because a resumed arena finishes memes in another order, on which the draw must not depend.
     contexts = sorted((e for e in events if isinstance(e, ContextSimulated)), key=lambda e: e.meme)
     if not contexts:
         raise BadRequest("Nobody was made up in this arena: there are no contexts to rate.", reason="NOTHING_TO_RATE")
     drawn = random.Random(f"contexts {seed}").sample(contexts, min(most, len(contexts)))
     items = []
     for event in drawn:
-        # The three of them in an order that does not tell which is to be near to the meme.
+        # The three people in an order that does not reveal which is meant to be close to the meme.
         kinds = list(map(str, Relevance))
         random.Random(f"people {seed} {event.meme}").shuffle(kinds)
         parts: list[tuple[str, str]] = []
@@ -209,13 +209,13 @@ def context_items(
 
 
 def measures_by_round(texts: Sequence[GuidelineText]) -> tuple[RoundMeasures, ...]:
-    """Length of guidelines, and how much of each stays from round to round."""
+    """Measures the length of guidelines, and how much of each is kept from round to round."""
     before = {(text.meme, text.task, text.round): set(text.words) for text in texts}
     found = []
     for number in sorted({text.round for text in texts}):
         of_round = [text for text in texts if text.round == number]
         shares = [
-            # Words of both over words of either (Jaccard).
+            # Shared words divided by all words (Jaccard).
             len(earlier & set(text.words)) / max(1, len(earlier | set(text.words)))
             for text in of_round
             if (earlier := before.get((text.meme, text.task, number - 1))) is not None
@@ -232,7 +232,7 @@ def measures_by_round(texts: Sequence[GuidelineText]) -> tuple[RoundMeasures, ..
 
 
 def ratings_by_round(ratings: Sequence[Rating], key: SheetKey) -> tuple[RoundRatings, ...]:
-    """Mean score by round of the fusion, all criteria together.
+    """Computes the mean score by round of the fusion, all criteria together.
 
     Args:
         ratings: Scores of a sheet of guidelines.
@@ -242,7 +242,7 @@ def ratings_by_round(ratings: Sequence[Rating], key: SheetKey) -> tuple[RoundRat
     items: dict[int, set[str]] = defaultdict(set)
     for one in ratings:
         entry = key.items.get(one.item)
-        # Repeats are for agreement with oneself; here their item would weigh twice.
+        # Repeats measure self-agreement; here they would give their item double weight.
         if entry is None or entry.repeat_of:
             continue
         number = int(entry.origin["round"])
@@ -257,9 +257,9 @@ def ratings_by_round(ratings: Sequence[Rating], key: SheetKey) -> tuple[RoundRat
 
 
 def plateau(rounds: Sequence[RoundRatings]) -> int | None:
-    """Finds the round after which nothing is gained; None where the last round still gained something.
+    """Finds the round after which scores no longer rise; None if they still rise in the last round.
 
-    No later round's mean is above its own by half the width of that round's interval or more.
+    No later round's mean exceeds that round's mean by half the width of the later round's interval or more.
 
     Args:
         rounds: Mean scores by round, in order.
@@ -272,20 +272,20 @@ def plateau(rounds: Sequence[RoundRatings]) -> int | None:
 
 
 def _different_memes(texts: Sequence[GuidelineText], most: int, rng: random.Random) -> list[GuidelineText]:
-    """Draws texts; two of one meme only where there are too few memes."""
+    """Draws texts; two of one meme only if there are too few memes."""
     shuffled = list(texts)
     rng.shuffle(shuffled)
     counts: dict[str, int] = defaultdict(int)
     ranked = []
     for place, text in enumerate(shuffled):
-        # A second text of a meme stands behind all first ones.
+        # A second text of a meme sorts after all first ones.
         ranked.append((counts[text.meme], place, text))
         counts[text.meme] += 1
     return [text for _, _, text in sorted(ranked, key=lambda one: one[:2])[:most]]
 
 
 def round_section(rounds: Sequence[RoundRatings], end: int | None) -> Section:
-    """Mean ratings by round, and the round after which nothing is gained.
+    """Builds a table of mean ratings by round, with the round after which scores no longer rise.
 
     Args:
         rounds: Mean scores by round, in order.
@@ -306,7 +306,7 @@ def round_section(rounds: Sequence[RoundRatings], end: int | None) -> Section:
 
 
 def measure_section(measures: Sequence[RoundMeasures]) -> Section:
-    """Free measures by round."""
+    """Builds a table of automatic measures by round."""
     rows = [
         (str(one.round), f"{one.n:,}", f"{one.words:.0f}", "–" if one.kept is None else f"{100 * one.kept:.0f} %")
         for one in measures

@@ -1,4 +1,4 @@
-"""Repeats of an arena with other seeds: mean and spread of ratings, and which places hold in all of them."""
+"""Repeats of an arena with other seeds: mean and spread of ratings, and which places hold in every repeat."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RepeatedModel:
     """One model over all repeats.
 
     Attributes:
-        model: Its name.
-        rating: Overall rating; in a repeat in which not all models can be rated together there is none.
+        model: Name of the model.
+        rating: Overall rating; repeats in which not all models can be rated together have none.
         win_rate: Share of its battles that it won.
     """
 
@@ -33,12 +33,12 @@ class RepeatedModel:
 
 @dataclass(frozen=True, slots=True)
 class AdjacentPlaces:
-    """Two models that stand next to each other by their means.
+    """Two models that are adjacent when ranked by mean.
 
     Attributes:
-        ahead: The one with the higher mean.
-        behind: The other.
-        held: Number of repeats in which the first is ahead.
+        ahead: Model with the higher mean.
+        behind: Model with the lower mean.
+        held: Number of repeats in which ``ahead`` is ahead.
         repeats: Number of repeats.
     """
 
@@ -54,10 +54,10 @@ class RepeatedBoard:
 
     Attributes:
         seeds: Seed of each repeat.
-        finished: True if all repeats are.
+        finished: True if all repeats are finished.
         by_rating: True if the order is by mean rating; by mean win rate otherwise.
-        models: The best first.
-        places: Neighbours in that order.
+        models: Models, best first.
+        places: Adjacent pairs in that order.
     """
 
     seeds: tuple[int, ...]
@@ -68,16 +68,16 @@ class RepeatedBoard:
 
 
 def repeats_of(ask: Ask, count: int) -> tuple[Ask, ...]:
-    """Plans repeats of an arena: the same memes, each with the next seed, and one store of calls for all.
+    """Plans repeats of an arena: the same memes, each with the next seed, and one shared call cache.
 
-    What is asked at temperature 0, and asked alike, is asked once.
+    Identical calls at temperature 0 are made once.
 
     Args:
-        ask: Options of the first; its folder is that of all repeats.
+        ask: Options of the first repeat; its folder will contain all repeats.
         count: Number of repeats.
 
     Raises:
-        BadRequest: The folder holds something else.
+        BadRequest: The folder contains something else.
     """
     calls = prepare_repeats(ask.out, "an arena")
     return tuple(
@@ -86,7 +86,7 @@ def repeats_of(ask: Ask, count: int) -> tuple[Ask, ...]:
             out=repeat_folder(ask.out, number + 1),
             name=f"{ask.name}, repeat {number + 1}",
             seed=ask.seed + number,
-            # The first repeat draws its memes by its own seed; the others take over that sample.
+            # The first repeat draws its memes by its own seed; the others reuse that sample.
             sample_seed=ask.seed if number else None,
             calls=ask.calls or calls,
         )
@@ -95,7 +95,7 @@ def repeats_of(ask: Ask, count: int) -> tuple[Ask, ...]:
 
 
 def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
-    """Puts the overall boards of repeats together.
+    """Combines the overall boards of repeats.
 
     Args:
         boards: Leaderboards of the repeats, in order.
@@ -107,7 +107,7 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
     first = boards[0].manifest
     for board in boards[1:]:
         other = board.manifest
-        # Seeds are not compared: they are what repeats differ in.
+        # Seeds are not compared: repeats are meant to differ in them.
         differ = [
             name
             for name, one, two in (
@@ -137,7 +137,7 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
     def compared(model: RepeatedModel) -> RepeatedFigure:
         return model.rating if by_rating else model.win_rate
 
-    # Without a figure a model comes last; of equals the name decides.
+    # Models without a figure come last; ties are sorted by name.
     ordered = sorted(models, key=lambda model: (-(compared(model).mean or 0.0), model.model))
     places = [
         AdjacentPlaces(
@@ -161,7 +161,7 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
 
 
 def repeat_section(board: RepeatedBoard) -> Section:
-    """Means, spreads and places as a table."""
+    """Builds a table of means, spreads and places."""
     header = ("model", "rating", "SD", *(f"repeat {n}" for n in range(1, len(board.seeds) + 1)), "won", "SD", "ahead")
     shares = {place.ahead: f"{place.held} of {place.repeats}" for place in board.places}
     rows = [

@@ -1,4 +1,4 @@
-"""Replies of models in the arena, read strictly (:mod:`court.replies`)."""
+"""Replies of models in the arena, parsed strictly (:mod:`court.replies`)."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ _PROFILE, _QUESTION, _PART, _WHY = 1200, 800, 6000, 2000
 
 
 class Profiles(Reply):
-    """Three people, by how much their background has to do with the meme."""
+    """Three people, by the relevance of their background to the meme."""
 
     high: Words = Field(max_length=_PROFILE)
     moderate: Words = Field(max_length=_PROFILE)
     unrelated: Words = Field(max_length=_PROFILE)
 
     def of(self, relevance: Relevance) -> str:
-        """One of them."""
+        """Returns the person of one relevance."""
         profile: str = getattr(self, relevance)
         return profile
 
 
 class TaskQuestion(Reply):
-    """Question of a model."""
+    """Question written by a model."""
 
     question: Words = Field(min_length=10, max_length=_QUESTION)
 
 
 class TargetAnswer(Reply):
-    """Answer of a target, or the merger of several."""
+    """Answer of a target, or several merged answers."""
 
     background_knowledge: Words = Field(max_length=_PART)
     reasoning: Words = Field(max_length=_PART)
 
 
 class FreeAnswer(Reply):
-    """Answer of a target to a question of a given set."""
+    """Answer of a target to a supplied question."""
 
     answer: Words = Field(max_length=2 * _PART)
 
@@ -51,54 +51,54 @@ _Why = Annotated[Words, Field(max_length=_WHY)]
 
 
 def profiles_schema(chars: int) -> dict[str, Any]:
-    """JSON schema of :class:`Profiles`, each of so many characters at most."""
+    """Returns the JSON schema of :class:`Profiles`, with at most ``chars`` characters each."""
     return object_schema({name: _text(min(chars, _PROFILE)) for name in Profiles.model_fields})
 
 
 def question_schema(chars: int) -> dict[str, Any]:
-    """JSON schema of :class:`Question`."""
+    """Returns the JSON schema of :class:`TaskQuestion`."""
     return object_schema({"question": {**_text(min(chars, _QUESTION)), "minLength": 10}})
 
 
 def answer_schema(chars: int) -> dict[str, Any]:
-    """JSON schema of :class:`TargetAnswer`, each part of so many characters at most."""
+    """Returns the JSON schema of :class:`TargetAnswer`, with at most ``chars`` characters per part."""
     return object_schema({name: _text(min(chars, _PART)) for name in TargetAnswer.model_fields})
 
 
 def free_schema(chars: int) -> dict[str, Any]:
-    """JSON schema of :class:`FreeAnswer`."""
+    """Returns the JSON schema of :class:`FreeAnswer`."""
     return object_schema({"answer": _text(min(chars, 2 * _PART))})
 
 
 def verdicts_schema(keys: Sequence[str], *, levels: int, chars: int) -> dict[str, Any]:
-    """JSON schema of a comparison: the reasons first, for a model writes in order.
+    """Returns the JSON schema of a comparison: reasons first, as a model writes in order.
 
     Args:
         keys: Names of the criteria.
-        levels: Three or five.
-        chars: Longest reasons.
+        levels: Number of levels, 3 or 5.
+        chars: Maximum length of the reasons, in characters.
     """
     word = {"type": "string", "enum": list(words_of(levels))}
     return object_schema({"why": _text(min(chars, _WHY)), **dict.fromkeys(keys, word)})
 
 
 def parse_profiles(text: str) -> Profiles:
-    """Raises Fault."""
+    """Parses the three people. Raises UnusableReply."""
     return parse(Profiles, text)
 
 
 def parse_question(text: str) -> str:
-    """Raises Fault."""
+    """Parses a question. Raises UnusableReply."""
     return parse(TaskQuestion, text).question
 
 
 def parse_answer(text: str) -> TargetAnswer:
-    """Raises Fault."""
+    """Parses an answer in two parts. Raises UnusableReply."""
     return parse(TargetAnswer, text)
 
 
 def parse_free(text: str) -> str:
-    """Raises Fault."""
+    """Parses a free answer. Raises UnusableReply."""
     return parse(FreeAnswer, text).answer
 
 
@@ -106,22 +106,22 @@ class _Reasons(Reply):
     why: _Why
 
 
-# Made once for a set of keys: to make a class takes longer than to read a reply by it.
+# Cached per set of keys: creating the class takes longer than parsing a reply with it.
 @cache
 def _comparison(keys: tuple[str, ...]) -> type[_Reasons]:
-    # Plain strings: which words are offered depends on the levels, so parse_verdicts checks them. Aliases, for a key of
-    # somebody's own may be a word that pydantic or Python has a use for.
+    # Plain strings: the allowed words depend on the levels, so parse_verdicts checks them. Aliases, because a custom
+    # key may be a reserved word of pydantic or Python.
     fields: dict[str, Any] = {f"criterion_{place}": (str, Field(alias=key)) for place, key in enumerate(keys)}
     return create_model("Comparison", __base__=_Reasons, **fields)
 
 
 def parse_verdicts(text: str, *, keys: tuple[str, ...], levels: int) -> Verdicts:
-    """One verdict for each criterion, each one of the words that were offered. Raises UnusableReply.
+    """Parses one verdict per criterion, each one of the allowed words. Raises UnusableReply.
 
     Args:
         text: Reply of a judge.
         keys: Names of the criteria.
-        levels: Three or five.
+        levels: Number of levels, 3 or 5.
     """
     parsed = parse(_comparison(keys), text)
     words: dict[str, str] = {key: getattr(parsed, f"criterion_{place}") for place, key in enumerate(keys)}
@@ -151,7 +151,7 @@ DETECTION_SCHEMA = object_schema({"label": {"type": "string", "enum": ["harmful"
 
 
 def difficulty_schema(chars: int) -> dict[str, Any]:
-    """JSON schema of :class:`Difficulty`, with reasons of so many characters at most."""
+    """Returns the JSON schema of :class:`Difficulty`, with reasons of at most ``chars`` characters."""
     number = {"type": "integer", "minimum": 0, "maximum": 10}
     return object_schema({"why": _text(min(chars, _WHY)), **dict.fromkeys(("text", "image", "reasoning"), number)})
 
@@ -162,7 +162,7 @@ def parse_detection(text: str) -> bool:
 
 
 def parse_difficulty(text: str) -> Difficulty:
-    """Raises UnusableReply."""
+    """Parses a rating of difficulty. Raises UnusableReply."""
     return parse(Difficulty, text)
 
 
@@ -176,11 +176,11 @@ class Explanation(Reply):
 
 
 def explanation_schema(aspects: Sequence[str], chars: int) -> dict[str, Any]:
-    """JSON schema of :class:`Explanation`.
+    """Returns the JSON schema of :class:`Explanation`.
 
     Args:
-        aspects: Dimensions that it may name; with fewer than two it is not asked for one.
-        chars: Longest sentence.
+        aspects: Dimensions to choose from; with fewer than two, the model is not asked for one.
+        chars: Maximum length of the sentence, in characters.
     """
     properties = {"aspect": {"type": "string", "enum": list(aspects)}} if len(aspects) > 1 else {}
     error = {"type": "string", "enum": [str(error) for error in LossError]}
@@ -188,9 +188,9 @@ def explanation_schema(aspects: Sequence[str], chars: int) -> dict[str, Any]:
 
 
 def parse_explanation(text: str, *, aspects: Sequence[str]) -> Explanation:
-    """A reason that names one of the aspects that were offered, where there was a choice. Raises Fault."""
+    """Parses a reason; it must name one of the aspects if there was a choice. Raises UnusableReply."""
     explanation = parse(Explanation, text)
-    # Where there was no choice the model was not asked, and whatever it says of an aspect is ignored.
+    # Without a choice, the model was not asked for an aspect, and any that it names is ignored.
     if len(aspects) > 1 and explanation.aspect not in aspects:
         raise UnusableReply("REPLY_MALFORMED", f"aspect must be one of {', '.join(aspects)}")
     if explanation.error not in list(LossError):

@@ -1,4 +1,4 @@
-"""Running an arena from the files that name its models and its memes; taking it up again is the same call."""
+"""Runs an arena from the files that name its models and memes; the same call resumes it."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class Ask:
     """Options of an arena run.
 
     Attributes:
-        out: The arena's folder.
+        out: Folder of the arena.
         name: Name of the arena.
         settings: Settings of the arena.
-        specs: The models that it needs.
-        samples: The memes that it is about.
-        seed: Seed of that sample and of all else that is drawn.
-        concurrency: Memes under way at once.
-        tasks: A file of questions that come with a set; None where the controller writes them.
-        references: A file of what people wrote; None where there is none.
-        calls: A store of calls that arenas share; None for the arena's own.
+        specs: Models that the arena needs.
+        samples: Memes of the arena.
+        seed: Seed of the sample of memes and of all other draws.
+        concurrency: Number of memes in progress at once.
+        tasks: File of supplied questions; None if the controller writes them.
+        references: File of human references; None without any.
+        calls: Call cache shared between arenas; None for the arena's own.
         command: Command line of the run.
-        vllm: Models that a vLLM is started with, those of specs without an address; one runs at a time.
+        vllm: Models to start a vLLM server for, those of specs without an address; one runs at a time.
         vllm_flags: Further flags of vLLM.
-        sample_seed: Seed of the sample, where it is another than that of all else.
+        sample_seed: Seed of the sample of memes, if different from ``seed``.
     """
 
     out: Path
@@ -84,16 +84,15 @@ _TOKENS_IN, _TOKENS_OUT = 1500, 300
 
 
 def foretold(ask: Ask, memes: int, fixed: int) -> tuple[int, float]:
-    """Calls that an arena makes, and about what they cost in US dollars.
+    """Estimates the calls that an arena makes, and their cost in US dollars.
 
     Args:
         ask: Options of the run.
         memes: Number of memes.
-        fixed: Number of questions that come with it; 0 where they are made up, three for each meme.
+        fixed: Number of supplied questions; 0 if the controller writes them, three per meme.
     """
     settings = ask.settings
-    # Only about right: forfeits and replies out of the store make it less, replies that are asked for again make it
-    # more.
+    # Only an estimate: forfeits and cached replies make it less, repeated calls for unusable replies make it more.
     tasks = fixed or len(Relevance) * memes
     meetings = settings.answers_per_task * (settings.answers_per_task - 1) // 2
     if settings.pairing == "baseline":
@@ -101,7 +100,7 @@ def foretold(ask: Ask, memes: int, fixed: int) -> tuple[int, float]:
     judged = tasks * meetings * settings.judges_per_battle * (2 if settings.swapped else 1)
     if settings.bias:
         judged += min(tasks, settings.bias_tasks) * meetings * len(settings.judges) * len(Setting)
-    # Every answer but the one that the guideline starts from.
+    # Every answer except the one that the guideline starts from.
     rounds = len(settings.targets) - 1
     if settings.fusion_rounds != "all":
         rounds = min(rounds, settings.fusion_rounds)
@@ -115,7 +114,7 @@ def foretold(ask: Ask, memes: int, fixed: int) -> tuple[int, float]:
     for names, calls in by_role:
         for name in names:
             spec = ask.specs[name]
-            # The calls of a role are taken to be shared evenly among its models.
+            # Assumes that the calls of a role are shared evenly among its models.
             dollars += calls / len(names) * (_TOKENS_IN * spec.usd_in + _TOKENS_OUT * spec.usd_out) / 1e6
     return sum(calls for _, calls in by_role), dollars
 
@@ -127,24 +126,24 @@ async def run(
     chairs: Mapping[str, MeteredModel] | None = None,
     begin: Callable[[int, float], None] = lambda *_: None,
 ) -> None:
-    """Holds an arena, or what is missing of it.
+    """Runs an arena, or the unfinished part of it.
 
     Args:
         ask: Options of the run.
-        tell: Is told what one should know.
-        progress: Told how many memes of how many are done.
-        chairs: The models, where they are connected already.
-        begin: Function that takes the number of all calls and about what they cost, before the first; it may raise.
+        tell: Called with messages for the user.
+        progress: Called with the number of memes done and their total.
+        chairs: Models, if they are connected already.
+        begin: Called before the first call with the estimated number of calls and their cost; may raise.
 
     Raises:
-        BadRequest: The files can't be read, or the folder holds something else than this arena.
+        BadRequest: The files can't be read, or the folder contains something other than this arena.
         CourtError: The arena can't be run; see :func:`eval.arena.hold.hold` and :func:`eval.models.open.open_chairs`.
     """
-    # Before the folder is touched: a fault in these files should leave nothing behind.
+    # Before the folder is touched: an error in these files should leave nothing behind.
     fixed = read_lines(ask.tasks, FixedTask) if ask.tasks else ()
     references = read_lines(ask.references, HumanReference) if ask.references else ()
     memes = {task.meme for task in fixed}
-    # The lock comes before everything that reads or writes the folder.
+    # The lock is taken before anything reads or writes the folder.
     with alone(ask.out):
         shown, sets = await read_memes(
             ask.samples,
@@ -155,10 +154,10 @@ async def run(
             raise BadRequest("No meme is left to ask about: none has a picture that can be used.", reason="NO_MEMES")
         folder = ArenaFolder(ask.out)
         manifest = _manifest(ask, shown, fixed=fixed, references=references, sets=sets)
-        if folder.begun and folder.events():  # where nothing has happened yet, it may still become another
+        if folder.begun and folder.events():  # without events, it may still be replaced by another
             manifest = _taken_up(folder.manifest(), manifest)
         folder.write_manifest(manifest)
-        # Memes without a picture are counted below; here are only those that the sample lacks.
+        # Memes without a picture are counted below; these are only the ones missing from the sample.
         absent = memes - {meme.id for meme in shown.memes} - shown.without_picture.keys()
         if absent:
             tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.samples.split}.")
@@ -167,7 +166,7 @@ async def run(
         begin(*foretold(ask, len(shown.memes), len(fixed)))
         async with AsyncExitStack() as stack:
             store = SqliteCallCache.open(ask.calls or ask.out / CALLS)
-            # Before the chairs are opened, so that it is closed after them: they use it.
+            # Registered before the models are opened, so that it is closed after them: they use it.
             stack.push_async_callback(store.close)
             if chairs is None:
                 most = LIMITS.representative_frames
@@ -194,7 +193,7 @@ async def run(
                 concurrency=ask.concurrency,
             )
             await hold(plan, folder, progress)
-        # Only after all memes: an arena that ends by an error stays unfinished, and the same call goes on with it.
+        # Only after all memes: an arena that fails stays unfinished, and the same call resumes it.
         folder.write_manifest(manifest.model_copy(update={"finished": datetime.now(UTC)}))
 
 
@@ -219,7 +218,7 @@ def _manifest(
         cards=ask.samples.own_cards,
         settings=ask.settings,
         models={
-            # Neither address nor key: a manifest is handed on with results.
+            # Neither address nor key: a manifest is shared with results.
             name: ModelEntry(model=spec.model, family=spec.family, usd_in=spec.usd_in, usd_out=spec.usd_out)
             for name, spec in ask.specs.items()
         },
@@ -246,26 +245,26 @@ def _manifest(
 
 
 def digest_of(lines: Sequence[BaseModel]) -> str:
-    """Digest of the lines of a file; empty where there are none."""
+    """Returns the digest of the lines of a file; empty if there are none."""
     if not lines:
         return ""
-    # Without tags where there are none, so that a file of the first edition keeps its digest.
+    # Omits empty tags, so that a file of the first edition keeps its digest.
     contents = [line.model_dump(mode="json") for line in lines]
     return digest([{name: value for name, value in one.items() if name != "tags" or value} for one in contents])
 
 
 def _taken_up(begun: ArenaManifest, now: ArenaManifest) -> ArenaManifest:
-    """The manifest of an arena that goes on. Raises BadRequest where it would be another one."""
+    """Returns the manifest of a resumed arena. Raises BadRequest if it would be a different arena."""
     refuse_different("arena", begun.differs_from(now))
-    # A finished arena that is gone through once more was not interrupted.
+    # Running a finished arena once more is not an interruption.
     return begun.model_copy(update={"interruptions": begun.interruptions + (begun.finished is None)})
 
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Keeps others off the folder. Raises BadRequest where it holds something else, or is in use."""
+    """Locks the folder. Raises BadRequest if it contains something else, or is in use."""
     with sole_use(out, "arena"):
-        # Under the lock, so that of two that begin in the same empty folder the second one finds it in use.
+        # Under the lock, so that if two runs start in the same empty folder, the second finds it in use.
         if not ArenaFolder(out).begun:
             refuse_others(out, "arena")
         yield

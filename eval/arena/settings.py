@@ -17,7 +17,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
     "as-published": {
         "levels": 3,
         "swapped": False,
-        # The paper keeps a judge's own answer from fusion only.
+        # The paper excludes a judge's own answer only from fusion.
         "own_case": True,
         "pairing": "coverage",
         "answers_per_task": 3,
@@ -30,7 +30,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 class ArenaSettings(BaseModel):
-    """All of them; part of every arena's manifest."""
+    """Settings of an arena; part of its manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -88,7 +88,7 @@ class ArenaSettings(BaseModel):
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """Names of the criteria, the verdict overall last."""
+        """Names of the criteria, with the overall verdict last."""
         return keys_of(self.criteria)
 
     @model_validator(mode="after")
@@ -116,16 +116,16 @@ class ArenaSettings(BaseModel):
 
 
 def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, beside: Path = Path()) -> ArenaSettings:
-    """Reads the table.
+    """Reads the table ``[arena]``.
 
     Args:
-        table: ``[arena]`` as it stands in the file; what it says itself goes before its ``preset``.
+        table: Table ``[arena]`` of the file; its own values take precedence over its ``preset``.
         models: Models in the file; all of them are targets unless the table says otherwise.
         beside: Directory that a file of criteria is relative to.
 
     Raises:
-        BadRequest: The table has an unknown setting, or names a model that the file has not; or its criteria
-            can't be read.
+        BadRequest: The table has an unknown setting, or names a model that is not in the file; or its
+            criteria can't be read.
     """
     values = dict(table)
     preset = values.pop("preset", None)
@@ -135,7 +135,7 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, be
                 f"{_SETTINGS}: there is no preset {preset!r}; there are {', '.join(_PRESETS)}.", reason="ARENA_SETTINGS"
             )
         judges = values.get("judges", ())
-        # What the table names goes before the preset.
+        # Values in the table take precedence over the preset.
         values = {**_PRESETS[preset], **({"judges_per_battle": len(judges)} if judges else {}), **values}
     if isinstance(values.get("criteria"), str):
         values["criteria"] = read_criteria(values["criteria"], beside)
@@ -143,7 +143,7 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, be
         settings = ArenaSettings.model_validate({"targets": list(models), **values})
     except ValidationError as error:
         faults = "; ".join(
-            # Without the words that pydantic puts before those of a validator.
+            # Without the prefix that pydantic adds to a validator's message.
             ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))))
             for fault in error.errors()
         )

@@ -1,6 +1,6 @@
 """Controller, target, fuser and judge: each is a prompt, a reply type and one call.
 
-Who sees what is a matter of arguments. Nobody is told who wrote a text, and what anybody wrote stands in a fence.
+Arguments determine which model sees what. No model is told who wrote a text, and every written text is fenced.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _VERSIONS = {"judge": 2}
 
 
 def prompt_of(role: str) -> Prompt:
-    """The prompt of one of :data:`ROLES`, or of a role that comes after."""
+    """Returns the prompt of one of :data:`ROLES`, or of a later role."""
     return prompts.load(_PACKAGE, role, _VERSIONS.get(role, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class FixedQuestion:
-    """An answer as it goes on: to be merged, or to be compared.
+    """An answer to be merged or compared.
 
     Attributes:
-        background: Empty where the question came with the set.
-        rounds: One text, or one for each round.
+        background: Background knowledge; empty if the question was supplied.
+        rounds: Text of each round, at least one.
     """
 
     background: str
@@ -53,12 +53,12 @@ class FixedQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """One model before one meme.
+    """One model with one meme.
 
     Attributes:
-        chair: The model.
-        meme: Meme that it is shown.
-        chars: Longest part of a reply.
+        chair: Model that is called.
+        meme: Meme that the model is shown.
+        chars: Maximum length of a part of a reply, in characters.
     """
 
     chair: MeteredModel
@@ -67,12 +67,12 @@ class Speaker:
     fence: Fence = field(init=False)
 
     def __post_init__(self) -> None:
-        # Derived from the meme, not drawn: prompts must be the same word for word when a run is taken up again, or no
-        # reply is found in the store.
+        # Derived from the meme, not random: prompts must be identical when a run is resumed, or no reply is found in
+        # the call cache.
         object.__setattr__(self, "fence", self.chair.fence(self.meme.id, self.meme.pixels_sha256))
 
     async def profiles(self, temperature: float) -> tuple[Profiles, ReplyCost]:
-        """Three people who come across the meme. Raises as :meth:`eval.models.metered.MeteredModel.say`."""
+        """Describes three people who come across the meme. Raises as :meth:`eval.models.metered.MeteredModel.say`."""
         prompt = prompt_of("controller")
         reply = await self.chair.say(
             prompt,
@@ -101,7 +101,7 @@ class Speaker:
         return reply.value, call_of(self.chair, prompt, "question", reply)
 
     async def answer(self, question: str) -> tuple[TargetAnswer, ReplyCost]:
-        """An answer in two parts."""
+        """Answers a question in two parts."""
         prompt = prompt_of("target")
         reply = await self.chair.say(
             prompt,
@@ -116,16 +116,16 @@ class Speaker:
     async def converse(
         self, rounds: Sequence[str], language: str, history_chars: int | None = None
     ) -> tuple[tuple[str, ...], tuple[ReplyCost, ...], int]:
-        """Asks questions that follow each other.
+        """Asks questions that build on each other.
 
         Args:
-            rounds: The questions.
-            language: Language asked for in the answers; empty for none.
-            history_chars: Longest history that a question is asked with; its oldest rounds are left out, so that a
-                model with a small context can answer at all. None for the whole history.
+            rounds: Questions, in order.
+            language: Language that answers should be in; empty for none.
+            history_chars: Maximum length of the history sent with a question, in characters; the oldest rounds are
+                dropped so that a model with a small context can answer at all. None for the whole history.
 
         Returns:
-            The answers, their costs, and how many rounds the last question was asked without.
+            The answers, their costs, and the number of rounds dropped from the last question's history.
         """
         prompt = prompt_of("target")
         in_language = f", in the language {language}" if language else ""
@@ -133,7 +133,7 @@ class Speaker:
         history: list[str] = []
         answers, calls, forgotten = [], [], 0
         for question in rounds:
-            # Whole rounds, the oldest first, so that no question loses its answer.
+            # Drops whole rounds, the oldest first, so that no question loses its answer.
             while history_chars is not None and history and sum(map(len, history)) > history_chars:
                 del history[0]
             fenced = self.fence.around(question)
@@ -143,7 +143,7 @@ class Speaker:
                 [*shown, *history, prompt.task("free", question=fenced, language=in_language)],
                 replies.parse_free,
                 fence=self.fence,
-                # One text in place of two parts: as long as both together.
+                # One text instead of two parts, so it may be as long as both together.
                 schema=replies.free_schema(2 * self.chars),
             )
             answers.append(reply.value)
@@ -153,7 +153,7 @@ class Speaker:
         return tuple(answers), tuple(calls), forgotten
 
     async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[TargetAnswer, ReplyCost]:
-        """Two texts made one."""
+        """Merges two texts into one."""
         prompt = prompt_of("fuser")
         values = {
             f"{name}_{number}": self.fence.around(text)
@@ -184,11 +184,11 @@ class Speaker:
 
         Args:
             rounds: Questions and answers.
-            reference: Reference that they are measured by; None for none.
-            a: Shown first.
-            b: Shown second.
-            criteria: Criteria, the verdict overall last.
-            levels: Three or five.
+            reference: Reference to judge by; None for none.
+            a: Answer shown first.
+            b: Answer shown second.
+            criteria: Criteria, with the overall verdict last.
+            levels: Number of levels, 3 or 5.
         """
         prompt, keys = prompt_of("judge"), keys_of(criteria)
         parts = comparison(
@@ -214,14 +214,14 @@ class Speaker:
     async def explain(
         self, rounds: Sequence[str], better: FixedQuestion, worse: FixedQuestion, *, why: str, aspects: Sequence[str]
     ) -> tuple[Explanation, ReplyCost]:
-        """Says why an answer lost.
+        """Explains why an answer lost.
 
         Args:
-            rounds: The question, or several.
+            rounds: One question, or several.
             better: The answer that won.
             worse: The answer that lost.
-            why: Reasons of the judges who found so.
-            aspects: Dimensions in which it may have lost most; with fewer than two it is not asked for one.
+            why: Reasons of the judges that agree.
+            aspects: Dimensions in which it may have lost most; with fewer than two, the model is not asked for one.
         """
         prompt = prompt_of(EXPLAINER)
         parts: list[str | Frame] = self._shown(prompt)
@@ -244,7 +244,7 @@ class Speaker:
         return reply.value, call_of(self.chair, prompt, "explain", reply)
 
     async def detect(self) -> tuple[bool, ReplyCost]:
-        """Says whether the meme is harmful."""
+        """Labels the meme as harmful or not."""
         prompt = prompt_of(DETECTOR)
         reply = await self.chair.say(
             prompt,
@@ -259,11 +259,11 @@ class Speaker:
     async def rate_difficulty(
         self, rounds: Sequence[str], reference: FixedQuestion | None
     ) -> tuple[Difficulty, ReplyCost]:
-        """Rates how hard a task is.
+        """Rates the difficulty of a task.
 
         Args:
-            rounds: The question, or several.
-            reference: A good answer, where somebody wrote one; else None.
+            rounds: One question, or several.
+            reference: A good answer, if there is one; otherwise None.
         """
         prompt = prompt_of(ANNOTATOR)
         parts: list[str | Frame] = self._shown(prompt)
@@ -300,7 +300,7 @@ def comparison(
     criteria: Sequence[Criterion],
     levels: int,
 ) -> list[str | Frame]:
-    """Parts of the message that asks a judge to compare two answers; see :meth:`Speaker.compare`."""
+    """Returns the parts of the message that asks a judge to compare two answers; see :meth:`Speaker.compare`."""
     parts = _meme_parts(prompt, meme, fence)
     parts.append(prompt.task("question", question=fence.around("\n\n".join(rounds))))
     if reference is not None:
@@ -319,7 +319,7 @@ def comparison(
 
 
 def _meme_parts(prompt: Prompt, meme: ShownMeme, fence: Fence) -> list[str | Frame]:
-    """The picture first, as it stays the same from call to call."""
+    """Returns the parts that show a meme: the picture first, as it is the same in every call."""
     return [*meme.frames, prompt.task("meme", text=fence.around(meme.text))]
 
 
@@ -335,14 +335,14 @@ def _joined(answer: FixedQuestion) -> str:
     return "\n\n".join(f"{number}. {text}" for number, text in enumerate(answer.rounds, 1))
 
 
-# Up to three spaces, as CommonMark has it: four make a block of code.
+# Up to three spaces, as in CommonMark: four make a code block.
 _HEADING = re.compile(r"^\s{0,3}#{1,6}\s", re.MULTILINE)
 _LIST = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s", re.MULTILINE)
 _BOLD = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1")
 
 
 def style_of(text: str) -> Style:
-    """Measures the style of a text: words, and marks of Markdown."""
+    """Measures the style of a text: words and Markdown markup."""
     return Style(
         words=len(text.split()),
         headings=len(_HEADING.findall(text)),

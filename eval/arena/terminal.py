@@ -9,7 +9,7 @@ from eval.scores.tables import table
 
 
 def as_text(board: Leaderboard) -> str:
-    """The most important of it; the page has the rest."""
+    """Renders the most important figures; the page has the others."""
     overall = board.board("overall")
     settings = board.manifest.settings
     anchor = f"{settings.anchor} has 1000" if settings.anchor else "mean 1000"
@@ -33,7 +33,7 @@ def as_text(board: Leaderboard) -> str:
         rows.append(
             [
                 *([str(row.group)] if overall.grouped else []),
-                # Across groups the running number is no place.
+                # Across groups, the row number is not a place.
                 _place(row, None if overall.grouped else number),
                 row.model,
                 _rating(row),
@@ -50,14 +50,14 @@ def as_text(board: Leaderboard) -> str:
         lines += [overall.not_ranked, ""]
     if overall.grouped:
         lines += [f"{overall.grouped} Ratings and places hold within a group.", ""]
-    # The last criterion is the verdict overall, which stands above.
+    # The last criterion is the overall verdict, which is shown above.
     rows = [["by dimension", *(one.title for one in board.manifest.settings.criteria[:-1])]]
     for row in overall.rows:
         own = [next(r for r in one.rows if r.model == row.model) for one in board.boards[1:]]
         rows.append([row.model, *("–" if each.rating is None else f"{each.rating.value:.0f}" for each in own)])
     lines += [table(rows), ""]
     first, decided = board.first_wins
-    # A share of none would be a figure that nobody measured.
+    # A share of zero battles would be a figure without a measurement.
     won = f"The answer shown first won {100 * first:.1f} % of {decided:,} decided battles."
     lines.append(won if decided else "No battle was decided: all were ties.")
     if board.consistent:

@@ -27,24 +27,24 @@ LANGUAGE = r"^(?!.*visual).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|dow
 
 
 class ReplyOnly:
-    """Makes a batch of chat examples in which only the last message is learned."""
+    """Collates chat examples into a batch in which only the last message is learned."""
 
     def __init__(self, processor: Any, pictures: Path, longest: int) -> None:
-        """Takes what every batch needs.
+        """Stores what every batch needs.
 
         Args:
             processor: Tokenizer, chat template and picture processor of the model.
-            pictures: Directory of the pictures that examples name.
-            longest: Tokens of an example at most.
+            pictures: Directory of the pictures that examples refer to.
+            longest: Maximum number of tokens of an example.
         """
         self._processor = processor
         self._pictures = pictures
         self._longest = longest
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Tokens, pictures and labels of some examples; tensors of ints of shape (examples, tokens), and pixels."""
+        """Returns tokens and labels, int tensors of shape (examples, tokens), and pixels of some examples."""
         whole = [self._text(one["messages"]) for one in examples]
-        # With the words that open a reply, so that these are not learned either.
+        # Includes the tokens that open a reply, so that these are not learned either.
         prompts = [self._text(one["messages"][:-1], asks=True) for one in examples]
         pictures = [[self._picture(name) for name in one["pictures"]] for one in examples]
         # Padded on the right: the tokens of the question are counted from the left below.
@@ -52,7 +52,7 @@ class ReplyOnly:
         labels = batch["input_ids"].clone()
         labels[batch["attention_mask"] == 0] = IGNORED
         for row, (text, own) in enumerate(zip(prompts, pictures, strict=True)):
-            # Tokenized with its pictures too: each of them is many tokens.
+            # Tokenized with its pictures, as each of them is many tokens.
             length = self._processor(text=[text], images=[own], return_tensors="pt")["input_ids"].shape[1]
             labels[row, :length] = IGNORED
             if (labels[row] != IGNORED).sum() == 0:
@@ -65,7 +65,7 @@ class ReplyOnly:
         return {**batch, "labels": labels}
 
     def _text(self, messages: Sequence[Mapping[str, Any]], *, asks: bool = False) -> str:
-        # Some checkpoints keep the template with the tokenizer alone.
+        # In some checkpoints, only the tokenizer has the template.
         template = self._processor.chat_template or self._processor.tokenizer.chat_template
         text: str = self._processor.apply_chat_template(
             messages, chat_template=template, tokenize=False, add_generation_prompt=asks
@@ -78,7 +78,7 @@ class ReplyOnly:
 
 
 def train(arguments: argparse.Namespace) -> dict[str, float]:
-    """Trains, writes the adapter, and returns the loss at the beginning and at the end, in nats a token."""
+    """Trains, writes the adapter, and returns the first and the last loss, in nats per token."""
     lines = (arguments.examples / "train.jsonl").read_text("ascii").splitlines()
     examples = [json.loads(line) for line in lines]
     if not examples:
@@ -91,9 +91,9 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
     model: Any = get_peft_model(
         base, LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=LANGUAGE, task_type="CAUSAL_LM")
     )
-    # With its inputs asking for gradients: checkpointing would cut them off from adapters behind frozen layers.
+    # Inputs require gradients: otherwise checkpointing would cut off adapters behind frozen layers.
     model.enable_input_require_grads()
-    # Batches of 16 however many examples fit on the GPU, so that a learning rate means the same everywhere.
+    # Batches of 16, however many examples fit on the GPU, so that a learning rate means the same everywhere.
     steps_of_16 = max(1, 16 // arguments.at_once)
     trainer = Trainer(
         model=model,
@@ -106,7 +106,7 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
             activation_checkpointing=gpu,
             learning_rate=arguments.rate,
             lr_scheduler_type="cosine",
-            # Below 1 it is a share of all steps.
+            # A value below 1 is a share of all steps.
             warmup_steps=0.03,
             bf16=gpu,
             use_cpu=not gpu,
@@ -114,9 +114,9 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
             logging_steps=1,
             # The adapter is saved once, at the end.
             save_strategy="no",
-            # To no service, whichever is installed.
+            # Reports to no service, whichever is installed.
             report_to=[],
-            # The trainer would drop every field of an example: none is an argument of the model.
+            # Otherwise the trainer would drop every field of an example, as none is an argument of the model.
             remove_unused_columns=False,
         ),
         train_dataset=examples,
@@ -144,7 +144,7 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Trains as the command line says."""
+    """Trains according to the command line."""
     arguments = arguments_of()
     found = train(arguments)
     print(f"Loss {found['first']:.3f} at first, {found['last']:.3f} at the end. The adapter is in {arguments.out}.")

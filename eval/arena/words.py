@@ -1,4 +1,4 @@
-"""The arena's closed sets of words: how relevant a profile is, what is compared, who won."""
+"""The arena's enumerations: relevance of profiles, verdicts, errors and settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Relevance(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Verdict on two answers, A as shown first and B."""
+    """Verdict on two answers; A is shown first, B second."""
 
     A_FAR = "A>>B"
     A = "A>B"
@@ -55,7 +55,7 @@ _FIVE: Mapping[str, Verdict] = {
 
 
 def words_of(levels: int) -> Mapping[str, Verdict]:
-    """Lists a judge's possible verdicts with their meaning. Raises KeyError for other than three or five levels."""
+    """Returns the words that a judge may use and their verdicts. Raises KeyError unless levels is 3 or 5."""
     return {3: _THREE, 5: _FIVE}[levels]
 
 
@@ -64,8 +64,8 @@ class Verdicts:
     """Verdicts of a judge on two answers.
 
     Attributes:
-        why: Its reasons.
-        by_dimension: A verdict for each criterion of the arena.
+        why: Reasons of the judge.
+        by_dimension: Verdict on each criterion of the arena.
     """
 
     why: str

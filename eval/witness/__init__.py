@@ -1,1 +1,1 @@
-"""The expert witness measured on claims whose truth is known."""
+"""Evaluation of the expert witness on claims of known truth."""

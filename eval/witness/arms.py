@@ -1,6 +1,6 @@
-"""Arms of the evaluation: the witness whole, without one of its steps, and simpler ways to check a claim.
+"""Arms of the evaluation: the full witness, the witness without one of its steps, and simpler ways to check a claim.
 
-A step is left out by answering for the model, in the model's place: the witness itself is the one that trials have.
+A step is ablated by answering in the model's place: the witness itself is the one used in trials.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ SOURCE_AWAY = frozenset({"EVIDENCE_UNAVAILABLE", "EVIDENCE_TOO_SLOW", "EVIDENCE_
 
 
 class PassingError(Exception):
-    """Raised where a claim has no answer yet for a reason that may pass, such as a server that is away.
+    """Raised if a claim has no answer yet for a transient reason, such as an unreachable server.
 
     Attributes:
-        cause: The error.
+        cause: Underlying error.
     """
 
     def __init__(self, cause: Unavailable | BudgetSpent) -> None:
@@ -59,13 +59,13 @@ class PassingError(Exception):
 
 
 class ArmModel:
-    """A :class:`~court.ports.ChatModel` of one claim in one arm: answers what the arm leaves out, and counts the rest.
+    """A :class:`~court.ports.ChatModel` for one claim in one arm: answers ablated steps itself and counts other calls.
 
     Attributes:
         calls: Number of calls that went to the model.
-        tokens_in: Tokens of their prompts.
-        tokens_out: Tokens of their replies.
-        failure: Error of a call that may pass; the witness records it and goes on, the evaluation must not.
+        tokens_in: Number of tokens of their prompts.
+        tokens_out: Number of tokens of their replies.
+        failure: First transient error of a call; the witness records it and continues, the evaluation must not.
     """
 
     def __init__(self, inner: ChatModel, arm: Arm) -> None:
@@ -77,11 +77,11 @@ class ArmModel:
 
     @property
     def name(self) -> str:
-        """The model's name."""
+        """Name of the model."""
         return self._inner.name
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
-        """The model's reply, or the arm's."""
+        """Returns the reply of the model or of the arm."""
         task = request.place.task if request.place else ""
         fixed = self._fixed(task, request)
         if fixed is not None:
@@ -97,7 +97,7 @@ class ArmModel:
         try:
             reply = await self._inner.reply(request, within_s=within_s)
         except (Unavailable, BudgetSpent) as error:
-            # The first one counts: the witness notes an error and goes on, and later ones follow from it.
+            # The first one counts: the witness records an error and continues, so later ones may follow from it.
             self.failure = self.failure or error
             raise
         self.calls += 1
@@ -108,20 +108,20 @@ class ArmModel:
         return reply
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        """The model's odds; the witness asks for none."""
+        """Returns the model's odds; the witness never requests them."""
         return await self._inner.odds(request, options, within_s=within_s)
 
     def _fixed(self, task: str, request: ChatRequest) -> Mapping[str, Any] | None:
-        """Answer of the arm; None where the model is asked."""
+        """Returns the arm's answer; None if the model is to be called."""
         if self._arm is Arm.NO_RANK and task == "rank":
-            return {"order": []}  # what is not named stays in the source's order
+            return {"order": []}  # results not listed stay in the source's order
         if self._arm is Arm.NO_SELF_CONTAINED and task == "comprehensible":
             return {"comprehensible": True}
         if self._arm is Arm.NO_SECOND_LOOK and task in ("weigh", "comprehensible"):
-            # The document is the last part before the question; its evidence may have grown, and the fence is the same.
+            # The document is the last part before the question; the evidence may have grown, but the fence is the same.
             document = request.parts[-2]
             attempt = request.place.attempt if request.place else 1
-            # A call that is made again for its reply is no second look.
+            # A call repeated because of an unusable reply is not a second look.
             if isinstance(document, str) and document in self._documents and attempt == 1:
                 return _NOT_UNDERSTOOD if task == "weigh" else {"comprehensible": False}
             self._documents.add(str(document))
@@ -129,10 +129,10 @@ class ArmModel:
 
 
 class ArmSource:
-    """An :class:`~court.ports.EvidenceSource` of one claim in one arm, which knows whether it was away.
+    """An :class:`~court.ports.EvidenceSource` for one claim in one arm, which records if it was unavailable.
 
     Attributes:
-        failure: Error of the first search that failed because the source was away; None if none did.
+        failure: Error of the first search that failed because the source was unavailable; None if none did.
     """
 
     def __init__(self, inner: EvidenceSource) -> None:
@@ -150,17 +150,17 @@ class ArmSource:
         return self._inner.sends_elsewhere
 
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
-        """Results of the source."""
+        """Returns the results of the source."""
         try:
             return await self._inner.search(query, most=most, within_s=within_s)
         except Unavailable as error:
-            # The first: later searches of the claim fail for the same reason, or find what comes too late.
+            # The first: later searches for the claim fail for the same reason, or their results come too late.
             if error.reason in SOURCE_AWAY:
                 self.failure = self.failure or error
             raise
 
     async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
-        """A document of the source: one that can't be read says nothing about the source."""
+        """Returns a document of the source; an unreadable one does not mean that the source is unavailable."""
         return await self._inner.read(document_id, within_s=within_s)
 
 
@@ -176,7 +176,7 @@ _NOT_UNDERSTOOD: Mapping[str, Any] = {
 
 
 def _comprehensible(text: str) -> str:
-    """A reply in which the document can be understood; one that can't be read stays as it is."""
+    """Marks the document as comprehensible in a reply; returns an unparsable reply unchanged."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Checks one claim in one arm, with the witness that trials have, and keeps all that figures are made of."""
+"""Checks one claim in one arm, with the witness used in trials, and records everything that figures need."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Relation = Literal["supports", "refutes", "neither"]
 
 
 class CitedPassage(BaseModel):
-    """A passage that a finding rests on."""
+    """A passage that a finding is based on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +56,7 @@ class CitedPassage(BaseModel):
 
 
 class CheckedClaim(BaseModel):
-    """One claim in one arm; a line of the run."""
+    """Result of one claim in one arm; one line of the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,7 +83,7 @@ class CheckedClaim(BaseModel):
 
     @property
     def answer(self) -> bool | None:
-        """True or false as figures count it; None for an abstention, or where there is no finding."""
+        """True or False as counted in figures; None for an abstention or without a finding."""
         if self.label is ClaimLabel.NOT_ENOUGH:
             return self.forced
         return None if self.label is None else self.label is ClaimLabel.SUPPORTED
@@ -91,16 +91,16 @@ class CheckedClaim(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checking:
-    """Everything that checks of claims have in common.
+    """Everything that checks of claims share.
 
     Attributes:
         model: Model of the witness.
-        source: Finds documents; None where no arm needs any.
+        source: Source of documents; None if no arm needs any.
         settings: Settings of the witness, as in a trial.
-        temperature: Temperature of its calls.
-        forced: True to ask for true or false where a finding is NOT_ENOUGH.
-        citations_by: Model that judges whether a passage backs a finding; None for no such judgement.
-        mark: Makes the mark of a claim's fence, the same for the same claim.
+        temperature: Temperature of the witness's calls.
+        forced: True to ask for true or false if a finding is NOT_ENOUGH.
+        citations_by: Model that judges if a passage supports a finding; None to skip this judgement.
+        mark: Function that returns the fence mark of a claim, always the same for the same claim.
     """
 
     model: ChatModel
@@ -115,7 +115,7 @@ class Checking:
         """Checks a claim.
 
         Raises:
-            PassingError: The model or the source is away, or the model may not be asked any more; what it said is kept.
+            PassingError: The model or the source is unavailable, or the budget is exhausted; replies so far are stored.
         """
         model, source = ArmModel(self.model, arm), None if self.source is None else ArmSource(self.source)
         watched = replace(self, source=source)
@@ -123,21 +123,21 @@ class Checking:
         try:
             if arm is Arm.CLOSED_BOOK:
                 found = await _closed_book(claim, speaker)
-            # The arms that need no events are asked directly; all others run the very witness of
-            # trials, whose calls the arm's model alters.
+            # Arms that need no events are run directly; all others run the same witness as trials, whose calls the
+            # arm's model intercepts.
             elif arm is Arm.ONE_SHOT:
                 found = await watched._one_shot(claim, speaker)
             else:
                 found = await watched._witness(claim, arm, speaker)
-            # Only as published: the witness of trials may abstain, and an evaluation that forces an
+            # Only to match published figures: the witness of trials may abstain, so an evaluation that forces an
             # answer measures something else.
             if self.forced and found.label is ClaimLabel.NOT_ENOUGH:
                 found = replace(found, forced=await _forced(claim, speaker, found.read))
         except CourtError as error:
-            # Only what the model can't do is a failure of it; what may pass is none.
+            # Only permanent errors are failures of the model; transient ones are not.
             found = _Found(None, failure=error.reason)
-        # The witness notes such an error and goes on, as in a trial; here a claim checked that way
-        # would count as a failure of the model, or as one that no evidence is found for.
+        # The witness records such an error and continues, as in a trial; here, a claim checked that way would count as
+        # a failure of the model, or as a claim without evidence.
         if (failure := model.failure or (source.failure if source else None)) is not None:
             raise PassingError(failure)
         return CheckedClaim(
@@ -151,7 +151,7 @@ class Checking:
             documents=found.documents,
             searches=found.searches,
             second_looks=found.second_looks,
-            # After the finding: what citations cost is in another model's count and not in this arm's.
+            # After the finding: the cost of judging citations counts for another model, not for this arm.
             evidence=await self._cited(claim, found),
             quotes_dropped=found.dropped,
             calls=model.calls,
@@ -161,11 +161,11 @@ class Checking:
 
     async def _witness(self, claim: GoldClaim, arm: Arm, speaker: Speaker) -> _Found:
         recorder = Recorder(f"{arm}:{claim.id}", _keep_nothing, lambda: datetime.now(UTC))
-        # The claim is given: what finds claims in memes is not measured here.
+        # The claim is given: finding claims in memes is not measured here.
         await recorder.note(ClaimsFound, claims=(CheckableClaim(number=1, text=claim.text),))
         assert self.source is not None, "this arm reads documents"
         witness = ExpertWitness(speaker=speaker, source=self.source, settings=self.settings, recorder=recorder)
-        # Called at once, as there is no trial whose course decides about it.
+        # Called right away, as there is no trial to decide when.
         witness.called.set()
         async with witness.beside("", None) as due:
             await due()
@@ -175,16 +175,15 @@ class Checking:
         return _Found(
             settled.label if settled.checked else None,
             because=settled.because,
-            # Of a claim that was not checked, its own event has no failure: the first search or
-            # document that failed has.
+            # The event of an unchecked claim has no failure: the first failed search or document has it.
             failure=settled.failure if settled.checked else _failure_in(events),
             documents=settled.documents,
             searches=len(record.searches),
             second_looks=sum(event.second_look for event in record.weighed),
             evidence=settled.evidence,
-            # Dropped while documents were weighed as well as in the end.
+            # Quotes dropped while weighing documents, and at the end.
             dropped=settled.quotes_dropped + sum(event.quotes_dropped for event in record.weighed),
-            # A document may be weighed twice, and has the same text each time.
+            # A document may be weighed twice, with the same text each time.
             read={event.document: document_of(event) for event in record.weighed if event.text},
         )
 
@@ -192,7 +191,7 @@ class Checking:
         assert self.source is not None, "this arm reads documents"
         brief = ClaimBrief(fence=speaker.fence, claim=claim.text, chars=speaker.reply_chars)
         reply = await speaker.say(Role.EXPERT, brief.queries(1), lambda text, _: parse_queries(text, 1))
-        # A model that proposes no query still gets a search: the claim itself.
+        # If the model proposes no query, the claim itself is searched for.
         query = reply.value[0] if reply.value else claim.text
         hits = hits_of(await self.source.search(query, most=self.settings.expert_results, within_s=_CALLS_S))
         documents, failure = [], ""
@@ -203,7 +202,7 @@ class Checking:
                 failure = error.reason
         read = {document.id: document for document in documents}
         if not documents:
-            # Documents that can't be read are not none that were found.
+            # Unreadable documents are a failure, not a lack of evidence.
             label = None if failure else ClaimLabel.NOT_ENOUGH
             return _Found(label, because=ClaimBasis.QUERIES_USED, failure=failure, searches=1)
         texts = [document.text for document in documents]
@@ -226,11 +225,10 @@ class Checking:
         cited = []
         for passage in found.evidence:
             document = found.read.get(passage.document)
-            # In the text that was read and not in the passage's own: a finding must not vouch for its
-            # own quotations.
+            # Searched in the text that was read, not in the passage's own: a finding must not vouch for its own quotes.
             stands = document is not None and stands_in(passage.quote, document.text)
             relation: Relation | Literal[""] = ""
-            # An abstention rests on no passage.
+            # An abstention is not based on any passage.
             if self.citations_by is not None and found.label not in (None, ClaimLabel.NOT_ENOUGH):
                 relation = await self._relation(claim, passage)
             cited.append(
@@ -248,25 +246,25 @@ class Checking:
     async def _relation(self, claim: GoldClaim, passage: QuotedPassage) -> Relation | Literal[""]:
         assert self.citations_by is not None
         model = ArmModel(self.citations_by, Arm.WITNESS)
-        # At temperature 0, whatever the witness's is: this is a measurement of the witness.
+        # At temperature 0, whatever the witness uses: this measures the witness.
         speaker = self._speaker(model, claim, temperature=0.0)
         shown = load(_PROMPTS, "claim_label").task(
             "passage", passage=speaker.fence.around(f"{quoted_source(passage)}\n{passage.quote}")
         )
-        # The words of the type, so that schema and type can't differ.
+        # Taken from the type, so that schema and type can't diverge.
         words = get_args(Relation)
         try:
             return cast(Relation, await _choose(speaker, claim, "cited", name="relation", options=words, shown=[shown]))
         except CourtError:
             if model.failure is not None:
                 raise PassingError(model.failure) from None
-            return ""  # it gave no answer that can be used: nobody was found to say
+            return ""  # no usable reply, so the relation is unknown
 
     def _speaker(self, model: ArmModel, claim: GoldClaim, *, temperature: float | None = None) -> Speaker:
         return Speaker(
             model=RoleModel(model, self.temperature if temperature is None else temperature),
-            # The same mark for the same claim, so that a call's text, and with it its place in the
-            # store of calls, is the same in a later session.
+            # The same mark for the same claim, so that a call's text, and thus its key in the call cache, is the same
+            # in a later session.
             fence=Fence(self.mark(claim.id)),
             deadline=Deadline(None, _PATIENCE_S),
             reply_chars=self.settings.reply_chars,
@@ -305,7 +303,7 @@ async def _forced(claim: GoldClaim, speaker: Speaker, read: Mapping[str, Evidenc
 async def _choose(
     speaker: Speaker, claim: GoldClaim, task: str, *, name: str, options: tuple[str, ...], shown: Sequence[str] = ()
 ) -> str:
-    """Asks for one of some words about a claim."""
+    """Asks the model to choose one of some words about a claim."""
     prompt = load(_PROMPTS, "claim_label")
     messages: Messages[Any] = Messages(
         prompt=prompt,
@@ -336,10 +334,10 @@ _Chosen: Mapping[str, type[replies.Reply]] = {"label": _Label, "relation": _Rela
 
 
 def _failure_in(events: Sequence[AnyEvent]) -> str:
-    """Why a claim could be compared with no evidence, as a code: the first search or document that failed."""
+    """Returns the reason code of the first failed search or document, which left a claim without evidence."""
     failures = [str(getattr(event, "failure", "")) for event in events if not isinstance(event, ClaimSettled)]
     return next(filter(None, failures), _UNCHECKED)
 
 
 async def _keep_nothing(*events: AnyEvent) -> None:
-    """Keeps no event beyond the check."""
+    """Discards events: none is stored beyond the check."""

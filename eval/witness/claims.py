@@ -1,4 +1,4 @@
-"""Claims whose truth is known, as files have them: our own layout, and those of three public data sets."""
+"""Claims of known truth, read from files: our own layout, and those of three public data sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 5
 
 
 class Gold(StrEnum):
-    """Truth of a claim, as its data set has it."""
+    """Truth of a claim according to its data set."""
 
     TRUE = "True"
     FALSE = "False"
@@ -37,12 +37,12 @@ _GOLD: dict[object, Gold] = {
 
 @dataclass(frozen=True, slots=True)
 class GoldClaim:
-    """A claim whose truth is known.
+    """A claim of known truth.
 
     Attributes:
         id: Id of the claim within its file.
-        text: The claim.
-        gold: Truth of it.
+        text: Text of the claim.
+        gold: Truth of the claim.
     """
 
     id: str
@@ -51,7 +51,7 @@ class GoldClaim:
 
 
 def read_claims(path: Path) -> tuple[GoldClaim, ...]:
-    """Reads a file of claims, a JSON object a line; the layout of each line is told from its fields.
+    """Reads a file of claims, one JSON object per line; each line's layout is detected from its fields.
 
     ::
 
@@ -61,7 +61,7 @@ def read_claims(path: Path) -> tuple[GoldClaim, ...]:
         {"sentences": {name: {"claims": […], "claims_factuality_label": […]}}}   Factcheck-Bench, whole
 
     Raises:
-        BadRequest: The file can't be read, holds no claim, or a line is of no such layout; the first lines are named.
+        BadRequest: The file can't be read, contains no claim, or has lines of an unknown layout; lists the first.
     """
     claims: list[GoldClaim] = []
     faults: list[str] = []
@@ -78,7 +78,7 @@ def read_claims(path: Path) -> tuple[GoldClaim, ...]:
                 claims.append(claim)
         except ValueError as error:
             faults.append(f"line {line:,}: {error}")
-    # The whole file is refused: half of it would be measured as if it were all.
+    # The whole file is rejected: otherwise a part of it would be measured as if it were all.
     if faults:
         more = f"; and {len(faults) - _SHOWN:,} more lines" if len(faults) > _SHOWN else ""
         raise BadRequest(f"{path.name} can't be used: {'; '.join(faults[:_SHOWN])}{more}.", reason="CLAIMS_UNREADABLE")
@@ -88,12 +88,12 @@ def read_claims(path: Path) -> tuple[GoldClaim, ...]:
 
 
 def claims_digest(claims: tuple[GoldClaim, ...]) -> str:
-    """Digest of claims, in order."""
+    """Returns the digest of claims, in order."""
     return digest([[claim.id, claim.text, claim.gold] for claim in claims])
 
 
 def _claims_of(record: dict[str, Any]) -> Iterator[tuple[object, object]]:
-    """Text and label of each claim of a line. Raises ValueError."""
+    """Yields text and label of each claim of a line. Raises ValueError."""
     if "claim" in record:
         if "label" not in record:
             raise ValueError("it has a claim and no label")
@@ -116,7 +116,7 @@ def _claims_of(record: dict[str, Any]) -> Iterator[tuple[object, object]]:
 
 
 def _paired(claims: object, labels: object) -> Iterator[tuple[object, object]]:
-    # Sentences without a claim have null in some files.
+    # Some files have null for sentences without a claim.
     claims, labels = claims or [], labels or []
     if not isinstance(claims, list) or not isinstance(labels, list) or len(claims) != len(labels):
         raise ValueError("it has not as many labels as claims")
@@ -129,9 +129,9 @@ def _claim(record: dict[str, Any], place: str, text: object, label: object) -> G
     known = record.get("id")
     if known is not None and not isinstance(known, str | int):
         raise ValueError("its id is no text")
-    # An id names a line; where a line has several claims they are numbered as well.
+    # An id identifies a line; if a line has several claims, they are numbered as well.
     id_ = str(known) if known is not None and "claim" in record else place
-    # Data sets write the same label in several ways.
+    # Data sets spell the same label in different ways.
     word = " ".join(str(label).lower().replace("_", " ").replace("-", " ").split())
     if not isinstance(label, str | bool | None) or word not in _GOLD:
         raise ValueError(f"its label {str(label)[:30]!r} is none: give True, False or Unknown")

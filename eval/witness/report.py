@@ -1,4 +1,4 @@
-"""Figures of the witness as words and tables, beside those that were published."""
+"""Figures of the witness as text and tables, next to published ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PUBLISHED = (
 
 
 def witness_lead(manifest: WitnessManifest, cards: Sequence[WitnessCard]) -> list[str]:
-    """Sentences before the tables: what was asked, of whom, and what the figures leave out."""
+    """Returns the introduction: what was asked, which models answered, and what figures leave out."""
     first = cards[0]
     lines = [
         f"{first.n:,} claims ({first.true:,} true, {first.n - first.true:,} false), checked by {manifest.model}.",
@@ -43,7 +43,7 @@ def witness_lead(manifest: WitnessManifest, cards: Sequence[WitnessCard]) -> lis
 
 
 def witness_sections(manifest: WitnessManifest, cards: Sequence[WitnessCard]) -> list[Section]:
-    """The tables."""
+    """Builds the tables of figures."""
     rows: list[tuple[str, ...]] = [("", *(str(card.arm) for card in cards))]
 
     def row(title: str, cells: Sequence[str]) -> None:
@@ -82,5 +82,5 @@ def witness_sections(manifest: WitnessManifest, cards: Sequence[WitnessCard]) ->
         notes=("Compare runs with --as-published alone: with abstentions the figures have another meaning.",),
     )
     figures = Section(key="figures", title="Figures", rows=tuple(rows), notes=notes)
-    # Beside a drawn world, published figures would invite a comparison that means nothing.
+    # Next to a synthetic world, published figures would invite a meaningless comparison.
     return [figures] if manifest.demonstration else [figures, published]

@@ -1,4 +1,4 @@
-"""An evaluation of the witness in a folder: each claim in each arm once, and what was asked is not asked again."""
+"""Evaluation of the witness in a folder: checks each claim in each arm once, and resumes without repeated calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXPERT_S = 3600.0
 
 
 class WitnessManifest(BaseModel):
-    """Description of an evaluation. Everything but its times has to be the same when it is taken up again."""
+    """Description of an evaluation. Everything except its times must be the same when it is resumed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -64,17 +64,17 @@ class WitnessPlan:
     """Plan of an evaluation.
 
     Attributes:
-        out: Its folder; an empty one, or one in which it was begun.
-        claims: The claims.
-        arms: Arms in which each is checked.
-        queries: Searches for a claim, at most.
-        results: Documents of a search that are read, at most.
-        steps: Questions about a document in one call, or each in a call of its own.
+        out: Folder of the evaluation; either empty or that of the evaluation to resume.
+        claims: Claims to check.
+        arms: Arms in which each claim is checked.
+        queries: Maximum number of searches per claim.
+        results: Maximum number of documents read per search.
+        steps: Mode of asking about a document: all questions in one call, or each in a separate call.
         temperature: Temperature of the calls.
-        forced: True to ask for true or false where the evidence is not enough.
-        concurrency: Claims at once.
+        forced: True to ask for true or false if the evidence is not enough.
+        concurrency: Number of claims in progress at once.
         seed: Seed of draws.
-        demonstration: True for the drawn world with its stand-in.
+        demonstration: True for the synthetic world with its stand-in model.
         command: Command line.
     """
 
@@ -113,20 +113,20 @@ async def run_witness(
     citations_by: ChatModel | None = None,
     progress: Progress | None = None,
 ) -> WitnessManifest:
-    """Checks all claims in all arms, or goes on with that.
+    """Checks all claims in all arms, or resumes doing so.
 
     Args:
         plan: Plan of the evaluation.
         model: Model of the witness.
-        source: Finds documents; None where only arms without any are run.
-        store: Store of calls, which makes the marks of fences.
-        citations_by: Model that says whether passages bear findings; None to ask nobody.
-        progress: Is told how far it is.
+        source: Source of documents; None if all arms run without documents.
+        store: Call cache, which also makes the fence marks.
+        citations_by: Model that judges if passages support findings; None to skip this judgement.
+        progress: Receives the progress.
 
     Raises:
-        BadRequest: The folder holds something else, or the evaluation was begun otherwise.
-        Unavailable: Some claims have no answer yet, for reasons that may pass.
-        BudgetSpent: The model may not be asked any more; what it said is kept.
+        BadRequest: The folder contains something else, or an evaluation with other settings.
+        Unavailable: Some claims have no answer yet, for transient reasons.
+        BudgetSpent: The model's budget is exhausted; replies so far are stored.
     """
     progress = progress or Progress()
     manifest = WitnessManifest(
@@ -156,67 +156,66 @@ async def run_witness(
         mark=store.fence_mark,
     )
     with sole_use(plan.out, "evaluation"):
-        # Looked at within the lock: another process may have begun in the folder since.
+        # Checked under the lock: another process may have started in the folder since.
         refuse_place(plan.out)
         if (plan.out / MANIFEST).exists():
             begun = read_manifest(plan.out)
-            # A later version of the software may go on with it.
+            # A later version of the software may resume it.
             refuse_different("evaluation", differing(begun, manifest, {"created", "finished", "command", "software"}))
-            # The first manifest stays: its time of creation and its command are those of the beginning.
+            # The first manifest stays: it has the original creation time and command.
             manifest = begun
         else:
-            # Before any check, so that no line stands in a folder that says nothing of what it is.
+            # Before any check, so that a folder with results always has a manifest.
             replace_file(plan.out / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
         await _check_all(plan, checking, progress)
-        # Finished once: a call that finds nothing to do does not move the time.
+        # The first time stays: a call that finds nothing to do does not change it.
         manifest = manifest.model_copy(update={"finished": manifest.finished or datetime.now(UTC)})
         replace_file(plan.out / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
     return manifest
 
 
 def refuse_place(out: Path) -> None:
-    """Raises BadRequest where a folder holds something else than an evaluation of the witness."""
+    """Raises BadRequest if a folder contains something other than an evaluation of the witness."""
     if not (out / MANIFEST).exists():
         refuse_others(out, "evaluation", _OURS)
 
 
 def read_manifest(out: Path) -> WitnessManifest:
-    """Reads the manifest of an evaluation. Raises BadRequest if there is none, or none of this format."""
+    """Reads the manifest of an evaluation. Raises BadRequest if it is missing or of another format."""
     return stored_files.read_manifest(out / MANIFEST, WitnessManifest, "evaluation of the witness")
 
 
 def read_checked(out: Path) -> tuple[CheckedClaim, ...]:
-    """Reads what was checked so far; a last line that a crash cut is passed over. Raises BadRequest."""
+    """Reads the results so far, skipping a last line that a crash truncated. Raises BadRequest."""
     path = out / CHECKED
     return stored_lines(path, CheckedClaim.model_validate_json) if path.exists() else ()
 
 
 async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) -> None:
-    # Without those that an earlier version wrote down as failed though the source was away.
+    # Without claims that an earlier version recorded as failed although the source was unavailable.
     done = {(one.arm, one.id): one for one in read_checked(plan.out) if one.failure not in SOURCE_AWAY}
     todo = [(arm, claim) for arm in plan.arms for claim in plan.claims if (arm, claim.id) not in done]
     total, turn = len(plan.arms) * len(plan.claims), asyncio.Semaphore(plan.concurrency)
     passing: list[PassingError] = []
-    # Without a line that a crash cut.
+    # Drops a line that a crash truncated.
     replace_lines(plan.out / CHECKED, done.values())
     with (plan.out / CHECKED).open("a", encoding="ascii") as file:
 
         async def one(arm: Arm, claim: GoldClaim) -> None:
             async with turn:
-                # A few may fail each for a reason of its own; as many as are asked at once mean that
-                # the model is away.
+                # A few may fail for unrelated reasons; as many as run at once mean that the model is unavailable.
                 if len(passing) >= max(3, plan.concurrency):
-                    return  # what is away is away for all
+                    return  # unavailable for all claims
                 try:
                     checked = await checking.check(claim, arm)
                 except PassingError as error:
                     passing.append(error)
                     return
             done[arm, claim.id] = checked
-            # Handed to the system at once: what a crash costs is asked again, out of the store.
+            # Written immediately; claims lost in a crash are checked again from the call cache.
             file.write(json_line(checked))
             file.flush()
-            # By what is done and not by what was begun, as checks end in any order.
+            # Counts finished checks, not started ones, as they end in any order.
             progress.step("checked", len(done), total)
 
         if todo:
@@ -224,7 +223,7 @@ async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) 
     if passing:
         cause = passing[0].cause
         left = total - len(done)
-        # A limit that is spent will not come back by itself: the error is passed on as it is.
+        # An exhausted budget does not recover by itself: the error is raised unchanged.
         if not isinstance(cause, Unavailable):
             raise cause
         raise Unavailable(
@@ -233,7 +232,7 @@ async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) 
             reason=cause.reason,
         )
     order = {(arm, claim.id): place for place, (arm, claim) in enumerate(_pairs(plan))}
-    # In the order of the plan at the end, so that two runs of the same plan give the same file.
+    # Finally sorted in the order of the plan, so that two runs of the same plan give the same file.
     ordered = sorted(done.values(), key=lambda one: order[one.arm, one.id])
     replace_lines(plan.out / CHECKED, ordered)
 

@@ -1,6 +1,6 @@
-"""Figures of the witness: labels against the truth, abstentions, and whether its citations bear what it found.
+"""Figures of the witness: labels versus truth, abstentions, and support of findings by citations.
 
-Figures by scikit-learn; intervals are 95 %, by percentile bootstrap over claims (:mod:`eval.scores.resampling`).
+Figures use scikit-learn; intervals are 95 %, by percentile bootstrap over claims (:mod:`eval.scores.resampling`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _BEARS = {ClaimLabel.SUPPORTED: "supports", ClaimLabel.REFUTED: "refutes"}
 
 @dataclass(frozen=True, slots=True)
 class Citations:
-    """Citations of findings that are no abstention.
+    """Citations of findings other than abstentions.
 
     Attributes:
-        quotes: Passages that findings rest on.
-        dropped: Passages that were named and stand in no document; none of them is part of a finding.
-        standing: Share of all named passages that stand in their document; None where none was named.
-        judged: Findings of which a model judged whether a passage backs them.
-        bearing: Share of these with a passage that backs them by itself; None if there are none.
+        quotes: Number of passages that findings are based on.
+        dropped: Number of cited passages that occur in no document; none of them is part of a finding.
+        standing: Share of all cited passages that occur in their document; None if none was cited.
+        judged: Number of findings for which a model judged if a passage supports them.
+        bearing: Share of these with a passage that supports them by itself; None if there are none.
     """
 
     quotes: int
@@ -50,24 +50,24 @@ class WitnessCard:
     """Figures of one arm.
 
     Attributes:
-        arm: The arm.
-        n: Claims that are true or false.
+        arm: Arm of the evaluation.
+        n: Number of claims that are true or false.
         true: Number of the ``n`` that are true.
-        unknown: Claims that the data set itself calls unknown; they are in no figure but ``unknown_abstained``.
+        unknown: Number of claims that the data set calls unknown; only ``unknown_abstained`` includes them.
         abstained: Number of the ``n`` without an answer because the evidence was not enough.
-        failed: Number of the ``n`` without a finding: no source or no model gave one.
+        failed: Number of the ``n`` without a finding because the source or the model failed.
         coverage: Share of the ``n`` with an answer.
-        accuracy: Share of the ``n`` whose answer is right; one without an answer is wrong.
-        decided_accuracy: Share of right ones among the answers; None where there is none.
-        macro_f1: Mean of the F1 of both labels.
-        weighted_f1: The same, weighted by how many claims have each.
+        accuracy: Share of the ``n`` with a correct answer; a missing answer counts as wrong.
+        decided_accuracy: Share of correct ones among the answers; None if there are no answers.
+        macro_f1: Mean F1 of both labels.
+        weighted_f1: Mean F1 of both labels, weighted by the number of claims with each.
         labels: Scores of the labels False and True.
-        unknown_abstained: Share of ``unknown`` on which it abstained; None where there are none.
+        unknown_abstained: Share of ``unknown`` on which it abstained; None if there are none.
         against: Difference in accuracy to the arm ``witness``, over the same claims; None for that arm, or without it.
-        citations: Its citations.
-        calls: Mean number of model calls of a claim.
-        tokens: Mean number of tokens of a claim, in and out.
-        documents: Mean number of documents read about a claim.
+        citations: Citations of the arm.
+        calls: Mean number of model calls per claim.
+        tokens: Mean number of tokens per claim, in and out.
+        documents: Mean number of documents read per claim.
     """
 
     arm: Arm
@@ -91,18 +91,17 @@ class WitnessCard:
 
 
 def score_arms(checked: Sequence[CheckedClaim], *, resamples: int = RESAMPLES, seed: int = 0) -> list[WitnessCard]:
-    """Scores each arm that there is, in the order of :class:`Arm`.
+    """Scores each arm that has results, in the order of :class:`Arm`.
 
     Raises:
         BadRequest: No claim is true or false.
     """
-    # Arms in the order of the enumeration, whichever order their lines were written in: claims are
-    # checked concurrently.
+    # Arms in the order of the enumeration, not of their lines: claims are checked concurrently.
     by_arm = {arm: [one for one in checked if one.arm is arm] for arm in Arm}
     baseline = by_arm[Arm.WITNESS]
     return [
-        # The baseline isn't compared with itself: a difference of zero with an interval of zero would
-        # look like a result.
+        # The baseline isn't compared with itself: a difference of zero with a zero-width interval would look like a
+        # result.
         _card(arm, lines, [] if arm is Arm.WITNESS else baseline, resamples=resamples, seed=seed)
         for arm, lines in by_arm.items()
         if lines
@@ -112,34 +111,33 @@ def score_arms(checked: Sequence[CheckedClaim], *, resamples: int = RESAMPLES, s
 def _card(
     arm: Arm, lines: Sequence[CheckedClaim], baseline: Sequence[CheckedClaim], *, resamples: int, seed: int
 ) -> WitnessCard:
-    # What the data set itself calls unknown has no right answer. Counting an abstention on it as right
-    # or wrong would mix two different abilities in one figure.
+    # Claims that the data set calls unknown have no right answer. Counting an abstention on them as right or wrong
+    # would mix two different abilities in one figure.
     known = [one for one in lines if one.gold is not Gold.UNKNOWN]
     if not known:
         raise BadRequest("No claim of the file is true or false: there is nothing to score.", reason="NOTHING_TO_SCORE")
     gold = np.array([one.gold is Gold.TRUE for one in known], dtype=np.int64)
     predicted = np.array([_column(one) for one in known], dtype=np.int64)
     cells: Ints = np.zeros((2, 4), dtype=np.int64)
-    # `np.add.at` and not `cells[gold, predicted] += 1`, which would count a cell once however often its
-    # pair of indices occurs.
+    # `np.add.at`, not `cells[gold, predicted] += 1`, which would count repeated pairs of indices only once.
     np.add.at(cells, (gold, predicted), 1)
-    # Resampling claims is drawing the cells of the confusion matrix from a multinomial: the same
-    # distribution, and no need to hold claims × resamples.
+    # Resampling claims is equivalent to drawing the cells of the confusion matrix from a multinomial, which does not
+    # need claims × resamples in memory.
     drawn = resampling.draw_cells(cells, resamples, seed)
     over = resampling.rates(drawn)
-    # Both labels are always named, so that the arrays have two places even where every claim is true.
+    # Both labels are always listed, so that the arrays have two elements even if every claim is true.
     precision, recall, f1, support = precision_recall_fscore_support(
         gold, predicted, labels=[0, 1], average=None, zero_division=0
     )
     n, decided = len(known), predicted < _ABSTAINED
     drawn_f1 = np.stack(over.f1)
-    # Weights are those of each resample, whose split between true and false varies too; those of the
-    # sample would leave that variation out of the interval.
+    # Weights of each resample, whose split between true and false varies too; the sample's weights would leave that
+    # variation out of the interval.
     weights = drawn.sum(axis=2).T / n
     right = int((gold == predicted).sum())
     unknown = [one for one in lines if one.gold is Gold.UNKNOWN]
-    # Columns beyond the first two are abstentions and failures: no answers, yet in every denominator
-    # but that of `decided_accuracy`.
+    # Columns beyond the first two are abstentions and failures: not answers, but part of every denominator except that
+    # of `decided_accuracy`.
     answered = drawn[:, :, :_ABSTAINED].sum(axis=(1, 2))
     hits = drawn[:, 0, 0] + drawn[:, 1, 1]
 
@@ -147,8 +145,7 @@ def _card(
         there, named = int(support[place]), int((predicted == place).sum())
         return ClassScores(
             name=name,
-            # Without a claim that was given the label, precision is no number; sklearn's 0
-            # (`zero_division`) is only its stand-in.
+            # If no claim was given the label, precision is undefined; sklearn's 0 (`zero_division`) is a placeholder.
             precision=share_figure(float(precision[place]), over.precision[place], named) if named else None,
             recall=share_figure(float(recall[place]), over.recall[place], there) if there else None,
             f1=edge_figure(float(f1[place]), over.f1[place], there or named),
@@ -164,8 +161,7 @@ def _card(
         failed=int((predicted == _FAILED).sum()),
         coverage=share_figure(float(decided.mean()), answered / n, n),
         accuracy=share_figure(right / n, over.accuracy, n),
-        # Resamples in which nothing was answered have no share to contribute, and are left out rather
-        # than counted as 0.
+        # Resamples without any answer have no share and are left out instead of counted as 0.
         decided_accuracy=share_figure(
             right / int(decided.sum()), hits[answered > 0] / answered[answered > 0], int(decided.sum())
         )
@@ -184,26 +180,25 @@ def _card(
 
 
 def _column(one: CheckedClaim) -> int:
-    # Failure goes before abstention: without a label there was no finding, so that nothing was
-    # abstained from.
+    # Failure takes precedence over abstention: without a label there was no finding, so nothing to abstain from.
     if one.label is None:
         return _FAILED
     return _ABSTAINED if one.answer is None else int(one.answer)
 
 
 def _right(lines: Sequence[CheckedClaim]) -> list[tuple[str, float]]:
-    # By identity: no answer is None, which is neither True nor False, and counts as wrong.
+    # Compared by identity: a missing answer is None, neither True nor False, and counts as wrong.
     return [(one.id, float(one.answer is (one.gold is Gold.TRUE))) for one in lines if one.gold is not Gold.UNKNOWN]
 
 
 def _citations(lines: Sequence[CheckedClaim], resamples: int, seed: int) -> Citations:
     found = [one for one in lines if one.label in _BEARS]
     quotes = sum(len(one.evidence) for one in found)
-    # Passages that were dropped belong into the denominator: a witness that invents quotes would
-    # otherwise get 100 % by having them all removed.
+    # Dropped passages belong in the denominator: otherwise a witness that invents quotes would get 100 % by having them
+    # all removed.
     standing = sum(passage.stands for one in found for passage in one.evidence)
     dropped = sum(one.quotes_dropped for one in found)
-    # Where no passage was judged at all, the finding says nothing about bearing, neither for nor against.
+    # Findings without any judged passage count neither for nor against.
     judged = [one for one in found if any(passage.relation for passage in one.evidence)]
     bearing = sum(
         any(passage.relation == _BEARS[one.label] for passage in one.evidence)
@@ -222,7 +217,7 @@ def _citations(lines: Sequence[CheckedClaim], resamples: int, seed: int) -> Cita
 def _share(part: int, whole: int, resamples: int, seed: int) -> Figure | None:
     if not whole:
         return None
-    # Two cells, drawn like a confusion matrix.
+    # Two cells, resampled like a confusion matrix.
     drawn = resampling.draw_cells(np.array([part, whole - part], dtype=np.int64), resamples, seed)
     return share_figure(part / whole, drawn[:, 0] / whole, whole)
 

@@ -1,7 +1,7 @@
-"""A drawn world of 200 facts about invented places, with documents that state, contradict or half state them.
+"""A synthetic world of 200 facts about invented places, with documents that state, contradict or half state them.
 
-What the witness must come to about each is known beforehand, in every arm (:func:`expected`): it follows from how its
-documents are made, and from nothing else.
+The correct finding on each fact is known in advance for every arm (:func:`expected`): it depends only on how the
+documents are made.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Situation(StrEnum):
     """Relation of the documents to a fact."""
 
     STATED = "stated"
-    """The register states it."""
+    """The register states the fact."""
     BURIED = "buried"
-    """So it does, below documents with the same words that say nothing."""
+    """The register states it, but documents with the same words and no information rank higher."""
     LINKED = "linked"
-    """The register states it under another name of the place, and another document says whose name that is."""
+    """The register states it under a nickname of the place, which another document explains."""
     OUTDATED = "outdated"
-    """The register states what was so long ago: the witness errs with its source."""
+    """The register states an outdated value: the witness errs with its source."""
     DISPUTED = "disputed"
     """Two guides of equal weight contradict each other."""
     HALF = "half stated"
     """A document states less than the claim does."""
     ABSENT = "absent"
-    """No document speaks of it."""
+    """No document mentions it."""
 
 
 COUNTS: Mapping[Situation, int] = {
@@ -58,13 +58,13 @@ COUNTS: Mapping[Situation, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """Something that places have.
+    """A property of places.
 
     Attributes:
-        words: Words to search by.
-        statement: Sentence that states its value, with ``{who}`` and ``{value}``.
-        half: Sentence that states less, with ``{who}``.
-        values: Values that it may have.
+        words: Search terms.
+        statement: Sentence that states the value, with ``{who}`` and ``{value}``.
+        half: Sentence that half states the value, with ``{who}``.
+        values: Possible values.
     """
 
     words: str
@@ -73,13 +73,13 @@ class Property:
     values: tuple[str, ...]
 
     def read(self, text: str) -> tuple[tuple[str, str, str], ...]:
-        """Finds statements of it in a text: name of the place, value, and the words."""
+        """Finds statements of the property in a text: name of the place, value, and quote."""
         pattern = re.escape(self.statement).replace(r"\{who\}", _NAME).replace(r"\{value\}", _VALUE)
         found = re.finditer(pattern, text)
         return tuple((match[1], match[2], match[0]) for match in found)
 
     def read_half(self, text: str) -> tuple[tuple[str, str], ...]:
-        """Finds half statements of it in a text: name of the place, and the words."""
+        """Finds half statements of the property in a text: name of the place, and quote."""
         pattern = re.escape(self.half).replace(r"\{who\}", _NAME)
         return tuple((match[1], match[0]) for match in re.finditer(pattern, text))
 
@@ -112,16 +112,16 @@ _CALLED = re.compile(rf"{_NAME} is what sailors call ([A-Z]\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact of the world, and what is claimed of it.
+    """A fact of the world, and a claim about it.
 
     Attributes:
-        number: Number of it, from 1.
+        number: Number of the fact, from 1.
         place: Name of the place.
         trait: Key of the property.
-        value: Its value.
-        other: Another value: the claimed one of a false claim, or that of a document that is wrong.
-        true: True if the claim is.
-        situation: Relation of the documents to it.
+        value: True value of the property.
+        other: Another value, used by a false claim or a wrong document.
+        true: True if the claim is true.
+        situation: Relation of the documents to the fact.
     """
 
     number: int
@@ -134,12 +134,12 @@ class Fact:
 
     @property
     def claim(self) -> str:
-        """The claim about it, as a sentence."""
+        """Claim about the fact, as a sentence."""
         return _sentence(self.trait, self.place, self.value if self.true else self.other)
 
     @property
     def gold(self) -> GoldClaim:
-        """The claim with its truth."""
+        """Claim with its truth."""
         return GoldClaim(f"f{self.number:03}", self.claim, Gold.TRUE if self.true else Gold.FALSE)
 
 
@@ -151,38 +151,38 @@ def draw_world(seed: int = 0) -> tuple[Fact, ...]:
     drawn.shuffle(pairs)
     facts = []
     for number, ((place, name), situation) in enumerate(zip(pairs, situations, strict=True), 1):
-        # Two that differ: the other one is what a false claim says.
+        # Two different values; a false claim states the other one.
         value, other = drawn.sample(PROPERTIES[name].values, 2)
-        # By turns within a situation, so that each has as many true claims as false ones, or one more.
+        # Alternates within a situation, so that numbers of true and false claims differ by at most one.
         facts.append(Fact(number, place, name, value=value, other=other, true=number % 2 == 0, situation=situation))
     return tuple(facts)
 
 
 def documents_of(facts: tuple[Fact, ...]) -> tuple[FactDocument, ...]:
-    """The documents of a world."""
+    """Returns the documents of a world."""
     return tuple(document for fact in facts for document in _documents(fact))
 
 
 def nicknames_in(text: str) -> tuple[tuple[str, str, str], ...]:
-    """Names of places that a text explains: the name, the place, and the words."""
+    """Finds nicknames that a text explains: nickname, place, and quote."""
     return tuple((match[1], match[2], match[0]) for match in _CALLED.finditer(text))
 
 
 def claim_in(text: str) -> tuple[str, str, str] | None:
-    """Property, place and value of a claim; None for one that is not of this world."""
+    """Parses property, place and value of a claim; None if it is not of this world."""
     for name, one in PROPERTIES.items():
-        # The whole text: a sentence with anything more in it is no claim of this world.
+        # Must match the whole text: a sentence with anything more is not a claim of this world.
         if (found := one.read(text)) and found[0][2] == text.rstrip("."):
             return name, found[0][0], found[0][1]
     return None
 
 
 def expected(fact: Fact, arm: Arm, *, remembers: bool) -> ClaimLabel:
-    """Finding that a model which reads the documents exactly must come to.
+    """Returns the finding that a model with exact reading must reach.
 
     Args:
-        fact: The fact.
-        arm: The arm.
+        fact: Fact that the claim is about.
+        arm: Arm of the evaluation.
         remembers: True if the model knows the fact without any document.
     """
     truly = ClaimLabel.SUPPORTED if fact.true else ClaimLabel.REFUTED
@@ -209,7 +209,7 @@ def _documents(fact: Fact) -> list[FactDocument]:
         case Situation.STATED:
             return [stated]
         case Situation.BURIED:
-            # The words of the claim more often than the register has them, so that a search by words ranks these first.
+            # Repeats the claim's words more often than the register, so that keyword search ranks these first.
             question = f"{fact.place}! {fact.place} {one.words}? Who can say? {fact.place} {one.words}!"
             return [stated, *(_document(f"{key}-question-{number}", title, question, GOSSIP) for number in range(3))]
         case Situation.LINKED:
@@ -220,7 +220,7 @@ def _documents(fact: Fact) -> list[FactDocument]:
                 _document(f"{key}-name", f"Names of {fact.place}: {one.words}", called, REGISTER),
             ]
         case Situation.OUTDATED:
-            # What a false claim claims was true once; a true one is what it became.
+            # A false claim was true once; a true one states the present value.
             return [_document(key, title, _sentence(fact.trait, fact.place, fact.other), REGISTER, date=_LONG_AGO)]
         case Situation.DISPUTED:
             values = (fact.value, fact.other)

@@ -1,4 +1,4 @@
-"""Ratings from battles: counted win rates, Elo, Bradley-Terry with and without covariates, and how sure they are.
+"""Ratings from battles: counted win rates, Elo, Bradley-Terry with and without covariates, and their uncertainty.
 
-NumPy and nothing else: what is measured must not depend on how somebody else's package treats a tie.
+Uses only NumPy: results must not depend on how a third-party package treats ties.
 """

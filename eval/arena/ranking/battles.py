@@ -1,4 +1,4 @@
-"""Battles: who met whom, over which meme, and who won."""
+"""Battles: which models met, over which meme, and which one won."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MIDDLE = 1000.0
 
 
 class NotRanked(CourtError):
-    """Raised where there are no finite ratings: some models were never beaten by any of the others.
+    """Raised if there are no finite ratings because some models were never beaten by any of the others.
 
     Attributes:
-        groups: Models that can be rated among themselves; those of a group have never lost to those of the next one,
-            where they met at all.
+        groups: Groups of models that can be rated against each other; no model of a group lost to one of the next
+            group, if they met at all.
     """
 
     default_reason = "NOT_RANKED"
@@ -40,15 +40,15 @@ class NotRanked(CourtError):
 
 @dataclass(frozen=True, slots=True)
 class Battles:
-    """A table of battles, in the order in which they were fought.
+    """A table of battles, in chronological order.
 
     Attributes:
-        models: Their names; everything else refers to them by their place.
-        left: Place of one model, int of shape (battles,).
-        right: Place of the other, likewise.
+        models: Names of the models; all other fields refer to them by index.
+        left: Index of one model, int of shape (battles,).
+        right: Index of the other model, int of shape (battles,).
         score: Score of the left one: 1 won, 0.5 tied, 0 lost; float of shape (battles,).
-        meme: Place of the meme, int of shape (battles,): battles over one meme are no independent ones.
-        weight: Weight of a battle, float of shape (battles,); 1 for an ordinary one.
+        meme: Index of the meme, int of shape (battles,); battles over one meme are not independent.
+        weight: Weight of each battle, float of shape (battles,); 1 for an ordinary one.
     """
 
     models: tuple[str, ...]
@@ -76,7 +76,7 @@ class Battles:
 
     @property
     def memes(self) -> int:
-        """Number of places for memes; some may have no battle."""
+        """Number of meme indices; some may have no battle."""
         return int(self.meme.max()) + 1 if len(self) else 0
 
 
@@ -85,10 +85,10 @@ def battles(
     rows: Sequence[tuple[str, str, float, str]],
     weights: Sequence[float] | None = None,
 ) -> Battles:
-    """A table from rows of names: left, right, score of the left one, meme.
+    """Builds a table from rows of left name, right name, score of the left one, and meme.
 
     Raises:
-        KeyError: A row names a model that is not among them.
+        KeyError: A row names a model that is not in ``models``.
     """
     place = {name: number for number, name in enumerate(models)}
     memes: dict[str, int] = {}
@@ -103,12 +103,12 @@ def battles(
 
 
 def wins(table: Battles) -> Floats:
-    """Counts the wins of each model over each other, ties half a win each; float of shape (models, models)."""
+    """Counts the wins of each model over each other, a tie as half a win for each; float (models, models)."""
     n = len(table.models)
     pair = table.left * n + table.right
     won = np.bincount(pair, weights=table.weight * table.score, minlength=n * n).reshape(n, n)
     fought = np.bincount(pair, weights=table.weight, minlength=n * n).reshape(n, n)
-    # What the left one did not score, the right one did: a tie gives half a win to each.
+    # The right one scores what the left one did not: a tie gives half a win to each.
     return np.asarray(won + (fought - won).T)
 
 
@@ -122,29 +122,29 @@ def wins_by_meme(table: Battles) -> Floats:
 
 
 def win_rates(won: Floats) -> tuple[Floats, Floats]:
-    """Counted, not derived from ratings.
+    """Returns win rates counted from battles, not derived from ratings.
 
     Args:
         won: Wins from :func:`wins`.
 
     Returns:
-        Of each model over all its battles, float of shape (models,), and against each other, (models, models); NaN
-        where there was no battle.
+        Win rate of each model over all its battles, float of shape (models,), and against each other, (models, models);
+        NaN without a battle.
     """
     fought = won + won.T
-    # 0 / 0 is the NaN that is promised.
+    # 0 / 0 gives the documented NaN.
     with np.errstate(invalid="ignore"):
         return won.sum(axis=1) / fought.sum(axis=1), won / fought
 
 
 def reaches(won: Floats) -> NDArray[np.bool_]:
-    """Which models beat which, directly or by way of others.
+    """Computes which models beat which, directly or through others.
 
     Args:
         won: float of shape (…, models, models).
 
     Returns:
-        bool of the same shape; everyone reaches itself.
+        bool of the same shape; every model reaches itself.
     """
     n = won.shape[-1]
     reach = (won > 0) | np.eye(n, dtype=bool)
@@ -156,26 +156,26 @@ def reaches(won: Floats) -> NDArray[np.bool_]:
 
 
 def connected(won: Floats) -> NDArray[np.bool_]:
-    """True where every model reaches every other, so that there are finite ratings; bool of shape (…)."""
+    """True if every model reaches every other, so that ratings are finite; bool of shape (…)."""
     return np.asarray(reaches(won).all(axis=(-1, -2)))
 
 
 def groups(won: Floats, models: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Strongly connected components of the graph of wins, those that reach most first."""
+    """Returns the strongly connected components of the graph of wins, those that reach most models first."""
     reach = reaches(won)
     both = reach & reach.T
     found = {tuple(np.flatnonzero(row).tolist()) for row in both}
-    # All members of a component reach the same models, so the first one speaks for it.
+    # All members of a component reach the same models, so the first one represents it.
     ordered = sorted(found, key=lambda group: (-int(reach[group[0]].sum()), group))
     return tuple(tuple(models[place] for place in group) for group in ordered)
 
 
 def among(table: Battles, places: Sequence[int]) -> Battles:
-    """Selects the battles that some models fought against each other.
+    """Selects the battles between some of the models.
 
     Args:
-        table: Battles of all.
-        places: Places of the models in it, which they have here in this order.
+        table: Battles of all models.
+        places: Indices of the selected models in the table, in the order that they get in the result.
     """
     new = np.full(len(table.models), -1, dtype=np.int64)
     new[list(places)] = np.arange(len(places))
@@ -192,7 +192,7 @@ def among(table: Battles, places: Sequence[int]) -> Battles:
 
 
 def rated(theta: Floats, anchor: int | None) -> Floats:
-    """Log-odds as ratings.
+    """Converts log-odds to ratings.
 
     Args:
         theta: float of shape (…, models).
@@ -203,8 +203,8 @@ def rated(theta: Floats, anchor: int | None) -> Floats:
 
 
 def expected(rating_a: Floats | float, rating_b: Floats | float) -> Floats:
-    """Chance of a against b, by their ratings.
+    """Returns the probability that a beats b, by their ratings.
 
-    ProBench prints the exponent with the opposite sign, which makes the weaker one the favourite.
+    ProBench prints the exponent with the opposite sign, which would make the weaker model the favourite.
     """
     return np.asarray(1 / (1 + 10 ** ((np.asarray(rating_b) - rating_a) / 400)))

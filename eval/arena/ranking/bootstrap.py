@@ -1,8 +1,8 @@
 """Bootstrap over memes: 95 % intervals of ratings.
 
 Battles over one meme share its difficulty and its guideline. Resampling battles as if they were independent gives
-intervals that are too narrow; whole memes are drawn instead (a cluster bootstrap: Davison & Hinkley 1997, §3.8). Few
-memes make percentiles too narrow still; they are widened to what Student's t asks for (Hesterberg 2015, "expanded
+intervals that are too narrow; whole memes are drawn instead (a cluster bootstrap: Davison & Hinkley 1997, §3.8). With
+few memes, percentiles are still too narrow; they are widened according to Student's t (Hesterberg 2015, "expanded
 percentile intervals").
 """
 
@@ -32,12 +32,12 @@ class Spread:
     """Ratings over resamples.
 
     Attributes:
-        low: Lower ends of the 95 % intervals, float of shape (models,); None if they have no end that could be
+        low: Lower ends of the 95 % intervals, float of shape (models,); None if they could not be
             computed.
-        high: Upper end of the interval.
+        high: Upper ends of the intervals, likewise.
         resamples: Number of resamples.
         without: Number of resamples without finite ratings, in which a model was undefeated.
-        draws: The ratings, float of shape (resamples that have them, models).
+        draws: Ratings of each resample, float of shape (resamples with finite ratings, models).
     """
 
     low: Floats | None
@@ -48,19 +48,19 @@ class Spread:
 
 
 def draw_memes(memes: int, resamples: int, seed: int) -> Ints:
-    """Draws memes; int of shape (resamples, memes), each row the count of each meme and adding up to ``memes``."""
+    """Draws memes; int of shape (resamples, memes): counts of each meme, each row adding up to ``memes``."""
     drawn = np.random.default_rng(seed).integers(0, memes, (resamples, memes), dtype=np.int32)
-    # Numbered apart by resample, so that one bincount counts all of them.
+    # Offset by resample, so that one bincount counts all of them.
     place = drawn + np.arange(resamples, dtype=np.int64)[:, None] * memes
     return np.asarray(np.bincount(place.ravel(), minlength=resamples * memes).reshape(resamples, memes))
 
 
 def tails(memes: int) -> tuple[float, float]:
-    """Percentiles between which 95 % lie, widened for how few memes there are."""
+    """Returns the percentiles that enclose 95 %, widened for small numbers of memes."""
     if memes < 2:
         return 0.0, 100.0
-    # The root makes up for a bootstrap's variance, which divides by n and not by n - 1; Student's t takes the place of
-    # the normal distribution, in whose percentiles the result is then expressed.
+    # The root corrects the bootstrap's variance, which divides by n instead of n - 1. Student's t replaces the normal
+    # distribution, in whose percentiles the result is then expressed.
     reach = np.sqrt(memes / (memes - 1)) * _students_t(memes - 1)
     outside = 100 * NormalDist().cdf(-float(reach))
     return outside, 100 - outside
@@ -71,16 +71,16 @@ def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMP
 
     Args:
         table: Battles.
-        anchor: Place of the model whose rating is 1000; None where the mean is.
+        anchor: Index of the model whose rating is 1000; None to fix the mean.
         resamples: Number of resamples.
         seed: Seed of the generator.
 
     Raises:
         NotRanked: The table itself has no finite ratings.
     """
-    ratings(table, anchor=anchor)  # or there is nothing to be sure of
+    ratings(table, anchor=anchor)  # raises if there are no finite ratings
     by_meme = wins_by_meme(table)
-    # Memes without a battle are not drawn: they would make the clusters look more than they are.
+    # Memes without a battle are not drawn: they would inflate the number of clusters.
     there = by_meme.any(axis=(1, 2))
     by_meme = by_meme[there]
     return _spread_of(by_meme, anchor, resamples, seed)
@@ -100,7 +100,7 @@ def spread_over_rows(table: Battles, *, resamples: int = RESAMPLES, seed: int = 
 
 
 def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
-    """Computes the spread of Elo ratings: memes are drawn with replacement and come in the order of the draw."""
+    """Computes the spread of Elo ratings over memes drawn with replacement, in the order of the draw."""
     rng = np.random.default_rng(seed)
     # Memes without a battle are not drawn, as in `spread`.
     present = np.unique(table.meme)
@@ -111,7 +111,7 @@ def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, s
         size = min(step, resamples - begin)
         drawn = rng.integers(0, len(present), (size, len(present)))
         orders = [np.concatenate([of_meme[meme] for meme in row]) for row in drawn]
-        # Resamples have different numbers of battles; -1 stands for none, so that all are fought at once.
+        # Resamples differ in length; padding with -1 lets all of them be computed at once.
         padded = np.full((size, max(map(len, orders))), -1, dtype=np.int64)
         for row, order in enumerate(orders):
             padded[row, : len(order)] = order
@@ -122,7 +122,7 @@ def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, s
 def spread_styled(
     table: Battles, covariates: Floats, *, anchor: int | None = None, resamples: int = 200, seed: int = 0
 ) -> tuple[Spread, Spread]:
-    """Computes the spread of ratings with covariates held equal, and of the covariates' effects."""
+    """Computes the spread of ratings controlled for covariates, and of the covariates' effects."""
     places = np.unique(table.meme, return_inverse=True)[1]
     memes = int(places.max()) + 1
     found = []
@@ -130,7 +130,7 @@ def spread_styled(
         try:
             found.append(styled(table, covariates, anchor=anchor, weight=table.weight * drawn[places]))
         except (NotRanked, NoMaximum):
-            # It is counted nevertheless: _interval subtracts what was found from what was asked for.
+            # It still counts as failed: _interval subtracts the results found from the resamples requested.
             continue
     n, p = len(table.models), covariates.shape[1]
     rated_ = np.array([each.ratings for each in found]).reshape(-1, n)
@@ -142,12 +142,12 @@ def _spread_of(by_meme: Floats, anchor: int | None, resamples: int, seed: int) -
     memes, n, _ = by_meme.shape
     drawn = draw_memes(memes, resamples, seed).astype(np.float64)
     flat = by_meme.reshape(memes, n * n)
-    # One resample at least, even where a single table is above the bound.
+    # At least one resample, even if a single table exceeds the bound.
     step = max(1, _AT_ONCE // (n * n))
     fitted = []
     for begin in range(0, resamples, step):
         tables = (drawn[begin : begin + step] @ flat).reshape(-1, n, n)
-        # fit would not converge on a table in which some model is undefeated.
+        # fit does not converge on a table in which a model is undefeated.
         tables = tables[connected(tables)]
         if len(tables):
             fitted.append(rated(fit(tables), anchor))
@@ -156,8 +156,8 @@ def _spread_of(by_meme: Floats, anchor: int | None, resamples: int, seed: int) -
 
 def _interval(draws: Floats, memes: int, resamples: int) -> Spread:
     without = resamples - len(draws)
-    # Resamples without finite ratings are the extreme ones. Percentiles of the rest would be too narrow, and would not
-    # show it.
+    # Resamples without finite ratings are the extreme ones. Percentiles of the others would be too narrow, without any
+    # sign of it.
     if without > _MOST_WITHOUT * resamples or memes < 2:
         return Spread(low=None, high=None, resamples=resamples, without=without, draws=draws)
     low, high = np.percentile(draws, tails(memes), axis=0)
@@ -165,7 +165,7 @@ def _interval(draws: Floats, memes: int, resamples: int) -> Spread:
 
 
 def _students_t(freedom: int) -> float:
-    """97.5th percentile of Student's t."""
+    """Returns the 97.5th percentile of Student's t."""
     from scipy.stats import t
 
     return float(t.ppf(0.975, freedom))

@@ -1,8 +1,8 @@
-"""Bradley-Terry by maximum likelihood: Newton's method on counts, or on battles where there are covariates.
+"""Bradley-Terry by maximum likelihood: Newton's method on counts, or on battles if there are covariates.
 
-The chance of i against j is ``σ(θ_i − θ_j)``, with covariates ``σ(θ_i − θ_j + x·β)`` (Bradley & Terry 1952; Hunter
-2004 for when there is a maximum). A tie is half a win each. The likelihood is concave: where every model reaches every
-other one by wins there is one maximum, up to a constant added to all.
+The probability that i beats j is ``σ(θ_i − θ_j)``, with covariates ``σ(θ_i − θ_j + x·β)`` (Bradley & Terry 1952; Hunter
+2004 on when a maximum exists). A tie is half a win each. The likelihood is concave: if every model reaches every other
+one by wins, there is one maximum, up to a constant added to all.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _DONE = 1e-13
 
 
 class NoMaximum(CourtError):
-    """The likelihood has no finite maximum in the covariates: they tell winners from losers without fail."""
+    """The likelihood has no finite maximum: the covariates separate winners from losers perfectly."""
 
     default_reason = "NO_MAXIMUM"
 
 
 def quarter_ties(n: int) -> Floats:
-    """Wins by a quarter of a tied battle of each pair of models: added to any table, they give it finite ratings.
+    """Returns wins of a quarter of a tied battle per pair of models; adding them makes any ratings finite.
 
     Args:
         n: Number of models.
@@ -40,11 +40,11 @@ def quarter_ties(n: int) -> Floats:
 
 
 def fit(won: Floats) -> Floats:
-    """Log-odds of models, their mean 0.
+    """Computes the log-odds of models, with a mean of 0.
 
     Args:
         won: Counts as :func:`eval.arena.ranking.battles.wins` gives them, or several such tables: float of shape
-            (…, models, models). Every one must be connected.
+            (…, models, models). Each must be connected.
 
     Returns:
         float of shape (…, models).
@@ -55,24 +55,24 @@ def fit(won: Floats) -> Floats:
     scored = tables.sum(axis=2)
     theta = np.zeros((len(tables), n))
     ones = np.full((n, n), 1.0 / n)
-    # Tables that have converged drop out, so that a slow one does not make all the others go on.
+    # Converged tables drop out, so that a slow one does not keep the others iterating.
     todo = np.arange(len(tables))
     for _ in range(_STEPS):
         t, games = theta[todo], fought[todo]
         chance = _sigmoid(t[:, :, None] - t[:, None, :])
         slope = scored[todo] - (games * chance).sum(axis=2)
         bend = games * chance * (1 - chance)
-        # The Laplacian of the bends; a constant added to all changes nothing, so that direction is filled up. Scaled,
-        # for a bend may be as small as its chance is far from a half.
+        # The Laplacian of the curvatures. Adding a constant to all changes nothing, so that direction is filled in,
+        # scaled, as curvatures get tiny where probabilities are far from a half.
         laplacian = -bend
         laplacian[:, np.arange(n), np.arange(n)] += bend.sum(axis=2)
         size = np.einsum("rii->r", laplacian)[:, None, None] / n
-        # Never 0, which would leave the matrix singular: bends may underflow.
+        # Never 0, which would leave the matrix singular: curvatures may underflow.
         step = np.linalg.solve(laplacian + ones * np.maximum(size, 1e-300), slope[:, :, None])[:, :, 0]
         step -= step.mean(axis=1, keepdims=True)
         gain = (slope * step).sum(axis=1)
         theta[todo] = t + _damped(tables[todo], t, step, gain)
-        # Relative to the largest rating: far from 0 a float does not resolve steps of _DONE.
+        # Relative to the largest rating: floats far from 0 can't resolve steps of _DONE.
         todo = todo[np.abs(step).max(axis=1) > _DONE * np.maximum(1.0, np.abs(t).max(axis=1))]
         if not todo.size:
             theta -= theta.mean(axis=1, keepdims=True)
@@ -81,7 +81,7 @@ def fit(won: Floats) -> Floats:
 
 
 def ratings(table: Battles, *, anchor: int | None = None) -> Floats:
-    """Ratings of the models; float of shape (models,).
+    """Computes ratings of the models; float of shape (models,).
 
     Args:
         table: Battles.
@@ -98,10 +98,10 @@ def ratings(table: Battles, *, anchor: int | None = None) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Styled:
-    """Ratings beside what style is worth.
+    """Ratings controlled for style, and the effects of style.
 
     Attributes:
-        ratings: Ratings with the covariates held equal; float of shape (models,).
+        ratings: Ratings controlled for the covariates; float of shape (models,).
         effects: Points for one unit of each covariate; float of shape (covariates,).
     """
 
@@ -110,17 +110,17 @@ class Styled:
 
 
 def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, weight: Floats | None = None) -> Styled:
-    """Ratings with covariates held equal.
+    """Computes ratings controlled for covariates.
 
     Args:
         table: Battles.
         covariates: Left minus right, float of shape (battles, covariates); a column that is 0 throughout has no effect.
         anchor: Place of the model whose rating is 1000; None where the mean is.
-        weight: Weight of each battle, instead of the table's own; 0 for those that are not in a resample.
+        weight: Weight of each battle, instead of the table's own; 0 for battles outside a resample.
 
     Raises:
         NotRanked: Not every model reaches every other one by wins.
-        NoMaximum: The covariates tell winners from losers without fail.
+        NoMaximum: The covariates separate winners from losers perfectly.
     """
     n, p = len(table.models), covariates.shape[1]
     counts = table.weight if weight is None else weight
@@ -132,8 +132,8 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
         raise NotRanked(groups(won, table.models))
     spread = used.std(axis=0)
     columns = np.flatnonzero(spread > 0)
-    # In units of their spread, so that the Hessian is well scaled; effects are divided by it again at the end. Columns
-    # without any spread in this resample stay at 0.
+    # In units of their spread, so that the Hessian is well scaled; effects are divided by it at the end. Columns
+    # without spread in this resample keep an effect of 0.
     x = used[:, columns] / spread[columns]
     pair = left * n + right
     at = np.zeros(n + len(columns))
@@ -171,7 +171,7 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
             # Halved until the likelihood rises enough, by the rule of _damped.
             while (then := likelihood(at + size_of_step * step)) < now + 1e-4 * size_of_step * gain:
                 size_of_step /= 2
-                # A step this short is taken for a likelihood that rises only towards infinity.
+                # A step this short means a likelihood that rises only towards infinity.
                 if size_of_step < 1e-6:
                     raise _separated()
             now = then
@@ -182,7 +182,7 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
             effects = np.zeros(p)
             effects[columns] = SCALE * at[n:] / spread[columns]
             return Styled(rated(at[:n], anchor), effects)
-    # The likelihood is concave, and where it has a maximum Newton's method is there long before.
+    # The likelihood is concave: if it has a maximum, Newton's method reaches it long before this point.
     raise _separated()
 
 
@@ -198,9 +198,9 @@ def _separated() -> NoMaximum:
 
 
 def _damped(tables: Floats, theta: Floats, step: Floats, gain: Floats) -> Floats:
-    """The step, halved where the likelihood would not rise by it. Far from the maximum Newton may overshoot."""
+    """Halves steps that would not raise the likelihood: far from the maximum, Newton may overshoot."""
     size = np.ones(len(tables))
-    # Nearer than that the rise soon drowns in the rounding of the likelihood, and testing it would halve good steps.
+    # Nearer than that, the rise is lost in rounding, and testing for it would halve good steps.
     todo = np.flatnonzero(gain > _CLOSE)
     if todo.size:
         now = _likelihood(tables[todo], theta[todo])
@@ -209,7 +209,7 @@ def _damped(tables: Floats, theta: Floats, step: Floats, gain: Floats) -> Floats
             # A ten-thousandth of the predicted rise: Armijo's rule with its usual constant (Nocedal & Wright 2006,
             # section 3.1).
             short = _likelihood(tables[todo], tried) < now + 1e-4 * size[todo] * gain[todo]
-            # Ends the halving where rounding hides the rise after all.
+            # Ends the halving if rounding hides the rise after all.
             short &= size[todo] > 1e-9
             size[todo[short]] /= 2
             todo, now = todo[short], now[short]
@@ -221,7 +221,7 @@ def _likelihood(tables: Floats, theta: Floats) -> Floats:
 
 
 def _sigmoid(z: Floats) -> Floats:
-    # By tanh and, below, logaddexp: neither overflows, however far two ratings are apart.
+    # tanh and, below, logaddexp do not overflow, however far apart two ratings are.
     return np.asarray(0.5 * (1 + np.tanh(0.5 * z)))
 
 

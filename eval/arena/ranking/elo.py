@@ -1,4 +1,4 @@
-"""Elo: ratings that move after each battle. They depend on the order, so K and order are always told."""
+"""Elo: ratings updated after each battle. They depend on the order, so K and order are always reported."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ matter little."""
 
 
 def elo(table: Battles, *, k: float = K, initial: float = MIDDLE) -> Floats:
-    """Ratings after the last battle, in the order of the table; float of shape (models,).
+    """Computes ratings after the last battle, in the order of the table; float of shape (models,).
 
     Args:
-        table: Battles; a weight counts so many times K.
-        k: Points that a rating moves by at most.
+        table: Battles; a weight multiplies K.
+        k: Maximum points that a rating moves by in a battle of weight 1.
         initial: Initial rating of every model.
     """
-    # A list and not an array: each battle needs the ratings after the one before, and single numbers of NumPy are slow.
+    # A list, not an array: each battle needs the ratings after the previous one, and NumPy scalars are slow.
     rating = [initial] * len(table.models)
     columns = (table.left.tolist(), table.right.tolist(), table.score.tolist(), table.weight.tolist())
     for left, right, score, weight in zip(*columns, strict=True):
@@ -30,11 +30,11 @@ def elo(table: Battles, *, k: float = K, initial: float = MIDDLE) -> Floats:
 
 
 def elo_of_orders(table: Battles, orders: Ints, *, k: float = K) -> Floats:
-    """Ratings of several orders, or resamples, at once.
+    """Computes ratings of several orders, or resamples, at once.
 
     Args:
         table: Battles.
-        orders: Which battles are fought, one after the other; int of shape (orders, steps), −1 for none.
+        orders: Indices of battles in sequence; int of shape (orders, steps), −1 for none.
         k: Step size of a battle, see :func:`elo`.
 
     Returns:
@@ -44,7 +44,7 @@ def elo_of_orders(table: Battles, orders: Ints, *, k: float = K) -> Floats:
     rating = np.full((len(orders), len(table.models)), MIDDLE)
     for battle in orders.T:
         left, right = table.left[battle], table.right[battle]
-        # Place -1 reads the last battle; without weight it moves nobody.
+        # Index -1 reads the last battle; its weight of 0 changes no rating.
         weight = np.where(battle < 0, 0.0, table.weight[battle])
         chance = 1 / (1 + 10 ** ((rating[rows, right] - rating[rows, left]) / 400))
         move = k * weight * (table.score[battle] - chance)

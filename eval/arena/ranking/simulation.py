@@ -1,6 +1,6 @@
-"""Tables of battles with known strengths, to see whether intervals cover what they say.
+"""Simulated battles with known strengths, to test the coverage of intervals.
 
-A meme suits some models better than others, in all battles over it: what a bootstrap over battles can't see.
+A meme suits some models better than others in all battles over it, which a bootstrap over battles can't capture.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class World:
     Attributes:
         strengths: Strengths of the models, in log-odds.
         meme_effect: Standard deviation of how much a meme suits a model, in log-odds.
-        ties: Share of battles that are tied whoever is better.
+        ties: Share of battles that are tied regardless of strength.
         memes: Number of memes.
-        tasks: Number of tasks of each meme; three models meet in each, all pairs.
+        tasks: Number of tasks per meme; three models meet on each, in all pairs.
     """
 
     strengths: tuple[float, ...] = (0.8, 0.4, 0.1, -0.3, -1.0)
@@ -33,9 +33,9 @@ class World:
     tasks: int = 3
 
     def truth(self) -> Floats:
-        """The ratings that ever more memes would lead to; float of shape (models,).
+        """Ratings in the limit of many memes; float of shape (models,).
 
-        Not the strengths themselves: averaged over memes, differences shrink.
+        They are not the strengths: averaging over memes shrinks differences.
         """
         theta = np.array(self.strengths)
         nodes, weights = np.polynomial.hermite_e.hermegauss(80)
@@ -44,22 +44,22 @@ class World:
         won = (weights / weights.sum() / (1 + np.exp(-(difference[:, :, None] + shift)))).sum(axis=2)
         # A tie is half a win.
         won = (1 - self.ties) * won + self.ties / 2
-        # The quadrature gives half a win of each model over itself, which is no battle.
+        # The quadrature gives each model half a win over itself, which is not a battle.
         np.fill_diagonal(won, 0)
         return rated(fit(won), None)
 
     def table(self, seed: int) -> Battles:
-        """One table of battles."""
+        """Simulates one table of battles."""
         rng = np.random.default_rng(seed)
         n = len(self.strengths)
         left, right, score, meme = [], [], [], []
         for number in range(self.memes):
-            # Drawn once a meme: battles over the same meme go together, as in an arena.
+            # Drawn once per meme: battles over the same meme are correlated, as in an arena.
             fit_ = np.array(self.strengths) + rng.normal(0, self.meme_effect, n)
             for _ in range(self.tasks):
                 three = rng.choice(n, 3, replace=False)
                 for i, j in ((0, 1), (0, 2), (1, 2)):
-                    # In either order, as judges are shown answers.
+                    # In random order, as judges are shown answers.
                     a, b = rng.permutation(three[[i, j]])
                     won = float(rng.random() < 1 / (1 + np.exp(fit_[b] - fit_[a])))
                     left.append(a)
@@ -81,9 +81,9 @@ class Coverage:
     """Coverage of 95 % intervals.
 
     Attributes:
-        memes: Share of the intervals by bootstrap over memes.
-        rows: Share of those by bootstrap over battles.
-        tables: Number of tables drawn.
+        memes: Coverage of intervals by bootstrap over memes.
+        rows: Coverage of intervals by bootstrap over battles.
+        tables: Number of simulated tables.
     """
 
     memes: float
@@ -92,7 +92,7 @@ class Coverage:
 
 
 def coverage(world: World, tables: int, *, resamples: int = 1000) -> Coverage:
-    """Draws tables and counts."""
+    """Simulates tables and counts the intervals that contain the truth."""
     truth = world.truth()
 
     def holds(found: Spread) -> Floats:
