@@ -8,7 +8,7 @@ as many rows per commit as there are trials waiting for one, so both have the sa
 trial continues. The time of one single large commit is reported too, although a crash would then lose all rows. The
 baseline's files grow as the docket's do, with the same settings, but SQLite itself checkpoints its write-ahead log
 whenever it reaches a number of pages (32 MB), and the commit that reaches it pays for it. The docket has a thread for
-that. So the totals over all turns are compared. The turns alternate several times, so that a slower machine slows all
+that. So the totals over all turns are compared. The turns alternate several times, so that a slowdown affects all
 of them. The measurement is then repeated next to readers: some open records and listings as fast as they can, and one
 stays in one long read. None may delay appends.
 

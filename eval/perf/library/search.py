@@ -1,7 +1,7 @@
 """Search speed among many precedents, and whether every way to search finds what a scan of all rows finds.
 
-``search``: the time of one query at a time, warm, with the ways in turns on the same array, so that a slower machine
-slows all of them; the ratios are computed for each query. Vectors are generated: each half belongs to one of 5,000
+``search``: the time of one query at a time, warm, with the ways in turns on the same array, so that a slowdown
+affects all of them; the ratios are computed for each query. Vectors are generated: each half belongs to one of 5,000
 clusters (mean cosine within a cluster: 0.61), and queries are new memes of the same clusters. Real vectors are MiniLM's
 of HarMeme's texts, if its annotations lie beside the checkout; there, two unrelated texts make a meme, because the
 pictures are not published.
