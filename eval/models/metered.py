@@ -73,7 +73,7 @@ class Account:
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0
-    """Of ``tokens_in``, those that a server had in its prefix cache."""
+    """Those of ``tokens_in`` that a server had in its prefix cache."""
 
     def add(self, reply: ChatReply) -> None:
         """Adds one call."""
@@ -141,7 +141,7 @@ class _Metered:
     within_s: float
     served: Callable[[], AbstractAsyncContextManager[object]]
     uncounted: int = 0
-    """Calls of which the server did not say how many tokens they took."""
+    """Calls without token counts in the server's answer."""
 
     @property
     def name(self) -> str:

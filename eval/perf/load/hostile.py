@@ -143,7 +143,7 @@ def _disturbed(percentile: str, before: LoadOutcome, beside: LoadOutcome, after:
     """Returns a percentile of normal load, such as ``p95``, during the hostile load and over that without it."""
     first, disturbed, last = (getattr(outcome, f"{percentile}_ms") for outcome in (before, beside, after))
     return {
-        # Over the mean of before and after, so that a machine that slows down meanwhile is not blamed on the load.
+        # Over the mean of before and after, so that a slowdown of the machine is not blamed on the load.
         f"{percentile}_over_undisturbed": 2 * disturbed / (first + last),
         f"{percentile}_ms": disturbed,
         f"before_{percentile}_ms": first,

@@ -1,7 +1,7 @@
 """Trials at and beyond the service's capacity: full ones against a fake model server, and summary ones.
 
 ``overload``: the share of its best rate that a server keeps under four times the load it can handle, and its answers to
-the remaining requests (RE-4). The best rate is measured with slightly more callers than concurrent trials. Then
+the remaining requests (RE-4). The best rate is measured with half as many callers again as concurrent trials. Then
 requests come at four times that rate, from the real client, which retries when and as often as it is allowed to. Every
 trial costs the model server the same; an answer within its timeout is goodput. Attempts are counted where the client
 makes them. ``overload-summary`` is the same for trials that call no model and read the text from pictures.

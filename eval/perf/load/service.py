@@ -9,8 +9,8 @@ goal, because an echo that stores nothing on disk is no fair comparison. CPU tim
 wall-clock time on a shared machine; with few processors, the clients take their share of both.
 
 ``service-summary``: the share of its encoder's throughput that a server reaches in ``summary`` trials of ever new memes
-whose text is given. The encoder alone gets the same texts and pictures, decoded in advance, one meme at a time in
-order, in a process that does nothing else; the server also decodes, searches, judges and stores, which is the
+whose text is given. The encoder alone gets the same texts and pictures, decoded in advance, one meme at a time
+as they come, in a process that does nothing else; the server also decodes, searches, judges and stores, which is the
 difference from 1. The choice of encoder matters: the built-in one is so fast that the rest dominates, a CLIP model on
 a CPU takes nearly all the time. ``MEMECOURT_PERF_ENCODER`` selects another than the built-in one, as
 ``MEMECOURT_ENCODER`` does.

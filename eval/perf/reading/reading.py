@@ -109,7 +109,7 @@ def _ours() -> Iterator[Callable[[Sequence[DrawnMeme]], _Read]]:
 def _bare() -> Callable[[Sequence[DrawnMeme]], _Read]:
     """Returns RapidOCR with its defaults in this process; its lines are put into reading order as ours are."""
     models = Path(rapidocr.__file__).parent / "models"
-    # Before RapidOCR does it, so that our import can keep the runtime from reporting to its makers.
+    # Imported before RapidOCR does it, with the settings that keep the runtime from reporting to its makers.
     import_onnxruntime()
     engine = rapidocr.RapidOCR(
         params={

@@ -48,7 +48,7 @@ from eval.perf.bench import running_module
 from eval.perf.model_server.replies import meme_text
 
 CAN = Capabilities(picture_ids=True, log_probs=LogProbs.CHOSEN, cached_tokens=True)
-"""What the stand-in can do, as a probe would find out."""
+"""Capabilities of the fake server, as a probe would find them."""
 PICTURE_BYTES = 400_000
 """Of a meme's picture: what 1,280 pixels of a photograph with words on it come to as PNG, at the lower end."""
 _WAIT_S = 600.0
