@@ -31,7 +31,7 @@ from court.errors import Overrun, Unavailable
 from serving.docket.store.group_commit import GroupCommit, sqlite_engine, transaction
 
 FORMAT = 1
-"""Of the tables below; a store of a later format is refused."""
+"""Version of the tables below; a file of a later format is refused."""
 _APPLICATION = 0x4D434353  # "MCCS": distinguishes a call cache from other SQLite files
 
 _metadata = MetaData()

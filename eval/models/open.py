@@ -48,28 +48,28 @@ class ModelSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: Urls | None = None
-    """Of its server, …/v1; of several with the same model, a list. None for a vLLM that is started for it."""
+    """Address of its server, …/v1; a list for several with the same model. None for a vLLM that is started for it."""
     model: str = Field(min_length=1)
-    """Its name there; of one that is started, its name on the hub, a folder, or a preset."""
+    """Model name at the server; for a vLLM that is started, its name on the hub, a folder, or a preset."""
     family: str = ""
-    """Who made it: a panel of judges is to be of several."""
+    """Maker of the model: a panel of judges should have several makers."""
     api_key_env: str = ""
-    """The environment variable that holds the key, where the server wants one."""
+    """Environment variable that holds the API key, if the server requires one."""
     server: str = ""
-    """What to call the server in the store of calls, so that one that moved to another address is the same."""
+    """Name of the server in the call cache, so that its entries stay valid if its address changes."""
     concurrency: int = Field(default=8, ge=1, le=10_000)
-    """Calls in flight at most."""
+    """Maximum number of calls in flight."""
     max_tokens: int = Field(default=1024, ge=16, le=1_000_000)
-    """Of a reply, at most."""
+    """Maximum number of tokens of a reply."""
     within_s: float = Field(default=300.0, gt=0, le=86_400)
-    """Seconds that a call may take, retries included."""
+    """Timeout of a call in seconds, retries included."""
     usd_in: float = Field(default=0.0, ge=0)
-    """Price of a million tokens of prompts, in US dollars."""
+    """Price per million prompt tokens, in US dollars."""
     usd_out: float = Field(default=0.0, ge=0)
-    """Price of a million tokens of replies."""
+    """Price per million reply tokens."""
     most_calls: int | None = Field(default=None, ge=0)
-    """What it may be asked in one session: calls that the store of calls has count nothing, and taking a run up again
-    begins to count anew."""
+    """Maximum number of calls in one session: replies from the call cache do not count, and resuming a run resets
+    the count."""
     most_tokens: int | None = Field(default=None, ge=0)
     most_usd: float | None = Field(default=None, ge=0)
 

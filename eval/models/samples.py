@@ -17,7 +17,7 @@ from eval.models.memes import ShownMemes, shown_memes
 
 Only = Literal["all", "harmful"]
 TABLE_KEYS = ("sample", "only")
-"""Settings of ``[arena]`` and ``[probe]`` that say which memes are drawn."""
+"""Settings of ``[arena]`` and ``[probe]`` that select the memes."""
 
 
 class SampleEntry(BaseModel):
@@ -27,13 +27,13 @@ class SampleEntry(BaseModel):
 
     dataset: str
     data: Path
-    """The directory that it was unpacked in; relative to the file of models."""
+    """Directory that it was unpacked into; relative to the models file."""
     split: str = ""
-    """The first one that is for testing where it is empty."""
+    """The first test split if empty."""
     memes: int | None = Field(default=None, ge=1)
-    """How many are drawn, by label; all where it is absent."""
+    """Number of memes to sample, by label; all if absent."""
     protocol: Protocol | None = None
-    """How labels become two classes; the data set's usual one where it is absent."""
+    """Rule that makes two classes of the labels; the data set's default if absent."""
 
 
 class _SampleTable(BaseModel):
@@ -54,9 +54,9 @@ class SampledSet(BaseModel):
     only: Only
     limit: int | None
     memes: int
-    """Memes that were drawn and can be shown."""
+    """Number of sampled memes that can be shown."""
     files: dict[str, str]
-    """SHA-256 of its files of annotations, by name."""
+    """SHA-256 of its annotation files, by name."""
 
 
 @dataclass(frozen=True, slots=True)

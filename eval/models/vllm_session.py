@@ -27,7 +27,7 @@ from serving.models.vllm import VllmFailed, VllmServer
 from serving.settings import ModelSettings
 
 SERVER = "vllm"
-"""Name of these servers in a store of calls: their addresses are others with every start."""
+"""Name of these servers in the call cache, because their addresses change with every start."""
 
 
 @dataclass(frozen=True, slots=True)

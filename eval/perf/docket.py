@@ -72,7 +72,7 @@ EVENT_BYTES = 20_000
 _READERS = 4
 
 _OFTEN = [*itertools.accumulate(1 / rank for rank in range(1, 8001))]
-"""How often each word is said, by rank, as in any language: what is said compresses as texts do."""
+"""Frequency of each word by rank, as in natural language, so that the text compresses like real text."""
 
 _COLUMNS: list[Column[Any]] = [
     Column("trial_id", String, primary_key=True),

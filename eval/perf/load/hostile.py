@@ -59,11 +59,11 @@ _KNOWN = 32
 RATE = 20.0
 """Hostile pictures a second."""
 NAMESPACE = "bombs"
-"""In which they are handed in."""
+"""Namespace of the hostile pictures."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _REFUSED = "INVALID_ARGUMENT"
 _SIDE = 4096
-"""Of the largest square that is taken, in pixels."""
+"""Side of the largest accepted square, in pixels."""
 _BOMBS_SETTLE_S = 2.0
 
 _COURT = JUDGE.rpartition("/")[0]
@@ -73,11 +73,11 @@ _PER_CONNECTION = 100
 _BACK_S = 1.0
 _SLOW_SETTLE_S = 5.0
 _HOLDS_S = 3600.0
-"""What the caller of the trial that stands still gives it."""
+"""Timeout of the caller of the stalled trial."""
 _HANGING = 1000
 """Calls that the model server never answers, which is more than one trial makes."""
 _ENVIRONMENT = {"MEMECOURT_GRACE": "0", "MEMECOURT_TRIAL__CALL_S": "3600"}
-"""The trial that stands still is not to end while it is watched, and not to be waited for at the end."""
+"""The stalled trial must not end while it is watched, nor be waited for at the end."""
 
 
 def bomb(number: int) -> bytes:

@@ -45,7 +45,7 @@ _REFUSED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 SECONDS_VARIABLE = "MEMECOURT_PERF_SOAK_S"
 FAULTS = ("503@0.01", "429:1@0.01", "slow:0.5@0.02", "reset@0.005", "cut@0.005", "garbage@0.005", "wrong_schema@0.005")
 INJECTED = ("MODEL_", "REPLY_", "OUTPUT_", "DEADLINE")
-"""How the reasons begin that such faults can end a trial with."""
+"""Prefixes of the reasons with which such faults can end a trial."""
 _SAMPLE_S = 2.0
 
 

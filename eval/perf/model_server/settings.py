@@ -13,7 +13,7 @@ FEATURES = frozenset(
         *("priorities", "thought_limit", "repetition_detection", "penalties"),
     }
 )
-"""What it can do; each may be left out, to stand in for a lesser server."""
+"""Optional features; any may be left out, to imitate a less capable server."""
 
 
 @dataclass(frozen=True, slots=True)
