@@ -1,1 +1,1 @@
-"""Shared parts of arena and probe: models called through a store of calls, with a budget and an account."""
+"""Shared parts of arena and probe: models called through a call cache, with a budget and usage accounts."""

@@ -1,6 +1,6 @@
-"""Models that answer from the store of calls what they can.
+"""Models that answer from the call cache when possible.
 
-A call is known by everything that decides its reply (:func:`key_of`).
+A call is identified by everything that determines its reply (:func:`key_of`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def key_of(
     options: Sequence[str] | None = None,
     seed: int = 0,
 ) -> str:
-    """Returns the key of a call: SHA-256 of everything that decides its reply.
+    """Returns the key of a call: SHA-256 of everything that determines its reply.
 
     Args:
-        model: Its name.
+        model: Model name.
         server: Known facts about the servers that have it.
         request: Request of the call. Pictures count by the SHA-256 of their PNG.
-        options: Options of a call for odds; None for one for a reply.
-        seed: Seed of the run; counts only where the temperature makes a reply a draw.
+        options: Options of a log-probability call; None for a call for a reply.
+        seed: Seed of the run; counts only if the temperature makes a reply random.
     """
     return digest(
         {
@@ -54,12 +54,12 @@ def key_of(
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "options": None if options is None else list(options),
-            # At temperature 0 the seed decides nothing, and all runs share the reply.
+            # At temperature 0 the seed has no effect, and all runs share the reply.
             "seed": seed if request.temperature > 0 else None,
-            # Not where they are as they always were, so that the keys of earlier stores stay.
+            # Left out at its default, so that the keys of earlier caches stay valid.
             **({"thought_tokens": request.thought_tokens} if request.thought_tokens else {}),
             **({"avoid_repetition": True} if request.avoid_repetition else {}),
-            # Of several rulings by one model each is a draw of its own; not of one, so that earlier keys stay.
+            # Several rulings by one model are separate draws; left out for one, so that earlier keys stay valid.
             **({"judge": request.place.judge} if request.place and request.place.judge > 1 else {}),
         }
     )
@@ -67,21 +67,21 @@ def key_of(
 
 @dataclass(slots=True)
 class HitCounter:
-    """Counts the calls of a trial that did not have to be made."""
+    """Counts the calls of a trial that were answered from the cache."""
 
     count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A :class:`~court.ports.ChatModel` that answers from a store what it can.
+    """A :class:`~court.ports.ChatModel` that answers from the call cache when possible.
 
     Attributes:
-        inner: Model that is called if the store has no reply.
-        store: Store of calls.
+        inner: Model that is called if the cache has no reply.
+        store: Call cache.
         server: Known facts about the servers behind it, for the key.
         seed: Seed of the run.
-        hits: Counts what came out of the store.
+        hits: Counts the replies from the cache.
     """
 
     inner: ChatModel
@@ -92,11 +92,11 @@ class CachedModel:
 
     @property
     def name(self) -> str:
-        """The model's name, as calls are made with it."""
+        """Model name used in calls."""
         return self.inner.name
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
-        """See :meth:`court.ports.ChatModel.reply`; raises CallsError besides."""
+        """See :meth:`court.ports.ChatModel.reply`; also raises CallsError."""
 
         async def ask(seconds: float) -> str:
             return _REPLY.dump_json(await self.inner.reply(request, within_s=seconds)).decode()
@@ -104,11 +104,11 @@ class CachedModel:
         return await self._once(key_of(self.name, self.server, request, seed=self.seed), ask, within_s, _REPLY)
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        """See :meth:`court.ports.ChatModel.odds`; raises CallsError besides."""
+        """See :meth:`court.ports.ChatModel.odds`; also raises CallsError."""
 
         async def ask(seconds: float) -> str:
             odds = await self.inner.odds(request, options, within_s=seconds)
-            # Raised, so that nothing of it is stored.
+            # Raised, so that nothing is stored.
             if odds is None or not odds.masses:
                 raise _CantSay(odds)
             return _ODDS.dump_json(odds).decode()
@@ -137,7 +137,7 @@ class _CantSay(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredServers(CachedModel):
-    """Store of calls in front of a :class:`~court.ports.ReplicatedModel`."""
+    """Call cache in front of a :class:`~court.ports.ReplicatedModel`."""
 
     inner: ReplicatedModel
 
@@ -147,25 +147,25 @@ class StoredServers(CachedModel):
         return self.inner.urls
 
     def pinned(self, key: str) -> StoredServers:
-        """See :meth:`court.ports.ReplicatedModel.pinned`. A reply is the same whichever of the servers gives it."""
+        """See :meth:`court.ports.ReplicatedModel.pinned`. A reply is the same from any of the servers."""
         return replace(self, inner=self.inner.pinned(key))
 
     def room(self) -> bool:
-        """True if the server that is asked now would work on one more call at once."""
+        """True if the current server would start one more call at once."""
         return self.inner.room()
 
 
 def stored_chairs(
     chairs: RoleModels, store: CallCache, *, server: str = "", seed: int = 0, hits: HitCounter
 ) -> RoleModels:
-    """Puts a store of calls in front of the models of a trial.
+    """Puts the call cache in front of the models of a trial.
 
     Args:
         chairs: Models of the trial.
-        store: Store of calls.
+        store: Call cache.
         server: Name of the servers in keys; their addresses if empty.
         seed: Seed of the run.
-        hits: Counts what comes out of the store.
+        hits: Counts the replies from the cache.
     """
     wrapped: dict[int, StoredServers] = {}
 
@@ -174,7 +174,7 @@ def stored_chairs(
         servers = chair.servers
         if servers is None:
             return replace(chair, model=CachedModel(inner=chair.model, store=store, server=known, seed=seed, hits=hits))
-        # One object for all roles that share one: they move on together when their server is gone.
+        # Roles that share a model share one wrapper: they fail over together when their server is gone.
         own = wrapped.setdefault(
             id(servers), StoredServers(inner=servers, store=store, server=known, seed=seed, hits=hits)
         )
@@ -184,8 +184,8 @@ def stored_chairs(
 
 
 def _known_of(chair: RoleModel, server: str) -> dict[str, Any]:
-    """Lists everything besides the request that decides a reply: its origin and the form of the call."""
-    # The form of a request decides its reply too: a schema that it can't enforce is described in the prompt.
+    """Lists everything besides the request that determines a reply: its origin and the form of the call."""
+    # The form of a request matters too: a schema that the server cannot enforce is described in the prompt.
     able = getattr(chair.model, "capabilities", None)
     urls = sorted(chair.servers.urls) if chair.servers else sorted(getattr(chair.model, "urls", ()))
     return {

@@ -1,12 +1,12 @@
-"""The store of model calls: what a model was asked and answered once is not asked again.
+"""The call cache: model calls that were answered once are not made again.
 
-Runs keep one each, or share one, so that the arms of an ablation make the calls that they have in common once. A call
-is known by everything that decides its reply (:func:`eval.models.cached_model.key_of`); what is kept is the reply as it
-was, figures included.
+Runs have one each, or share one, so that the arms of an ablation make their common calls only once. A call is
+identified by everything that determines its reply (:func:`eval.models.cached_model.key_of`); the reply is stored
+unchanged, usage figures included.
 
-A reply that was cut off (``LENGTH``) or declined is kept like any other. At temperature 0 the same request ends the
-same way again; above, to draw anew only where a draw went badly would be to pick and choose. Errors are no replies and
-are never kept, nor is it that a server can't say how likely a word is.
+A reply that was cut off (``LENGTH``) or declined is stored like any other. At temperature 0 the same request ends the
+same way again; above, redrawing only bad draws would be cherry-picking. Errors are not replies and are never stored,
+nor is a server's inability to return log-probabilities.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from court.errors import Overrun, Unavailable
 from serving.docket.store.group_commit import GroupCommit, sqlite_engine, transaction
 
 FORMAT = 1
-"""Of the tables below; a store of a later format is refused."""
-_APPLICATION = 0x4D434353  # "MCCS": tells a store from any other SQLite file
+"""Version of the tables below; a file of a later format is refused."""
+_APPLICATION = 0x4D434353  # "MCCS": distinguishes a call cache from other SQLite files
 
 _metadata = MetaData()
 
@@ -43,26 +43,26 @@ _calls = Table(
     Column("at", String, nullable=False),  # ISO 8601, UTC
     Column("model", String, nullable=False),
     Column("body", Text, nullable=False),  # JSON of a ChatReply or of Odds
-    Column("sha256", String, nullable=False),  # of key and body: SQLite has no check sums of its own
+    Column("sha256", String, nullable=False),  # of key and body: SQLite has no checksums of its own
 )
 
 _secret = Table("secret", _metadata, Column("fence_key", LargeBinary, nullable=False))
 
 
 class CallsError(Unavailable):
-    """The store of calls can't be used: what is wrong, and what to do. Ends a run, not just a trial."""
+    """The call cache cannot be used; says what is wrong, and what to do. Ends a run, not just a trial."""
 
     default_reason = "BAD_CALLS"
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A call that is being looked up or asked, for everyone who wants it.
+    """A call being looked up or made, shared by all its callers.
 
     Attributes:
-        task: Gives the body, and whether it came out of the store.
+        task: Returns the body, and whether it came from the cache.
         waiters: Number of callers that still wait for it.
-        answered: True if the model has answered: from then on the reply is stored, even if no caller wants it any more.
+        answered: True once the model has answered: from then on the reply is stored, even if all callers have left.
     """
 
     task: asyncio.Task[tuple[str, bool]]
@@ -71,12 +71,12 @@ class _Flight:
 
 
 class CallCache(ABC):
-    """Store of calls, wherever it is kept.
+    """Cache of model calls, independent of its storage.
 
     Valid within one event loop.
 
     Attributes:
-        fence_key: Random; whoever holds it knows the marks of all fences.
+        fence_key: Random secret from which the marks of all fences are derived.
     """
 
     def __init__(self, fence_key: bytes) -> None:
@@ -85,22 +85,22 @@ class CallCache(ABC):
 
     @abstractmethod
     async def read(self, key: str) -> str | None:
-        """Reads a key. Raises CallsError if it can't be read, or was altered."""
+        """Reads the entry of a key. Raises CallsError if it cannot be read or was altered."""
 
     @abstractmethod
     async def keep(self, key: str, model: str, body: str) -> None:
-        """Keeps the reply of a model; where there is one already, that one stays. Raises CallsError if it can't be."""
+        """Stores the reply of a model; an existing one stays unchanged. Raises CallsError if it cannot be stored."""
 
     def fence_mark(self, *names: str) -> str:
-        """The mark of the fences in one meme's trials, 16 hex digits.
+        """Returns the mark of the fences in one meme's trials, 16 hex digits.
 
-        The same wherever this store is used, so that requests are word for word the same; another in every other
-        store, and known to nobody who does not hold this one.
+        The same wherever this cache is used, so that requests are identical to the letter; different for every other
+        cache, and unpredictable without this one.
 
         Args:
             names: Names of the meme: its id, and the digest of its picture's file.
         """
-        # The NUL keeps names from running into each other.
+        # The NUL keeps adjacent names apart.
         return hmac.new(self.fence_key, "\0".join(names).encode(), hashlib.sha256).hexdigest()[:16]
 
     async def once(
@@ -110,21 +110,21 @@ class CallCache(ABC):
 
         If there is none, calls the model and stores the reply before returning it.
 
-        Who wants the same while it is being asked for waits for that. It is given up when nobody wants it any more.
+        Concurrent callers with the same key share one call, which is cancelled when the last of them leaves.
 
         Args:
             key: Key of the call.
-            model: Whom it is asked of, for those who read the file.
-            ask: Asks for it, in so many seconds.
-            within_s: Seconds that it may take.
+            model: Model name, for people who read the file.
+            ask: Makes the call; its argument is the timeout in seconds.
+            within_s: Timeout in seconds.
 
         Returns:
-            It, and whether it did not have to be asked for.
+            The value, and True if this caller did not have to make the call.
 
         Raises:
-            CallsError: The store can't be read or written.
-            Overrun: The reply did not come in that time.
-            CourtError: Whatever ``ask`` raises; nothing is kept.
+            CallsError: The cache cannot be read or written.
+            Overrun: The reply did not come in time.
+            CourtError: Any error that ``ask`` raises; nothing is stored.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + within_s
@@ -135,10 +135,10 @@ class CallCache(ABC):
                 flight = self._flights[key] = self._fly(key, model, ask, end - loop.time())
             try:
                 body, stored = await self._wait(key, flight, end - loop.time())
-                # Who joined made no call either.
+                # A caller that joined made no call either.
                 return body, stored or not own
             except Overrun:
-                # Of somebody who had less time than we have.
+                # The timeout of another caller, who had less time than this one.
                 if own or loop.time() >= end:
                     raise
 
@@ -149,13 +149,13 @@ class CallCache(ABC):
                 if stored is not None:
                     return stored, True
                 body = await ask(within_s)
-                # From here on nobody gives it up: the reply is paid for, and stored before it is used, so that a
-                # trial that goes on by it finds it again after a crash.
+                # From here on the call is not cancelled: the reply is paid for, and is stored before it is used, so
+                # that a trial that continues from it finds it again after a crash.
                 flight.answered = True
                 await self.keep(key, model, body)
                 return body, False
             finally:
-                # Given up, it was taken out already, and a new one may stand in its place.
+                # A cancelled call was removed already, and a new one may have its place.
                 if self._flights.get(key) is flight:
                     del self._flights[key]
 
@@ -167,48 +167,48 @@ class CallCache(ABC):
         flight.waiters += 1
         try:
             async with asyncio.timeout(within_s) as clock:
-                # One who leaves, or runs out of time, must not end the call for the others.
+                # A caller that leaves, or runs out of time, must not end the call for the others.
                 return await asyncio.shield(flight.task)
         except TimeoutError:
-            # A timeout that the call itself raised does not mean that the time of this caller is over.
+            # A timeout that the call itself raised does not mean that this caller's time is up.
             if not clock.expired():
                 raise
             raise Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW") from None
         finally:
             flight.waiters -= 1
             if not flight.waiters and not flight.task.done() and not flight.answered:
-                # First out of sight: who comes now is not to wait for what is being given up.
+                # Removed first, so that new callers do not join a call that is being cancelled.
                 del self._flights[key]
                 flight.task.cancel()
-                # Until it is over at the model too; wait() raises nothing of what it ended with.
+                # Until the call has ended at the model too; wait() does not raise its exception.
                 await asyncio.wait([flight.task])
 
     async def close(self) -> None:
-        """Waits until everything that was answered is kept."""
-        # A failure is for those who wait for the call.
+        """Waits until all answered calls are stored."""
+        # A failure concerns only the callers that wait for the call.
         await asyncio.gather(*(flight.task for flight in self._flights.values()), return_exceptions=True)
 
 
 class SqliteCallCache(CallCache):
-    """Replies of models in a SQLite file; several processes may use the same. Within one event loop."""
+    """Replies of models in a SQLite file, which several processes may share. Valid within one event loop."""
 
     def __init__(self, engine: Engine, fence_key: bytes) -> None:
         super().__init__(fence_key)
         self._engine = engine
-        # Replies that come at once share a commit, as each commit waits for the disk.
+        # Replies that arrive together share a commit, because each commit waits for the disk.
         self._writer = GroupCommit(lambda: transaction(engine), _failed)
         self._closed = False
 
     @classmethod
     def open(cls, path: Path, *, patience: float = 10.0) -> Self:
-        """Opens a store; makes it where there is none.
+        """Opens a call cache; creates it if it does not exist.
 
         Args:
             path: The SQLite file.
             patience: Seconds to wait for another process that is writing.
 
         Raises:
-            CallsError: The file is no store of calls, is damaged, or of a later format.
+            CallsError: The file is not a call cache, is damaged, or has a later format.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         engine = sqlite_engine(path, patience)
@@ -226,14 +226,14 @@ class SqliteCallCache(CallCache):
 
     async def read(self, key: str) -> str | None:
         """See :meth:`CallCache.read`."""
-        # In a thread: a read goes to the disk, and may wait for a writer.
+        # In a thread, because a read goes to the disk and may wait for a writer.
         return await asyncio.to_thread(self._read, key)
 
     async def keep(self, key: str, model: str, body: str) -> None:
         """See :meth:`CallCache.keep`."""
         row = {"key": key, "at": datetime.now(UTC).isoformat(), "model": model, "body": body}
         row["sha256"] = _check(key, body)
-        # The first answer holds, should another process have asked at the same time.
+        # The first answer wins, in case another process made the same call at the same time.
         statement = insert_or(_calls).on_conflict_do_nothing()
         await self._writer.run(lambda connection: _execute(connection, statement, row))
 
@@ -247,7 +247,7 @@ class SqliteCallCache(CallCache):
         return await asyncio.to_thread(read)
 
     async def close(self) -> None:
-        """Waits until everything that was answered is kept, and lets go."""
+        """Waits until all answered calls are stored, and closes the file."""
         if not self._closed:
             self._closed = True
             await super().close()
@@ -263,7 +263,7 @@ class SqliteCallCache(CallCache):
         if row is None:
             return None
         body, check = row
-        # A reply that was altered would become a wrong verdict which nobody notices.
+        # An altered reply would silently become a wrong verdict.
         if _check(key, body) != check:
             raise damaged_call(key)
         return str(body)
@@ -278,11 +278,11 @@ def _execute(connection: Connection, statement: Any, row: Any) -> None:
 
 
 def _check_or_create(engine: Engine, path: Path) -> bytes:
-    """The key of the fences."""
+    """Returns the fence key; creates the tables in a new file."""
     with transaction(engine) as connection:
         kind, found = (connection.execute(text(f"PRAGMA {p}")).scalar_one() for p in ("application_id", "user_version"))
         tables = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'table'")).scalar_one()
-        # Within one transaction that writes: of two processes that open a new store, the second finds it made.
+        # Within one write transaction: if two processes open a new file, the second finds it initialised.
         if tables == 0:
             _metadata.create_all(connection)
             connection.execute(insert(_secret), {"fence_key": secrets.token_bytes(32)})
@@ -306,7 +306,7 @@ def _failed(error: Exception) -> CallsError:
 
 
 def damaged_call(key: str) -> CallsError:
-    """Builds the error of a call that is not stored as it was kept."""
+    """Builds the error for a stored call that was altered."""
     return CallsError(
         f"The store of calls is damaged: what it holds under {key} is not what was kept. Restore it from a copy, or "
         "move it away: then every call is made again.",

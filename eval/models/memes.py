@@ -1,4 +1,4 @@
-"""The memes that models are asked about: of a data set's split, decoded under guard."""
+"""The memes that models are asked about: a split of a data set, decoded in guarded processes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _WORKERS = 2
 
 @dataclass(frozen=True, slots=True)
 class ShownMeme:
-    """A meme as models are shown it.
+    """A meme as it is shown to models.
 
     Attributes:
-        id: In its data set.
+        id: Id in its data set.
         text: Text of the meme.
         frames: Frames of its picture, at least one.
         pixels_sha256: SHA-256 of its picture's pixels.
-        harmful: Gold, of two classes.
+        harmful: Two-class gold.
         source_label: Gold, in the data set's own words.
-        targets: Whom or what it is about, where the data set says.
-        dataset: Id of its data set; empty where it is not known.
+        targets: Persons or groups that it is about, if the data set names them.
+        dataset: Id of its data set; empty if unknown.
     """
 
     id: str
@@ -50,9 +50,9 @@ class ShownMemes:
     """Memes read for an arena or a probe.
 
     Attributes:
-        memes: In the order of the split.
-        without_picture: Ids of those that were drawn and have no picture that can be used, with the reason.
-        files: SHA-256 of the files of annotations, by name.
+            memes: Memes in the order of the split.
+            without_picture: Ids of sampled memes without a usable picture, with the reason.
+            files: SHA-256 of the annotation files, by name.
     """
 
     memes: tuple[ShownMeme, ...]
@@ -72,19 +72,19 @@ async def shown_memes(
     """Reads memes of a split with their pictures.
 
     Args:
-        dataset: Which data set.
+        dataset: Data set to read.
         data: Directory of the data set.
-        split: Which part of it.
-        limit: Largest number of memes, drawn by label; None for all.
+        split: Split to read.
+        limit: Maximum number of memes, sampled by label; None for all.
         seed: Seed of that sample.
-        keep: Which rows count at all, e.g. the harmful ones.
+        keep: Filter of rows, e.g. for the harmful ones.
 
     Raises:
-        BadRequest: The split can't be read; see :func:`eval.datasets.read.read_split`.
+        BadRequest: The split cannot be read; see :func:`eval.datasets.read.read_split`.
     """
     from court.backends.pictures.reader import GuardedPictureReader
 
-    # Left out before the draw, so that a limit counts memes that may be shown.
+    # Filtered before sampling, so that a limit counts memes that may be shown.
     def drawn(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
         return sample((meme for meme in memes if keep(meme)), limit, seed)
 
@@ -98,7 +98,7 @@ async def shown_memes(
         try:
             if path is None:
                 raise FileNotFoundError
-            # Read in its turn only: no more files are in memory than are being decoded.
+            # Read only in its turn, so that no more files are in memory than are being decoded.
             async with turn:
                 picture = await reader.read(await asyncio.to_thread(read_picture, path))
         except OSError:
@@ -123,7 +123,7 @@ async def shown_memes(
         shown = await asyncio.gather(*(one(meme) for meme in read.memes))
     finally:
         await reader.aclose()
-    # Sorted: memes are done in no certain order, and a manifest is to be the same each time.
+    # Sorted: memes finish in no fixed order, and a manifest must be the same each time.
     return ShownMemes(
         tuple(meme for meme in shown if meme is not None), dict(sorted(missing.items())), dict(read.files)
     )

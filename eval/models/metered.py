@@ -1,8 +1,8 @@
-"""A model in a chair: asked through a store of calls, within a budget, and on account.
+"""A model called through the call cache, within a budget, with its usage recorded.
 
-What was asked once is not asked again, whoever asks: a run that is taken up again goes through the same steps and finds
-its replies kept (:mod:`eval.models.call_cache`). So a step must ask for word for word the same again, and whatever it
-draws it draws from generators that the run's seed decides.
+A call that was made once is not made again, by any caller: a resumed run goes through the same steps and finds its
+replies in the cache (:mod:`eval.models.call_cache`). So a step must repeat its request exactly, and all its random
+choices must come from generators seeded by the run.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from eval.models.prompts import gave_away
 
 T = TypeVar("T")
 
-_QUOTED = 2000  # characters of a reply that are shown when it is asked for again
-_PATIENCE_S = 86_400.0  # how long a call may wait for its turn at a busy model
-_UNCOUNTED = 3  # calls without figures from which on a limit of tokens is no longer believed
-_GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
+_QUOTED = 2000  # characters of a reply that are quoted in a repair request
+_PATIENCE_S = 86_400.0  # maximum wait for a slot at a busy model
+_UNCOUNTED = 3  # calls without usage figures after which a token limit no longer counts as enforceable
+_GRACE_S = 0.1  # a model keeps its own timeout; this much later it is cancelled
 
 
 class BudgetSpent(CourtError):
-    """A model may not be asked any more: what it may cost is spent. What was answered is kept."""
+    """The budget of a model is spent, so it may not be called any more. Replies so far are stored."""
 
     default_reason = "BUDGET_SPENT"
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Price of a model's tokens, in US dollars for a million of them; 0 if it runs on a machine of one's own."""
+    """Price of a model's tokens, in US dollars per million; 0 if it runs on the user's own machine."""
 
     usd_in: float = 0.0
     usd_out: float = 0.0
@@ -49,15 +49,15 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Limit of a model's calls in a session; replies from the store count nothing.
+    """Limit of a model's calls in a session; replies from the cache count nothing.
 
-    Calls that are under way when a limit is reached are waited for, so that it may be passed by as many as the model
-    is asked at once.
+    Calls in flight when a limit is reached are completed, so it may be exceeded by as many calls as are made
+    concurrently.
 
     Attributes:
-        calls: Largest number of calls.
-        tokens: In and out together.
-        usd: Largest cost in US dollars, by its :class:`Price`.
+        calls: Maximum number of calls.
+        tokens: Maximum number of tokens, input and output together.
+        usd: Maximum cost in US dollars, by its :class:`Price`.
     """
 
     calls: int | None = None
@@ -67,16 +67,16 @@ class Limit:
 
 @dataclass(slots=True)
 class Account:
-    """Account of calls."""
+    """Totals of calls, tokens and cost."""
 
     calls: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0
-    """Of ``tokens_in``, those that a server had in its prefix cache."""
+    """Those of ``tokens_in`` that a server had in its prefix cache."""
 
     def add(self, reply: ChatReply) -> None:
-        """One more call."""
+        """Adds one call."""
         self.calls += 1
         self.tokens_in += reply.tokens_in
         self.tokens_out += reply.tokens_out
@@ -92,11 +92,11 @@ class Usage:
     """Usage of one model in one run.
 
     Attributes:
-        all: Every call that the run is made of, also those that came out of the store: what it costs from nothing.
+        all: All calls of the run, including those from the cache: its cost from scratch.
         made: Number of calls that were made now.
-        repaired: Replies that could not be used and were asked for again.
-        unusable: Number of replies that could not be used the second time either.
-        failed: Calls that brought no reply.
+        repaired: Unusable replies that were requested again.
+        unusable: Number of replies that were unusable the second time too.
+        failed: Calls without a reply.
     """
 
     all: Account = field(default_factory=Account)
@@ -112,8 +112,8 @@ class ParsedReply(Generic[T]):
 
     Attributes:
         value: The reply, parsed.
-        replies: One, or two where the first could not be used.
-        fault: Why it could not; empty where it could.
+        replies: One, or two if the first was unusable.
+        fault: Reason why the first was unusable; empty if it was usable.
     """
 
     value: T
@@ -128,9 +128,9 @@ class ParsedReply(Generic[T]):
 
 @dataclass(slots=True)
 class _Metered:
-    """A :class:`~court.ports.ChatModel` behind a store: what comes this far is really asked, and is paid for.
+    """A :class:`~court.ports.ChatModel` behind the cache: calls that reach it are really made, and paid for.
 
-    ``within_s`` of a call is how long its turn may be waited for; the model itself has the time set here.
+    ``within_s`` of a call limits the wait for a slot; the timeout of the model itself is set here.
     """
 
     inner: ChatModel
@@ -141,7 +141,7 @@ class _Metered:
     within_s: float
     served: Callable[[], AbstractAsyncContextManager[object]]
     uncounted: int = 0
-    """Calls of which the server did not say how many tokens they took."""
+    """Calls without token counts in the server's answer."""
 
     @property
     def name(self) -> str:
@@ -171,7 +171,7 @@ class _Metered:
     def _within_limit(self) -> None:
         made = self.usage.made
         by_tokens = self.limit.tokens is not None or self.limit.usd is not None
-        # A few answers without figures change little; where most have none, the limit would be passed unseen.
+        # A few answers without usage figures change little; if most have none, the limit would be passed unnoticed.
         if by_tokens and self.uncounted >= _UNCOUNTED and 2 * self.uncounted > made.calls:
             raise BudgetSpent(
                 f"The server of {self.name} does not say how many tokens its calls take, so that most_tokens and "
@@ -189,7 +189,7 @@ class _Metered:
 
 @dataclass(frozen=True, slots=True)
 class _AccountedModel:
-    """A :class:`~court.ports.ChatModel` whose replies are put on account, those out of the store too."""
+    """A :class:`~court.ports.ChatModel` that records the usage of its replies, including those from the cache."""
 
     inner: CachedModel
     usage: Usage
@@ -202,7 +202,7 @@ class _AccountedModel:
         try:
             reply = await self.inner.reply(request, within_s=within_s)
         except CourtError as error:
-            # A call that was never made, for want of budget, is no failure of the model.
+            # A call that was not made for lack of budget is not a failure of the model.
             self.usage.failed += not isinstance(error, BudgetSpent)
             raise
         self.usage.all.add(reply)
@@ -216,10 +216,10 @@ class _AccountedModel:
 
 
 class MeteredModel:
-    """One model, as the arena and the probe ask it; safe to use concurrently, within one event loop.
+    """One model as called by the arena and the probe; safe to use concurrently, within one event loop.
 
     Attributes:
-        name: Name in the run; unlike the model's own name, no two chairs of a run share it.
+        name: Name in the run; unlike the model's own name, it is unique in the run.
         family: Maker of the model, for mixed panels; empty if unknown.
         price: Price of its tokens.
         usage: Usage of the model.
@@ -241,20 +241,20 @@ class MeteredModel:
         run_seed: int = 0,
         served: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
-        """Asks nothing yet.
+        """Makes no call yet.
 
         Args:
             name: Name in the run.
             model: Model that is called.
-            store: Store of calls.
+            store: Call cache.
             family: Maker of the model.
             server: Known facts about the servers behind it, for the keys of calls; :func:`eval.models.open.known_of`.
-            concurrency: Calls in flight at most; 1 or more.
-            max_tokens: Largest number of tokens of a reply, unless a call says otherwise.
-            within_s: Seconds that a call may take, retries included.
+            concurrency: Maximum number of calls in flight; 1 or more.
+            max_tokens: Maximum number of tokens of a reply, unless a call sets another.
+            within_s: Timeout of a call in seconds, retries included.
             price: Price of its tokens.
             limit: Limit of its calls in this session.
-            run_seed: Another gives other draws, where a temperature makes a reply one.
+            run_seed: Another seed gives other replies if the temperature makes them random.
             served: Makes a context for a call that is really made: entered when a server has the model.
         """
         self.name = name
@@ -281,10 +281,10 @@ class MeteredModel:
         return self._metered.name
 
     def fence(self, *names: str) -> Fence:
-        """Marks for what strangers and models wrote; the same for the same names wherever this store is used.
+        """Returns marks for text from strangers and models; the same for the same names wherever this cache is used.
 
         Args:
-            names: Names of what is put between the marks, such as a meme's id and the digest of its picture.
+            names: Names of the content between the marks, such as a meme's id and the digest of its picture.
         """
         return Fence(self._store.fence_mark(*names))
 
@@ -298,22 +298,22 @@ class MeteredModel:
         max_tokens: int | None = None,
         seed: int = 0,
     ) -> ChatReply:
-        """One reply, out of the store where it was given before.
+        """Returns one reply, from the cache if the same call was made before.
 
         Args:
-            system: Ours alone: nothing of a meme or a model stands here.
-            parts: Parts of the user message; untrusted text stands in a fence.
+            system: System message; must contain trusted text only, nothing from a meme or a model.
+            parts: Parts of the user message; untrusted text must be in a fence.
             temperature: 0 for the most likely reply.
             schema: JSON schema that the reply must obey, or None for free text.
-            max_tokens: Largest number of tokens of the reply; the chair's own if None.
-            seed: Which draw is meant, where the same is asked several times at a temperature above 0.
+            max_tokens: Maximum number of tokens of the reply; the model's default if None.
+            seed: Number of the draw, if the same call is repeated at a temperature above 0.
 
         Raises:
-            BudgetSpent: The model's budget is spent, and the store has no reply.
-            CallsError: The store can't be used.
+            BudgetSpent: The model's budget is spent, and the cache has no reply.
+            CallsError: The cache cannot be used.
             Overrun, Unavailable, ModelRefused: There is no reply.
         """
-        # Chat templates put texts side by side: a blank line parts them.
+        # Chat templates concatenate texts: a blank line separates them.
         apart = tuple(f"{part}\n\n" if isinstance(part, str) else part for part in parts)
         request = ChatRequest(
             system=system,
@@ -321,19 +321,19 @@ class MeteredModel:
             reply_schema=schema,
             max_tokens=max_tokens or self._max_tokens,
             temperature=temperature,
-            # Trials that somebody waits for go first.
+            # Trials with a waiting user go first.
             priority=BATCH_PRIORITY,
         )
-        # A call may have to wait for its turn: only the model's own time is counted, by _Metered.
+        # A call may have to wait for a slot: only the model's own time is limited, by _Metered.
         return await self.as_chat_model(seed).reply(request, within_s=_PATIENCE_S)
 
     def as_chat_model(self, seed: int = 0) -> ChatModel:
-        """The model as parts of a trial ask it: with the same store, budget and account.
+        """Returns the model in the form that trials use, with the same cache, budget and usage.
 
         Args:
-            seed: Seed of its draws, where a temperature makes a reply one.
+            seed: Seed of its replies, if the temperature makes them random.
         """
-        # One number of two: draws of a run don't meet those of the run with the next seed.
+        # Combined into one number so that the draws of a run differ from those of the run with the next seed.
         draw = self._run_seed * 1_000_003 + seed
         cached = CachedModel(inner=self._metered, store=self._store, server=self._server, seed=draw, hits=HitCounter())
         return _AccountedModel(cached, self.usage)
@@ -352,23 +352,23 @@ class MeteredModel:
         max_tokens: int | None = None,
         seed: int = 0,
     ) -> ParsedReply[T]:
-        """A reply that is read strictly; where it can't be, it is asked for once more, with the fault named.
+        """Returns a strictly parsed reply; an unusable one is requested once more, with the fault named.
 
         Args:
             prompt: Prompt with the system message.
             task: Task of the call, for errors.
-            parts: Parts of the user message, the task itself included.
-            parse: Reads a reply; raises Fault where it can't be used.
-            fence: The one of the parts: a reply that can't be used is shown again in it.
-            system: The system message where it is not ``prompt.system()``.
+            parts: Parts of the user message, including the task itself.
+            parse: Parses a reply; raises Fault if it is unusable.
+            fence: Fence of the parts: an unusable reply is quoted in it.
+            system: System message if it is not ``prompt.system()``.
             temperature: 0 for the most likely reply.
             schema: JSON schema that the reply must obey, or None for free text.
-            max_tokens: Largest number of tokens of the reply; the chair's own if None.
-            seed: Which draw is meant.
+            max_tokens: Maximum number of tokens of the reply; the model's default if None.
+            seed: Number of the draw.
 
         Raises:
-            ReplyUnusable: Neither reply could be used, the model declined, or it gave its instructions away.
-            As :meth:`ask`.
+            ReplyUnusable: Neither reply was usable, the model declined, or it gave its instructions away.
+            CourtError: See :meth:`ask`.
         """
         settings: dict[str, Any] = {
             "temperature": temperature,
@@ -379,7 +379,7 @@ class MeteredModel:
         instructions = prompt.system() if system is None else system
 
         def read(reply: ChatReply) -> T:
-            # First, and final: a repair request would show the model the secret in its own reply.
+            # Checked first, and final: a repair request would show the model the secret in its own reply.
             if gave_away(prompt, reply.text):
                 raise self._unusable(task, "SYSTEM_LEAKED", "it gave its instructions away")
             if reply.finish is FinishReason.REFUSAL:
@@ -396,7 +396,7 @@ class MeteredModel:
         except UnusableReply as fault:
             why = fault.what
         self.usage.repaired += 1
-        # In the fence: the reply may repeat what a stranger wrote on the meme.
+        # In the fence, because the reply may repeat untrusted text of the meme.
         shown = fence.around(first.text[:_QUOTED])
         again = (*parts, shown, court_prompts.load("repair").task("repair", fault=why))
         second = await self.ask(instructions, again, **settings)

@@ -1,4 +1,4 @@
-"""The models of an arena or a probe, as a TOML file names them.
+"""The models of an arena or a probe, as listed in a TOML file.
 
 ::
 
@@ -6,14 +6,14 @@
     url = "http://127.0.0.1:8000/v1"
     model = "Qwen/Qwen2.5-VL-7B-Instruct"
     family = "qwen"
-    api_key_env = "ALPHA_KEY"       # the name of an environment variable: no key stands in the file
-    usd_in = 0.2                    # for a million tokens
+    api_key_env = "ALPHA_KEY"       # the name of an environment variable: the file contains no key
+    usd_in = 0.2                    # per million tokens
     usd_out = 0.6
-    most_usd = 5.0                  # what it may cost in one session
+    most_usd = 5.0                  # maximum cost in one session
 
-A model without ``url`` is served here: ``--vllm`` starts a vLLM with it, in turn with others of its kind.
+A model without ``url`` is served here: ``--vllm`` starts a vLLM with it, in turn with others without one.
 
-Whatever else is in the file is for the command that reads it.
+All other tables in the file are for the command that reads it.
 """
 
 from __future__ import annotations
@@ -48,35 +48,35 @@ class ModelSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: Urls | None = None
-    """Of its server, …/v1; of several with the same model, a list. None for a vLLM that is started for it."""
+    """Address of its server, …/v1; a list for several with the same model. None for a vLLM that is started for it."""
     model: str = Field(min_length=1)
-    """Its name there; of one that is started, its name on the hub, a folder, or a preset."""
+    """Model name at the server; for a vLLM that is started, its name on the hub, a folder, or a preset."""
     family: str = ""
-    """Who made it: a panel of judges is to be of several."""
+    """Maker of the model: a panel of judges should have several makers."""
     api_key_env: str = ""
-    """The environment variable that holds the key, where the server wants one."""
+    """Environment variable that holds the API key, if the server requires one."""
     server: str = ""
-    """What to call the server in the store of calls, so that one that moved to another address is the same."""
+    """Name of the server in the call cache, so that its entries stay valid if its address changes."""
     concurrency: int = Field(default=8, ge=1, le=10_000)
-    """Calls in flight at most."""
+    """Maximum number of calls in flight."""
     max_tokens: int = Field(default=1024, ge=16, le=1_000_000)
-    """Of a reply, at most."""
+    """Maximum number of tokens of a reply."""
     within_s: float = Field(default=300.0, gt=0, le=86_400)
-    """Seconds that a call may take, retries included."""
+    """Timeout of a call in seconds, retries included."""
     usd_in: float = Field(default=0.0, ge=0)
-    """Price of a million tokens of prompts, in US dollars."""
+    """Price per million prompt tokens, in US dollars."""
     usd_out: float = Field(default=0.0, ge=0)
-    """Price of a million tokens of replies."""
+    """Price per million reply tokens."""
     most_calls: int | None = Field(default=None, ge=0)
-    """What it may be asked in one session: calls that the store of calls has count nothing, and taking a run up again
-    begins to count anew."""
+    """Maximum number of calls in one session: replies from the call cache do not count, and resuming a run resets
+    the count."""
     most_tokens: int | None = Field(default=None, ge=0)
     most_usd: float | None = Field(default=None, ge=0)
 
     @field_validator("most_usd")
     @classmethod
     def _has_price(cls, most: float | None, info: ValidationInfo) -> float | None:
-        # Without a price every call costs nothing, and the limit would never be reached.
+        # Without a price every call would cost nothing, and the limit would never be reached.
         if most is not None and not (info.data.get("usd_in", 1) or info.data.get("usd_out", 1)):
             raise ValueError("it needs the price of the model's tokens, usd_in or usd_out")
         return most
@@ -94,7 +94,7 @@ class ModelSpec(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ModelsFile:
-    """Content of the file of models.
+    """Content of the models file.
 
     Attributes:
         models: Models by their names in the run.
@@ -106,14 +106,14 @@ class ModelsFile:
 
 
 def read_models(path: Path) -> ModelsFile:
-    """Reads the file. Raises BadRequest where it can't be read or says what it may not."""
+    """Reads the file. Raises BadRequest if it cannot be read or is invalid."""
     try:
         content = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise BadRequest(f"There is no file {path}.", reason="MODELS_MISSING") from None
     except (OSError, ValueError) as error:
         raise BadRequest(f"{path.name} can't be read as TOML: {error}.", reason="MODELS_UNREADABLE") from None
-    # What is left in it is for the arena or the probe.
+    # The remaining content is for the arena or the probe.
     tables = content.pop("models", None)
     if not isinstance(tables, dict) or not tables:
         raise BadRequest(f"{path.name} names no model: write a table [models.NAME] for each.", reason="MODELS_NONE")
@@ -123,7 +123,7 @@ def read_models(path: Path) -> ModelsFile:
             models[name] = ModelSpec.model_validate(table)
         except ValidationError as error:
             what = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-            # The message names the table, as a file may have many models.
+            # The message names the table, because a file may have many models.
             raise BadRequest(f"{path.name}, [models.{name}]: {what}.", reason="MODELS_UNREADABLE") from None
     return ModelsFile(models, content)
 
@@ -139,25 +139,25 @@ async def open_chairs(
     vllm: Sequence[str] = (),
     vllm_flags: Sequence[str] = (),
 ) -> dict[str, MeteredModel]:
-    """Connects to the models, each of which is asked what it can do.
+    """Connects to the models and probes their capabilities.
 
     Args:
-        specs: Which models.
-        store: Store of calls.
+        specs: Models to connect to.
+        store: Call cache.
         stack: Closes the connections when it is closed.
-        tell: Is told what a server can't do, and how that is got along with.
-        pictures: Largest number of pictures of a prompt; 0 where none is shown, so that any model will do.
+        tell: Receives messages about missing capabilities of a server, and how they are worked around.
+        pictures: Maximum number of pictures in a prompt; 0 if none is shown, so that any model will do.
         run_seed: Seed of the run.
-        vllm: Models that a vLLM is started with, those of specs without an address; one runs at a time.
+        vllm: Models to start a vLLM with, those of specs without an address; one runs at a time.
         vllm_flags: Further flags of vLLM.
 
     Raises:
         BadRequest: A key is not in the environment, or a model has no address and is not to be started.
         NotLoaded: The client for model servers is not installed.
-        ModelRefused: A server does not have the model, wants another key, or takes no pictures.
-        Unavailable: None of a model's servers answers, or a vLLM did not come up.
+        ModelRefused: A server does not have the model, requires another key, or accepts no pictures.
+        Unavailable: None of a model's servers answers, or a vLLM did not start.
     """
-    # Before any connection: what is wrong with the file costs no start of a server.
+    # Before any connection, so that errors in the file do not cost the start of a server.
     require_servers(specs, vllm)
     try:
         from court.backends.chat.capabilities import probe_replicas
@@ -170,7 +170,7 @@ async def open_chairs(
         ) from error
 
     http = http_client()
-    # On the stack at once: an error with a later model must still close the client.
+    # Registered at once: an error with a later model must still close the client.
     stack.push_async_callback(http.aclose)
     loads: dict[str, Load] = {}
     chairs = {}
@@ -182,7 +182,7 @@ async def open_chairs(
         async def connected(
             urls: Sequence[str], model: str, key: str | None, most: int = spec.concurrency
         ) -> ChatCompletions:
-            # Models at one address share one limit of calls in flight: it is the server's load that counts.
+            # Models at one address share one limit of calls in flight, because the limit protects the server.
             # The first model at an address sets the limit.
             replicas = [
                 ChatCompletions(
@@ -201,7 +201,7 @@ async def open_chairs(
                 model = await connected((own.url,), own.name, own.api_key.get_secret_value())
         else:
             model = await connected(spec.url, spec.model, _key(name, spec))
-        # Where none is shown, any model will do.
+        # If no picture is shown, any model will do.
         if pictures and not model.capabilities.pictures:
             raise ModelRefused(f"{name} must see pictures, and takes none. Leave it out, or name another model.")
         chairs[name] = MeteredModel(
@@ -222,8 +222,8 @@ async def open_chairs(
 
 
 def require_servers(specs: Mapping[str, ModelSpec], vllm: Sequence[str]) -> None:
-    """Raises BadRequest where a model has no address and is not to be started, or one is started for nobody."""
-    # By the name of the model, which several entries of the file may share.
+    """Raises BadRequest if a model has no address and is not to be started, or a started one is not used."""
+    # Compared by model name, which several entries of the file may share.
     to_start = {spec.model for spec in specs.values() if spec.url is None}
     for name, spec in specs.items():
         if spec.url is None and spec.model not in vllm:
@@ -240,13 +240,13 @@ def require_servers(specs: Mapping[str, ModelSpec], vllm: Sequence[str]) -> None
 
 
 def known_of(model: ChatCompletions, server: str = "") -> dict[str, Any]:
-    """Lists everything besides the request that decides a reply: its origin, and the form in which the server is asked.
+    """Lists everything besides the request that determines a reply: its origin, and the form of the call.
 
     Args:
         model: Model that is called.
         server: Name of its servers; their addresses if empty.
     """
-    # Sorted: the order of the addresses decides no reply.
+    # Sorted, because the order of the addresses does not affect a reply.
     return {"name": server or sorted(model.urls), "json_schema": model.capabilities.json_schema}
 
 
@@ -254,7 +254,7 @@ def _key(name: str, spec: ModelSpec) -> str | None:
     if not spec.api_key_env:
         return None
     key = os.environ.get(spec.api_key_env)
-    # Empty is as unset: sent as a key, it would be refused by the server much later.
+    # Empty counts as unset: sent as a key, it would be refused by the server much later.
     if not key:
         raise BadRequest(
             f"The key of {name} is to be in the environment variable {spec.api_key_env}, which is not set.",

@@ -1,4 +1,4 @@
-"""Prompts that are kept beside the code that uses them: one file each and version, as :mod:`court.prompts` has them."""
+"""Prompts stored next to the code that uses them: one file for each prompt and version, as in :mod:`court.prompts`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from court.untrusted import bare, secrets_in
 
 @cache
 def load(package: str, name: str, version: int = 1) -> Prompt:
-    """A prompt.
+    """Loads a prompt.
 
     Args:
         package: Package of the prompts, e.g. ``eval.arena.prompts``: a folder of files ``<name>.<version>.toml``.
         name: Name of the prompt.
-        version: Another for other words.
+        version: Version of its wording.
 
     Raises:
-        FileNotFoundError: There is none of that name and version.
+        FileNotFoundError: There is no prompt of that name and version.
     """
     return Prompt(tomllib.loads((files(package) / f"{name}.{version}.toml").read_text("utf-8")))
 
 
 def gave_away(prompt: Prompt, reply: str) -> bool:
-    """True if a reply has the secret of its system message, as :class:`court.prompts.PromptSet` finds it."""
+    """Returns True if a reply contains the secret of its system message; see :class:`court.prompts.PromptSet`."""
     return bare(prompt.secret) in secrets_in(reply)

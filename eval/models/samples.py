@@ -17,23 +17,23 @@ from eval.models.memes import ShownMemes, shown_memes
 
 Only = Literal["all", "harmful"]
 TABLE_KEYS = ("sample", "only")
-"""Settings of ``[arena]`` and ``[probe]`` that say which memes are drawn."""
+"""Settings of ``[arena]`` and ``[probe]`` that select the memes."""
 
 
 class SampleEntry(BaseModel):
-    """One data set of ``sample = [...]`` in the file of models."""
+    """One data set of ``sample = [...]`` in the models file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     dataset: str
     data: Path
-    """The directory that it was unpacked in; relative to the file of models."""
+    """Directory that it was unpacked into; relative to the models file."""
     split: str = ""
-    """The first one that is for testing where it is empty."""
+    """The first test split if empty."""
     memes: int | None = Field(default=None, ge=1)
-    """How many are drawn, by label; all where it is absent."""
+    """Number of memes to sample, by label; all if absent."""
     protocol: Protocol | None = None
-    """How labels become two classes; the data set's usual one where it is absent."""
+    """Rule that makes two classes of the labels; the data set's default if absent."""
 
 
 class _SampleTable(BaseModel):
@@ -54,21 +54,21 @@ class SampledSet(BaseModel):
     only: Only
     limit: int | None
     memes: int
-    """Memes that were drawn and can be shown."""
+    """Number of sampled memes that can be shown."""
     files: dict[str, str]
-    """SHA-256 of its files of annotations, by name."""
+    """SHA-256 of its annotation files, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A data set that memes are drawn from.
+    """A data set that memes are sampled from.
 
     Attributes:
-        dataset: Which data set.
+        dataset: The data set.
         data: Directory of the data set.
-        split: Which part of it.
-        limit: Largest number of memes, drawn by label; None for all.
-        protocol: Rule that makes two classes of its labels; memes that it drops are not drawn.
+        split: The split.
+        limit: Maximum number of memes, sampled by label; None for all.
+        protocol: Rule that makes two classes of its labels; memes that it drops are not sampled.
     """
 
     dataset: Dataset
@@ -80,12 +80,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The memes that an arena or a probe is to be about.
+    """The samples of an arena or a probe.
 
     Attributes:
         sets: Data sets, in order.
-        only: ``harmful``: memes that are not harmful by the protocol are left out before anything is drawn.
-        mixed: True if ids of memes begin with their data set's, so that those of several can't be mistaken.
+        only: ``harmful``: memes that are not harmful by the protocol are left out before sampling.
+        mixed: True if ids of memes begin with their data set's, so that ids of several data sets are unique.
     """
 
     sets: tuple[Sample, ...]
@@ -104,38 +104,38 @@ class Samples:
 
     @property
     def limit(self) -> int | None:
-        """Largest number of memes where there is one data set; several have their own."""
+        """Maximum number of memes if there is one data set; several have their own limits."""
         return None if self.mixed else self.sets[0].limit
 
     @property
     def own_cards(self) -> dict[str, dict[str, JsonValue]]:
-        """Cards of the data sets that are the user's own, by id."""
+        """Cards of the user's own data sets, by id."""
         return {one.dataset.id: card.to_json() for one in self.sets if (card := one.dataset.own_card) is not None}
 
     @property
     def plain(self) -> bool:
-        """True if this is one data set as it is, which manifests of the first edition describe fully."""
+        """True if this is one unchanged data set, which manifests of the first edition describe fully."""
         return not self.mixed and self.only == "all" and self.sets[0].protocol is None
 
 
 def one_set(dataset: Dataset, data: Path, split: str, *, limit: int | None, only: Only = "all") -> Samples:
-    """The memes of one data set, under their own ids."""
+    """Returns the samples of one data set, under their own ids."""
     return Samples((Sample(dataset, data, split, limit),), only)
 
 
 def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | Only:
-    """Reads ``sample`` and ``only`` of a table of the file of models.
+    """Reads ``sample`` and ``only`` of a table of the models file.
 
     Args:
-        table: The table; other settings in it are not looked at.
-        where: Its name, for errors.
+        table: The table; its other settings are ignored.
+        where: Name of the table, for errors.
         base: Folder of the file, which relative directories start from.
 
     Returns:
-        The samples; where the table names no data set, only which memes of one are wanted.
+        The samples; if the table names no data set, only the value of ``only``.
 
     Raises:
-        BadRequest: A setting can't be used.
+        BadRequest: A setting is invalid.
     """
     try:
         read = _SampleTable.model_validate({name: table[name] for name in TABLE_KEYS if name in table})
@@ -150,7 +150,7 @@ def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | 
             dataset = find_dataset(entry.dataset)
         except BadRequest as error:
             raise BadRequest(f"{where}: {error.message}", reason="SAMPLE_SETTINGS") from None
-        # Ids begin with the data set's: of two samples of one, they could be the same.
+        # Ids begin with the data set's: two samples of one data set could have the same ids.
         if any(one.dataset.id == dataset.id for one in sets):
             raise BadRequest(f"{where}: sample names {entry.dataset} twice.", reason="SAMPLE_SETTINGS")
         if entry.protocol is not None and entry.protocol not in dataset.protocols:
@@ -169,24 +169,24 @@ async def read_memes(
     """Reads the memes with their pictures, data set by data set.
 
     Args:
-        samples: Which memes.
-        seed: Seed of the draws.
-        keep: True for ids of memes, as they are shown, that count at all.
+        samples: Samples to read.
+        seed: Seed of the sampling.
+        keep: Filter of memes by id, as shown to models.
 
     Returns:
-        The memes in the order of the data sets; and a description of each set, none where all is as it was released.
+        The memes in the order of the data sets; and a description of each set, none if all is as released.
 
     Raises:
-        BadRequest: A split can't be read; see :func:`eval.datasets.read.read_split`.
+        BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
     """
     memes, missing, files, described = [], {}, {}, []
     for one in samples.sets:
-        # Ids are unique within one data set alone.
+        # Ids are unique only within one data set.
         prefix = f"{one.dataset.id}/" if samples.mixed else ""
         protocol = one.protocol or one.dataset.protocols[0]
 
         def counts(meme: JudgedMeme, prefix: str = prefix, protocol: Protocol = protocol, sample: Sample = one) -> bool:
-            # Without a protocol of its own a set is as it was released: nothing is dropped from it unnamed.
+            # Without a protocol of its own a set is used as released: no meme is silently dropped from it.
             gold = meme.gold(protocol)
             wanted = gold is True if samples.only == "harmful" else sample.protocol is None or gold is not None
             return wanted and keep(prefix + meme.id)

@@ -1,4 +1,4 @@
-"""A vLLM for as long as the work that asks it: started before, watched meanwhile, ended after, however that ends.
+"""A vLLM for the duration of some work: started before, watched meanwhile, and stopped after, however the work ends.
 
 ::
 
@@ -6,7 +6,7 @@
         settings = settings.model_copy(update={"llm": served.in_all_roles(settings.llm)})
         ...
 
-Where work asks several models one after the other, :class:`VllmSessions` has one of them running at a time.
+For work that uses several models one after the other, :class:`VllmSessions` runs one of them at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from serving.models.vllm import VllmFailed, VllmServer
 from serving.settings import ModelSettings
 
 SERVER = "vllm"
-"""Name of these servers in a store of calls: their addresses are others with every start."""
+"""Name of these servers in the call cache, because their addresses change with every start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class VllmChoice:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that a vLLM of ours serves.
+    """A model served by a vLLM that we started.
 
     Attributes:
         url: Address of its API, ``http://127.0.0.1:PORT/v1``.
-        name: Its name there.
+        name: Model name at the server.
         api_key: Key of the API.
     """
 
@@ -58,8 +58,8 @@ class ServedModel:
     api_key: SecretStr
 
     def in_all_roles(self, llm: ModelSettings) -> ModelSettings:
-        """Returns settings in which it plays every role; roles keep how they speak, and no server or model of their
-        own."""  # noqa: D205, D209
+        """Returns settings in which it plays every role; roles keep their call settings, but no server or model of
+        their own."""  # noqa: D205, D209
         nobody = {"url": None, "model": None, "api_key": None}
         roles = {role: own.model_copy(update=nobody) for role, own in llm.roles.items()}
         served = {"url": (self.url,), "model": self.name, "api_key": self.api_key}
@@ -76,25 +76,25 @@ async def vllm_session(
     port: int = 0,
     api_key: SecretStr | None = None,
 ) -> AsyncIterator[ServedModel]:
-    """Starts a vLLM, waits until it answers, and ends it with the context.
+    """Starts a vLLM, waits until it answers, and stops it with the context.
 
-    Should it end by itself meanwhile, the work in the context is cancelled, and VllmFailed raised in its place.
+    If it exits by itself, the work in the context is cancelled and VllmFailed is raised instead.
 
     Args:
         model: Name of a preset, ``auto``, a model's name on the hub, or a folder.
-        tell: Is told what takes long, and the end of vLLM's log where it fails.
-        pictures: Largest number of pictures in a prompt; None for as many as a trial shows.
+        tell: Receives progress messages, and the end of vLLM's log if it fails.
+        pictures: Maximum number of pictures in a prompt; None for as many as a trial shows.
         flags: Further flags of vLLM.
-        port: Port that it listens at; 0 for a free one.
+        port: Port to listen on; 0 for a free one.
         api_key: Key of its API; None for a new one.
 
     Raises:
-        BadRequest: A setting of the server can't be used.
+        BadRequest: A setting of the server is invalid.
         NotLoaded: There is no vLLM, or no GPU for ``auto``.
-        VllmFailed: The server did not come up, or ended.
+        VllmFailed: The server did not start, or exited.
     """
     values = {"images": pictures, "port": port, "api_key": api_key}
-    # What is not given is left to the defaults of the settings.
+    # Arguments that are None are left to the defaults of the settings.
     values = {name: value for name, value in values.items() if value is not None}
     settings = vllm_settings(model, tell=tell, flags=tuple(flags), **values)
     tell(f"Starting vLLM with {settings.model}; this can take minutes, longer where the model must be fetched …")
@@ -105,14 +105,14 @@ async def vllm_session(
             tell(f"Stopping vLLM with {server.model}.")
     except VllmFailed as error:
         for line in error.log:
-            # Words of another program: its control characters must not reach a terminal.
+            # Output of another program: its control characters must not reach a terminal.
             tell(f"vllm| {printable(line)}")
         raise
 
 
 @asynccontextmanager
 async def _watched(server: VllmServer) -> AsyncIterator[None]:
-    """Cancels the work in the context when the server ends by itself."""
+    """Cancels the work in the context when the server exits by itself."""
     work = asyncio.current_task()
     assert work is not None
     died = False
@@ -127,7 +127,7 @@ async def _watched(server: VllmServer) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        # Somebody else may have called it off at the same time: then it is called off.
+        # Another party may have cancelled the work at the same time: then the cancellation stands.
         if not died or work.uncancel() > 0:
             raise
         raise VllmFailed(
@@ -136,20 +136,20 @@ async def _watched(server: VllmServer) -> AsyncIterator[None]:
             log=server.log(),
         ) from None
     finally:
-        # First: its own cancelling would count as the end of the server, and cancel what goes on here.
+        # First: cancelling the watcher would count as the end of the server, and cancel the work here.
         watching.remove_done_callback(cancel)
         watching.cancel()
 
 
 class VllmSessions:
-    """Servers of several models, of which one runs at a time: a GPU holds one. To be entered and left in one task.
+    """Servers of several models, one running at a time because a GPU holds one. Enter and exit it in the same task.
 
     Args:
-        tell: Is told what takes long.
-        pictures: Largest number of pictures in a prompt; None for as many as a trial shows.
+        tell: Receives progress messages.
+        pictures: Maximum number of pictures in a prompt; None for as many as a trial shows.
         flags: Further flags of vLLM, for every model.
-        port: Port that each listens at; 0 for a free one.
-        api_key: Key of their APIs; None for another one with each start.
+        port: Port that each listens on; 0 for a free one.
+        api_key: Key of their APIs; None for a new one with each start.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ class VllmSessions:
         self._running: tuple[str, ServedModel] | None = None
 
     async def serve(self, model: str) -> ServedModel:
-        """Returns the model, served: where another one is, that is ended first. Raises as :func:`vllm_session`."""
+        """Returns the model once served; stops a server of another model first. Raises as :func:`vllm_session`."""
         if self._running is not None and self._running[0] == model:
             return self._running[1]
-        # Before the next one starts: the GPU has room for one.
+        # Before the next one starts, because the GPU holds only one.
         await self._end()
         served = await self._stack.enter_async_context(self._session(model))
         self._running = model, served
@@ -179,7 +179,7 @@ class VllmSessions:
 
     async def _end(self) -> None:
         self._running = None
-        # A stack that was closed is empty, and can be used again.
+        # A closed stack is empty and can be reused.
         await self._stack.aclose()
 
     async def __aenter__(self) -> Self:

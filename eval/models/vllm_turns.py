@@ -1,4 +1,4 @@
-"""Models that share one GPU and are asked by turns: each while its server runs, one server at a time."""
+"""Models that share one GPU and take turns: each is called while its server runs, one server at a time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ and another start takes minutes."""
 
 
 class VllmTurns:
-    """Servers of several models, of which one runs at a time. What asks another model waits until that has its turn.
+    """Servers of several models, one running at a time. Calls to the other models wait until their model's turn.
 
-    A model has its turn until nobody has waited for an answer of it for a while; then the one that most wait for is
-    next. All are served at one address, with one key.
+    A model's turn lasts until it has had no call for a while; then the model with the most waiting calls is next. All
+    are served at one address, with one key.
 
     Args:
-        tell: Is told what takes long.
-        pictures: Largest number of pictures in a prompt.
+        tell: Receives progress messages.
+        pictures: Maximum number of pictures in a prompt.
         flags: Further flags of vLLM, for every model.
         quiet_s: Seconds without a call that end a turn.
     """
@@ -32,7 +32,7 @@ class VllmTurns:
     def __init__(
         self, tell: Callable[[str], None], *, pictures: int, flags: Sequence[str] = (), quiet_s: float = _QUIET_S
     ) -> None:
-        # One address and key for all: clients that were opened in one turn hold in the later ones.
+        # One address and key for all, so that clients opened in one turn remain valid in later ones.
         any_model = VllmSettings(model="any")
         self._sessions = VllmSessions(
             tell, pictures=pictures, flags=flags, port=free_port(any_model.host), api_key=any_model.api_key
@@ -46,7 +46,7 @@ class VllmTurns:
 
     @asynccontextmanager
     async def turn(self, model: str) -> AsyncIterator[ServedModel]:
-        """Waits until a model has its turn, which lasts at least as long as the context.
+        """Waits for a model's turn, which lasts at least as long as the context.
 
         Args:
             model: Name of a preset, a model's name on the hub, or a folder.
@@ -63,10 +63,10 @@ class VllmTurns:
     async def _place(self, model: str) -> ServedModel:
         assert self._turns is not None, "not entered"
         if self._turns.done():
-            # Raises what ended it: nobody would ever come to take this one's turn.
+            # Raises the error that ended the loop: this call's turn would never come.
             self._turns.result()
         if self._served is not None and self._served[0] == model:
-            # No await between check and count: the turn can't end in between.
+            # No await between check and count, so that the turn cannot end in between.
             self._in_flight += 1
             self._changed.set()
             return self._served[1]
@@ -76,7 +76,7 @@ class VllmTurns:
         try:
             return await place
         except asyncio.CancelledError:
-            if not place.cancelled():  # it was its turn in the same instant
+            if not place.cancelled():  # its turn came at the same moment
                 self._leave()
             raise
 
@@ -87,24 +87,24 @@ class VllmTurns:
     async def _take_turns(self) -> None:
         async with self._sessions as sessions:
             while True:
-                # Cleared before the check: a change after it ends the wait.
+                # Cleared before the check, so that a later change ends the wait.
                 self._changed.clear()
                 model = self._most_waited_for()
                 if model is None:
                     await self._changed.wait()
                     continue
-                # Nobody may join a server that is being ended.
+                # No call may join a server that is being stopped.
                 self._served = None
                 self._served = model, await sessions.serve(model)
                 for place in self._waiting.pop(model, ()):
                     if not place.done():
-                        # Counted here and not when it wakes up: till then the turn could be taken for over.
+                        # Counted here and not when it wakes up: until then the turn could seem to be over.
                         self._in_flight += 1
                         place.set_result(self._served[1])
                 await self._until_the_turn_is_over()
 
     def _most_waited_for(self) -> str | None:
-        # Who gave up waiting counts for nothing.
+        # Waiters that gave up do not count.
         waiting = {model: sum(not place.done() for place in places) for model, places in self._waiting.items()}
         self._waiting = {model: self._waiting[model] for model, count in waiting.items() if count}
         return max(self._waiting, key=waiting.__getitem__, default=None)
@@ -112,7 +112,7 @@ class VllmTurns:
     async def _until_the_turn_is_over(self) -> None:
         while True:
             self._changed.clear()
-            # With nobody waiting the server stays, however long it is quiet: a start takes minutes.
+            # With no other model waiting the server stays, however long it is idle: a start takes minutes.
             if self._in_flight or self._most_waited_for() is None:
                 await self._changed.wait()
                 continue
@@ -123,7 +123,7 @@ class VllmTurns:
                 return
 
     def _failed(self, turns: asyncio.Task[None]) -> None:
-        """Tells those who wait for a turn that there will be none."""
+        """Reports the failure to all who wait for a turn."""
         error = None if turns.cancelled() else turns.exception()
         for place in (place for places in self._waiting.values() for place in places if not place.done()):
             if error is None:

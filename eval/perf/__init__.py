@@ -1,1 +1,1 @@
-"""Benchmarks: each prints its figures, the bounds they are held against, and whether they hold."""
+"""Benchmarks. Each prints its figures, the bounds that they must meet, and whether they meet them."""

@@ -1,15 +1,15 @@
-"""A long batch job that is killed and taken up again, against the same job that nobody disturbs.
+"""A long batch job that is killed and resumed, compared with the same job left undisturbed.
 
-``memecourt-eval run`` judges synthetic memes, as a process of its own: many by ``summary``, fewer by ``full`` before a
-stand-in model server. Each job is held twice. The ideal is the time that it takes undisturbed, from the start of the
-process to its end. The other one is killed (SIGKILL) after a quarter, a half and three quarters of its memes; its time
-is that of its four processes together, so that everything that a resumption costs is in it: starting, loading, looking
-up what is there, and what was under way when the process died.
+``memecourt-eval run`` judges synthetic memes in a separate process: many by ``summary``, fewer by ``full`` against a
+fake model server. Each job runs twice. The ideal is the time of the undisturbed job, from the start of the process to
+its end. The other job is killed (SIGKILL) after a quarter, a half and three quarters of its memes; its time is the sum
+over its four processes. That includes all costs of resuming: startup, loading, looking up existing results, and
+repeating work that was in flight when the process died.
 
-A call is made twice where a process asks for something that the store of calls held before it began. What was on its
-way to or from the server when a process died can't have been stored, is asked again, and is counted apart.
+A call counts as repeated if a process makes it although the call store held its reply before that process started.
+Calls in flight when a process is killed cannot have been stored; they are made again and counted separately.
 
-The two jobs of a pair run one after the other: on a machine that others use, the ratio is as noisy as the machine.
+The two jobs of a pair run one after the other, so on a shared machine the ratio is as noisy as the machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CAPACITY = 16
 KILLED_AT = (0.25, 0.5, 0.75)
 """Shares of the memes that are judged when the process is killed."""
 _PRECEDENTS = 40
-_PICTURE = (160, 120)  # pixels: what is measured is not how fast pictures are decoded
+_PICTURE = (160, 120)  # pixels; small, because decoding speed is not measured here
 _ROUNDS = 2
 _POLL_S = 0.1
 _TAG = re.compile(r"asked[0-9a-f]{16}")
@@ -57,17 +57,17 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SessionCost:
-    """A job that was held to its end.
+    """A job that ran to completion.
 
     Attributes:
-        wall_s: Seconds of all its processes, from start to end each.
-        restart_s: From the start of a process that takes it up again to the first meme that it has judged; mean, 0
-            where it was never taken up.
+        wall_s: Total run time of all its processes, in seconds.
+        restart_s: Mean time from the start of a resuming process to the first meme that it judges; 0 if the job was
+            never resumed.
         asked: Calls that reached the server.
-        again: Number of those that the store of calls contained when the process began.
-        lost: Calls that were asked again because their process died before they were stored.
-        tenth: Memory when a tenth of the memes was judged, in bytes; processes that it started included.
-        end: Memory when nearly all were done.
+        again: Number of those whose reply was already in the call store when the process started.
+        lost: Calls that were repeated because their process died before they were stored.
+        tenth: Memory when a tenth of the memes was judged, in bytes, child processes included.
+        end: Memory when nearly all memes were judged.
     """
 
     wall_s: float
@@ -83,11 +83,11 @@ def batch(*, summary: int = 10_000, full: int = 2_000) -> Result:
     """Runs the benchmark.
 
     Args:
-        summary: Memes of the job by ``summary``, unless the environment says another number.
+        summary: Memes of the job by ``summary``, unless the environment sets another number.
         full: Memes of the job by ``full``, likewise.
 
     Raises:
-        BadRequest: The environment asks for something else than two numbers.
+        BadRequest: The environment variable does not hold two numbers.
         RuntimeError: A job ended with an error.
     """
     if words := os.environ.get(SIZE_VARIABLE):
@@ -109,7 +109,7 @@ def batch(*, summary: int = 10_000, full: int = 2_000) -> Result:
 
 
 def parsed_size(words: str) -> tuple[int, int]:
-    """Memes of either job from ``summary,full``. Raises BadRequest for anything else."""
+    """Parses ``summary,full``, the number of memes of each job. Raises BadRequest for anything else."""
     try:
         summary, full = (int(word) for word in words.split(","))
     except ValueError:
@@ -121,18 +121,18 @@ def parsed_size(words: str) -> tuple[int, int]:
 
 
 def _make(data: Path, memes: int) -> None:
-    """A synthetic data set whose memes are tried in so many rounds each."""
+    """Writes a synthetic data set whose memes each take a given number of rounds."""
     make(data, Layout.HARMEME, train=_PRECEDENTS, val=4, test=memes, size=_PICTURE)
     test = data / "test.jsonl"
     rows = [json.loads(line) for line in test.read_text("utf-8").splitlines()]
-    # The stand-in reads the number of rounds off the text.
+    # The fake server reads the number of rounds from the text.
     test.write_text(
         "".join(json.dumps({**row, "text": f"{row['text']} in {_ROUNDS} rounds"}) + "\n" for row in rows), "utf-8"
     )
 
 
 def _pair(place: Path, procedure: str, memes: int) -> dict[str, float]:
-    """Figures of a job that is left alone and of one that is killed."""
+    """Returns the figures of an undisturbed job and of one that is killed."""
     ideal, busy = _run_session(place, procedure, memes, ())
     killed, _ = _run_session(place, procedure, memes, KILLED_AT)
     figures: dict[str, float] = {
@@ -151,9 +151,9 @@ def _pair(place: Path, procedure: str, memes: int) -> dict[str, float]:
 
 
 def _run_session(place: Path, procedure: str, memes: int, killed_at: Sequence[float]) -> tuple[SessionCost, float]:
-    """The job, and seconds that the server worked on it."""
+    """Runs the job; returns its cost and the time that the server worked on it, in seconds."""
     name = f"{procedure}-{'killed' if killed_at else 'alone'}"
-    # With a home of its own, where it finds nothing that another job has left.
+    # A separate home directory, so that no files of another job are found.
     job = Job(place / name, memes, {**os.environ, "MEMECOURT_HOME": str(place / f"home-{name}")})
     new: tuple[object, ...] = (
         "--dataset",
@@ -177,15 +177,15 @@ def _run_session(place: Path, procedure: str, memes: int, killed_at: Sequence[fl
 
 
 class Counting:
-    """A stand-in in a thread of its own that knows each call again, and finds its reply in a store of calls.
+    """A fake model server in a separate thread that recognises each call and finds its reply in a call store.
 
     Attributes:
-        server: The stand-in.
+        server: The fake server.
         asked: Keys of the calls, in order of arrival.
     """
 
     def __init__(self) -> None:
-        """Listens to nothing yet."""
+        """Does not listen yet."""
         settings = Settings(
             call_s=SPEED.call_s, output_token_s=SPEED.output_token_s, capacity=CAPACITY, model="stand-in"
         )
@@ -195,7 +195,7 @@ class Counting:
 
     @contextmanager
     def listening(self) -> Iterator[str]:
-        """Answers for as long as the context lasts; gives its address."""
+        """Serves while the context lasts; yields the address."""
         ready, end = threading.Event(), asyncio.Event()
         loops: list[tuple[asyncio.AbstractEventLoop, int]] = []
 
@@ -212,66 +212,66 @@ class Counting:
         try:
             yield f"http://127.0.0.1:{port}/v1"
         finally:
-            # The event belongs to the loop of the other thread, which would not wake up for a plain `set`.
+            # The event belongs to the other thread's loop, which a plain `set` would not wake up.
             loop.call_soon_threadsafe(end.set)
             thread.join()
 
     def stored_calls(self, store: Path) -> set[str]:
-        """Which calls a store holds the replies of; none where there is no store."""
+        """Returns the keys of the calls whose replies are in a store; empty if there is no store."""
         if not store.exists():
             return set()
         with closing(sqlite3.connect(store)) as file:
             bodies = [json.loads(body) for (body,) in file.execute("SELECT body FROM calls")]
         found = {tag for body in bodies for tag in _TAG.findall(body.get("text", ""))}
-        # Of a call for odds no text is stored: the mass of its first letter identifies it. On its way the mass is a
-        # logarithm, so it comes back equal only to so many digits.
+        # For a log-probability call no text is stored; the probability of its first letter identifies it. The value is
+        # sent as a logarithm, so it comes back equal only up to rounding.
         masses = (round(mass, 12) for body in bodies for mass in body.get("masses", ()))
         return found | {self._of_mass[mass] for mass in masses if mass in self._of_mass}
 
     def _answer(self, body: dict[str, Any]) -> str | None:
         sent = scripted_reply(body)
         if sent is None:
-            return None  # the client asks what the server can do
+            return None  # the client probes the server's capabilities
         tag = _tag(body)
         self.asked.append(tag)
         reply = json.loads(sent)
-        # The key goes into the reply and with it into the store of calls, where it is searched for afterwards.
+        # The reply carries the key, so that the key can be found in the call store afterwards.
         name = next(name for name in _TAGGED if name in reply)
-        # Before the last mark, so that a question stays one.
+        # Inserted before the final punctuation mark, so that a question remains a question.
         end = "?" if reply[name].endswith("?") else "."
         return json.dumps({**reply, name: f"{reply[name].rstrip('?.')} {tag}{end}"})
 
     def _likely(self, body: dict[str, Any]) -> Mapping[str, float]:
-        """Returns probabilities of the letters; that of the first identifies the call."""
+        """Returns probabilities of the letters; the probability of the first identifies the call."""
         tag = _tag(body)
-        # From 0.05 to 0.9, so that what is left for B is never negative.
+        # From 0.05 to 0.9, so that the probability left for B is never negative.
         mass = 0.05 + 0.85 * int(tag.removeprefix("asked"), 16) / 2**64
         if "Answer with the letter alone" in json.dumps(body["messages"][-1]):
             self.asked.append(tag)
             self._of_mass[round(mass, 12)] = tag
-        # A little of the mass goes to other tokens, as with real models.
+        # Some probability goes to other tokens, as with real models.
         return {"A": mass, "B": 0.98 - mass}
 
 
 def _tag(body: Mapping[str, Any]) -> str:
-    """Returns a key of a call. A picture counts by its id: its bytes are sent only if the server lacks it."""
+    """Returns a key of a call. A picture counts by its id, because its bytes are sent only if the server lacks it."""
 
     def plain(part: Any) -> Any:
         return part["uuid"] if isinstance(part, dict) and part.get("uuid") else part
 
     messages = [
         [message["role"], [plain(part) for part in message["content"]]] for message in body["messages"]
-    ]  # a text is a sequence of letters here, which serves as well
+    ]  # a text is iterated letter by letter here, which works as well
     known = json.dumps([messages, body.get("response_format"), body.get("logprobs")], sort_keys=True)
     return "asked" + hashlib.sha256(known.encode()).hexdigest()[:16]
 
 
 @dataclass(slots=True)
 class Job:
-    """A run as processes of its own.
+    """A run in separate processes.
 
     Attributes:
-        out: Its folder.
+        out: Output folder.
         memes: Number of memes to judge.
         environment: Environment of its processes.
         program: Program that is called with the options.
@@ -282,18 +282,18 @@ class Job:
     environment: Mapping[str, str]
     program: Sequence[str] = (sys.executable, "-m", "eval", "run")
     _memory: list[tuple[int, int]] = field(default_factory=list)  # memes judged, bytes
-    _first: list[float] = field(default_factory=list)  # seconds to the first meme, per process that took it up
+    _first: list[float] = field(default_factory=list)  # seconds to the first meme, for each resuming process
 
     def finish(
         self, new: Sequence[object], servers: Sequence[str], counting: Counting | None, killed_at: Sequence[float]
     ) -> SessionCost:
-        """Held to its end.
+        """Runs the job to completion.
 
         Args:
-            new: Options that begin it.
+            new: Options that start the job.
             servers: Options that each of its processes needs.
-            counting: The server, if it asks one.
-            killed_at: Shares of its memes after which its process is killed, in rising order.
+            counting: The model server, if the job uses one.
+            killed_at: Shares of its memes after which its process is killed, in ascending order.
 
         Raises:
             RuntimeError: A process ended before it was killed, or with an error.
@@ -307,13 +307,13 @@ class Job:
             if counting is not None:
                 fresh = counting.asked[since:]
                 calls += len(fresh)
-                # Those that the store had when this process began, and those that it sent twice itself.
+                # Calls whose reply the store held when this process started, and calls that it sent twice itself.
                 again += len(before & set(fresh)) + len(fresh) - len(set(fresh))
                 before = counting.stored_calls(self.out / CALLS)
                 lost += len(set(fresh) - before) if share is not None else 0
             begin = ("--resume", self.out)
         after_tenth = [(done / self.memes, used) for done, used in self._memory if done / self.memes >= 0.1]
-        # A short job may go on to more than that between two looks: the first one after it has to do.
+        # A short job may pass that point between two samples; then the first sample after it is used.
         tenth = [used for share, used in after_tenth if share < 0.15] or [used for _, used in after_tenth[:1]]
         end = [used for done, used in self._memory if done / self.memes >= 0.95]
         return SessionCost(
@@ -327,7 +327,7 @@ class Job:
         )
 
     def _process(self, options: Sequence[object], until: int | None) -> float:
-        """One process, to its end or until so many memes are judged; the seconds that it lived."""
+        """Runs one process to its end, or kills it once ``until`` memes are judged; returns its run time in seconds."""
         judged = OutputLines(self.out / PREDICTIONS)
         already = judged.count()
         command = [*self.program, *map(str, options)]
@@ -351,21 +351,21 @@ class Job:
                     time.sleep(_POLL_S)
                 wall = time.perf_counter() - began
             finally:
-                # Also where the benchmark is interrupted: the job must not go on without it.
+                # Also when the benchmark is interrupted: the job must not keep running without it.
                 process.kill()
                 process.wait()
-        # A killed process has another code than 0, one that was left alone has 0: anything else is an error of the job.
+        # A killed process exits with a code other than 0, an undisturbed one with 0; anything else is an error.
         if (process.returncode == 0) is (until is not None):
             tail = log.read_text("utf-8", "replace")[-2000:]
             raise RuntimeError(f"The job {self.out.name} ended with exit code {process.returncode}:\n{tail}")
-        # Only for a process that took the job up, and not for the first.
+        # Only for a process that resumed the job, not for the first one.
         if already and first is not None:
             self._first.append(first)
         return wall
 
 
 class OutputLines:
-    """Counts the lines of a file that grows, or is replaced."""
+    """Counts the lines of a file that grows or is replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -375,7 +375,7 @@ class OutputLines:
         """Returns the number of lines now; 0 if there is no file."""
         try:
             with self._path.open("rb") as file:
-                # Of the open file and not of its path: between two calls by path it could be replaced.
+                # From the open file, not from its path: between two calls by path the file could be replaced.
                 about = os.fstat(file.fileno())
                 if about.st_ino != self._file or about.st_size < self._at:
                     self._file, self._at, self._lines = about.st_ino, 0, 0
@@ -393,7 +393,7 @@ def _count(path: Path) -> int:
 
 
 def _memory_of(pid: int) -> int:
-    """Bytes of a process and of all that it started which are in memory (Linux); 0 for one that has ended."""
+    """Resident memory of a process and all its descendants, in bytes (Linux); 0 for one that has ended."""
     try:
         own = resident_bytes(pid)
         children = [

@@ -1,9 +1,9 @@
-"""Benchmarks: what there is, how one is run, and the bounds that its figures are held against.
+"""Benchmarks: the list of them, how one is run, and the bounds that its figures must meet.
 
-Each compares: ours with what could be had without it, or with itself undisturbed, in turns of one run, so that a
-machine that slows down slows both. A goal is a bound of such a ratio, of a count, of memory or of CPU time. It is never
-one of seconds by the clock, or of something a second: those say as much of what else the machine does (`install` alone
-has such, of what a newcomer waits for).
+Each benchmark is a comparison: our code with the baseline that works without it, or with our own undisturbed run, in
+alternating turns so that a slowdown affects both. A goal is a bound on such a ratio, a count, memory or CPU time.
+It is never a bound on wall-clock seconds or on a rate per second, because those depend as much on what else the machine
+is doing. The only exception is `install`: two of its goals are what a newcomer waits for.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Result:
 
     def within_bound(self, figure: str) -> bool:
         """True if a figure is within its bound. Raises KeyError if it has none or was not measured."""
-        # By the figure as measured: 1.05004 is shown as 1.05 and misses a bound of 1.05.
+        # Compares the value as measured: 1.05004 is shown as 1.05 but misses a bound of 1.05.
         comparison, bound = self.goals[figure].split()
         return _COMPARISONS[comparison](self.figures[figure], float(bound))
 
@@ -127,35 +127,35 @@ class Result:
 
 
 def measure(name: str, **scale: object) -> Result:
-    """Runs a benchmark; the machine's load of the last minute stands beside its figures.
+    """Runs a benchmark; adds the machine's load average of the last minute to its figures.
 
     Args:
         name: One of :data:`BENCHMARKS`.
         scale: Arguments that make it smaller or larger than usual.
 
     Raises:
-        KeyError: There is none of that name.
+        KeyError: There is no benchmark of that name.
     """
-    # Imported only now: some benchmarks need libraries that others do without.
+    # Imported late: some benchmarks need libraries that the others do without.
     result = getattr(import_module(BENCHMARKS[name][0]), name.replace("-", "_"))(**scale)
     assert isinstance(result, Result)
     return Result({**result.figures, "loadavg": os.getloadavg()[0]}, result.goals)
 
 
 def in_turns(ways: Sequence[Callable[[R], T]], rounds: Iterable[R], *, warm_up: bool = True) -> list[tuple[T, ...]]:
-    """Results of several ways to do the same, one tuple a round.
+    """Returns the results of several ways to do the same task, one tuple for each round.
 
     Args:
-        ways: Each is given the round.
-        rounds: One after the other; every other one takes the ways from the last to the first.
-        warm_up: Has each way do the first round once before, for nothing.
+        ways: Functions that each take the round.
+        rounds: Run one after the other; every other round calls the ways in reverse order.
+        warm_up: Runs each way once with the first round beforehand and discards the result.
     """
     results = []
     for number, round_ in enumerate(rounds):
         if warm_up and not number:
             for way in ways:
                 way(round_)
-        # Whoever comes second finds caches as the first left them, so they swap places.
+        # The second way finds the caches as the first left them, so the order alternates.
         order = range(len(ways)) if number % 2 == 0 else reversed(range(len(ways)))
         done = {place: ways[place](round_) for place in order}
         results.append(tuple(done[place] for place in range(len(ways))))
@@ -163,25 +163,25 @@ def in_turns(ways: Sequence[Callable[[R], T]], rounds: Iterable[R], *, warm_up: 
 
 
 def medians(turns: Iterable[Sequence[Any]], **figures: Callable[..., float]) -> dict[str, float]:
-    """The median of each figure over turns, each of which is given to it as its arguments."""
+    """Returns the median over the turns of each figure; a figure is a function called with the turn's results."""
     measured = list(turns)
     return {name: statistics.median(of(*turn) for turn in measured) for name, of in figures.items()}
 
 
 def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """The time that work takes, in seconds of a clock."""
+    """Measures the time that a function takes, in seconds of a clock."""
     began = clock()
     work()
     return clock() - began
 
 
 def resident_bytes(pid: int | str = "self") -> int:
-    """Memory of a process that is in main memory, its children's not counted (Linux). Raises OSError if it is gone."""
+    """Returns the resident memory of a process without its children (Linux). Raises OSError if it has ended."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def run_module(module: str, arguments: Sequence[object] = (), *, payload: object = None) -> Any:
-    """The JSON that a module of ours prints as a program of its own.
+    """Runs one of our modules as a separate program and returns the JSON that it prints.
 
     Args:
         module: Name of the module.
@@ -192,7 +192,7 @@ def run_module(module: str, arguments: Sequence[object] = (), *, payload: object
         RuntimeError: The program ended with an error; includes its output.
     """
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    # A fresh process: its memory, imports and caches are those of this measurement alone.
+    # A fresh process, so that memory, imports and caches belong to this measurement only.
     done = subprocess.run(command, input=json.dumps(payload), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{module} ended with {done.returncode}:\n{done.stderr[-2000:]}")
@@ -201,7 +201,7 @@ def run_module(module: str, arguments: Sequence[object] = (), *, payload: object
 
 @contextmanager
 def running_module(module: str, arguments: Sequence[object]) -> Iterator[tuple[Any, int]]:
-    """A module of ours that serves while the block lasts; gives the JSON line that it begins with, and its id."""
+    """Runs one of our modules as a server; yields the JSON line that it prints first, and its process id."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,15 +1,15 @@
-"""Rows a second that a card reads, beside the standard library building the same values without a check; and memory.
+"""Rows per second that a card reads, compared with building the same values without checks; and memory.
 
-CPU time of this process for 10^5 drawn rows with a text, a picture and labels of two tasks, the best of three. The
-bare readers are ``csv.DictReader``, ``json.loads``, pyarrow and ``tarfile``: they look each label up, and make the same
-:class:`~eval.datasets.card_split.CardMeme` of a row by pydantic's ``model_construct``, which checks nothing. For
-information there are also the same readers making a dictionary of a row, which is as little as can be done, and pandas,
-where it is installed, as far as its data frame and without making memes.
+The CPU time of this process for 10^5 generated rows with a text, a picture and labels of two tasks, best of three. The
+baseline readers are ``csv.DictReader``, ``json.loads``, pyarrow and ``tarfile``: they look up each label and build the
+same :class:`~eval.datasets.card_split.CardMeme` from a row with pydantic's ``model_construct``, which checks nothing.
+For information there are also the same readers building a dictionary from each row, the least possible work, and
+pandas, if installed, up to its data frame and without building memes.
 
-Memory is what a process of its own takes for ten times as many rows, over what it takes for these, by row: for reading
-each kind of file, for ``datasets check``, and for the sample that a run with ``--limit`` judges. Beside it stands what
-a run without a limit and a library's rows take for each meme, as they keep all of them. Rows of each kind are counted
-as well: those read, refused and left out have to be all that were written.
+Memory per row is the additional memory that a separate process takes for ten times as many rows: for reading each kind
+of file, for ``datasets check``, and for the sample that a run with ``--limit`` judges. Shown next to it is the memory
+per meme of a run without a limit and of a library's rows, both of which keep all memes. Rows of each kind are counted
+as well: rows read, refused and left out must add up to the rows written.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _SAMPLE = 1000
 
 
 def datasets(*, rows: int = 100_000) -> Result:
-    """Runs the benchmark: some minutes, and 2 kB of disk for each of ten times so many rows."""
+    """Runs the benchmark: takes some minutes, and 2 kB of disk for each of ten times as many rows."""
     figures: dict[str, float] = {}
-    # One kind after the other: 10^6 rows of each at once would fill a small disk.
+    # One kind at a time: 10^6 rows of every kind at once would fill a small disk.
     for kind in KINDS:
         with tempfile.TemporaryDirectory() as folder:
             figures |= _of_kind(Path(folder), kind, rows)
     bounds = {f"{kind}_over_bare": ">= 0.5" for kind in KINDS}
-    # Far less than a meme takes (run_bytes_per_meme): what is left are caches of a fixed size.
+    # Far less than a meme takes (run_bytes_per_meme): the rest are caches of a fixed size.
     bounds |= {name: "<= 50" for name in figures if name.endswith("bytes_per_further_row")}
     return Result(figures=figures, goals=bounds | {f"{kind}_rows_lost": "== 0" for kind in KINDS})
 
@@ -68,7 +68,7 @@ def _of_kind(data: Path, kind: str, rows: int) -> dict[str, float]:
         partial(_bare, data, kind, CardMeme.model_construct),
         partial(_bare, data, kind, dict),
     )
-    # The best of them: whatever disturbs a run only adds to its time.
+    # The best of them: any disturbance only adds to the time.
     turns = in_turns([_timed(work) for work in works], range(_TIMES))
     ours, bare, dictionaries = (min(times) for times in zip(*turns, strict=True))
     figures = {
@@ -78,18 +78,18 @@ def _of_kind(data: Path, kind: str, rows: int) -> dict[str, float]:
     }
     if kind == "csv" and find_spec("pandas"):
         figures["csv_over_pandas"] = min(_timed(lambda: _pandas(data))(0) for _ in range(_TIMES)) / ours
-    # What is done with memes does not depend on the kind that they came from.
+    # What happens to memes does not depend on the kind of file that they came from.
     names = {"read": f"{kind}_"} | ({"check": "check_", "sample": "sample_"} if kind == "jsonl" else {})
-    # In processes of their own: the peak of this one is that of the measurements before.
+    # In separate processes: the peak memory of this one is from the measurements before.
     less = {work: run_module("eval.perf.datasets", [data, kind, work]) for work in names}
-    # With this many rows and no more: of a million, the memes alone would take gigabytes.
+    # With this many rows and no more: the memes of a million rows alone would take gigabytes.
     for work in WHOLE if kind == "jsonl" else ():
         whole = run_module("eval.perf.datasets", [data, kind, work])
         figures[f"{work}_bytes_per_meme"] = (whole["bytes"] - less["read"]["bytes"]) / rows
     write_rows(data, rows * 10, kind)
     for work, name in names.items():
         more = run_module("eval.perf.datasets", [data, kind, work])
-        # Of the further rows alone: what the interpreter takes is in both.
+        # For the additional rows only: the interpreter's own memory is in both measurements.
         figures[f"{name}bytes_per_further_row"] = (more["bytes"] - less[work]["bytes"]) / (rows * 9)
         if work == "read":
             figures[f"{kind}_rows_lost"] = abs(rows * 10 - more["rows"])
@@ -98,7 +98,7 @@ def _of_kind(data: Path, kind: str, rows: int) -> dict[str, float]:
 
 
 def write_rows(data: Path, rows: int, kind: str) -> None:
-    """Writes drawn rows as one kind of file."""
+    """Writes generated rows as one kind of file."""
     path = data / f"rows.{kind}"
     drawn = _drawn(rows)
     if kind == "csv":
@@ -112,7 +112,7 @@ def write_rows(data: Path, rows: int, kind: str) -> None:
     elif kind == "parquet":
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         with parquet.ParquetWriter(path, arrow.schema([(name, arrow.string()) for name in _NAMES])) as writer:
-            # By batches, as the file is read: all rows at once would be measured as our memory.
+            # In batches, as the file is read: otherwise all rows in memory would count as our memory use.
             while batch := list(islice(drawn, _BATCH)):
                 writer.write_batch(arrow.RecordBatch.from_pylist(batch))
     else:
@@ -122,7 +122,7 @@ def write_rows(data: Path, rows: int, kind: str) -> None:
                     info = tarfile.TarInfo(name)
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-                # tarfile remembers all members, and would grow.
+                # tarfile remembers all members and would keep growing.
                 tar.members.clear()  # type: ignore[attr-defined] # of which typeshed knows nothing
 
 
@@ -134,31 +134,31 @@ def _drawn(rows: int) -> Iterator[dict[str, str]]:
 
 
 def count_rows(data: Path, kind: str) -> int:
-    """Reads the rows by a card, and counts those that are memes, refused or left out."""
+    """Reads the rows with a card, and counts memes, refused rows and rows left out."""
     reader = CardReader(_card(kind), data, "all")
     return sum(1 for _ in reader) + reader.refused + len(reader.excluded) + reader.elsewhere
 
 
 def check_rows(data: Path, kind: str) -> int:
-    """Checks the rows as ``datasets check`` does; gives their number."""
+    """Checks the rows as ``datasets check`` does; returns their number."""
     (split,) = asyncio.run(check(dataset_of_card(_card(kind)), data)).splits
     return split.rows
 
 
 def sample_rows(data: Path, kind: str) -> int:
-    """Reads the rows as a run does that judges some of them; gives the number of these."""
-    # With a limit: a run without one has all its memes in memory.
+    """Reads the rows as a run with a limit does; returns the number of rows sampled."""
+    # With a limit, because a run without one holds all its memes in memory.
     drawn = partial(sample, limit=_SAMPLE, seed=0)
     return len(read_split(dataset_of_card(_card(kind)), data, "all", choose=drawn).memes)
 
 
 def whole_rows(data: Path, kind: str) -> int:
-    """Reads the rows as a run does that judges all of them; gives their number."""
+    """Reads the rows as a run that judges all of them does; returns their number."""
     return len(read_split(dataset_of_card(_card(kind)), data, "all").memes)
 
 
 def source_rows(data: Path, kind: str) -> int:
-    """Reads the rows as a library of precedents is built from them, without their pictures; gives their number."""
+    """Reads the rows without pictures as the build of a precedent library does; returns their number."""
     return len(read_source(source_of(dataset_of_card(_card(kind)), data, "all")).good)
 
 
@@ -168,7 +168,7 @@ WHOLE: dict[str, Callable[[Path, str], int]] = {"run": whole_rows, "build": sour
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had in main memory (Linux)."""
+    """Returns the peak resident memory of this process (Linux)."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
@@ -252,5 +252,5 @@ def _timed(work: Callable[[], object]) -> Callable[[int], float]:
 
 if __name__ == "__main__":
     done = (WORKS | WHOLE)[sys.argv[3]](Path(sys.argv[1]), sys.argv[2])
-    # Not by getrusage: it begins with what the parent had when this process was made.
+    # Not with getrusage, which starts from the parent's memory at the time of the fork.
     print(json.dumps({"rows": done, "bytes": peak_bytes()}))

@@ -1,22 +1,22 @@
-"""The docket beside the database alone: appending to it, and checking all of it.
+"""The docket compared with the database alone: appending to it, and verifying all of it.
 
-``docket``: 32 trials append at once, events of 20 kB, over the database's own bulk insert of the same rows. Each trial
-appends its next event when the last is on the disk, as trials do. What that costs over the database alone is everything
-of ours: a thread and a commit that many share, canonical JSON, salts and commitments, the Merkle tree, a signature a
-commit, triggers and indexes. The database alone is given the same events as rows of text by ``executemany``, as many to
-a commit as trials can wait for one: the same number of rows is on the disk when anybody goes on. What it takes in one
-large commit is told too; who appends that way may lose all of it. Its files grow as the docket's do, with the same
-settings, and what is in the log beside them is moved over as SQLite does by itself: every so many pages (32 MB), at
-whose turn it is. The docket has a thread for that. So the whole of all turns is compared. In turns, several times, so
-that a machine that slows down slows all of them. Then the same once more beside readers: some that open records and
-listings as fast as they can, and one that stays in one long read. None may hold up appends.
+``docket``: 32 trials append events of 20 kB concurrently, compared with the database's own bulk insert of the same
+rows. Like real trials, each appends its next event once the last one is on disk. The overhead over the database is ours
+alone: a thread and a commit that many trials share, canonical JSON, salts and commitments, the Merkle tree, one
+signature per commit, triggers and indexes. The baseline gets the same events as rows of text by ``executemany``, with
+as many rows per commit as there are trials waiting for one, so both have the same number of rows on disk whenever a
+trial continues. The time of one single large commit is reported too, although a crash would then lose all rows. The
+baseline's files grow as the docket's do, with the same settings, but SQLite itself checkpoints its write-ahead log
+whenever it reaches a number of pages (32 MB), and the commit that reaches it pays for it. The docket has a thread for
+that. So the totals over all turns are compared. The turns alternate several times, so that a slowdown affects all
+of them. The measurement is then repeated next to readers: some open records and listings as fast as they can, and one
+stays in one long read. None may delay appends.
 
-``docket-verify``: how long it takes to check a whole docket, 100,000 events of full trials, verified from their rows.
-What is checked is what `memecourt docket verify` checks, pictures aside: each body against its commitment, each header
-and tile against the tree, each checkpoint's signature, sequence numbers, the listing. Beside it stands what no check
-could do without: to read the same rows and unpack the bodies, and nothing more. Both are in CPU time of this process;
-writing is by the clock. Then another body is put in the place of one, where only its commitment tells, and it must be
-found.
+``docket-verify``: the time to verify a whole docket of 100,000 events of full trials from their rows. It checks what
+`memecourt docket verify` checks, except pictures: each body against its commitment, each header and tile against the
+tree, each checkpoint's signature, sequence numbers, the listing. The baseline is the minimum that any check needs:
+reading the same rows and decompressing the bodies. Both are in CPU time of this process; writing is in wall-clock time.
+Then one body is replaced, which only its commitment can reveal, and verification must find it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ EVENT_BYTES = 20_000
 _READERS = 4
 
 _OFTEN = [*itertools.accumulate(1 / rank for rank in range(1, 8001))]
-"""How often each word is said, by rank, as in any language: what is said compresses as texts do."""
+"""Frequency of each word by rank, as in natural language, so that the text compresses like real text."""
 
 _COLUMNS: list[Column[Any]] = [
     Column("trial_id", String, primary_key=True),
@@ -83,8 +83,8 @@ _COLUMNS: list[Column[Any]] = [
 ]
 _PLAIN = Table("plain", MetaData(), *_COLUMNS)
 
-_AT_ONCE = 64  # trials that are written side by side to be checked
-_ROUNDS = 10  # questions of a side
+_AT_ONCE = 64  # trials that are written concurrently, to be verified later
+_ROUNDS = 10  # questions of each side
 _SENTENCE = (
     "The picture shows two people from Blueland who carry a pot of soup across a bridge while a third one waves. "
 )
@@ -116,20 +116,20 @@ def docket(*, trials: int = 32, events: int = 40, rounds: int = 5) -> Result:
 
 
 class _Trials:
-    """Makes trials that say so much in made-up words."""
+    """Makes trials with generated words."""
 
     def __init__(self, trials: int, events: int) -> None:
         self._trials, self._events = trials, events
-        # A fixed seed: how well words compress is the same in every run.
+        # A fixed seed, so that words compress equally well in every run.
         self._chance = random.Random(7)
         self._words = ["".join(self._chance.choices("etaoinshrdlu", k=self._chance.randint(2, 9))) for _ in _OFTEN]
 
     def of_turn(self, turn: str) -> list[list[AnyEvent]]:
-        """The events of each trial of a turn."""
+        """Returns the events of each trial of a turn."""
         return [[*self._trial(f"{turn}.{number}")] for number in range(self._trials)]
 
     def _trial(self, trial_id: str) -> Iterator[AnyEvent]:
-        """A trial that was opened and described again and again, in so many words."""
+        """Yields the events of a trial that is opened and then described repeatedly."""
         at = datetime.now(UTC)
         yield _opened(trial_id, at, pixels_sha256=f"{self._chance.getrandbits(256):064x}")
         for seq in range(1, self._events):
@@ -141,7 +141,7 @@ class _Trials:
 async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> dict[str, float]:
     made = _Trials(trials, events)
     docket = Docket.open(folder / "docket.sqlite")
-    # All rows in one commit; and as many to a commit as trials append side by side.
+    # One with all rows in one commit, one with as many rows per commit as trials append concurrently.
     whole, grouped = _Bulk(folder / "whole.sqlite"), _Bulk(folder / "grouped.sqlite")
     seconds: dict[str, float] = dict.fromkeys(("ours", "whole", "grouped"), 0.0)
     times: list[float] = []
@@ -150,14 +150,14 @@ async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> 
         for turn in range(rounds + 1):
             batch = made.of_turn(str(turn))
             rows = _rows(batch)
-            # All three in each turn, so that a machine that slows down slows all of them.
+            # All three in each turn, so that a slowdown affects all of them.
             alone = {"whole": whole.take(rows, len(rows)), "grouped": grouped.take(rows, trials)}
             began = time.perf_counter()
             took = await _appended(docket, batch)
             alone["ours"] = time.perf_counter() - began
-            # Read back after the clock has stopped: what was acknowledged has to be there.
+            # Read back after the clock has stopped: every acknowledged event must be there.
             missing += sum([len(await docket.trials.events(trial[0].trial_id)) != events for trial in batch])
-            if turn:  # the first is for warming up
+            if turn:  # the first turn is a warm-up
                 seconds = {name: spent + alone[name] for name, spent in seconds.items()}
                 times += took
         batch = made.of_turn("beside")
@@ -182,13 +182,13 @@ async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> 
 
 
 async def _appended(docket: Docket, trials: Sequence[Sequence[AnyEvent]]) -> list[float]:
-    """Appends trials, all at once; how long each append took, in seconds."""
+    """Appends all trials concurrently; returns the time of each append, in seconds."""
     took: list[float] = []
 
     async def hold(trial: Sequence[AnyEvent]) -> None:
         for event in trial:
             began = time.perf_counter()
-            with contextlib.suppress(Unavailable):  # what is not kept in 10 s is missing from the times, and counted
+            with contextlib.suppress(Unavailable):  # an append not stored within 10 s has no time and counts as missing
                 await docket.writer.append(event)
                 took.append(time.perf_counter() - began)
 
@@ -197,7 +197,7 @@ async def _appended(docket: Docket, trials: Sequence[Sequence[AnyEvent]]) -> lis
 
 
 async def _beside_readers(docket: Docket, path: Path, trials: Sequence[Sequence[AnyEvent]]) -> list[float]:
-    """Times of the appends that were not given up while others read."""
+    """Returns the times of the successful appends while others read."""
     with _long_read(path), contextlib.suppress(asyncio.CancelledError):
         readers = [asyncio.create_task(_reading(docket)) for _ in range(_READERS)]
         took = await _appended(docket, trials)
@@ -215,11 +215,11 @@ async def _reading(docket: Docket) -> None:
 
 @contextmanager
 def _long_read(path: Path) -> Iterator[None]:
-    """A reader that sees one moment all the while."""
+    """Holds one read snapshot open while the block lasts."""
     engine = sqlite_engine(path, 1.0, create=False)
     with engine.connect() as connection:
-        # BEGIN alone fixes no moment in SQLite: the first SELECT does. What is written after that moment stays in the
-        # log beside the file for as long as the read lasts.
+        # BEGIN alone takes no snapshot in SQLite: the first SELECT does. Whatever is written after it stays in the
+        # write-ahead log for as long as the read lasts.
         connection.exec_driver_sql("BEGIN")
         connection.exec_driver_sql("SELECT count(*) FROM trials").scalar_one()
         yield
@@ -227,7 +227,7 @@ def _long_read(path: Path) -> Iterator[None]:
 
 
 def _rows(trials: Sequence[Sequence[AnyEvent]]) -> list[dict[str, object]]:
-    """The events of trials as they would be kept without a docket."""
+    """Returns the events of trials as rows that would be stored without a docket."""
     return [
         {
             "trial_id": event.trial_id,
@@ -242,7 +242,7 @@ def _rows(trials: Sequence[Sequence[AnyEvent]]) -> list[dict[str, object]]:
 
 
 class _Bulk:
-    """The database alone."""
+    """The database alone, as the baseline."""
 
     def __init__(self, path: Path) -> None:
         self._engine = sqlite_engine(path, 1.0)
@@ -250,7 +250,7 @@ class _Bulk:
             _PLAIN.create(connection)
 
     def take(self, rows: Sequence[dict[str, object]], group: int) -> float:
-        """Inserts rows, so many to a commit; seconds."""
+        """Inserts rows, ``group`` of them per commit; returns the seconds taken."""
 
         def inserted() -> None:
             for first in range(0, len(rows), group):
@@ -260,17 +260,17 @@ class _Bulk:
         return seconds_of(inserted)
 
     def close(self) -> None:
-        """Gives its files up."""
+        """Closes the connection and its files."""
         self._engine.dispose()
 
 
 def _percentile(times: Sequence[float], percent: int) -> float:
-    """In milliseconds."""
+    """Returns a percentile in milliseconds."""
     return 1000 * statistics.quantiles(times, n=100)[percent - 1]
 
 
 def docket_verify(*, events: int = 100_000) -> Result:
-    """Runs the benchmark; with at least so many events."""
+    """Runs the benchmark with at least ``events`` events."""
     with TemporaryDirectory() as folder:
         return asyncio.run(_verifying(Path(folder) / "docket.sqlite", events))
 
@@ -278,14 +278,14 @@ def docket_verify(*, events: int = 100_000) -> Result:
 async def _verifying(place: Path, events: int) -> Result:
     docket = Docket.open(place)
     try:
-        # Rounded up: so many events at least.
+        # Rounded up, to have at least that many events.
         trials = -(-events // len(_full_trial(0)))
         began = time.perf_counter()
         for first in range(0, trials, _AT_ONCE):
             written = [_full_trial(number) for number in range(first, min(first + _AT_ONCE, trials))]
             await _appended(docket, written)
         written_s = time.perf_counter() - began
-        # Taken before anything is altered, as whoever checks a docket has to have it.
+        # Taken before anything is altered, as anyone who verifies a docket must have done.
         key = VerifierKey.parse(await docket.log.vkey())
         began = time.process_time()
         read = await docket.auditor.read(_read)
@@ -318,7 +318,7 @@ async def _verifying(place: Path, events: int) -> Result:
 
 
 def _read(connection: Connection) -> tuple[int, int]:
-    """Number and bytes of all bodies."""
+    """Returns the number and total size of all bodies."""
     entries, size = 0, 0
     for entry in Rows(connection).entries():
         entries += 1
@@ -327,9 +327,9 @@ def _read(connection: Connection) -> tuple[int, int]:
 
 
 def _alter(place: Path, number: int) -> None:
-    """Another body, packed as bodies are."""
+    """Replaces one body by another, compressed in the same way."""
     with sqlite3.connect(place) as connection:
-        # Triggers refuse to change what was logged. Whoever has the file can drop them, and must still be found out.
+        # Triggers refuse changes to logged rows. Anyone with the file can drop them, and must still be detected.
         for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             connection.execute(f"DROP TRIGGER {name}")
         connection.execute("UPDATE entries SET body = ? WHERE number = ?", (packed("{}"), number))
@@ -359,13 +359,13 @@ def _opened(trial_id: str, at: datetime, *, pixels_sha256: str) -> TrialOpened:
 
 
 def _full_trial(number: int) -> list[AnyEvent]:
-    """A full trial, with replies of the length that models give."""
+    """Returns the events of a full trial, with replies as long as those of models."""
     trial_id = f"trial-{number:08d}"
     at = datetime(2026, 1, 2, tzinfo=UTC) + timedelta(seconds=number)
     events: list[AnyEvent] = [_opened(trial_id, at, pixels_sha256="")]
 
     def add(event: AnyEvent) -> None:
-        # Numbered here: `named` has 0 for all.
+        # Numbered here, because `named` sets 0 for all.
         events.append(event.model_copy(update={"seq": len(events)}))
 
     named = {"trial_id": trial_id, "seq": 0, "at": at}

@@ -1,7 +1,7 @@
-"""The price of beginning: a fresh environment's size, the first verdicts, one more verdict, a server's memory.
+"""The cost of getting started: size of a fresh environment, first verdicts, one more verdict, a server's memory.
 
-Two goals are seconds by the clock, which elsewhere none is: they are what a newcomer waits for, and fetching packages
-is part of it. The machine's load stands beside them.
+Unlike all other benchmarks, two goals are wall-clock seconds: they are what a newcomer waits for, including package
+downloads. The machine's load is reported next to them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _VERDICTS = (0, 10, 11)
 
 
 def install(*, turns: int = 3) -> Result:
-    """Runs the benchmark: copies the sources, and does in the copy what README's first lines say."""
+    """Runs the benchmark: copies the sources and follows the first lines of the README in the copy."""
     with TemporaryDirectory(prefix="memecourt-") as folder:
-        # Without what is hidden: neither .venv nor .cache of the checkout may save the newcomer any time.
+        # Without hidden files: the .venv and .cache of the checkout must not save the newcomer any time.
         copy = shutil.copytree(
             _ROOT, Path(folder, "memecourt"), ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
         )
-        # Neither settings nor paths of this process may reach the fresh environment.
+        # No settings or paths of this process may reach the fresh environment.
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("MEMECOURT_", "PYTHON"))}
         environ["MEMECOURT_HOME"] = str(copy / ".demo")
         make = ["make", f"PYTHON={sys.executable}"]
@@ -49,9 +49,9 @@ def install(*, turns: int = 3) -> Result:
         )
         with _serving(memecourt, copy, environ) as (address, pid):
             _run([*judge, *[str(meme)] * (_MEMES - 1), "--server", address], copy, environ, good=_VERDICTS)
-            # With the processes that decode and embed for it, which a server needs as much.
+            # Includes the processes that decode and embed for it, which a server needs as well.
             memory = sum(_own_bytes(each) for each in _tree(pid))
-        # Links lead out of the environment, to the Python that made it, or to what is counted anyway.
+        # Links lead out of the environment to the Python that created it, or to files that are counted anyway.
         packages = sum(path.lstat().st_size for path in (copy / ".venv").rglob("*") if not path.is_symlink())
     return Result(
         figures={
@@ -66,7 +66,7 @@ def install(*, turns: int = 3) -> Result:
 
 
 def _run(command: list[str], folder: Path, environ: Mapping[str, str], *, good: tuple[int, ...] = (0,)) -> None:
-    """Raises RuntimeError, with what the command said, where its exit code is none of the good ones."""
+    """Runs a command. Raises RuntimeError with its output if its exit code is not one of the good ones."""
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     if done.returncode not in good:
         raise RuntimeError(f"{command[0]} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -74,7 +74,7 @@ def _run(command: list[str], folder: Path, environ: Mapping[str, str], *, good: 
 
 @contextmanager
 def _serving(memecourt: str, folder: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """A server of that environment, ready: its address and the id of its process."""
+    """Runs a server of that environment; once it is ready, yields its address and process id."""
     command = [memecourt, "serve", "--address", "127.0.0.1:0"]
     with subprocess.Popen(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -88,13 +88,13 @@ def _serving(memecourt: str, folder: Path, environ: Mapping[str, str]) -> Iterat
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and all that descend from it (Linux)."""
+    """Returns a process and all its descendants (Linux)."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
     return [pid, *(each for child in children for each in _tree(child))]
 
 
 def _own_bytes(pid: int) -> int:
-    """Memory of a process, in bytes; of what it shares with others its share (Linux)."""
+    """Returns the memory of a process in bytes, with its proportional share of shared pages (Linux)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))

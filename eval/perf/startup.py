@@ -1,7 +1,7 @@
 """The cost of asking the command for help.
 
 CPU time of whole processes, as the operating system counts it, in pairs with a Python that does nothing; the ratio is
-formed pair by pair, so that a machine that slows down slows both.
+computed for each pair, so that a slowdown of the machine affects both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from eval.perf.bench import Result, in_turns, medians, seconds_of
 
 _HEAVY = ("torch", "faiss", "onnxruntime", "tokenizers", "numpy", "grpc", "pydantic", "sqlalchemy")
 _SCRIPT = (
-    # Not standalone: click would end the process before anything is counted.
+    # Not standalone, because click would otherwise exit the process before anything is counted.
     "import sys; from serving.cli.main import cli; cli(['--help'], standalone_mode=False);"
     f"print(sum(name in sys.modules for name in {_HEAVY!r}), file=sys.stderr)"
 )
@@ -50,6 +50,6 @@ def _cpu_of(*arguments: str) -> float:
 
 
 def _children_s() -> float:
-    """Time on a processor of all processes that this one has started and that have ended, in seconds."""
+    """Returns the CPU time of all child processes that have ended, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,4 +1,4 @@
-"""Draws the pictures of synthetic memes, and reads the badge off a picture's pixels."""
+"""Draws the pictures of synthetic memes, and reads the badge from a picture's pixels."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["SCENES", "SIZE", "draw", "png_of", "read_badge"]
 SIZE = (640, 480)
 """Width and height of a meme's picture, in pixels, where nothing else is asked for."""
 
-_RADIUS = 0.16  # of the white disc behind a badge, in picture heights
-_SIGN = 0.09  # of the sign on it, likewise
+_RADIUS = 0.16  # radius of the white disc behind a badge, in picture heights
+_SIGN = 0.09  # size of the sign on it, likewise
 _WHITE: Colour = (255, 255, 255)
-_LOOKED_AT = 0.03  # half the side of the square in the middle that is looked at, in picture heights
-_NEAR_COLOUR = 60.0  # how far a colour may be from a badge's, in steps of 255, each channel's added as in space
+_LOOKED_AT = 0.03  # half the side of the central square that is examined, in picture heights
+_NEAR_COLOUR = 60.0  # maximum Euclidean distance between a colour and a badge's, with channels up to 255
 
 
 def draw(scene: str, seed: int, badge: str, text: str, *, size: tuple[int, int] = SIZE) -> Image.Image:
-    """A meme: a scene of the starter library, a group's badge in the middle, the text above and below.
+    """Draws a meme: a scene of the starter library, a group's badge in the middle, the text above and below.
 
-    The same arguments give the same pixels wherever Pillow is the same.
+    The same arguments give the same pixels with the same version of Pillow.
     """
     image = draw_meme(scene, text, size=size, seed=seed)
     canvas = ImageDraw.Draw(image)
@@ -38,7 +38,7 @@ def draw(scene: str, seed: int, badge: str, text: str, *, size: tuple[int, int] 
 
 
 def png_of(image: Image.Image, *, level: int = 6) -> bytes:
-    """The picture as PNG. Another level of compression gives other bytes for the same pixels."""
+    """Encodes the picture as PNG. Another level of compression gives other bytes for the same pixels."""
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=level)
     return file.getvalue()
@@ -47,8 +47,8 @@ def png_of(image: Image.Image, *, level: int = 6) -> bytes:
 def read_badge(picture: bytes) -> str | None:
     """Reads the badge on a picture; None if it shows none.
 
-    It looks at the pixels: a patch in the middle must have about the colour of one badge, and the disc around it must
-    be about white. So it holds for pictures that were scaled or compressed, and not for others.
+    It examines the pixels: a patch in the middle must have approximately the colour of one badge, and the disc around
+    it must be approximately white. So it works for scaled or compressed pictures, and not for other changes.
     """
     with Image.open(io.BytesIO(picture)) as image:
         pixels = image.convert("RGB")
@@ -56,9 +56,9 @@ def read_badge(picture: bytes) -> str | None:
     half = _LOOKED_AT * height
     patch = pixels.crop((round(width / 2 - half), round(height / 2 - half), round(width / 2 + half) + 1,
                          round(height / 2 + half) + 1))  # fmt: skip
-    # The mean of the patch: single pixels that compression has changed don't matter.
+    # The mean of the patch, so that single pixels changed by compression do not matter.
     colour = patch.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
-    # On the white ring: beyond the largest sign (1.3 x _SIGN), within the disc and its outline.
+    # On the white ring: outside the largest sign (1.3 x _SIGN), inside the disc and its outline.
     around = [
         pixels.getpixel(
             (round(width / 2 + dx * 0.86 * _RADIUS * height), round(height / 2 + dy * 0.86 * _RADIUS * height))

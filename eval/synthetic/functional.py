@@ -1,9 +1,9 @@
 """Functional tests for memes: what a classifier must be able to tell, one functionality at a time.
 
-In the manner of HateCheck (Röttger et al. 2021) for texts, with contrast sets (Gardner et al. 2020) that swap captions
-and pictures: the same words over two pictures that differ in a sign, of which one is of a group of people. Written as a
-data set in the layout of FHM, so that whatever judges, scores and reports data sets does so with it; its train split is
-the starter library's memes.
+Modelled on HateCheck (Röttger et al. 2021) for texts, with contrast sets (Gardner et al. 2020) that swap captions and
+pictures: the same words over two pictures that differ in a sign, one of which names a group of people. Written as a
+data set in the layout of FHM, so that everything that judges, scores and reports data sets can use it; its train split
+is the starter library's memes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CONTRAST = (
 )
 """Functionalities of the four memes of a contrast set; the first is harmful."""
 
-_MOST = 200  # cases a functionality
-_PLATE = (0.16, 0.44, 0.84, 0.58)  # of the sign: left, top, right and bottom, in shares of the picture
+_MOST = 200  # cases per functionality
+_PLATE = (0.16, 0.44, 0.84, 0.58)  # position of the sign: left, top, right and bottom, as shares of the picture
 
 
 class Functionality(BaseModel):
@@ -72,14 +72,14 @@ class FunctionalCase:
     """A meme of a functional test; one line of the key.
 
     Attributes:
-        id: In the annotations.
+        id: Id in the annotations.
         functionality: Functionality that it tests.
         harmful: Label that a classifier must give.
         caption: Its text.
         sign: Words on the sign in the picture; empty for none.
         scene: Scene behind it.
         seed: Seed of that scene.
-        contrast: Number of its contrast set; None where it is of none.
+        contrast: Number of its contrast set; None if it belongs to none.
     """
 
     id: str
@@ -98,11 +98,11 @@ def suite() -> Suite:
 
 
 def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
-    """Cases of all functionalities, the same for the same arguments.
+    """Returns cases of all functionalities, the same for the same arguments.
 
     Args:
         count: Cases of each functionality.
-        seed: Another seed, other groups, captions and scenes.
+        seed: Another seed gives other groups, captions and scenes.
     """
     words = suite()
     rng = random.Random(f"functional {words.version} {seed}")
@@ -136,7 +136,7 @@ def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
     for functionality in words.functionality:
         for number in range(count):
             caption = functionality.captions[number % len(functionality.captions)]
-            # Both are drawn, whichever the caption has, so that the draws after it stay the same.
+            # Both are always drawn, whichever the caption has, so that later draws stay the same.
             filled = caption.format(group=rng.choice(list(GROUPS)), thing=rng.choice(words.things))
             drawn_scene = rng.choice(SCENES), rng.randrange(1_000_000)
             add(functionality.id, functionality.harmful, filled, scenery=drawn_scene, of=None)
@@ -151,12 +151,12 @@ def write_functional(
     Args:
         root: A directory that is new or empty.
         count: Cases of each functionality.
-        seed: Another seed, other groups, captions and scenes.
-        progress: Told how many pictures of how many are drawn.
+        seed: Another seed gives other groups, captions and scenes.
+        progress: Called with the number of pictures drawn and their total.
 
     Raises:
-        BadRequest: The directory is not empty, or more is asked for than can be made.
-        OSError: The disk will not have it.
+        BadRequest: The directory is not empty, or more cases are requested than can be made.
+        OSError: The disk cannot be written.
     """
     if root.exists() and any(root.iterdir()):
         raise BadRequest(f"{root} is not empty. Name a new directory.")
@@ -170,7 +170,7 @@ def write_functional(
     for number, meme in enumerate(starter, 1):
         image = f"img/train-{number:03d}.png"
         (root / image).write_bytes(png_of(draw_meme(meme["scene"], meme["text"], seed=number)))
-        # Numbers of their own: an id of both splits would be a leak.
+        # A separate number range: an id in both splits would be a leak.
         train.append(_line(100_000 + number, image, meme["label"] == "HARMFUL", meme["text"]))
         progress(number, total)
     for number, case in enumerate(made, 1):
@@ -183,7 +183,7 @@ def write_functional(
     key = "".join(json.dumps({name: getattr(case, name) for name in case.__slots__}) + "\n" for case in made)
     (root / FUNCTIONAL_KEY).write_text(key, "utf-8")
     about = {"made_by": "memecourt-eval functional make", "dataset": DATASET, "seed": seed, "cases": count}
-    # Last, since it is by this file that the directory is recognised.
+    # Written last, because the directory is recognised by this file.
     (root / SYNTHETIC_KEY).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return made
 
@@ -192,7 +192,7 @@ def read_key(root: Path) -> tuple[FunctionalCase, ...]:
     """Reads the key of the functional tests in a directory.
 
     Raises:
-        BadRequest: There is none, or it can't be read.
+        BadRequest: The key is missing or cannot be read.
     """
     try:
         return tuple(
@@ -207,7 +207,7 @@ def read_key(root: Path) -> tuple[FunctionalCase, ...]:
 
 
 def draw_case(case: FunctionalCase) -> Image.Image:
-    """The picture of a case: a scene with its caption, and in the middle a sign where it has one."""
+    """Draws the picture of a case: a scene with its caption, and a sign in the middle if it has one."""
     image = draw_meme(case.scene, case.caption, size=SIZE, seed=case.seed)
     if case.sign:
         _draw_sign(image, case.sign.upper())
@@ -219,7 +219,7 @@ def _draw_sign(image: Image.Image, words: str) -> None:
     left, top, right, bottom = (share * side for share, side in zip(_PLATE, image.size * 2, strict=True))
     canvas.rounded_rectangle((left, top, right, bottom), 10, fill=(250, 248, 235), outline=(25, 25, 30), width=4)
     size = int((bottom - top) * 0.6)
-    # Letters as large as the plate allows.
+    # The largest letters that fit the plate.
     while canvas.textlength(words, ImageFont.load_default(size)) > (right - left) * 0.92:
         size -= 1
     middle = ((left + right) / 2, (top + bottom) / 2)

@@ -1,8 +1,8 @@
-"""Makes a synthetic benchmark in the layout of HarMeme or of FHM, with faults in it where they are asked for.
+"""Makes a synthetic benchmark in the layout of HarMeme or of FHM, with planted faults if requested.
 
-Memes come in families of four on one scene: one that is harmful; its text beside another badge, which is not; the text
-turned on that other badge, which is again; and kind words beside the first badge. Two of four are harmful. A family
-never straddles two splits, so that nothing leaks which was not planted.
+Memes come in families of four on one scene: a harmful one; its text next to another badge, which is not harmful; the
+text changed to name that other badge, which is harmful again; and kind words next to the first badge. Two of four are
+harmful. A family never spans two splits, so that only planted leaks exist.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TASKS, CARD = "tasks", "card.toml"
 """Folder of the labels of further tasks (:mod:`eval.synthetic.tasks`), and the card that describes them."""
 KEY = "key.jsonl"
 """What each meme shows and says, a line a meme: what only the maker of a benchmark knows."""
-_MOST = 12_000  # memes; texts would begin to repeat
+_MOST = 12_000  # memes; beyond that, texts would begin to repeat
 
 
 class Layout(StrEnum):
@@ -52,10 +52,10 @@ class Plant(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SyntheticMeme:
-    """A meme and what is known of it; one line of ``key.jsonl``.
+    """A meme and its known properties; one line of ``key.jsonl``.
 
     Attributes:
-        id: In the annotations.
+        id: Id in the annotations.
         split: Name of its split.
         image: Name of its picture in the annotations.
         text: Its text.
@@ -64,8 +64,8 @@ class SyntheticMeme:
         family: Number of its family.
         scene: Scene behind the badge.
         seed: Seed of that scene.
-        planted: Why it was put in; empty for the others.
-        of: Id of the meme in test that it is too near to, where it is leakage.
+        planted: Kind of fault that it was planted for; empty for the others.
+        of: Id of the test meme that it nearly duplicates, for leakage.
     """
 
     id: str
@@ -82,7 +82,7 @@ class SyntheticMeme:
 
     @property
     def harmful(self) -> bool:
-        """Gold of two classes."""
+        """Two-class gold."""
         return self.level is not Level.NOT_HARMFUL
 
 
@@ -93,7 +93,7 @@ class Made:
     Attributes:
         root: Its directory.
         dataset: Id in :mod:`eval.datasets.known`.
-        memes: All of them, planted ones last in their splits.
+        memes: All memes, planted ones last in their splits.
     """
 
     root: Path
@@ -121,14 +121,14 @@ def make(
         train: Memes in the train split, without planted ones.
         val: Memes in the validation split.
         test: Memes in the test split, likewise.
-        seed: Another seed, other memes.
+        seed: Another seed gives other memes.
         plant: Faults to plant.
         size: Width and height of the pictures, in pixels; planted ones have the usual size.
-        progress: Told how many pictures of how many are drawn.
+        progress: Called with the number of pictures drawn and their total.
 
     Raises:
-        BadRequest: The directory is not empty, or more is asked for than can be made.
-        OSError: The disk will not have it.
+        BadRequest: The directory is not empty, or more memes are requested than can be made.
+        OSError: The disk cannot be written.
     """
     if root.exists() and any(root.iterdir()):
         raise BadRequest(f"{root} is not empty. Name a new directory.")
@@ -138,17 +138,17 @@ def make(
     if Plant.LEAKAGE in plant and test < 5:
         raise BadRequest("Leakage needs at least 5 memes in test to be near to.")
     dataset = DATASETS[f"synthetic-{layout}"]
-    # With the layout: the two benchmarks of one seed don't hold the same memes.
+    # Includes the layout, so that the two benchmarks of one seed do not contain the same memes.
     rng = random.Random(f"{layout} {seed}")
     families = _families(rng)
     memes: list[SyntheticMeme] = []
     for role, count in zip((SplitRole.TRAIN, SplitRole.VALIDATION, SplitRole.TEST), wanted, strict=True):
         (split,) = dataset.of_role(role)
-        # Families are begun anew with each split: what is left of the last one is thrown away, not given to the next.
+        # Each split begins with a new family: the rest of the last family is discarded, not carried over.
         drawn = [replace(next(families), split=split.name) for _ in range(-(-count // 4) * 4)][:count]
         rng.shuffle(drawn)
         memes += drawn
-    # Numbered after the shuffle, over all splits: an id tells nothing of a label.
+    # Numbered after the shuffle and across all splits, so that an id reveals nothing about a label.
     memes = [_named(meme, layout, number) for number, meme in enumerate(memes, 1)]
     planting = _Planting(
         dataset.of_role(SplitRole.TRAIN)[0].name, dataset.of_role(SplitRole.TEST)[0].name, layout, memes
@@ -172,7 +172,7 @@ def make(
             if meme.planted
         ],
     }
-    # Last, since it is by this file that the directory is recognised.
+    # Written last, because the directory is recognised by this file.
     (root / SYNTHETIC_KEY).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return Made(root, dataset.id, tuple(planting.memes))
 
@@ -184,21 +184,21 @@ def read_key(root: Path) -> tuple[SyntheticMeme, ...]:
 
 
 def _families(rng: random.Random) -> Iterator[SyntheticMeme]:
-    """Memes, four of a family after each other; no text comes in two families."""
+    """Yields memes, the four of a family one after the other; no text occurs in two families."""
     taken: set[tuple[str, str, str]] = set()
     number = 0
     while True:
         here, there = rng.sample(list(GROUPS), 2)
         bad, kind = rng.choice(BAD), rng.choice(KIND)
         opener, time = rng.choice(OPENERS), rng.choice(TIMES)
-        # Either would be a text of two families.
+        # Either text would then belong to two families.
         if {(opener, bad, time), (opener, kind, time)} & taken:
             continue
         taken |= {(opener, bad, time), (opener, kind, time)}
         number += 1
         scene, seed = rng.choice(SCENES), rng.randrange(1_000_000)
-        # Bad words over their own group's badge and over another, kind words over the former: neither words nor badge
-        # decide alone.
+        # Bad words next to their own group's badge and next to another, kind words next to the former: neither words
+        # nor badge decide alone.
         for group, saying, badge in ((here, bad, here), (here, bad, there), (there, bad, there), (here, kind, here)):
             text = text_of(opener, group, saying, time)
             yield SyntheticMeme(
@@ -221,7 +221,7 @@ def _named(meme: SyntheticMeme, layout: Layout, number: int) -> SyntheticMeme:
 
 
 class _Planting:
-    """Puts faults in. What is planted is added: the splits have as many sound memes as were asked for."""
+    """Plants faults. Planted memes are extra: the splits have as many sound memes as were requested."""
 
     def __init__(self, train: str, test: str, layout: Layout, memes: list[SyntheticMeme]) -> None:
         self.memes = memes
@@ -229,11 +229,11 @@ class _Planting:
         self._train, self._test, self._layout = train, test, layout
 
     def leak(self, other: SyntheticMeme, files: dict[str, bytes]) -> None:
-        """A meme in train for each way of being too near to one in test.
+        """Adds a meme to train for each way of being too near to one in test.
 
         Args:
-            other: A meme that is near to none: what is not the same is taken from it.
-            files: Pictures that are not drawn from what is known of their meme; added to.
+            other: A meme that is near to none, as the source of whatever must differ.
+            files: Pictures that cannot be drawn from the properties of their meme; added to.
         """
         same_id, same_file, same_picture, same_text, near_duplicate = [m for m in self.memes if m.split == self._test][
             :5
@@ -242,19 +242,19 @@ class _Planting:
         added = self._add(replace(same_file, text=other.text), "same file", of=same_file)
         files[added.image] = _png(same_file)
         added = self._add(replace(same_picture, text=other.text), "same picture", of=same_picture)
-        # Other bytes for the same pixels: a comparison of files must miss it, one of pixels must not.
+        # Other bytes for the same pixels: a comparison of files must miss it, one of pixels must find it.
         files[added.image] = png_of(_image(same_picture), level=1)
         self._add(replace(same_text, badge=other.badge, scene=other.scene, seed=other.seed), "same text", of=same_text)
         added = self._add(
             replace(near_duplicate, text=near_duplicate.text + "!"), "near-duplicate", of=near_duplicate, ending=".jpg"
         )
-        # Neither bytes nor pixels are the same: only its likeness gives it away.
+        # Neither bytes nor pixels are the same: only its similarity reveals it.
         paler = io.BytesIO()
         ImageEnhance.Brightness(_image(near_duplicate)).enhance(0.95).save(paler, "JPEG", quality=80)
         files[added.image] = paler.getvalue()
 
     def spoil(self, others: Sequence[SyntheticMeme], files: dict[str, bytes]) -> None:
-        """Rows that can't be used, in train, and a damaged picture in test as well.
+        """Adds unusable rows to train, and a damaged picture to test as well.
 
         Args:
             others: Four memes that are near to none.
@@ -263,7 +263,7 @@ class _Planting:
         first, second, third, fourth = others
         for meme, split in ((first, self._train), (second, self._test)):
             added = self._add(meme, "damaged picture", split=split)
-            files[added.image] = _png(meme)[:60]  # of which no pixel can be seen, else it would be judged by those
+            files[added.image] = _png(meme)[:60]  # cut before the first pixel: a partial picture would still be judged
         self.missing.add(self._add(third, "missing picture").image)
         self._add(fourth, "empty label")
         self._add(fourth, "foreign label")
@@ -327,7 +327,7 @@ def _write_tasks(root: Path, layout: Layout, memes: Sequence[SyntheticMeme]) -> 
     (root / TASKS).mkdir()
     for role in SplitRole:
         splits = {split.name for split in DATASETS[f"synthetic-{layout}"].of_role(role)}
-        # Defects are faults of rows and files; what leaks is a sound meme.
+        # Defects are faults of rows and files; a leaking meme is sound.
         sound = [meme for meme in memes if meme.split in splits and (not meme.planted or meme.of)]
         lines = [json.dumps(_task_row(meme)) + "\n" for meme in sound]
         (root / TASKS / f"{role}.jsonl").write_text("".join(lines), "utf-8")

@@ -1,12 +1,11 @@
-"""A model whose ability is known: it plays all roles on synthetic memes, really looks, and errs where it is told to.
+"""A model of known ability: it plays all roles on synthetic memes, reads the pictures, and errs where configured.
 
-What it says follows from what it is shown and from nothing else: the Proposer reads the badge off the pixels, an
-advocate reads the text and what it is told about the picture, the Judge looks at the picture, its text, the
-description, the arguments and the precedents, and applies the hidden rule. It is short-sighted: by itself the Judge
-makes out the badge of only some memes, and each help that a trial gives makes it see more. Which memes those are, and
-where it slips although it sees, follows from digests of text and badge. So the outcome of every trial is known
-beforehand, also where a part of the procedure is left out, and a benchmark that runs it has a right answer
-(:func:`expected`).
+Its replies depend only on its input: the Proposer reads the badge from the pixels, an advocate reads the text and what
+it is told about the picture, the Judge looks at the picture, its text, the description, the arguments and the
+precedents, and applies the hidden rule. Its sight is limited: without help the Judge recognises the badges of only some
+memes, and each help that a trial gives adds to them. Which memes those are, and where it errs although it recognises
+the badge, is derived from digests of text and badge. So the outcome of every trial is known in advance, even if a part
+of the procedure is left out, and a benchmark that runs it has a right answer (:func:`expected`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from court.backends.chat.scripted import ScriptedModel
 from court.meme import Frame
 from court.ports import ChatRequest
 from eval.datasets.protocol import Level
-from eval.synthetic.ability import Ability as Ability  # offered here too: an oracle has one
+from eval.synthetic.ability import Ability as Ability  # re-exported, because every oracle has one
 from eval.synthetic.ability import chance_of
 from eval.synthetic.draw import read_badge
 from eval.synthetic.task_oracle import laid_out, task_odds, task_reply
@@ -33,7 +32,7 @@ _ANSWER = re.compile(r"The witness's answer:\n\[begin (\w+)\]\n(.*?)\n\[end \1\]
 _BADGE = re.compile(r"the badge of (\w+)")
 _LABEL = r"(?:not |somewhat |very |)harmful"
 _PRECEDENT = re.compile(rf"Precedent (\d+) was found ({_LABEL})\.")
-# A fence is matched whole, so that a heading that is written within one is none.
+# A fence is matched as a whole, so that a heading inside it does not count.
 _LAID_OUT = re.compile(
     r"(?P<heading>^(?:Above: the meme that is judged\.|Above: the picture of precedent \d+\.|"
     rf"Precedent \d+ was found {_LABEL}\.|What precedent \d+ was filed under:|"
@@ -49,7 +48,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Help(StrEnum):
-    """Evidence that arguments rest on."""
+    """Evidence that arguments are based on."""
 
     NONE = "none"
     DESCRIPTION = "description"
@@ -64,8 +63,8 @@ class JudgeInput:
         text: Text of the meme.
         badge: Badge on the picture; None if there is no picture, or no badge on it.
         described: True if a description names that badge.
-        argued: Evidence of the arguments, if they name that badge and stand on the right sides.
-        follow: True if most of the precedents that are shown are labelled by the rule; False without any.
+        argued: Evidence of the arguments, if they name that badge and are on the right sides.
+        follow: True if most of the precedents shown are labelled by the rule; False without any.
     """
 
     text: str
@@ -92,12 +91,12 @@ class Opinion:
 
     @property
     def harmful(self) -> bool:
-        """Its label."""
+        """Two-class label."""
         return self.level is not Level.NOT_HARMFUL
 
 
 def judge(shown: JudgeInput, ability: Ability) -> Opinion:
-    """The Judge's opinion. A text that says nothing of this world is harmful, in doubt."""
+    """Returns the Judge's opinion. A text that does not belong to this world is harmful, with doubt."""
     claim = claim_of(shown.text)
     if claim is None:
         return Opinion(Level.SOMEWHAT_HARMFUL, False, 0.5)
@@ -107,14 +106,14 @@ def judge(shown: JudgeInput, ability: Ability) -> Opinion:
     def chance(what: str) -> float:
         return chance_of(ability.seed, what, shown.text, shown.badge or "")
 
-    # Rounded: shares that make up a whole in decimals may fall short of it in binary.
+    # Rounded: decimal shares that add up to 1 may fall short of it in binary.
     sees_badge = shown.badge is not None and chance("eyes") < round(ability.eyes + helped, 9)
-    # Who has not made out the badge goes by the words alone.
+    # Without recognising the badge, the Judge goes by the words alone.
     harmful = claim.bad and (not sees_badge or claim.group == shown.badge)
     if sees_badge and chance("slip") >= (ability.harmful if harmful else ability.benign):
         harmful = not harmful
     sure = (0.8 + 0.19 * chance("sure")) if sees_badge else (0.55 + 0.2 * chance("sure"))
-    # Called harmful by a slip, kind words are somewhat so.
+    # Kind words that are called harmful by an error are somewhat harmful.
     level = (claim.level if claim.bad else Level.SOMEWHAT_HARMFUL) if harmful else Level.NOT_HARMFUL
     return Opinion(level, sees_badge, sure if harmful else 1 - sure)
 
@@ -136,11 +135,11 @@ def expected(
         text: Text of the meme.
         badge: Group whose badge its picture shows; None without one.
         ability: The model's, of all roles.
-        dull: One call of the Judge with the meme alone.
-        advocates: True if it hears arguments.
+        dull: True for one call of the Judge with the meme alone.
+        advocates: True if it gets arguments.
         captioner: True if the advocates ask questions.
         stance_from_start: True if they know their side when they ask.
-        precedents: Text, badge (None without its picture) and label (harmful?) of each that is shown.
+        precedents: Text, badge (None without its picture) and label (harmful?) of each precedent shown.
     """
     if dull:
         return judge(JudgeInput(text, badge), ability)
@@ -155,36 +154,36 @@ def expected(
 
 
 def rounds_of(text: str) -> int:
-    """Returns the number of rounds until a summary stays the same, unless settings end the examination before."""
+    """Returns the number of rounds until a summary stays the same, unless settings end the examination earlier."""
     return 2 + int(4 * chance_of(0, "rounds", text, ""))
 
 
 def _follow(precedents: Iterable[tuple[str, str | None, bool]]) -> bool:
-    """True if most precedents are labelled by the rule, as far as can be seen of them."""
+    """Returns True if most precedents are labelled by the rule, as far as they show it."""
     by_rule = []
     for text, badge, harmful in precedents:
         claim = claim_of(text)
         ruled = claim is not None and claim.bad and (badge is None or claim.group == badge)
         by_rule.append(claim is not None and ruled == harmful)
-    # More than half: a tie helps nobody.
+    # More than half: a tie does not help.
     return 2 * sum(by_rule) > len(by_rule)
 
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """Speaks for every role: words and pictures in, words out. :func:`oracle` makes a chat model of it."""
+    """Replies in every role: words and pictures in, words out. :func:`oracle` makes a chat model of it."""
 
     ability: Ability = _USUAL
 
     def reply(self, system: str, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The reply to a call; None for what is no part of a full trial or of a comparator's.
+        """Returns the reply to a call; None if the call is not part of a full trial or of a comparator's.
 
         Args:
             system: The system message.
             parts: The user message: texts, and pictures as PNG.
             wanted: Properties of the JSON schema that the reply must obey.
         """
-        # First: a task's question wants a label too, as some comparators do.
+        # Checked first: a task's question requires a label too, as some comparators do.
         task_answer = task_reply(parts, wanted, self.ability)
         if task_answer is not None:
             return task_answer
@@ -200,7 +199,7 @@ class Oracle:
         if "harmful_strength" in wanted:
             return self._ruling(parts, wanted)
         if "translation" in wanted:
-            # All synthetic memes are in English, which stays as it is.
+            # All synthetic memes are in English, so the translation is the text itself.
             return {"translation": _fenced(parts)[0]}
         if "evidence" in wanted:
             return {"evidence": f"The words stand beside what is shown. {self._sight(parts)}"}
@@ -211,7 +210,7 @@ class Oracle:
         return None
 
     def odds(self, parts: Sequence[str | bytes]) -> dict[str, float]:
-        """Masses of the letters that a question offers, as the Judge's for its label, or that for a task's."""
+        """Returns probabilities of the offered letters, for the Judge's label or for a task's."""
         masses = task_odds(parts, self.ability)
         if masses is not None:
             return masses
@@ -219,7 +218,7 @@ class Oracle:
         last = next(part for part in reversed(parts) if isinstance(part, str))
         # The court asks twice, with the options in either order.
         first, second = ("A", "B") if "A) harmful" in last else ("B", "A")
-        # A little of the mass goes to other tokens, as with real models.
+        # Some probability goes to other tokens, as with real models.
         return {first: 0.98 * probability, second: 0.98 * (1 - probability)}
 
     def _sight(self, parts: Sequence[str | bytes]) -> str:
@@ -228,7 +227,7 @@ class Oracle:
 
     def _question(self, system: str, parts: Sequence[str | bytes]) -> str:
         put = len(_exchanges(parts))
-        # The one question that brings something to light; without a stance an advocate does not know to put it.
+        # The one question that yields evidence; without a stance an advocate does not know to ask it.
         if put == 0 and prompts.load("advocate").stance("none") not in system:
             return _SIGHT
         return f"What else is there to see in the background, {put + 1}?"
@@ -246,7 +245,7 @@ class Oracle:
             sight = f"the description has the badge of {described[1]}"
         else:
             sight = "what is shown is not known"
-        # Four letters more a round until the last but one: the last summary is the first that brings nothing new.
+        # Four more letters per round until the last but one: the last summary is the first that adds nothing new.
         points = _LETTERS[: 4 * min(len(answers), rounds_of(text) - 1) + 2]
         return {"summary": f"points {points}", "justification": f"{side} harm: {named}, and {sight}."}
 
@@ -270,7 +269,7 @@ class Oracle:
 
 
 def oracle(ability: Ability = _USUAL) -> ScriptedModel:
-    """A chat model that speaks as the oracle; it also counts its calls.
+    """Returns a chat model that replies as the oracle; it also counts its calls.
 
     Args:
         ability: Ability of the oracle.
@@ -296,19 +295,19 @@ def _plain(parts: Sequence[str | Frame]) -> list[str | bytes]:
 
 
 def _among(words: Sequence[str], wanted: str | None) -> str:
-    """The word where the policy has it, else the policy's first; "none" where none is wanted."""
+    """Returns the word if the policy has it, else the policy's first; "none" if no word is wanted."""
     if wanted is None:
         return "none"
     return wanted if wanted in words else words[0]
 
 
 def _fenced(parts: Sequence[str | bytes]) -> list[str]:
-    """Yields the texts between marks, in order. Clients may join adjacent texts: part boundaries mean nothing."""
+    """Returns the fenced texts, in order. Clients may join adjacent texts: part boundaries mean nothing."""
     return [found[2] for found in _FENCED.finditer("\n\n".join(part for part in parts if isinstance(part, str)))]
 
 
 def _exchanges(parts: Sequence[str | bytes]) -> list[str]:
-    """The answers that an advocate has had; between them and the description there may be precedents."""
+    """Returns the answers that an advocate has received; precedents may precede them, after the description."""
     return [found[2] for found in _ANSWER.finditer("\n\n".join(part for part in parts if isinstance(part, str)))]
 
 
@@ -335,7 +334,7 @@ def _shown(parts: Sequence[str | bytes]) -> JudgeInput:
 
 
 def _argued(accuser: str, defender: str, badge: str | None) -> Help:
-    """Returns the evidence of the arguments. Those on the wrong side, or about another badge, help nobody."""
+    """Returns the evidence of the arguments. Arguments on the wrong side, or about another badge, do not help."""
     arguments = (accuser, defender)
     named = [found[1] for each in arguments if (found := _BADGE.search(each))]
     if (

@@ -1,4 +1,4 @@
-"""The oracle behind a socket: what the stand-in model server answers with under ``--play synthetic``."""
+"""The oracle behind a socket: the replies of the fake model server under ``--play synthetic``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from eval.synthetic.oracle import Ability, Oracle
 
 
 class ServedOracle:
-    """Answers chat completions. Pictures that were sent once are known by their ids, as in vLLM."""
+    """Answers chat completions. Pictures that were sent before may be sent by id, as in vLLM."""
 
     def __init__(self, ability: Ability | None = None) -> None:
-        """Starts an oracle of this ability; None for the usual one."""
+        """Creates an oracle of this ability; None for the default ability."""
         self._oracle = Oracle(ability or Ability())
         self._pictures: dict[str, bytes] = {}
 
     def answer(self, payload: Mapping[str, Any]) -> str | None:
-        """The reply to a chat completion; None for what is no part of a full trial."""
+        """Returns the reply to a chat completion; None if it is not part of a full trial."""
         wanted = (payload.get("response_format") or {}).get("json_schema", {}).get("schema", {}).get("properties", {})
         system = next((m["content"] for m in payload["messages"] if m["role"] == "system"), "")
         reply = self._oracle.reply(system, self._parts(payload), wanted)
         return None if reply is None else json.dumps(reply)
 
     def odds(self, payload: Mapping[str, Any]) -> dict[str, float]:
-        """Probabilities of the first token; an even chance where the question is none of a trial's."""
+        """Returns probabilities of the first token; equal ones if the question is not part of a trial."""
         parts = self._parts(payload)
         if any("Answer with the letter alone" in part for part in parts[-1:] if isinstance(part, str)):
             return self._oracle.odds(parts)
@@ -39,7 +39,7 @@ class ServedOracle:
         return [part["text"] if part["type"] == "text" else self._picture(part) for part in content]
 
     def _picture(self, part: Mapping[str, Any]) -> bytes:
-        """The PNG of a part. Raises KeyError for an id that was never sent."""
+        """Returns the PNG of a part. Raises KeyError for an id that was never sent."""
         id_ = part.get("uuid")
         if part.get("image_url") is None:
             return self._pictures[str(id_)]

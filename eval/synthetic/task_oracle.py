@@ -1,8 +1,8 @@
-"""Answers of the model whose ability is known to the tasks of its world.
+"""The oracle's answers to the tasks of its world.
 
-As for harm, it goes by what it is shown and by nothing else: without a picture, a description or a caption it makes out
-no badge, and takes the group that is named for the one that is shown; each help makes it see more memes. Where it sees
-and slips, it gives the next label in order, or is wrong about whether the group is shown.
+As for harm, they depend only on its input: without a picture, a description or a caption it recognises no badge, and
+assumes that the group named is the one shown; each help makes it recognise more memes. When it recognises a badge but
+errs, it gives the next label in order, or is wrong about whether the group is shown.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _LAID_OUT = re.compile(
 _LABELLED = re.compile(r"Example (\d+), a meme that people have labelled: ([^\n]*)")
 _PRECEDENT = re.compile(r"Precedent (\d+) was found")
 _PRECEDENT_LABELLED = re.compile(r"In the further question below, people labelled precedent (\d+): ([^\n]*)")
-_SURE = 0.9  # share of the probability that goes to the answer
+_SURE = 0.9  # probability of the answer
 
 
 @dataclass(frozen=True, slots=True)
 class TaskInput:
-    """Input of the model when it is asked about a task.
+    """Input of the oracle for a question about a task.
 
     Attributes:
-        text: Text of the meme; empty where it is not shown.
-        badge: Badge on its picture; None where no picture is shown.
+        text: Text of the meme; empty if it is not shown.
+        badge: Badge on its picture; None if no picture is shown.
         named: Badge that a description or caption names; None without either.
-        follow: True if most of the examples that are shown are labelled by the rule; False without any.
+        follow: True if most of the examples shown are labelled by the rule; False without any.
     """
 
     text: str
@@ -56,7 +56,7 @@ def answer_target(shown: TaskInput, ability: Ability) -> str:
     """Answer to the task ``target``."""
     badge, slips = _sight(shown, ability)
     answer = target_of(shown.text, badge)
-    # A slip names the next label, so that the wrong answer is the same each time.
+    # An error names the next label, so that the wrong answer is the same each time.
     return TARGETS[(TARGETS.index(answer) + 1) % len(TARGETS)] if slips else answer
 
 
@@ -64,17 +64,17 @@ def answer_signs(shown: TaskInput, ability: Ability) -> tuple[str, ...]:
     """Answer to the task ``signs``."""
     badge, slips = _sight(shown, ability)
     answer = set(signs_of(shown.text, badge))
-    # A slip is about the one sign that takes eyes: whether the group is shown.
+    # An error is about the one sign that requires sight: whether the group is shown.
     return tuple(sign for sign in SIGNS if sign in (answer ^ {SHOWN} if slips else answer))
 
 
 def task_reply(parts: Sequence[str | bytes], wanted: Mapping[str, Any], ability: Ability) -> dict[str, Any] | None:
-    """Reply to a question for labels of a task, also to one that a trial's Judge is asked; None for any other.
+    """Returns the reply to a question for labels of a task, also one to a trial's Judge; None for any other question.
 
     Args:
         parts: The user message: texts, and pictures as PNG.
         wanted: Properties of the JSON schema that the reply must obey.
-        ability: The model's.
+        ability: Ability of the oracle.
     """
     why = {"rationale": "By what is said and shown."} if "rationale" in wanted else {}
     if set(wanted.get("label", {}).get("enum", ())) == set(TARGETS):
@@ -82,7 +82,7 @@ def task_reply(parts: Sequence[str | bytes], wanted: Mapping[str, Any], ability:
     if set(wanted.get("labels", {}).get("properties", ())) == set(SIGNS):
         reply = answer_signs(_shown(parts), ability)
         labels = wanted["labels"]["properties"]
-        # A trial's Judge weighs each label, where a single call says yes or no.
+        # A trial's Judge rates each label, whereas a single call answers yes or no.
         if why:
             return {**why, "labels": {label: _WEIGHED[label in reply] for label in labels}}
         return {"labels": {label: label in reply for label in labels}}
@@ -97,8 +97,8 @@ _WEIGHED = {
 
 
 def task_odds(parts: Sequence[str | bytes], ability: Ability) -> dict[str, float] | None:
-    """Masses of the letters that a question for labels of a task offers; None for any other question."""
-    # The question stands behind all that is shown.
+    """Returns probabilities of the letters that a question for labels of a task offers; None for any other question."""
+    # The question comes after everything that is shown.
     last = next(part for part in reversed(parts) if isinstance(part, str))
     options = dict(_OPTION.findall(last))
     of_label = _OF_LABEL.search(last)
@@ -113,8 +113,8 @@ def task_odds(parts: Sequence[str | bytes], ability: Ability) -> dict[str, float
 
 
 def _sight(shown: TaskInput, ability: Ability) -> tuple[str | None, bool]:
-    """The badge that the model takes the meme to show, and True if it slips."""
-    # What is seen goes before what is told.
+    """Returns the badge that the oracle takes the meme to show, and True if it errs."""
+    # A badge that is seen takes precedence over one that is named.
     badge = shown.badge or shown.named
     claim = claim_of(shown.text)
     helped = ability.eyes * (shown.badge is not None) + ability.description * (shown.named is not None)
@@ -123,7 +123,7 @@ def _sight(shown: TaskInput, ability: Ability) -> tuple[str | None, bool]:
     def chance(what: str) -> float:
         return chance_of(ability.seed, what, shown.text, badge or "")
 
-    # Rounded: shares that make up a whole in decimals may fall short of it in binary.
+    # Rounded: decimal shares that add up to 1 may fall short of it in binary.
     if badge is None or chance("eyes") >= round(helped, 9):
         return (claim.group if claim else None), False
     harmful = target_of(shown.text, badge) == badge
@@ -131,7 +131,7 @@ def _sight(shown: TaskInput, ability: Ability) -> tuple[str | None, bool]:
 
 
 def _shown(parts: Sequence[str | bytes]) -> TaskInput:
-    """Parses the input as the prompt lays it out."""
+    """Parses the input according to the layout of the prompt."""
     texts, pictures, headings = laid_out(parts, _LAID_OUT)
     under = {heading: found[-1] for heading, found in texts.items()}
     labelled: dict[str, str] = {}
@@ -141,7 +141,7 @@ def _shown(parts: Sequence[str | bytes]) -> TaskInput:
         elif precedent := _PRECEDENT_LABELLED.match(heading):
             labelled[f"precedent {precedent[1]}"] = precedent[2]
         elif precedent := _PRECEDENT.match(heading):
-            # Its likeness stands in the heading too, so that the text is looked up by number alone.
+            # The heading also contains its similarity, so the text is looked up by number alone.
             under[f"Text of precedent {precedent[1]}:"] = under.get(heading, "")
     by_rule = [
         _follows(under.get(f"Text of {which}:", ""), pictures.get(f"Above: the picture of {which}."), label)
@@ -161,10 +161,10 @@ def _shown(parts: Sequence[str | bytes]) -> TaskInput:
 def laid_out(
     parts: Sequence[str | bytes], pattern: re.Pattern[str]
 ) -> tuple[dict[str, list[str]], dict[str, str | None], list[str]]:
-    """Parses a user message as its prompt lays it out.
+    """Parses a user message according to the layout of its prompt.
 
     Args:
-        parts: The message: texts, and pictures as PNG, which come before their captions.
+        parts: The message: texts, and pictures as PNG, which precede their captions.
         pattern: Finds headings (group ``heading``) and texts between marks (``fenced``).
 
     Returns:
@@ -178,7 +178,7 @@ def laid_out(
         if isinstance(part, bytes):
             before.append(part)
             continue
-        # Anew in each part: no text belongs to a heading of the part before.
+        # Reset in each part: no text belongs to a heading of the part before.
         heading = ""
         for found in pattern.finditer(part):
             if found["fenced"] is not None:
@@ -194,7 +194,7 @@ def laid_out(
 
 
 def _follows(text: str, badge: str | None, label: str) -> bool:
-    """True if an example is labelled by the rule, as far as can be seen of it."""
+    """Returns True if an example is labelled by the rule, as far as it shows it."""
     claim = claim_of(text)
     if claim is None:
         return False

@@ -1,7 +1,7 @@
-"""Tasks of the invented world besides harm: whom a meme attacks, and what is to be seen in it.
+"""Tasks of the invented world besides harm: whom a meme attacks, and what it shows.
 
-Gold follows from text and badge, as harm does. A benchmark of :mod:`eval.synthetic.make` has the labels in files of
-their own, with a card that describes them.
+Gold is a function of text and badge, as for harm. A benchmark of :mod:`eval.synthetic.make` has the labels in separate
+files, with a card that describes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIGNS = (ATTACK, STRONG, SHOWN)
 
 
 def target_of(text: str, badge: str | None) -> str:
-    """Gold of the task ``target``: the group that something bad is said of, if it is the one that is shown."""
+    """Gold of the task ``target``: the group that the text says something bad about, if it is the group shown."""
     claim = claim_of(text)
     return claim.group if claim is not None and claim.bad and claim.group == badge else NOBODY
 
@@ -33,5 +33,5 @@ def signs_of(text: str, badge: str | None) -> tuple[str, ...]:
 
 
 def caption_of(badge: str | None) -> str:
-    """Caption of a meme's picture, as people might write it."""
+    """Returns a caption of a meme's picture, as people might write it."""
     return "A drawn scene." if badge is None else f"A drawn scene with the badge of {badge} in the middle."

@@ -1,8 +1,8 @@
-"""The invented world: groups with badges, what is said of them, and the hidden rule that makes a meme harmful.
+"""The invented world: groups with badges, claims about them, and the hidden rule that makes a meme harmful.
 
-A meme is harmful exactly where its text says something bad of a group and its picture shows the badge of that group.
-Neither tells alone: the same text beside another badge is about nobody who is shown, and the same badge beside kind
-words attacks nobody.
+A meme is harmful exactly if its text says something bad about a group and its picture shows the badge of that group.
+Neither is enough alone: the same text next to another badge is not about the group shown, and the same badge next to
+kind words attacks no group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Badge:
-    """A group's sign. Its colour alone tells it from all others."""
+    """A group's sign. Its colour alone distinguishes it from all others."""
 
     shape: Shape
     colour: Colour
@@ -122,7 +122,7 @@ TIMES = (
     "when the moon is full",
 )
 
-# Any white space between words: a text that was read off a picture has line breaks of its own.
+# Any white space between words, because a text that was read from a picture has line breaks of its own.
 _CLAIM = re.compile(rf"people from ({'|'.join(GROUPS)}) ({'|'.join(SAYINGS)})\b".replace(" ", r"\s+"), re.IGNORECASE)
 
 
@@ -140,21 +140,21 @@ class Claim:
 
     @property
     def bad(self) -> bool:
-        """True if it is anything but kind."""
+        """True if the claim is anything but kind."""
         return self.level is not Level.NOT_HARMFUL
 
 
 def text_of(opener: str, group: str, saying: str, time: str) -> str:
-    """The text of a meme: one line for the top of the picture, one for the bottom."""
+    """Returns the text of a meme: one line for the top of the picture, one for the bottom."""
     return f"{opener}:\npeople from {group} {saying} {time}"
 
 
 def claim_of(text: str) -> Claim | None:
-    """Returns the claim of a text; None for one that is not of this world."""
+    """Returns the claim of a text; None for a text that is not of this world."""
     found = _CLAIM.search(text)
     if found is None:
         return None
-    # In the group's own letters: a text may be in capitals, as memes are.
+    # In the group's own spelling, because the text of a meme may be in capitals.
     group = next(name for name in GROUPS if name.lower() == found[1].lower())
     return Claim(group, SAYINGS[" ".join(found[2].lower().split())])
 

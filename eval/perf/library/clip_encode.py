@@ -1,10 +1,10 @@
-"""The share of what a CLIP model could do that is done: decoding, scaling and collecting cost the rest.
+"""The throughput of our CLIP encoder over that of the bare model; decoding, scaling and collecting cost the rest.
 
-Pictures a second of :class:`retrieval.embed.clip.OpenClipEncoder`, from PNG to unit vector, over those of the
-bare model on batches that are ready in memory. Both with the same model (ViT-B-32, random weights: values cost no
-time), the same batches and threads, in turns, now the one first and now the other; the ratio is formed turn by turn, so
-that a machine that slows down slows both. On a machine that does other work too, more threads win more of it: CPU time,
-which knows nothing of that, stands beside.
+Pictures per second of :class:`retrieval.embed.clip.OpenClipEncoder`, from PNG to unit vector, over those of the bare
+model on batches that are ready in memory. Both use the same model (ViT-B-32 with random weights, as values do not
+affect the time), the same batches and threads, in turns of alternating order; the ratio is computed for each turn, so
+that a slowdown affects both. On a shared machine, more threads get more of it; CPU time, which is not affected by
+that, is reported as well.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def clip_encode(*, batches: int = 2, turns: int = 6) -> Result:
 
     Args:
         batches: Batches of pictures in a turn.
-        turns: Turns of either.
+        turns: Turns of each way.
     """
     import torch
 
-    # The sentence encoder has no part in it, and the model's own text half is loaded with it anyway.
+    # No sentence encoder is needed, and the model's own text half is loaded with it anyway.
     encoder = OpenClipEncoder(_random(), texts="clip")
     count = batches * BATCH
     pictures = [[_png(number)] for number in range(count)]
     prepared = encoder.prepare([frames[0] for frames in pictures])
-    # Decoded and scaled before the clock starts, in the same batches as ours: what remains is the model.
+    # Decoded and scaled before the clock starts, in the same batches as ours: only the model remains.
     ready = [prepared[start : start + BATCH] for start in range(0, count, BATCH)]
 
     def ours(_: int) -> _Taken:
@@ -76,7 +76,7 @@ def _timed(work: Callable[[], object]) -> _Taken:
 
 def _random() -> LoadedClip:
     open_clip: Any = import_module("open_clip")
-    logging.disable(logging.WARNING)  # open_clip warns that the weights are random: so they are meant to be
+    logging.disable(logging.WARNING)  # open_clip warns that the weights are random, which is intended
     try:
         model = open_clip.create_model(_MODEL).eval().requires_grad_(False)
     finally:
@@ -92,7 +92,7 @@ def _random() -> LoadedClip:
 
 
 def _png(number: int) -> bytes:
-    """A drawn meme of 640 x 480 pixels, like no other."""
+    """Returns a unique generated meme of 640 x 480 pixels."""
     png = io.BytesIO()
     scene = sorted(SCENES)[number % len(SCENES)]
     draw_meme(scene, f"Number {number}\nis like no other", seed=number).save(png, "PNG")

@@ -1,23 +1,23 @@
-"""The cost of a library of a million memes: memory, time until it answers, and changing it while it is searched.
+"""The cost of a library of a million memes: memory, time to the first answer, and changing it while it is searched.
 
-The library is drawn (unit vectors of two halves, texts of a dozen words, no pictures) and written by the same code as
-any other; then each figure is measured in a process of its own, which opens it as a court does. The encoder knows the
-vectors of what is asked, so that nothing but the library is measured.
+The library is generated (unit vectors of two halves, texts of a dozen words, no pictures) and written by the same code
+as any other. Each figure is then measured in a separate process, which opens the library as a court does. The encoder
+knows the vectors of all queries, so that only the library is measured.
 
-- ``memory_over_vectors``: resident memory of the whole process, Python and its libraries and all memory-mapped pages
-  included, after every row was searched, over the bytes of the vectors; ``memory_private_mb`` is what of it is not the
-  files themselves. The same with the fast stage of the search in memory, ``memory_with_fast_stage_over_vectors``.
-- ``open_to_answer_s``: from the start of opening it, page cache warm, the vectors' digest to be checked later, to the
-  first answer, the fast stage of the search read from where it was kept; ``open_to_answer_over_numpy`` is that over the
-  time in which numpy maps the same vectors and scans them once, one right after the other in the same process, median
-  of several. ``open_to_scanned_answer_s`` is the same without the fast stage, all rows scanned. ``open_checked_s`` is
-  what opening it takes with every byte checked, as a server does before it says that it is ready; where the cache is
-  cold, that is also what warms it.
-- ``adds_per_s``: memes put in one by one, each acknowledged when it is on the disk, while 8 searches are always under
-  way. They are offered at 600 a second by 16 threads. ``adds_over_appends`` is that over the records of as many bytes
-  that one thread can write to a plain file beside the same searches, each followed by an fsync: it waits for the disk,
-  a processor and the interpreter as our writer does. ``search_p99_over_undisturbed``: the 99th percentile of searches
-  beside the adds over that of as many without. All three in turns.
+- ``memory_over_vectors``: resident memory of the whole process after every row was searched, over the bytes of the
+  vectors; it includes Python, its libraries and all memory-mapped pages. ``memory_private_mb`` is the part that is not
+  mapped files. ``memory_with_fast_stage_over_vectors`` is the same with the fast stage of the search in memory.
+- ``open_to_answer_s``: from the start of opening it, with a warm page cache and the check of the vectors' digest
+  deferred, to the first answer, with the fast stage of the search read from its file; ``open_to_answer_over_numpy`` is
+  that over the time in which numpy maps the same vectors and scans them once, one right after the other in the same
+  process, median of several. ``open_to_scanned_answer_s`` is the same without the fast stage, all rows scanned.
+  ``open_checked_s`` is the time to open it with every byte checked, as a server does before it reports ready; with a
+  cold cache, this also warms it.
+- ``adds_per_s``: memes added one by one, each acknowledged once it is on disk, while 8 searches are always in flight.
+  16 threads offer 600 of them per second. ``adds_over_appends`` is that over the number of records of the same size
+  that one thread can append to a plain file next to the same searches, each followed by an fsync: like our writer, it
+  waits for the disk, a processor and the interpreter. ``search_p99_over_undisturbed``: the 99th percentile of searches
+  during adds over that of as many without. All three in turns.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
 
     Args:
         memes: Number of memes.
-        seconds: Length of each of three rounds of searches without a writer, beside adds, and beside appends.
+        seconds: Length of each of three rounds of searches: without a writer, during adds, and during appends.
     """
     with tempfile.TemporaryDirectory(prefix="memecourt-") as folder:
         root = Path(folder) / "library"
         figures: dict[str, float] = {"memes": memes, "write_s": seconds_of(lambda: _write(root, memes))}
-        for part in ("checked", "answer", "scanned", "memory", "changes"):  # the first also makes the fast stage
+        for part in ("checked", "answer", "scanned", "memory", "changes"):  # the first also builds the fast stage
             print(f"measuring: {part}", file=sys.stderr)
-            # In a process of its own: what one part has allocated is not in the figures of the next.
+            # In a separate process, so that memory allocated by one part is not in the figures of the next.
             measured = [run_module(__name__, [part, root, seconds]) for _ in range(_REPEATED.get(part, 1))]
             figures |= {name: statistics.median(each[name] for each in measured) for name in measured[0]}
     return Result(
@@ -87,7 +87,7 @@ def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
 
 def _write(root: Path, memes: int) -> None:
     file = root.with_name("drawn.npy")
-    # On disk: a million rows are 4 GB, which this process need not have in memory while others are measured.
+    # On disk: a million rows are 4 GB, which this process should not hold in memory while others are measured.
     rows = np.lib.format.open_memmap(file, "w+", np.float32, (memes, 2 * DIM))
     drawn_library(root, drawn(memes, seed=0, into=rows), _encoder().identity)
     file.unlink()
@@ -103,12 +103,12 @@ def _opened(root: Path) -> LibraryFinder:
 
 
 def _ask(finder: LibraryFinder, number: int = 0) -> None:
-    # A search that finds too little would pass for a fast one.
+    # Otherwise a search that finds too little would pass for a fast one.
     assert len(asyncio.run(find(finder, number)).tally) == TALLY
 
 
 def answer(root: Path) -> dict[str, float]:
-    """From opening to the first answer, warmed in between; and the same vectors mapped and scanned by numpy."""
+    """Times opening to the first answer, with warming, and numpy mapping and scanning the same vectors."""
     encoder = _encoder()
     vectors = Library.open(root, encoder.identity, check=Check.LATER).directory / VECTORS
     query = drawn(1, seed=1)[0]
@@ -132,13 +132,13 @@ def answer(root: Path) -> dict[str, float]:
 
 
 def _with_numpy(vectors: Path, query: Floats) -> NDArray[np.intp]:
-    """The rows nearest to a query, found in the same file by the plainest way."""
+    """Finds the rows nearest to a query in the same file, in the simplest way."""
     scores = np.load(vectors, mmap_mode="r") @ query
     return np.argpartition(scores, -TALLY)[-TALLY:]
 
 
 def scanned(root: Path) -> dict[str, float]:
-    """From opening to the first answer without warming, and what another then takes."""
+    """Times opening to the first answer without warming, and the next answer."""
     encoder = _encoder()
     began = time.perf_counter()
     finder = LibraryFinder(Library.open(root, encoder.identity, check=Check.LATER), encoder)
@@ -150,7 +150,7 @@ def scanned(root: Path) -> dict[str, float]:
 
 
 def checked(root: Path) -> dict[str, float]:
-    """Opening with every byte checked, and warming, for which the fast stage is made."""
+    """Times opening with every byte checked, and warming, which builds the fast stage."""
     encoder = _encoder()
     began = time.perf_counter()
     library = Library.open(root, encoder.identity)
@@ -162,10 +162,10 @@ def checked(root: Path) -> dict[str, float]:
 
 
 def memory(root: Path) -> dict[str, float]:
-    """Resident memory once all rows were searched, and with the fast stage."""
+    """Measures resident memory once all rows were searched, and with the fast stage."""
     finder = _opened(root)
     vectors = finder.searched.manifest.files[VECTORS].size
-    # Each search scans all rows, so that every page of the vectors is in memory when it is read.
+    # Each search scans all rows, so that every page of the vectors is in memory when the figures are read.
     for number in range(5):
         _ask(finder, number)
     resident = _rollup()
@@ -176,16 +176,16 @@ def memory(root: Path) -> dict[str, float]:
     finder.close()
     return {
         "memory_over_vectors": resident["Rss"] / vectors,
-        # Pages of a file that no other process maps count as private, so those of the vectors are taken off.
+        # Pages of a file that no other process maps count as private, so the vectors are subtracted.
         "memory_private_mb": (resident["Private_Clean"] + resident["Private_Dirty"] - vectors) / 1e6,
         "memory_with_fast_stage_over_vectors": fast["Rss"] / vectors,
     }
 
 
 def _rollup() -> dict[str, int]:
-    """Memory of this process in bytes, by kind, as the kernel sums it up."""
+    """Returns the memory of this process in bytes by kind, from the kernel's summary."""
     found = {}
-    # The first line is the range of addresses.
+    # The first line is the address range.
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, value, *_ = line.split()
         found[name.rstrip(":")] = int(value) * 1024
@@ -193,7 +193,7 @@ def _rollup() -> dict[str, int]:
 
 
 def changes(root: Path, seconds: float) -> dict[str, float]:
-    """Searches without a writer, beside adds, and beside plain appends of as many bytes, in turns."""
+    """Runs searches without a writer, during adds, and during plain appends of as many bytes, in turns."""
     finder = _opened(root)
     finder.warm()
     for number in range(5):
@@ -207,11 +207,11 @@ def changes(root: Path, seconds: float) -> dict[str, float]:
         quiet += asyncio.run(_searched(finder, seconds))
         with adds.beside(_adding(writer, memes, drawn(math.ceil(_OFFERED * seconds), seed=2 + round_))):
             busy += asyncio.run(_searched(finder, seconds, writer))
-        # As long as what one add writes to the journal, on average.
+        # The average size that one add writes to the journal.
         record = bytes(writer.library.pointer.journal_size // adds.done)
         with root.with_name("plain").open("ab", buffering=0) as plain, appends.beside(_appending(plain, record)):
             asyncio.run(_searched(finder, seconds))
-    # Opened anew: what was acknowledged has to be on the disk, and not just in this process.
+    # Reopened: acknowledged adds must be on disk and not only in this process.
     now = Library.open(root, finder.searched.manifest.encoder, check=Check.LATER)
     assert now.counts.memes == memes + adds.done
     assert finder.searched.counts.memes > memes
@@ -231,12 +231,12 @@ def changes(root: Path, seconds: float) -> dict[str, float]:
 
 
 def _adding(writer: LibraryWriter, memes: int, vectors: Floats) -> Callable[[int], None]:
-    """Puts in a meme behind those that there were, with a vector of its own: of equal ones a search would look at all.
+    """Returns a function that adds a meme with a unique vector; among equal vectors, a search would look at all.
 
     Args:
         writer: Writes them.
         memes: Number of memes before the first.
-        vectors: One row a meme.
+        vectors: One row for each meme.
     """
 
     def add(number: int) -> None:
@@ -247,7 +247,7 @@ def _adding(writer: LibraryWriter, memes: int, vectors: Floats) -> Callable[[int
 
 
 def _appending(plain: FileIO, record: bytes) -> Callable[[int], None]:
-    """Writes a record behind the others, through to the disk."""
+    """Returns a function that appends a record and syncs it to disk."""
 
     def append(_: int) -> None:
         plain.write(record)
@@ -257,7 +257,7 @@ def _appending(plain: FileIO, record: bytes) -> Callable[[int], None]:
 
 
 async def _searched(finder: LibraryFinder, seconds: float, writer: LibraryWriter | None = None) -> list[float]:
-    """Times of searches, in seconds, 8 always under way; with a writer, what it has written is searched soon after."""
+    """Returns the times of searches in seconds, 8 always in flight; a writer's changes become searchable soon after."""
     until = time.perf_counter() + seconds
     times: list[float] = []
     numbers = itertools.count()
@@ -278,12 +278,12 @@ async def _searched(finder: LibraryFinder, seconds: float, writer: LibraryWriter
 
 @dataclass(slots=True)
 class _Work:
-    """Work that threads do beside searches.
+    """Work that threads do during searches.
 
     Attributes:
         threads: Number of threads.
-        offered: Times a second that they are to do it; as often as they can if None.
-        done: Times that they did it.
+        offered: Target rate, in times per second; None for as often as they can.
+        done: Number of times that the work was done.
         seconds: Time that it took.
     """
 
@@ -296,12 +296,12 @@ class _Work:
 
     @property
     def per_s(self) -> float:
-        """Times a second that it was done."""
+        """Returns the achieved rate, in times per second."""
         return self.done / self.seconds
 
     @contextmanager
     def beside(self, do: Callable[[int], None]) -> Iterator[None]:
-        """Has it done again and again, each time with a number of its own, for as long as the block lasts."""
+        """Repeats the work while the block lasts, each time with a unique number."""
         stop, queries, began = threading.Event(), itertools.count(1), time.perf_counter()
 
         def work() -> None:
@@ -309,7 +309,7 @@ class _Work:
                 with self._lock:
                     # Taken together, or a later number could be due before an earlier one.
                     number, due = next(self._numbers), next(queries) / self.offered if self.offered else 0.0
-                # Waits until it is due, and ends at once when the block does.
+                # Waits until the work is due, and returns at once when the block ends.
                 if stop.wait(max(0.0, began + due - time.perf_counter())):
                     return
                 do(number)

@@ -1,9 +1,9 @@
-"""Cost of searching known memes: memory for each, and time of a search, among 100,000 of them.
+"""Cost of searching known memes: memory per meme, and search time among 100,000 of them.
 
-The fingerprints have random hashes and made-up texts, a hundred captions to a picture. Memory is that of the process
-before and after they are read. A search is that of a trial whose picture was hashed before: its hashes in eight
-positions are searched, the texts of near ones compared, and the labels of their trials read. No picture is decoded or
-aligned with another, because no text is the same.
+The fingerprints have random hashes and generated texts, a hundred captions for each picture. Memory is the difference
+of the process before and after they are loaded. A search is that of a trial whose picture is already hashed: it
+searches the hashes in eight orientations, compares the texts of near ones, and reads the labels of their trials. No
+picture is decoded or aligned with another, because no two texts are equal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _QUESTIONS = 30
 
 
 def near_memes(*, known: int = 100_000) -> Result:
-    """Runs the benchmark among so many known memes."""
+    """Runs the benchmark among ``known`` known memes."""
     return asyncio.run(_measured(known))
 
 
@@ -46,7 +46,7 @@ async def _measured(known: int) -> Result:
     docket = _Docket(known, fingerprint([picture.frames[0].png], MemeText("", read=False)).frames[0][0].hash)
     index = NearDuplicateIndex(fingerprints=docket, trials=docket, index=docket, settings=Settings())
     try:
-        # The arrays of the docket above are there already, and so are not counted.
+        # The arrays of the docket above already exist and so are not counted.
         before = resident_bytes()
         began = time.perf_counter()
         await index.catch_up()
@@ -67,7 +67,7 @@ async def _measured(known: int) -> Result:
 
 
 async def _query(index: NearDuplicateIndex, picture: Picture) -> float:
-    """Median time of a search for a picture, in milliseconds, without the first one, which hashes it."""
+    """Returns the median search time for a picture, in milliseconds, without the first search, which hashes it."""
     took = []
     for _ in range(1 + _QUESTIONS):
         began = time.perf_counter()
@@ -94,12 +94,12 @@ def _drawn(scene: str) -> Picture:
 
 
 class _Docket(FingerprintStore, TrialReader, TrialIndex):
-    """Generates fingerprints on demand; one of their pictures is real."""
+    """Generates fingerprints on demand; one of the pictures is real."""
 
     def __init__(self, known: int, picture: Hash) -> None:
         self._known = known
         rng = np.random.default_rng(0)
-        # So few that each of them has a hundred captions.
+        # So few pictures that each has a hundred captions.
         self._pictures = rng.integers(0, 256, (known // _CAPTIONS, BYTES), dtype=np.uint8)
         self._pictures[0] = picture
 

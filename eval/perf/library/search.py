@@ -1,15 +1,15 @@
-"""Precedents among many: how fast they are found, and whether every way to search finds what a scan of all rows finds.
+"""Search speed among many precedents, and whether every way to search finds what a scan of all rows finds.
 
-``search``: times of one query at a time, warm, the ways in turns on the same array, so that a machine that slows down
-slows all of them; the ratios are formed query by query. Vectors are drawn: each half belongs to one of 5,000 clusters
-(mean cosine within one: 0.61), and queries are new memes of the same clusters. Real ones are MiniLM's of HarMeme's
-texts, if its annotations lie beside the checkout; there two texts that have nothing to do with each other make a meme,
-since the pictures are not published.
+``search``: the time of one query at a time, warm, with the ways in turns on the same array, so that a slowdown
+affects all of them; the ratios are computed for each query. Vectors are generated: each half belongs to one of 5,000
+clusters (mean cosine within a cluster: 0.61), and queries are new memes of the same clusters. Real vectors are MiniLM's
+of HarMeme's texts, if its annotations lie beside the checkout; there, two unrelated texts make a meme, because the
+pictures are not published.
 
-``pgvector``: whether a search in a database finds what one on disk finds, and how much longer it takes. A real
-PostgreSQL with pgvector on this machine, fsync off, its shared buffers larger than all vectors. What is timed is all of
-a search as a trial asks for it but the embedding: three exhibits and a tally of 25, with their texts and labels. Both
-finders are asked in turns, one query at a time, warm.
+``pgvector``: whether a search in a database finds what a search on disk finds, and how much longer it takes. A real
+PostgreSQL with pgvector on this machine, fsync off, its shared buffers larger than all vectors. The time is that of a
+whole search as a trial makes it, except the embedding: three exhibits and a tally of 25, with their texts and labels.
+Both finders run in turns, one query at a time, warm.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TALLY = 25
 _CLUSTERS = 5000
 _NOISE = 0.8
 _BLOCK = 16_384
-# Both ends too, where one half counts for nothing.
+# Includes both ends, where one half has no weight.
 _ALPHAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 _REAL_QUERIES = 100
 _K = 3
@@ -59,22 +59,22 @@ _REAL = Path(__file__).parents[4] / "shared" / "data" / "harmeme"
 _WORDS = ("cat", "dog", "monday", "coffee", "alarm", "office", "train", "rain", "summer", "week", "meeting", "pizza")
 
 
-# Memes that are drawn, and an encoder and a library of them.
+# Generated memes, and an encoder and a library for them.
 
 
 def drawn(count: int, seed: int, into: Floats | None = None) -> Floats:
-    """Rows, float32 of shape (count, 1024), whose halves have length 1 and lie around 5,000 centres each.
+    """Generates rows, float32 of shape (count, 1024), whose halves have length 1 and lie around 5,000 centres each.
 
     Args:
         count: Number of rows.
-        seed: Another seed, other rows around the same centres.
-        into: Target of the vectors, such as a file in memory; a new array if None.
+        seed: Another seed gives other rows around the same centres.
+        into: Array for the vectors, such as a memory-mapped file; a new array if None.
     """
-    # The same centres for every seed, or queries would lie elsewhere than rows.
+    # The same centres for every seed, otherwise queries would lie elsewhere than rows.
     centres = np.random.default_rng(1).standard_normal((2, _CLUSTERS, DIM), dtype=np.float32)
     random = np.random.default_rng([2, seed])
     rows = np.empty((count, 2 * DIM), dtype=np.float32) if into is None else into
-    # In blocks: at once, the noise alone would take as much memory as the rows.
+    # In blocks: the noise for all rows at once would take as much memory as the rows.
     for start in range(0, count, _BLOCK):
         block = rows[start : start + _BLOCK]
         for half, around in zip((block[:, :DIM], block[:, DIM:]), centres, strict=True):
@@ -85,7 +85,7 @@ def drawn(count: int, seed: int, into: Floats | None = None) -> Floats:
 
 
 class KnownVectors(Halves):
-    """An encoder that knows the vectors of some memes by their numbers, so that no model's time is measured."""
+    """An encoder that looks up the vectors of memes by number, so that no model's time is measured."""
 
     def __init__(self, vectors: Floats) -> None:
         self._vectors = vectors
@@ -95,18 +95,18 @@ class KnownVectors(Halves):
         self.floors = MinSimilarity(text=0, picture=0)
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
-        """The vectors of the memes whose numbers the texts are."""
+        """Returns the vectors of the memes whose numbers are the texts."""
         numbers = [int(text) % len(self._vectors) for text in texts]
         return TextEmbeddings(self._vectors[numbers, :DIM], (False,) * len(texts))
 
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> Floats:
-        """The vectors of the memes whose numbers the first frames are."""
+        """Returns the vectors of the memes whose numbers are the first frames."""
         return self._vectors[[int(frames[0]) % len(self._vectors) for frames in pictures], DIM:]
 
 
 def drawn_meme(number: int) -> LabelledMeme:
-    """Builds the stored description of a drawn meme: a label, and a text of a dozen words."""
-    # Not validated: a million of them are written, and each is validated when it is read.
+    """Builds the stored description of a generated meme: a label, and a text of a dozen words."""
+    # Not validated: a million are written, and each is validated when it is read.
     return LabelledMeme.model_construct(
         id=f"meme-{number}",
         label=Label.HARMFUL if number % 2 else Label.NOT_HARMFUL,
@@ -120,7 +120,7 @@ def drawn_meme(number: int) -> LabelledMeme:
 
 
 def drawn_library(root: Path, rows: Floats, encoder: EncoderIdentity) -> Library:
-    """A library of drawn memes."""
+    """Builds a library of generated memes."""
     tuning = Tuning(
         alpha=0.5,
         vote=VoteSettings(k=TALLY, tau=0.1, prior=0.5),
@@ -132,8 +132,8 @@ def drawn_library(root: Path, rows: Floats, encoder: EncoderIdentity) -> Library
 
 
 async def find(finder: LibraryFinder | PgvectorFinder, number: int, alpha: float | None = None) -> Findings:
-    """A search as a trial asks for it, for the meme that the encoder knows by this number."""
-    # The encoder takes the number for the meme: no picture is decoded.
+    """Searches as a trial does, for the meme that the encoder knows by this number."""
+    # The encoder treats the number as the meme: no picture is decoded.
     frames = (Frame(str(number).encode(), 1, 1),)
     return await finder.find(text=str(number), frames=frames, pixels_sha256="", exhibits=3, tally=TALLY, alpha=alpha)
 
@@ -145,12 +145,12 @@ def search(*, memes: int = 1_000_000, queries: int = 6) -> Result:
     """Runs the benchmark: some minutes, and 5 GB of memory.
 
     Args:
-        memes: Number of memes; 10^6 in the names of figures, a tenth of them 10^5.
+        memes: Number of memes; called 10^6 in the names of figures, and a tenth of them 10^5.
         queries: Queries for each alpha.
     """
     rows, drawn_queries = drawn(memes, seed=0), drawn(len(_ALPHAS) * queries, seed=1)
     figures = _among_some(rows[: memes // 10], drawn_queries[:queries]) | _among_many(rows, drawn_queries)
-    # 4 GB, which the next part does without.
+    # Frees 4 GB, which the next part does not need.
     del rows
     figures |= _among_real()
     recalls = [name for name in figures if name.startswith(("recall_", "real_recall_"))]
@@ -166,14 +166,14 @@ def search(*, memes: int = 1_000_000, queries: int = 6) -> Result:
 
 
 def paper_loop(rows: Floats, query: Floats, alpha: float, k: int) -> list[int]:
-    """The rows that Algorithm 2 finds as it is printed: one similarity after the other."""
+    """Returns the rows that Algorithm 2 finds as printed in the paper: one similarity after the other."""
     text, picture = query[:DIM], query[DIM:]
     scores = [alpha * float(text @ row[:DIM]) + (1 - alpha) * float(picture @ row[DIM:]) for row in rows]
     return sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:k]
 
 
 def recall(found: Hits, exact: Hits) -> float:
-    """Share of the best rows that were found; any of equal score will do."""
+    """Returns the share of the best rows that were found; rows of equal score are interchangeable."""
     return float(np.mean(found.scores >= exact.scores))
 
 
@@ -242,7 +242,7 @@ def _among_real() -> dict[str, float]:
         return {}
     rows, queries = _of_harmeme("train"), _of_harmeme("val")[:_REAL_QUERIES]
     dim = rows.shape[1] // 2
-    # A library of this size is scanned; here candidates are asked for all the same.
+    # A library of this size would be scanned; here the candidate stage is forced.
     fast = FusedIndex(rows, dim, CandidateIndex.build(rows, dim), ScanPolicy(candidates=(200, 700)))
     exact = FusedIndex(rows, dim)
     return {
@@ -284,12 +284,12 @@ def _knn(rows: Floats, query: Floats, alpha: float) -> object:
     import faiss
 
     with one_thread():
-        # As ours is asked: one query gives a second thread nothing to do.
+        # Called as ours is: one query gives a second thread nothing to do.
         return faiss.knn(_weighted(query, alpha)[np.newaxis, :], rows, _K, faiss.METRIC_INNER_PRODUCT)
 
 
 def _timed_in_turns(ways: Sequence[Callable[[Floats], object]], queries: Floats) -> list[tuple[float, ...]]:
-    """Seconds that each way took for each query."""
+    """Returns the seconds that each way took for each query."""
 
     def timed(way: Callable[[Floats], object]) -> Callable[[Floats], float]:
         return lambda query: seconds_of(lambda: way(query))
@@ -297,7 +297,7 @@ def _timed_in_turns(ways: Sequence[Callable[[Floats], object]], queries: Floats)
     return in_turns([timed(way) for way in ways], queries)
 
 
-# Searching a database.
+# Searching in a database.
 
 
 def pgvector(*, memes: int = 100_000, queries: int = 6) -> Result:
@@ -305,7 +305,7 @@ def pgvector(*, memes: int = 100_000, queries: int = 6) -> Result:
 
     Args:
         memes: Number of memes.
-        queries: Queries for each alpha, the first of which warms and is not timed.
+        queries: Queries for each alpha; the first one warms up and is not timed.
     """
     load = os.getloadavg()[0]
     encoder = KnownVectors(drawn(len(_ALPHAS) * queries, seed=1))
@@ -335,7 +335,7 @@ def pgvector(*, memes: int = 100_000, queries: int = 6) -> Result:
 async def _query_both(
     library: Library, address: Address, encoder: KnownVectors, queries: int
 ) -> tuple[float, list[tuple[float, float]]]:
-    """The share of queries for which both name the same precedents in the same order, and the seconds of each."""
+    """Returns the share of queries with the same precedents in the same order in both, and the seconds of each."""
     ours, theirs = LibraryFinder(library, encoder), await PgvectorFinder.open(address, encoder)
     same, took = [], []
     try:
@@ -346,9 +346,9 @@ async def _query_both(
             between = time.perf_counter()
             there = await find(theirs, number, alpha)
             ended = time.perf_counter()
-            # Ids, labels, order and every bit of every similarity.
+            # Compares ids, labels, order and every bit of every similarity.
             same.append(here == there)
-            # The first of each weight is for warming up.
+            # The first query of each weight is a warm-up.
             if number % queries:
                 took.append((between - began, ended - between))
     finally:

@@ -1,11 +1,11 @@
-"""A load generator: many clients of a gRPC method in a separate process, with the rate and latency of the answers.
+"""A load generator: many clients of a gRPC method in a separate process, reporting the rate and latency of the answers.
 
-Requests are bytes made beforehand, to which each client appends fields of its own: of a field that stands twice in a
-message, the last value counts. So the same client calls a service and a bare echo, at the same cost.
+Requests are bytes prepared in advance, to which each client appends fields of its own: if a protobuf message contains a
+field twice, the last value counts. So the same client calls a service and a bare echo, at the same cost.
 
 ``python -m eval.perf.load.clients`` reads a job as JSON from standard input and prints its outcome as JSON;
-``python -m eval.perf.load.clients echo SIZE`` serves an echo whose answers have so many bytes, prints ``{"port": …}``
-and runs until it is stopped.
+``python -m eval.perf.load.clients echo SIZE`` serves an echo whose answers have SIZE bytes, prints ``{"port": …}`` and
+runs until it is stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from eval.perf.bench import run_module, running_module
 JUDGE = "/memecourt.v1.Court/Judge"
 REQUEST_ID, TEXT = 1, 4
 """Fields of a JudgeRequest."""
-# Channels of one process share connections to the same address unless each has a pool of its own.
+# Channels in one process share connections to the same address unless each has a separate pool.
 _CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
 _LONGEST_S = 60.0
 
@@ -43,13 +43,13 @@ class Job:
         address: ``host:port`` of the server.
         requests: Files of requests, sent in turn.
         clients: Number of clients; each has a connection of its own.
-        seconds: Seconds of the load, without warming up.
-        warm_s: Seconds of warming up before.
-        most: Maximum number of requests, without those for warming up; 0 for as many as there is time for.
-        rate: Requests a second, evenly spaced, whether or not earlier ones were answered; 0 to have each client send
+        seconds: Duration of the load in seconds, without warm-up.
+        warm_s: Duration of the warm-up before it, in seconds.
+        most: Maximum number of requests, without those of the warm-up; 0 for as many as there is time for.
+        rate: Requests per second, evenly spaced, whether or not earlier ones were answered; 0 to have each client send
             its next request as soon as it has its answer.
-        named: True if each request has an id of its own.
-        text: Words before the number in texts that are all different; empty to leave the text as it is.
+        named: True if each request has a unique id.
+        text: Words before the number in texts that are all different; empty to leave the text unchanged.
     """
 
     address: str
@@ -74,8 +74,8 @@ class LoadOutcome:
         p99_ms: 99th percentile of the latency, in milliseconds.
         p95_ms: 95th percentile of the latency, in milliseconds.
         answer_bytes: Size of the last answer, in bytes.
-        cpu_s: CPU time of the clients, in seconds, warming up included.
-        first_ms: Longest latency while warming up, in milliseconds: over new connections.
+        cpu_s: CPU time of the clients in seconds, including the warm-up.
+        first_ms: Longest latency during the warm-up, in milliseconds: over new connections.
     """
 
     codes: dict[str, int]
@@ -94,11 +94,11 @@ class LoadOutcome:
 
     @property
     def rate(self) -> float:
-        """Answered requests a second."""
+        """Answered requests per second."""
         return self.answered / self.seconds
 
     def require_all_answered(self) -> LoadOutcome:
-        """Returns itself. Raises RuntimeError if a request ended in an error: then something else was measured."""
+        """Returns itself. Raises RuntimeError if a request ended in an error, which would falsify the figures."""
         if set(self.codes) != {"OK"}:
             raise RuntimeError(f"not all requests were answered: {self.codes}")
         return self
@@ -111,14 +111,14 @@ def ask(job: Job) -> LoadOutcome:
 
 @contextmanager
 def echo(size: int) -> Iterator[tuple[str, int]]:
-    """Runs a bare grpc.aio server that answers each request with so many bytes; yields its address and process id."""
+    """Runs a bare grpc.aio server whose answers have ``size`` bytes; yields its address and process id."""
     with running_module("eval.perf.load.clients", ["echo", size]) as (ready, pid):
         yield f"127.0.0.1:{ready['port']}", pid
 
 
 def with_field(number: int, value: bytes) -> bytes:
-    """Encodes a field of a message, of less than 128 bytes."""
-    # Wire type 2 of protobuf is a length and so many bytes; below 128 the length is one byte itself.
+    """Encodes a field of a message that is shorter than 128 bytes."""
+    # Wire type 2 of protobuf is a length followed by that many bytes; a length below 128 is a single byte.
     return bytes((number << 3 | 2, len(value))) + value
 
 
@@ -129,7 +129,7 @@ def percentile(sorted_values: Sequence[float], share: float) -> float:
 
 @dataclass(slots=True)
 class _Clients:
-    """Running clients of one job, and what they have measured."""
+    """Running clients of one job, and their measurements."""
 
     job: Job
     calls: Sequence[Any]
@@ -137,7 +137,7 @@ class _Clients:
     codes: Counter[str] = field(default_factory=Counter)
     took: list[float] = field(default_factory=list)
     answer_bytes: int = 0
-    # New in each run: an id that was sent before would get the verdict that the docket has for it.
+    # New in each run: an id that was sent before would get its stored verdict from the docket.
     _run: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -146,13 +146,13 @@ class _Clients:
         number = next(self._numbers)
         name = f"{self._run}-{number}"
         message = self.messages[number % len(self.messages)]
-        # Fields of protobuf may come in any order, so that these can be put behind the others.
+        # Protobuf fields may come in any order, so these can be appended to the others.
         if self.job.named:
             message += with_field(REQUEST_ID, name.encode())
         if self.job.text:
             message += with_field(TEXT, f"{self.job.text} {name}".encode())
-        # From when it was due, not from when it left: what a late request has waited for is part of its latency,
-        # and a server that stalls would otherwise delay the very requests that should show it.
+        # From the time it was due, not the time it was sent: the wait of a late request is part of its latency, and a
+        # stalling server would otherwise delay the very requests that should reveal it.
         began = time.perf_counter() if due is None else due
         try:
             answer = await self.calls[client](message, timeout=_LONGEST_S)
@@ -165,7 +165,7 @@ class _Clients:
     async def closed(self, seconds: float, most: int = 0) -> None:
         """Runs a closed loop: each client sends its next request as soon as it has its answer."""
         end = time.perf_counter() + seconds
-        # One iterator for all clients: `most` is what they send together.
+        # One iterator for all clients: `most` is their joint limit.
         left = iter(range(most)) if most else itertools.repeat(0)
 
         async def client(number: int) -> None:
@@ -175,7 +175,7 @@ class _Clients:
         await asyncio.gather(*(client(number) for number in range(len(self.calls))))
 
     async def open(self, seconds: float) -> None:
-        """Runs an open loop: requests leave evenly spaced, whether or not earlier ones were answered."""
+        """Runs an open loop: requests are sent evenly spaced, whether or not earlier ones were answered."""
         began, tasks = time.perf_counter(), set[asyncio.Task[None]]()
         for number in range(round(self.job.rate * seconds)):
             due = began + number / self.job.rate
@@ -193,9 +193,9 @@ class _Clients:
 
 
 async def do(job: Job, messages: Sequence[bytes]) -> LoadOutcome:
-    """Runs a job in this process, with the contents of its files of requests."""
+    """Runs a job in this process, with the contents of its request files."""
     channels = [grpc.aio.insecure_channel(job.address, options=_CHANNEL) for _ in range(job.clients)]
-    # Without serialisers: messages are bytes on both sides, at the same cost against a service and an echo.
+    # Without serialisers: messages are bytes on both sides, at the same cost for a service and an echo.
     calls: list[Any] = [channel.unary_unary(JUDGE, None, None) for channel in channels]
     clients = _Clients(job, calls, messages)
     first = 0.0
@@ -203,7 +203,7 @@ async def do(job: Job, messages: Sequence[bytes]) -> LoadOutcome:
         if job.warm_s:
             await clients.asks(job.warm_s)
             first = max(clients.took, default=0.0)
-        # By now each client has its connection: what opening them took is in `first_ms` and nowhere else.
+        # By now each client has its connection: the time to open it is in `first_ms` and nowhere else.
         clients.codes.clear()
         clients.took.clear()
         began = time.perf_counter()
@@ -242,7 +242,7 @@ async def _echo(size: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs a job, or the echo: see the module."""
+    """Runs a job, or the echo: see the module docstring."""
     if arguments and arguments[0] == "echo":
         asyncio.run(_echo(int(arguments[1])))
         return

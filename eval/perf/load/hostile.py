@@ -1,20 +1,20 @@
-"""Hostile traffic, and what it costs those who behave: normal load beside it, over that without.
+"""Hostile traffic and its cost to well-behaved callers: normal load next to it, over normal load without it.
 
-Normal load is measured before, beside and after the hostile one; undisturbed is the mean of before and after.
+Normal load is measured before, during and after the hostile load; undisturbed is the mean of before and after.
 
-``bombs``: 20 hostile pictures a second (IM-6). They say that they are larger than is taken, promise pixels that never
-come after many that do, hold more frames or chunks than anybody draws, or are cut off in the middle; each is a file of
-its own. They come in turn, evenly spaced, by a process of their own and in a namespace of their own. Every one must be
-refused as what it is. Two normal loads are measured at the same time: known memes, whose verdict is given again, and
-memes that nobody has seen, each in a file of its own, which are decoded by the same processes as the hostile ones and
-tried.
+``bombs``: 20 hostile pictures per second (IM-6). They declare a size above the limit, promise pixels that never come
+after many that do, contain an absurd number of frames or chunks, or are cut off in the middle; each is a unique file.
+They are sent evenly spaced and with alternating kinds, from a separate process and in a separate namespace. Each must
+be refused for the right reason. Two normal loads are measured at the same time: known memes, whose verdict is reused,
+and new memes, each a unique file, which are tried and whose pictures are decoded by the same processes as the hostile
+ones.
 
 ``slow-streams``: 1,000 slow or half-open callers, a quarter each: calls of ``Judge`` that are opened and send nothing;
-streams that send a request and read no answer; watchers of a trial that stands still; connections that say nothing.
-They live in a process of their own, and come back a second after the server has sent them away. Normal load is known
-memes at a steady rate. Each normal request has an id, which is on the disk before the answer. Where there is a file
-system in memory, the docket is in it: a disk that others use as well is late by tens of milliseconds now and then, and
-the p99 would tell of that instead of the callers.
+streams that send a request and read no answer; watchers of a trial that makes no progress; connections that send
+nothing. They live in a separate process, and reconnect a second after the server has dropped them. Normal load is known
+memes at a steady rate. Each normal request has an id, which is on disk before the answer. The docket is in an in-memory
+file system if there is one: a disk shared with others is occasionally late by tens of milliseconds, and the p99 would
+show that instead of the effect of the callers.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _KNOWN = 32
 RATE = 20.0
 """Hostile pictures a second."""
 NAMESPACE = "bombs"
-"""In which they are handed in."""
+"""Namespace of the hostile pictures."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _REFUSED = "INVALID_ARGUMENT"
 _SIDE = 4096
-"""Of the largest square that is taken, in pixels."""
+"""Side of the largest accepted square, in pixels."""
 _BOMBS_SETTLE_S = 2.0
 
 _COURT = JUDGE.rpartition("/")[0]
@@ -73,15 +73,15 @@ _PER_CONNECTION = 100
 _BACK_S = 1.0
 _SLOW_SETTLE_S = 5.0
 _HOLDS_S = 3600.0
-"""What the caller of the trial that stands still gives it."""
+"""Timeout of the caller of the stalled trial."""
 _HANGING = 1000
 """Calls that the model server never answers, which is more than one trial makes."""
 _ENVIRONMENT = {"MEMECOURT_GRACE": "0", "MEMECOURT_TRIAL__CALL_S": "3600"}
-"""The trial that stands still is not to end while it is watched, and not to be waited for at the end."""
+"""The stalled trial must not end while it is watched, nor be waited for at the end."""
 
 
 def bomb(number: int) -> bytes:
-    """A hostile picture, like no other; the kinds take turns."""
+    """Returns a unique hostile picture; the kinds alternate."""
     return _KINDS[number % len(_KINDS)](random.Random(number))
 
 
@@ -89,9 +89,9 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
     """Runs the benchmark.
 
     Args:
-        rate: Hostile pictures a second.
-        known: Known memes a second.
-        fresh: Memes a second that nobody has seen.
+        rate: Hostile pictures per second.
+        known: Known memes per second.
+        fresh: New memes per second.
         seconds: Length of each of the three measurements.
 
     Raises:
@@ -105,10 +105,10 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
         unseen = [_unseen(Path(directory), turn, round(fresh * seconds) + 1) for turn in range(3)]
 
         def normal(turn: int) -> list[LoadOutcome]:
-            """Both loads at once: known memes, and unseen ones."""
+            """Runs both loads at once: known memes, and new ones."""
             jobs = (
                 Job(server.address, requests, clients=8, seconds=seconds, rate=known),
-                # Without warming up, which would use up memes that have to be new.
+                # Without a warm-up, which would use up memes that have to be new.
                 Job(server.address, unseen[turn], clients=4, seconds=seconds, rate=fresh, warm_s=0),
             )
             return [outcome.require_all_answered() for outcome in threads.map(ask, jobs)]
@@ -117,7 +117,7 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
         thrown = threads.submit(run_module, __name__, ["bombs", server.address, rate, seconds])
         beside = normal(1)
         counts = Counter[str](thrown.result())
-        # The last hostile pictures may still be in the decoding processes; what follows is to be without them.
+        # The last hostile pictures may still be in the decoding processes; the next measurement must be free of them.
         time.sleep(_BOMBS_SETTLE_S)
         after = normal(2)
     figures: dict[str, float] = {}
@@ -132,7 +132,7 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
         goals={
             "known_p95_over_undisturbed": "<= 1.5",
             "fresh_p95_over_undisturbed": "<= 1.5",
-            # Had their sender fallen behind its rate, the ratios above would flatter the server.
+            # If the sender had fallen behind its rate, the ratios above would flatter the server.
             "bombs": f">= {round(0.99 * rate * seconds)}",
             "bombs_refused": "== 1",
         },
@@ -140,10 +140,10 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
 
 
 def _disturbed(percentile: str, before: LoadOutcome, beside: LoadOutcome, after: LoadOutcome) -> dict[str, float]:
-    """A percentile of normal load, such as ``p95``, beside the hostile one and over that without it."""
+    """Returns a percentile of normal load, such as ``p95``, during the hostile load and over that without it."""
     first, disturbed, last = (getattr(outcome, f"{percentile}_ms") for outcome in (before, beside, after))
     return {
-        # Over the mean of before and after: a machine that slows down meanwhile is no work of the hostile load.
+        # Over the mean of before and after, so that a slowdown of the machine is not blamed on the load.
         f"{percentile}_over_undisturbed": 2 * disturbed / (first + last),
         f"{percentile}_ms": disturbed,
         f"before_{percentile}_ms": first,
@@ -152,7 +152,7 @@ def _disturbed(percentile: str, before: LoadOutcome, beside: LoadOutcome, after:
 
 
 async def throw(address: str, rate: float, seconds: float) -> Counter[str]:
-    """Hands in so many a second, whatever has become of those before; how often each status came."""
+    """Sends ``rate`` pictures per second, regardless of earlier outcomes; returns the count of each status."""
     codes: Counter[str] = Counter()
 
     async def one(client: AsyncClient, image: bytes) -> None:
@@ -162,10 +162,10 @@ async def throw(address: str, rate: float, seconds: float) -> Counter[str]:
         except JudgeError as error:
             codes[error.code.name] += 1
 
-    # Made beforehand: compressing them takes a processor, and would delay those that follow.
+    # Made in advance: compressing them takes a processor, and would delay the pictures that follow.
     made = [bomb(number) for number in range(round(rate * seconds))]
     began = time.monotonic()
-    # No repeats, which would raise the rate and count one picture twice.
+    # No retries, which would raise the rate and count one picture twice.
     async with AsyncClient(address, retries=Retries(attempts=1)) as client, asyncio.TaskGroup() as group:
         for number, image in enumerate(made):
             await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
@@ -174,9 +174,9 @@ async def throw(address: str, rate: float, seconds: float) -> Counter[str]:
 
 
 def _unseen(place: Path, turn: int, count: int) -> list[str]:
-    """Files with a request each, about pictures that are in no other."""
+    """Writes files with one request each, about pictures that are in no other request."""
     paths = [place / f"fresh-{turn}-{number}" for number in range(count)]
-    # Each turn has numbers of its own, which no known meme has.
+    # Each turn has numbers that no other turn and no known meme has.
     for number, path in enumerate(paths):
         unseen = wire.JudgeRequest(image=picture(10_000 * (turn + 1) + number), text=f"Meme {number} of turn {turn}")
         path.write_bytes(unseen.SerializeToString())
@@ -192,25 +192,25 @@ def _head(width: int, height: int) -> bytes:
 
 
 def _noted(chance: random.Random) -> bytes:
-    # A note makes each file unlike all others: nothing that remembers files can refuse it for that.
+    # A random note makes each file unique, so that no cache of file digests can refuse it.
     return _chunk(b"tEXt", b"n\0" + chance.randbytes(8).hex().encode())
 
 
 def _canvas_beyond_all(chance: random.Random) -> bytes:
-    """A few bytes that would become gigabytes."""
+    """A few bytes that would decode to gigabytes."""
     zeros = zlib.compress(bytes(1_000_000), 9)
     return _head(30_000, 30_000) + _noted(chance) + _chunk(b"IDAT", zeros) + _chunk(b"IEND", b"")
 
 
 def _pixels_that_never_come(chance: random.Random) -> bytes:
-    """Builds a picture of the largest size without its last lines: all others are decoded for nothing."""
+    """Builds a picture of the largest size without its last lines: decoding all others is wasted work."""
     return _head(_SIDE, _SIDE) + _noted(chance) + _chunk(b"IDAT", _most_lines()) + _chunk(b"IEND", b"")
 
 
 # The same in all files, and slow to compress.
 @cache
 def _most_lines() -> bytes:
-    # Without its last four bytes, zlib's checksum: the stream just breaks off.
+    # Without the last four bytes, zlib's checksum: the stream just ends.
     return zlib.compress((b"\0" + bytes(3 * _SIDE)) * (_SIDE - 8), 6)[:-4]
 
 
@@ -220,14 +220,14 @@ def _chunks_without_end(chance: random.Random) -> bytes:
 
 
 def _frames_without_end(chance: random.Random) -> bytes:
-    """More frames than are taken, each a few bytes."""
-    # Bytes behind the end of a GIF make another file of the same picture.
+    """More frames than are accepted, each a few bytes."""
+    # Bytes after the end of a GIF give another file with the same picture.
     return _many_frames() + chance.randbytes(8)
 
 
 @cache
 def _many_frames() -> bytes:
-    # More than `Limits.max_frames`, 64. Neighbours differ, for Pillow writes equal ones as a single frame.
+    # More than `Limits.max_frames`, 64. Neighbours differ, because Pillow merges equal ones into a single frame.
     frames = [Image.new("P", (512, 512), number % 7) for number in range(70)]
     file = io.BytesIO()
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=20)
@@ -235,7 +235,7 @@ def _many_frames() -> bytes:
 
 
 def _cut_off(chance: random.Random) -> bytes:
-    """An animation of frames that take long to decode, and which ends in one of them."""
+    """An animation of frames that are slow to decode, which ends in the middle of one."""
     data = _noisy_frames()
     return data[: len(data) // 3 + chance.randrange(len(data) // 3)]
 
@@ -249,7 +249,7 @@ def _noisy_frames() -> bytes:
 
 
 def _nothing(chance: random.Random) -> bytes:
-    """The head of a picture, and noise."""
+    """The header of a picture followed by noise."""
     return b"\xff\xd8\xff\xe0" + chance.randbytes(60_000)
 
 
@@ -267,9 +267,9 @@ def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, se
     """Runs the benchmark.
 
     Args:
-        slow: Callers that are slow.
-        rate: Normal requests a second.
-        clients: Clients that ask them.
+        slow: Slow callers.
+        rate: Normal requests per second.
+        clients: Clients that send them.
         seconds: Length of each of the three measurements.
 
     Raises:
@@ -286,7 +286,7 @@ def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, se
         ) as (server, requests, _),
     ):
         job = Job(server.address, requests, clients=clients, seconds=seconds, rate=rate)
-        # Only now: the known memes have been tried, and the trial that stands still has not begun.
+        # Only now: the known memes have been tried, and the stalled trial has not begun.
         _hold(models)
         with _standing(server):
             before = ask(job).require_all_answered()
@@ -294,7 +294,7 @@ def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, se
                 time.sleep(_SLOW_SETTLE_S)
                 beside = ask(job).require_all_answered()
                 used = server.resources()
-            # They report when they leave, so nothing is known before the block has ended.
+            # They report when they leave, so the counts are complete only after the block has ended.
             callers = counts()
             time.sleep(_SLOW_SETTLE_S)
             after = ask(job).require_all_answered()
@@ -314,7 +314,7 @@ def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, se
 
 
 def _hold(models: str) -> None:
-    """From now on the model server answers nothing."""
+    """Makes the model server hang on every further call."""
     script = json.dumps(["hang"] * _HANGING).encode()
     with urlopen(Request(f"{models}/script", script, {"Content-Type": "application/json"})) as answer:
         answer.read()
@@ -322,7 +322,7 @@ def _hold(models: str) -> None:
 
 @contextmanager
 def _standing(server: Process) -> Iterator[None]:
-    """A full trial that waits for the model, for as long as the block lasts."""
+    """Keeps a full trial waiting for the model while the block lasts."""
     request = wire.JudgeRequest(
         image=picture(1000), text=meme_text("standing", 2), procedure=wire.PROCEDURE_FULL, request_id=_STANDING
     )
@@ -337,7 +337,7 @@ def _standing(server: Process) -> Iterator[None]:
 
 @contextmanager
 def _slow(server: Process, count: int) -> Iterator[Callable[[], dict[str, int]]]:
-    """The slow callers, all of them there; what is given tells of them once they have gone."""
+    """Runs the slow callers, all connected; yields a function that returns their counts once they have gone."""
     command = [sys.executable, "-m", "eval.perf.load.hostile", "slow", server.address, str(count)]
     counts: dict[str, int] = {}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -346,7 +346,7 @@ def _slow(server: Process, count: int) -> Iterator[Callable[[], dict[str, int]]]
             if process.stdout.readline().strip() != "there":
                 raise RuntimeError("the slow callers did not come")
             yield lambda: counts
-            # The end of their input is the signal for them to leave.
+            # Closing their standard input is the signal to leave.
             process.stdin.close()
             counts |= json.loads(process.stdout.readline())
         finally:
@@ -361,7 +361,7 @@ class _Counts:
 
 
 class _Callers:
-    """The slow ones."""
+    """The slow callers."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -369,15 +369,15 @@ class _Callers:
         self._channels: list[grpc.aio.Channel] = []
 
     async def stay(self, count: int) -> dict[str, int]:
-        """Until the standard input ends."""
+        """Stays until standard input ends."""
         kinds = (self._silent_call, self._unread_stream, self._watcher, self._silent_connection)
         tasks = [asyncio.create_task(self._again(kinds[n % len(kinds)], n // len(kinds))) for n in range(count)]
         end = asyncio.Event()
         loop = asyncio.get_running_loop()
-        # In a thread, because reading the input would block the loop.
+        # In a thread, because reading standard input would block the loop.
         threading.Thread(target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(end.set)), daemon=True).start()
         began = time.monotonic()
-        # Never all of them: those who were sent away are gone for a second.
+        # Never wait for all of them: callers that were dropped are gone for a second.
         while self._counts.there < 0.9 * count and time.monotonic() - began < 60:  # noqa: ASYNC110 - seconds, once
             await asyncio.sleep(0.1)
         sys.stdout.write("there\n")
@@ -394,19 +394,19 @@ class _Callers:
             self._counts.there += 1
             self._counts.most = max(self._counts.most, self._counts.there)
             try:
-                # To be sent away is what they are here for: it is counted below.
+                # Being dropped is expected: it is counted below.
                 with suppress(grpc.aio.AioRpcError, OSError):
                     await caller(number)
             finally:
                 self._counts.there -= 1
-            # Reached only where the server ended the call: at the end the task is cancelled.
+            # Reached only if the server ended the call: at the end the task is cancelled.
             self._counts.ended += 1
             await asyncio.sleep(_BACK_S)
 
     def _channel(self, number: int) -> grpc.aio.Channel:
         place = number // _PER_CONNECTION
         while len(self._channels) <= place:
-            # A pool of its own, or all channels would share one connection.
+            # A separate pool, otherwise all channels would share one connection.
             options = (("grpc.use_local_subchannel_pool", 1),)
             self._channels.append(grpc.aio.insecure_channel(self._address, options=options))
         return self._channels[place]
@@ -425,7 +425,7 @@ class _Callers:
         request = wire.WatchTrialRequest(request=wire.RequestName(request_id=_STANDING))
         watch: Any = self._channel(number).unary_stream(f"{_COURT}/WatchTrial", None, None)
         call = watch(request.SerializeToString())
-        # What arrives is read: this caller is slow because the trial stands still, not because it reads nothing.
+        # Events are read: this caller is slow because the trial is stalled, not because it stops reading.
         while await call.read() is not grpc.aio.EOF:
             pass
 
@@ -440,7 +440,7 @@ class _Callers:
 
 
 def _main(kind: str, address: str, *numbers: str) -> None:
-    """Is hostile in this process, and tells on the standard output what came of it."""
+    """Runs the hostile load in this process, and prints its counts to standard output."""
     if kind == "bombs":
         rate, seconds = map(float, numbers)
         counts = dict(asyncio.run(throw(address, rate, seconds)))

@@ -1,17 +1,17 @@
-"""Trials at and beyond what the service can do: full ones before a stand-in model server, and summary ones.
+"""Trials at and beyond the service's capacity: full ones against a fake model server, and summary ones.
 
-``overload``: four times what a server can do, how much of its best it still does, and what it says to the rest (RE-4).
-The best is what as many callers get as there may be trials at once. Then requests come four times as often, by the real
-client, which asks again when and as often as it may. Every trial costs the model server the same; what is answered in
-its time is goodput. Attempts are counted where the client makes them. ``overload-summary`` is the same of trials that
-ask no model and read the text off pictures.
+``overload``: the share of its best rate that a server keeps under four times the load it can handle, and its answers to
+the remaining requests (RE-4). The best rate is measured with half as many callers again as concurrent trials. Then
+requests come at four times that rate, from the real client, which retries when and as often as it is allowed to. Every
+trial costs the model server the same; an answer within its timeout is goodput. Attempts are counted where the client
+makes them. ``overload-summary`` is the same for trials that call no model and read the text from pictures.
 
-``soak``: a long time at saturation, before a model server that fails now and then, by rate. Twice as many callers as
-there may be trials ask again as soon as they are answered, each time about a new meme with a picture of its own: one of
-which two trials broke off would not be tried again, and refusals are no saturation. The server's memory, handles and
-threads are read while it runs; afterwards its docket is held against what the callers were told: every request that was
-answered with a verdict has one, every other one that was accepted has one recorded end, and nothing has two.
-``MEMECOURT_PERF_SOAK_S`` says how long, in seconds.
+``soak``: a long time at saturation, against a model server that fails occasionally, at fixed rates. Twice as many
+callers as concurrent trials send their next request as soon as they are answered, each time about a new meme with a new
+picture: after two aborted trials a picture would not be tried again, and refusals are not saturation. The server's
+memory, handles and threads are sampled while it runs; afterwards its docket is compared with what the callers received:
+every request answered with a verdict has one, every other accepted request has one recorded end, and none has two.
+``MEMECOURT_PERF_SOAK_S`` sets the duration, in seconds.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _REFUSED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 SECONDS_VARIABLE = "MEMECOURT_PERF_SOAK_S"
 FAULTS = ("503@0.01", "429:1@0.01", "slow:0.5@0.02", "reset@0.005", "cut@0.005", "garbage@0.005", "wrong_schema@0.005")
 INJECTED = ("MODEL_", "REPLY_", "OUTPUT_", "DEADLINE")
-"""How the reasons begin that such faults can end a trial with."""
+"""Prefixes of the reasons with which such faults can end a trial."""
 _SAMPLE_S = 2.0
 
 
 @contextmanager
 def _served_full(speed: Speed, trials: int, *options: object, faults: Sequence[str] = ()) -> Iterator[Process]:
-    """A server that holds so many full trials at once, before a model server that works on twice as many calls."""
+    """Runs a server with that many concurrent full trials; its model server works on twice as many calls."""
     fails = [word for fault in faults for word in ("--fault", fault)]
     with (
         TemporaryDirectory(prefix="memecourt-full-") as directory,
-        # Two places for each trial, whose two sides are examined at once.
+        # Two slots for each trial, whose two sides are examined concurrently.
         stand_in("--play", *speed.flags, "--capacity", str(2 * trials), *fails) as models,
         served(
             Path(directory) / "home",
@@ -68,17 +68,17 @@ def _served_full(speed: Speed, trials: int, *options: object, faults: Sequence[s
 
 @dataclass(slots=True)
 class _Callers:
-    """Callers of a server, and what they were told.
+    """Callers of a server, and the answers they received.
 
     Attributes:
         address: Address of the server.
         timeout_s: Seconds that a caller waits for a verdict.
-        began: Start of the load, in seconds of the monotonic clock; set anew by each load.
+        began: Start of the load, in seconds of the monotonic clock; set by each load.
         answered: Time of each verdict, in seconds since the start.
         errors: Requests that ended in an error, by status.
         attempts: Attempts of their clients.
         calls: Requests.
-        refused: Requests that were refused because there was no room.
+        refused: Requests that were refused for lack of capacity.
         with_delay: Number of refusals with a retry delay.
         request: Makes the request of each number.
     """
@@ -106,7 +106,7 @@ class _Callers:
         self.began = time.monotonic()
         async with AsyncClient(self.address) as client:
             await asyncio.gather(*(caller(client) for _ in range(callers)))
-        # What ends later is no part of the rate: from then on no new trials follow.
+        # Later answers do not count towards the rate: after this time no new trials start.
         self.answered = [at for at in self.answered if at <= seconds]
 
     async def at_rate(self, seconds: float, rate: float) -> None:
@@ -114,12 +114,12 @@ class _Callers:
         self.began = time.monotonic()
         async with AsyncClient(self.address, metadata=self._attempt) as client, asyncio.TaskGroup() as group:
             for number in range(round(rate * seconds)):
-                # What is late leaves at once, so that the rate stays.
+                # A late request is sent at once, so that the rate is kept.
                 await asyncio.sleep(max(0.0, self.began + number / rate - time.monotonic()))
                 group.create_task(self._one(client))
 
     def _attempt(self) -> Sequence[tuple[str, str]]:
-        # The client calls this before each attempt, repeats included.
+        # The client calls this before each attempt, retries included.
         self.attempts += 1
         return ()
 
@@ -133,12 +133,12 @@ class _Callers:
             self.errors[error.code.name] += 1
             if error.code.name in _REFUSED:
                 self.refused += 1
-                # RE-4: each refusal says when it makes sense to come back.
+                # RE-4: each refusal says when to retry.
                 self.with_delay += error.retry_after is not None
 
 
 def _about(pictures: Sequence[bytes], number: int) -> wire.JudgeRequest:
-    """A request about one of the pictures, with a text of its own."""
+    """Builds a request about one of the pictures, with a unique text."""
     return judge_request(pictures[number % len(pictures)], text=meme_text(uuid.uuid4().hex, 2))
 
 
@@ -148,7 +148,7 @@ def overload(
     """Runs the benchmark.
 
     Args:
-        trials: Trials at once.
+        trials: Concurrent trials.
         waiting: Callers that may wait.
         seconds: Length of each load.
         times: Factor of the offered rate over the best.
@@ -161,7 +161,7 @@ def overload(
 def overload_summary(
     *, trials: int = 8, waiting: int = 16, seconds: float = 60.0, times: float = 4.0, timeout_s: float = 30.0
 ) -> Result:
-    """Runs the benchmark: as :func:`overload`, of trials by summary procedure that read the text off drawn memes."""
+    """Runs the benchmark: like :func:`overload`, with summary trials that read the text from generated memes."""
     files = [draw(group, number).file for group in ("outlined", "two_blocks", "jpeg") for number in range(12)]
 
     def about(number: int) -> wire.JudgeRequest:
@@ -171,7 +171,7 @@ def overload_summary(
         TemporaryDirectory(prefix="memecourt-summary-") as directory,
         served(
             Path(directory) / "home",
-            # The same 36 memes come again and again: with reuse, hardly any of them would need a trial.
+            # The same 36 memes come repeatedly: with reuse, hardly any of them would need a trial.
             *("--reuse", "off", "--concurrent-trials", trials, "--waiting-trials", waiting),
         ) as server,
     ):
@@ -179,23 +179,23 @@ def overload_summary(
 
 
 def _overloaded(load: Callable[[], _Callers], trials: int, seconds: float, times: float) -> Result:
-    """The best rate of a server that holds so many trials, and what becomes of several times that."""
-    # A few more callers than there are turns: one is always waiting when another ends.
+    """Measures the best rate of a server with that many concurrent trials, and its rate at a multiple of that load."""
+    # A few more callers than trial slots, so that one is always waiting when a trial ends.
     callers = trials + trials // 2
     asyncio.run(load().again_and_again(3.0, callers))  # warms up
     best, over = load(), load()
     asyncio.run(best.again_and_again(seconds, callers))
     peak = len(best.answered) / seconds
     asyncio.run(over.at_rate(seconds, times * peak))
-    # The first seconds fill the queue, and are as good as ever: what counts is the time after that.
+    # The first seconds fill the queue and are as good as ever: only the time after that counts.
     begin = seconds / 4
     goodput = sum(begin <= at < seconds for at in over.answered) / (seconds - begin)
-    # The client's spare is for those who ask seldom: it is there once, however long the load lasts.
+    # The client's spare retries are for occasional callers: they are granted once, however long the load lasts.
     attempts = max(0.0, over.attempts - Retries().spare)
     return Result(
         figures={
             "goodput_over_peak": goodput / peak,
-            # Without a refusal there was no overload: 0 misses the goal, so that it does not pass unnoticed.
+            # Without a refusal there was no overload: 0 misses the goal, so that this is noticed.
             "refusals_with_delay": over.with_delay / over.refused if over.refused else 0.0,
             "attempts_a_call": attempts / over.calls,
             "peak_s": peak,
@@ -221,16 +221,16 @@ def soak(*, seconds: float = 1200.0, trials: int = 16) -> Result:
     """Runs the benchmark.
 
     Args:
-        seconds: Its length, unless ``MEMECOURT_PERF_SOAK_S`` says another.
-        trials: Trials at once.
+        seconds: Duration, unless ``MEMECOURT_PERF_SOAK_S`` sets another.
+        trials: Concurrent trials.
 
     Raises:
-        RuntimeError: The server did not start, or ended by itself.
+        RuntimeError: The server did not start, or exited by itself.
     """
     seconds = float(os.environ.get(SECONDS_VARIABLE) or seconds)
     with _served_full(Speed(call_s=0.02, output_token_s=0.0005), trials, faults=FAULTS) as server:
         answers, server_samples = asyncio.run(_soaked(server, seconds, callers=2 * trials))
-        # Within the block: the docket is removed together with the server.
+        # Within the block, because the docket is removed together with the server.
         rows = _ends(server.docket)
     return Result(
         figures=_figures(answers, server_samples, rows, seconds),
@@ -249,7 +249,7 @@ def soak(*, seconds: float = 1200.0, trials: int = 16) -> Result:
 def _figures(
     answers: _Answers, server_samples: Sequence[Resources], rows: Mapping[str, tuple[int, int, str]], seconds: float
 ) -> dict[str, float]:
-    # The first fifth is for caches and threads to come to their size.
+    # During the first fifth, caches and threads grow to their final size.
     early = server_samples[len(server_samples) // 5 : 2 * len(server_samples) // 5]
     late = server_samples[-len(early) :]
 
@@ -268,7 +268,7 @@ def _figures(
         "verdicts_missing": sum(
             name not in rows or rows[name][0] != 1 or rows[name][2] != "DECIDED" for name in answers.verdicts
         ),
-        # One that was refused before its trial was opened has none.
+        # A request that was refused before its trial was opened has no recorded end.
         "ends_missing": sum(
             state not in ("DECIDED", "FAILED") and not (state == "" and name in answers.errors)
             for name, (_, _, state) in rows.items()
@@ -291,7 +291,7 @@ async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_An
     async def caller(client: AsyncClient) -> None:
         while time.monotonic() < end:
             name, number = uuid.uuid4().hex, next(numbers)
-            # Of two to four rounds, so that trials do not end in step.
+            # Two to four rounds, so that trials do not end in lockstep.
             request = judge_request(picture(number), text=meme_text(name, 2 + number % 3), request_id=name)
             try:
                 answers.verdicts[name] = (await client.ask(request, timeout=120)).verdict_id
@@ -304,21 +304,21 @@ async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_An
             # Twenty samples at least, however short the soak.
             await asyncio.sleep(min(_SAMPLE_S, seconds / 20))
 
-    # No repeats: an error that a second attempt makes good would not be counted.
+    # No retries: an error that a second attempt fixes would not be counted.
     async with AsyncClient(server.address, retries=Retries(attempts=1)) as client:
         await asyncio.gather(sample_usage(), *(caller(client) for _ in range(callers)))
     return answers, server_samples
 
 
 def _ends(docket: Path) -> dict[str, tuple[int, int, str]]:
-    """Verdicts, failures and state of the trial that each accepted request was claimed for; no state where none was."""
-    # Read-only: the server still has the docket open, and the check must change nothing of it.
+    """Returns verdicts, failures and state of the trial claimed for each accepted request; empty state if no trial."""
+    # Read-only: the server still has the docket open, and this check must not change it.
     with closing(sqlite3.connect(f"file:{docket}?mode=ro", uri=True)) as file:
         rows = file.execute(
             "SELECT r.request_id, "
             "(SELECT COUNT(*) FROM entries e WHERE e.trial_id = r.trial_id AND e.kind = 'VerdictGiven'), "
             "(SELECT COUNT(*) FROM entries e WHERE e.trial_id = r.trial_id AND e.kind = 'TrialFailed'), "
             "COALESCE((SELECT t.state FROM trials t WHERE t.trial_id = r.trial_id), '') FROM requests r "
-            "WHERE r.namespace NOT LIKE '\\0%'"  # claims of memes, which no request is named by
+            "WHERE r.namespace NOT LIKE '\\0%'"  # leases of memes, which belong to no request
         )
         return {name: (verdicts, failures, state) for name, verdicts, failures, state in rows}

@@ -1,6 +1,6 @@
-"""The service as a process of its own, with a docket on disk and a real socket, and what its process costs.
+"""The service in a separate process, with a docket on disk and a real socket, and the resources that it uses.
 
-What a process costs is read from ``/proc`` (Linux): time on a processor, memory, handles and threads.
+Resources are read from ``/proc`` (Linux): CPU time, memory, handles and threads.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that serves.
+    """A process that runs the server.
 
     Attributes:
         address: ``host:port`` where it listens.
-        pid: Its id.
-        home: Its folder: the docket is in it, and what it logged.
+        pid: Process id.
+        home: Its directory, which contains the docket and the log.
     """
 
     address: str
@@ -48,12 +48,12 @@ class Process:
 
     @property
     def docket(self) -> Path:
-        """Its docket."""
+        """Path of its docket."""
         return self.home / "docket.sqlite"
 
     def cpu_s(self) -> float:
-        """Time that it has had on a processor, in seconds; its children not counted."""
-        # The name may hold blanks and brackets: fields are counted from behind it.
+        """CPU time so far in seconds, without its children."""
+        # The process name may contain spaces and parentheses, so fields are counted from after it.
         # utime and stime, fields 14 and 15 of proc(5), are the 12th and 13th from there.
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
@@ -73,7 +73,7 @@ class Resources:
     """Resources of a process, without its children.
 
     Attributes:
-        memory: In main memory, in MiB.
+        memory: Resident memory, in MiB.
         handles: Open files and sockets.
         threads: Number of threads.
     """
@@ -85,23 +85,23 @@ class Resources:
 
 @contextmanager
 def served(home: Path, *options: object, environment: Mapping[str, str] | None = None) -> Iterator[Process]:
-    """``memecourt serve``, ready; it is stopped with SIGTERM at the end.
+    """Runs ``memecourt serve`` until the block ends; yields it once it is ready, and stops it with SIGTERM.
 
     Args:
         home: Directory of its docket and libraries, and of its log, ``serve.log``.
-        options: More of them, as on the command line.
-        environment: Settings, by name of variable; goes before the options' defaults.
+        options: Further command-line options.
+        environment: Settings by variable name; they override the defaults of the options.
 
     Raises:
-        RuntimeError: The server ended before it was ready, or did not end by itself.
+        RuntimeError: The server exited before it was ready, or did not stop when told to.
     """
     home.mkdir(parents=True, exist_ok=True)
-    # Port 0: the system gives a free one, so that benchmarks and tests can run side by side.
+    # Port 0: the system chooses a free one, so that benchmarks and tests can run side by side.
     command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0", *map(str, options)]
-    # Settings of whoever runs the benchmark must not change what is measured.
+    # Settings of the user who runs the benchmark must not change the measurement.
     settings = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}
     settings |= {"MEMECOURT_HOME": str(home), "PYTHONUNBUFFERED": "1", **(environment or {})}
-    # A file and no pipe: nobody reads it while the server runs, and a full pipe would block the server.
+    # A file, not a pipe: nothing reads it while the server runs, and a full pipe would block the server.
     with (home / "serve.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=settings, text=True)
     try:
@@ -111,7 +111,7 @@ def served(home: Path, *options: object, environment: Mapping[str, str] | None =
         if address is None or _READY not in lines:
             raise RuntimeError(f"The server ended before it was ready:\n{_end_of(home / 'serve.log')}")
         yield Process(address, process.pid, home)
-        # A benchmark that went on without its server has measured something else; that must not pass as a result.
+        # If the server died, the benchmark has measured something else; that must not pass as a result.
         if process.poll() is not None:
             raise RuntimeError(f"The server ended by itself ({process.returncode}):\n{_end_of(home / 'serve.log')}")
         process.send_signal(signal.SIGTERM)
@@ -128,13 +128,13 @@ def served(home: Path, *options: object, environment: Mapping[str, str] | None =
 def served_known(
     memes: int, *options: object, environment: Mapping[str, str] | None = None, directory: str | None = None
 ) -> Iterator[tuple[Process, list[str], int]]:
-    """A server that has tried some memes before; gives it, a file with the request about each, an answer's bytes.
+    """Runs a server that has already tried some memes; yields it, a request file for each, and the size of an answer.
 
     Args:
         memes: Number of memes.
-        options: Options as of :func:`served`.
-        environment: Environment as of :func:`served`.
-        directory: Directory in which its folder is made; the system's place for temporary files if None.
+        options: Options as for :func:`served`.
+        environment: Environment as for :func:`served`.
+        directory: Parent of its temporary directory; the system's default if None.
     """
     with TemporaryDirectory(prefix="memecourt-known-", dir=directory) as folder:
         requests = known_memes(Path(folder), memes)
@@ -143,7 +143,7 @@ def served_known(
 
 
 def known_memes(place: Path, count: int) -> list[str]:
-    """Files with a request each, whose text is given."""
+    """Writes files with one request each, whose text is given."""
     paths = [place / f"request-{number}" for number in range(count)]
     for number, path in enumerate(paths):
         request = wire.JudgeRequest(image=picture(number), text=f"Meme number {number} of those that are known")
@@ -152,12 +152,12 @@ def known_memes(place: Path, count: int) -> list[str]:
 
 
 def first_answers(server: Process, requests: list[str]) -> int:
-    """Has all memes tried, so that they are known; the bytes of the last answer where it is given again."""
+    """Has all memes tried, so that they are known; returns the size of the last answer when its verdict is reused."""
     with grpc.insecure_channel(server.address) as channel:
         judge: Any = channel.unary_unary(JUDGE, None, None)
         for name in (*requests, requests[-1]):
             answer = judge(Path(name).read_bytes(), timeout=120)
-    # Otherwise the load would measure trials, and not the way of a verdict that is ready.
+    # Otherwise the load would measure trials, and not the path of a reused verdict.
     if not wire.JudgeResponse.FromString(answer).HasField("reused_from"):
         raise RuntimeError("a meme that was tried before has been tried again")
     return len(answer)
@@ -166,7 +166,7 @@ def first_answers(server: Process, requests: list[str]) -> int:
 def _until_ready(lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
         yield line
-        # The lines end by themselves where the server dies before it is ready.
+        # The lines end by themselves if the server dies before it is ready.
         if line.strip() == _READY:
             return
 
@@ -176,7 +176,7 @@ def _end_of(log: Path) -> str:
 
 
 def picture(number: int, *, size: tuple[int, int] = (640, 480)) -> bytes:
-    """A drawn meme as JPEG, like no other; some 30 to 60 KB in its usual size."""
+    """Returns a unique generated meme as JPEG; some 30 to 60 KB at the default size."""
     file = io.BytesIO()
     drawn = draw_meme(sorted(SCENES)[number % len(SCENES)], f"Number {number}\nis like no other", seed=number)
     drawn.resize(size).save(file, "JPEG", quality=90)
@@ -184,13 +184,13 @@ def picture(number: int, *, size: tuple[int, int] = (640, 480)) -> bytes:
 
 
 def settled(process: Process, *, most_s: float = 10.0) -> Resources:
-    """Returns the resources of a process after a second without work, or after so many seconds."""
+    """Returns the resources of a process after a second without work, or after ``most_s`` seconds."""
     end = time.monotonic() + most_s
     before = process.cpu_s()
     while time.monotonic() < end:
         time.sleep(1.0)
         now = process.cpu_s()
-        # Not zero: an idle server still has its heartbeat and timers.
+        # Not zero: even an idle server runs its heartbeat and timers.
         if now - before < 0.1:
             break
         before = now

@@ -1,24 +1,24 @@
-"""The service beside what could be had without it: a bare echo, its encoder alone, its own memory earlier.
+"""The service compared with its lower bounds: a bare echo, its encoder alone, and its own memory earlier.
 
-``service``: what the service adds to gRPC where the verdict is ready. 64 clients, each over a connection of its own,
-ask a server for the verdicts on memes that it knows, and then a bare ``grpc.aio`` echo for as many bytes, in turns: the
-same client process for both, so that what the clients cost is on both sides. Once without ids, and once with a new id
-in each request: such a request is claimed in the docket, on disk, before it is answered, so that the same id gets the
-same verdict ever after. Figures of the latter begin with ``named``; they have no goal, for an echo that keeps nothing
-on a disk says little of them. Time on a processor stands beside: it moves less than the clock where the machine does
-other work too, and on a machine with few processors the clients take their share of both.
+``service``: the overhead of the service over gRPC when the verdict is ready. 64 clients, each over its own connection,
+request verdicts on memes that the server knows, and then answers of the same size from a bare ``grpc.aio`` echo, in
+turns: the client process is the same for both, so the cost of the clients is on both sides. This is measured once
+without ids, and once with a new id in each request: such a request is claimed in the docket, on disk, before it is
+answered, so that the same id always gets the same verdict. Figures of the latter begin with ``named``; they have no
+goal, because an echo that stores nothing on disk is no fair comparison. CPU time is reported too: it varies less than
+wall-clock time on a shared machine; with few processors, the clients take their share of both.
 
-``service-summary``: how much of what its encoder could do a server does, in ``summary`` trials of ever new memes whose
-text is given. The encoder alone is given the same texts and pictures, decoded beforehand, one meme at a time as they
-come, in a process that does nothing else; the server decodes, searches, judges and keeps besides. What is missing from
-1 is that. Which encoder it is matters: the built-in one takes so little that the rest weighs, a CLIP model on a
-processor takes nearly all there is. ``MEMECOURT_PERF_ENCODER`` names another than the built-in one, as
+``service-summary``: the share of its encoder's throughput that a server reaches in ``summary`` trials of ever new memes
+whose text is given. The encoder alone gets the same texts and pictures, decoded in advance, one meme at a time
+as they come, in a process that does nothing else; the server also decodes, searches, judges and stores, which is the
+difference from 1. The choice of encoder matters: the built-in one is so fast that the rest dominates, a CLIP model on
+a CPU takes nearly all the time. ``MEMECOURT_PERF_ENCODER`` selects another than the built-in one, as
 ``MEMECOURT_ENCODER`` does.
 
-``memory``: whether a server grows with what it has answered, its memory after 100,000 requests over that after 10,000.
-Most are known memes under fresh names, one in fifty is a meme that nobody has asked about: caches are full by the first
-reading, so what comes later ought to find its place in the room that was there. The server's own process is measured;
-those that it starts hold no requests between two calls.
+``memory``: whether a server grows with the number of answers: its memory after 100,000 requests over that after 10,000.
+Most are known memes under new names, one in fifty is a new meme: caches are full by the first reading, so later
+requests should fit into the existing memory. The server's own process is measured; its child processes hold no requests
+between two calls.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NEW = 50
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """Rate of a server's answers, and CPU time of an answer at the server and at the clients."""
+    """Rate of a server's answers, and CPU time per answer of the server and of the clients."""
 
     requests_s: float
     cpu_ms: float
@@ -61,7 +61,7 @@ def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: 
 
     Args:
         memes: Known memes.
-        clients: Clients that ask at once.
+        clients: Concurrent clients.
         seconds: Length of a turn.
         turns: Turns of each server.
 
@@ -70,7 +70,7 @@ def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: 
     """
     with (
         served_known(memes) as (server, requests, answer_bytes),
-        # As many bytes as an answer of the service has.
+        # Answers have the same size as the service's.
         echo(answer_bytes) as (address, pid),
     ):
         bare = Process(address, pid, server.home)
@@ -81,7 +81,7 @@ def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: 
             lambda _: _rate(bare, replace(job, address=address)),
         ]
         rates = medians(
-            # Without a turn for it: each job warms up by itself.
+            # Without a separate warm-up turn: each job warms up by itself.
             in_turns(ways, range(turns), warm_up=False),
             of_echo=lambda ours, _, echo: ours.requests_s / echo.requests_s,
             named_of_echo=lambda _, named, echo: named.requests_s / echo.requests_s,
@@ -95,7 +95,7 @@ def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: 
             echo_cpu_ms=lambda _, __, echo: echo.cpu_ms,
             client_cpu_ms=lambda _, named, __: named.client_cpu_ms,
         )
-        # At half of what the server can do: at its best rate, latency would only be that of a queue.
+        # At half of the server's best rate: at full rate, latency would only be queueing time.
         plain = _at_rate(replace(job, named=False, rate=rates["requests_s"] / 2), address, turns)
         named = _at_rate(replace(job, rate=rates["named_requests_s"] / 2), address, turns)
         request_bytes = Path(requests[0]).stat().st_size
@@ -113,13 +113,13 @@ def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: 
 def _rate(process: Process, job: Job) -> _Rate:
     before = process.cpu_s()
     outcome = ask(job).require_all_answered()
-    # The warming up counts for all: it is asked for at the same rate.
+    # The CPU time includes the warm-up, which runs at the same rate.
     spent = (process.cpu_s() - before) * job.seconds / (job.seconds + job.warm_s)
     return _Rate(outcome.rate, 1000 * spent / outcome.answered, 1000 * outcome.cpu_s / outcome.answered)
 
 
 def _at_rate(job: Job, echo_address: str, turns: int) -> dict[str, float]:
-    """Latencies at a rate that both can keep up with."""
+    """Returns latencies at a rate that both can keep up with."""
 
     def load(address: str) -> LoadOutcome:
         return ask(replace(job, address=address)).require_all_answered()
@@ -145,10 +145,10 @@ def service_summary(
 
     Args:
         pictures: Different pictures; every text is new.
-        clients: Clients that ask at once.
+        clients: Concurrent clients.
         requests: Requests of a turn, at most.
-        turn_s: Seconds that a turn takes the encoder alone, about; at most.
-        turns: Turns of either.
+        turn_s: Approximate seconds that a turn takes the encoder alone; at most.
+        turns: Turns of each way.
 
     Raises:
         RuntimeError: The server did not start, or a request was not answered.
@@ -162,9 +162,9 @@ def service_summary(
         with served(place / "home", environment={"MEMECOURT_ENCODER": named} if named else None) as server:
             _alone(encoder, decoded, clients)  # warms up
             a_meme = _alone(encoder, decoded, clients) / clients
-            # Sized by the encoder itself: a CLIP model on a processor is much slower than the built-in one.
+            # Sized by the speed of the encoder: a CLIP model on a CPU is much slower than the built-in one.
             count = min(requests, max(2 * clients, round(turn_s / a_meme)))
-            # `most` ends the turn and not `seconds`, so that both do the same number of memes.
+            # The turn is limited by `most` and not by `seconds`, so that both process the same number of memes.
             job = Job(server.address, files, clients=clients, seconds=600.0, most=count, text=_TEXT)
             taken = [(count / _alone(encoder, decoded, count), ask(job).require_all_answered()) for _ in range(turns)]
     return Result(
@@ -191,8 +191,8 @@ async def _decoded(count: int) -> Sequence[Picture]:
 
 
 def _alone(encoder: Encoder, pictures: Sequence[Picture], count: int) -> float:
-    """Seconds that the encoder takes for so many memes."""
-    run = uuid.uuid4().hex[:16]  # as the clients mark their texts, which are twice as long by it
+    """Returns the seconds that the encoder takes for ``count`` memes."""
+    run = uuid.uuid4().hex[:16]  # as the clients mark their texts, which this makes twice as long
     began = time.perf_counter()
     for number in range(count):
         encoder.embed_texts([f"{_TEXT} {run}-{number}"])
@@ -228,11 +228,11 @@ def memory(*, early: int = 10_000, late: int = 100_000, memes: int = 64) -> Resu
 
 
 def _after(server: Process, requests: list[str], count: int) -> Resources:
-    """Returns the server's resources after that many more answers, when the callers have left."""
+    """Returns the server's resources after ``count`` answers in total, once the callers have left."""
     new = count // _NEW
-    # Without warming up, and with more seconds than it can take: the number of requests has to be exact.
+    # Without warm-up, and with a generous time limit: the number of requests has to be exact.
     for number, text in ((count - new, ""), (new, "A new text with number")):
-        # A `most` of 0 would mean no limit.
+        # Skipped when 0: a `most` of 0 would mean no limit.
         if number:
             job = Job(server.address, requests, seconds=36_000.0, warm_s=0.0, most=number, text=text)
             ask(job).require_all_answered()

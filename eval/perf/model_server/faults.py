@@ -1,7 +1,7 @@
-"""Faults that a stand-in model server can be made to have, by rate or call by call.
+"""Faults that a fake model server can inject, by rate or call by call.
 
 A fault is written ``KIND[:SECONDS][@RATE]``, for example ``503``, ``429:2`` (with ``Retry-After: 2``), ``slow:1.5@0.1``
-(one call in ten answers 1.5 s later), ``reset@0.02``. ``ok`` is the absence of one.
+(one call in ten is answered 1.5 s later), ``reset@0.02``. ``ok`` means no fault.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ class Kind(StrEnum):
     STATUS = "status"
     """An HTTP status, written as its number; the seconds are its ``Retry-After``."""
     RESET = "reset"
-    """The connection is closed before an answer began."""
+    """The connection is closed before an answer begins."""
     HANG = "hang"
     """No answer, ever."""
     SLOW = "slow"
-    """The answer begins so many seconds later than it would."""
+    """The answer begins that many seconds late."""
     DRIP = "drip"
-    """The answer comes byte by byte, so many seconds apart."""
+    """The answer comes byte by byte, that many seconds apart."""
     CUT = "cut"
     """The connection is closed in the middle of the answer."""
     GARBAGE = "garbage"
     """Something that is not JSON, with status 200."""
     WRONG_SHAPE = "wrong_shape"
-    """JSON that is no chat completion."""
+    """JSON that is not a chat completion."""
     NO_CHOICES = "no_choices"
     """A chat completion without a choice."""
     DUPLICATE = "duplicate"
-    """Two choices where one was asked for."""
+    """Two choices instead of the one requested."""
     WRONG_SCHEMA = "wrong_schema"
     """A reply that is valid JSON but does not obey the schema."""
     TRUNCATED = "truncated"
     """Half of the reply, with finish reason ``length``."""
     EMPTY = "empty"
-    """A reply without a word."""
+    """An empty reply."""
     REFUSAL = "refusal"
     """The model declines."""
     FILTER = "filter"
-    """A content filter steps in."""
+    """A content filter blocks the reply."""
     ABORT = "abort"
     """A finish reason that the API does not name, as vLLM has when it shuts down."""
 
@@ -56,13 +56,13 @@ _SECONDS = {Kind.SLOW: 1.0, Kind.DRIP: 0.05}
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """One thing that goes wrong.
+    """One fault.
 
     Attributes:
         kind: Kind of the fault.
-        status: HTTP status, where ``kind`` is STATUS.
-        seconds: Seconds, as ``kind`` says.
-        rate: Share of the calls that it happens to, in [0, 1].
+        status: HTTP status, if ``kind`` is STATUS.
+        seconds: Seconds, with the meaning that ``kind`` gives them.
+        rate: Share of the calls that it affects, in [0, 1].
     """
 
     kind: Kind
@@ -72,11 +72,11 @@ class InjectedFault:
 
     @classmethod
     def parse(cls, text: str) -> InjectedFault:
-        """The fault as written. Raises ValueError if there is no such."""
+        """Parses a fault. Raises ValueError if the text is not a valid fault."""
         what, _, rate = text.strip().partition("@")
         name, _, seconds = what.partition(":")
         kind = Kind.STATUS if name.isdigit() else Kind(name)
-        # The word `status` is a value of Kind as well, but names no status.
+        # The word `status` is a value of Kind too, but gives no status code.
         if kind is Kind.STATUS and not name.isdigit():
             raise ValueError("a status is written as its number")
         fault = cls(
@@ -94,10 +94,10 @@ OK = InjectedFault(Kind.OK)
 
 
 class Faults:
-    """Decides what happens to each call: first what was scripted, then by rate."""
+    """Decides the fault of each call: scripted ones first, then by rate."""
 
     def __init__(self, rates: Iterable[str] = (), script: Sequence[str] = (), seed: int = 0) -> None:
-        """Faults as written; the same seed gives the same sequence."""
+        """Parses the faults; the same seed gives the same sequence."""
         self._rates = [InjectedFault.parse(text) for text in rates]
         # A sum of decimal rates may exceed 1 by rounding.
         if sum(fault.rate for fault in self._rates) > 1 + 1e-9:
@@ -106,15 +106,15 @@ class Faults:
         self._random = random.Random(f"faults {seed}")
 
     def script(self, faults: Iterable[str]) -> None:
-        """Has the next calls meet these, in this order, after what was scripted before."""
-        # As a list: one that is no fault raises before any of them is added.
+        """Assigns these faults to the next calls, in order, after any that were scripted before."""
+        # As a list: an invalid fault raises before any of them is added.
         self._script.extend([InjectedFault.parse(text) for text in faults])
 
     def next(self) -> InjectedFault:
         """Returns the fault of the current call."""
         if self._script:
             return self._script.popleft()
-        # One draw for all rates, so that a call meets one fault at most and their sum is the share of calls with any.
+        # One draw for all rates, so that a call has at most one fault and the rates sum to the share of faulty calls.
         drawn = self._random.random()
         for fault in self._rates:
             drawn -= fault.rate

@@ -1,6 +1,6 @@
-"""Replies of a stand-in model server: words, instances of JSON schemas, log-probabilities, and its prefix cache.
+"""Replies of a fake model server: text, instances of JSON schemas, log-probabilities, and its prefix cache.
 
-Words are its tokens. The same prompt and seed always give the same reply, in whatever order calls come.
+Its tokens are words. The same prompt and seed always give the same reply, regardless of the order of calls.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 def tokens_of(text: str) -> list[str]:
-    """The tokens of a text: words and marks."""
+    """Splits a text into its tokens: words and punctuation marks."""
     return _TOKEN.findall(text)
 
 
 def token_id(token: str) -> int:
-    """The id of a token."""
-    # Within the size of a usual vocabulary.
+    """Returns the id of a token."""
+    # Within the size of a typical vocabulary.
     return int.from_bytes(hashlib.sha256(token.encode()).digest()[:4], "big") % 150_000
 
 
 def prompt_tokens(messages: Sequence[Mapping[str, Any]], picture_tokens: int) -> list[str]:
-    """The tokens of a prompt; a picture is ``picture_tokens`` of them, made from its digest.
+    """Returns the tokens of a prompt; a picture becomes ``picture_tokens`` tokens made from its digest.
 
     Raises:
-        ValueError: The messages are not what the API has.
+        ValueError: The messages do not follow the API.
     """
     tokens: list[str] = []
     for message in messages:
-        # A mark for each role, as chat templates write one.
+        # A marker for each role, as in chat templates.
         tokens.append(f"<{message['role']}>")
         content = message["content"]
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
@@ -60,23 +60,23 @@ def prompt_tokens(messages: Sequence[Mapping[str, Any]], picture_tokens: int) ->
 
 
 def picture_digest(part: Mapping[str, Any]) -> str:
-    """Returns a stand-in for a picture: its id if it has one, else a digest of its bytes."""
+    """Returns an identifier of a picture: its id if it has one, else a digest of its bytes."""
     if part.get("uuid"):
         return str(part["uuid"])
-    # The address holds the picture's bytes, so that this is a digest of them.
+    # The URL contains the picture's bytes, so this is a digest of them.
     return hashlib.sha256(part["image_url"]["url"].encode()).hexdigest()
 
 
 class PrefixCache:
-    """Remembers the beginnings of prompts, block by block; forgets those not used for longest."""
+    """Remembers the beginnings of prompts, block by block; evicts the least recently used."""
 
     def __init__(self, blocks: int = 100_000) -> None:
-        """Holds so many blocks."""
+        """Creates a cache of that many blocks."""
         self._room = blocks
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
 
     def cached(self, tokens: Sequence[str]) -> int:
-        """Counts the known tokens at the beginning. Never all of them: the last is always computed."""
+        """Counts the cached tokens at the beginning. Never all of them: the last is always computed."""
         count = 0
         for key in _chain(tokens[:-1]):
             if key not in self._blocks:
@@ -95,10 +95,10 @@ class PrefixCache:
 
 
 def _chain(tokens: Sequence[str]) -> list[bytes]:
-    """A key for each full block, which stands for it and for all before it."""
+    """Returns a key for each full block that identifies it together with all blocks before it."""
     keys, before = [], b""
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-        # The NUL keeps tokens from running into each other.
+        # The NUL keeps adjacent tokens apart.
         block = "\0".join(tokens[start : start + BLOCK]).encode()
         before = hashlib.blake2b(before + block, digest_size=16).digest()
         keys.append(before)
@@ -106,30 +106,30 @@ def _chain(tokens: Sequence[str]) -> list[bytes]:
 
 
 class ReplyMaker:
-    """Makes up replies."""
+    """Generates replies."""
 
     def __init__(self, *, seed: int = 0, words: int = 20, values: Mapping[str, Any] | None = None) -> None:
-        """Sets how it speaks.
+        """Sets the style of the replies.
 
         Args:
-            seed: Another seed, other replies.
+            seed: Another seed gives other replies.
             words: Number of words of a reply, and of each string in one.
-            values: Values of properties by name, wherever they stand in a schema, e.g. ``{"harmful": "WEAK"}``; ignored
-                if the schema does not allow them. Of a property that is true or false, ``true`` and ``false``.
+            values: Values of properties by name, wherever they are in a schema, e.g. ``{"harmful": "WEAK"}``; ignored
+                if the schema does not allow them. For a boolean property, ``true`` and ``false``.
         """
         self._seed = seed
         self._words = words
         self._values = dict(values or {})
 
     def text(self, prompt: Sequence[str]) -> str:
-        """A reply to a prompt; it ends with a rating where the prompt asks for one in double square brackets."""
+        """Generates a reply; it ends with a rating if the prompt asks for one in double square brackets."""
         rng = self._random(prompt)
         sentence = self._sentence(rng, self._words)
         return f"{sentence} Rating: [[{rng.randint(1, 10)}]]" if _asks_for_rating(prompt) else sentence
 
     def instance(self, prompt: Sequence[str], schema: Mapping[str, Any]) -> str:
-        """A reply to a prompt that obeys a schema, as compact JSON. Raises ValueError if the schema asks for more than
-        this stand-in understands."""  # noqa: D205, D209
+        """Generates a reply that obeys a schema, as compact JSON. Raises ValueError if the schema uses features that
+        this fake does not support."""  # noqa: D205, D209
         value = self._value(schema, schema, self._random(prompt))
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
@@ -156,12 +156,12 @@ class ReplyMaker:
         kind = kind[0] if isinstance(kind, list) else kind
         match kind:
             case "object":
-                # All properties, also those that may be left out: strict mode wants them.
+                # All properties, also optional ones: strict mode requires them.
                 return {
                     name: self._property(name, part, root, rng) for name, part in schema.get("properties", {}).items()
                 }
             case "array":
-                # One element where none is demanded, so that what reads elements is exercised.
+                # One element even if none is required, so that code that reads elements is exercised.
                 least = max(schema.get("minItems", 0), min(1, schema.get("maxItems", 1)))
                 parts = schema.get("prefixItems", [])[:least]
                 items = schema.get("items", {"type": "string"})
@@ -191,7 +191,7 @@ class ReplyMaker:
             if re.search(schema["pattern"], "") and not schema.get("minLength"):
                 return ""
             raise ValueError("no string can be made for a pattern that the empty one does not match")
-        # A short field holds a name, which is no sentence that is cut off.
+        # A short field holds a name, not a sentence that is cut off.
         most = schema.get("maxLength")
         text = self._sentence(rng, self._words if most is None or most > _NAME_CHARS else min(self._words, _NAME_WORDS))
         while len(text) < schema.get("minLength", 0):
@@ -202,7 +202,7 @@ class ReplyMaker:
 
 
 def _asks_for_rating(prompt: Sequence[str]) -> bool:
-    """True if a prompt shows how a rating is to be written."""
+    """Returns True if a prompt shows the format of a rating."""
     return any(tuple(prompt[place : place + len(_RATING)]) == _RATING for place in range(len(prompt)))
 
 
@@ -211,27 +211,27 @@ def _resolve(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError("only references within the schema are followed")
     found: Any = root
     for step in reference[2:].split("/"):
-        # The escapes of a JSON pointer, in the order that undoes them.
+        # Unescapes a JSON pointer; the order matters.
         found = found[step.replace("~1", "/").replace("~0", "~")]
     assert isinstance(found, Mapping)
     return found
 
 
 def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The most likely first token, and what ``logprobs`` says of it.
+    """Returns the most likely first token, and its ``logprobs``.
 
     Args:
-        odds: Probability of tokens; the rest of the mass goes to a token that nobody asks for.
+        odds: Probability of tokens; the remaining probability goes to a token that is never requested.
         payload: The request.
     """
     everything = dict(odds)
-    # What is left of the mass stands for all other tokens.
+    # The remaining probability stands for all other tokens.
     everything.setdefault("…", max(1.0 - sum(odds.values()), 1e-9))
     ranked = sorted(everything.items(), key=lambda pair: -pair[1])
     chosen = ranked[0][0]
     wanted = payload.get("logprob_token_ids")
     if wanted:
-        # Tokens that are requested by id are shown whatever their mass, and not only where they are likely.
+        # Tokens requested by id are reported whatever their probability, not only if they are likely.
         by_id = {token_id(token): (token, mass) for token, mass in everything.items()}
         shown = [(by_id.get(i, ("?", 0.0)), i) for i in wanted]
     else:
@@ -242,7 +242,7 @@ def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[
         written = f"token_id:{number}" if as_ids else token
         return {
             "token": written,
-            # JSON has no minus infinity; vLLM writes this number in its place.
+            # JSON has no minus infinity; vLLM writes this number instead.
             "logprob": math.log(mass) if mass > 0 else -9999.0,
             "bytes": list(written.encode()),
         }
@@ -252,12 +252,12 @@ def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[
 
 
 def loop_end(tokens: Sequence[str], sizes: range, times: int) -> int | None:
-    """Number of the token with which a pattern of one of these sizes has been repeated so often; None if none has."""
-    # A pattern that is repeated contains a stretch of the smallest size, which then occurs twice. Where none does,
-    # the search below, which is much slower, can find nothing.
+    """Returns the token number at which a pattern of such a size has repeated ``times`` times; None if none has."""
+    # A repeated pattern contains a stretch of the smallest size, which then occurs twice. If no stretch does, the
+    # search below, which is much slower, cannot find anything.
     stretches = [tuple(tokens[at : at + sizes.start]) for at in range(len(tokens) - sizes.start + 1)]
     if len(set(stretches)) == len(stretches):
-        return None  # of most replies at once
+        return None  # the common case, decided quickly
     for end in range(1, len(tokens) + 1):
         for size in sizes:
             tail = tokens[max(0, end - size * times) : end]
@@ -268,27 +268,27 @@ def loop_end(tokens: Sequence[str], sizes: range, times: int) -> int | None:
 
 TOKENS: Mapping[str, int] = {"describe": 150, "ask": 30, "answer": 40, "summarise": 150, "judge": 250}
 """Of each reply, its JSON included."""
-_ANSWERED = "witnessed"  # stands once in every answer, and nowhere else
+_ANSWERED = "witnessed"  # occurs once in every answer, and nowhere else
 _ROUNDS = re.compile(r"in (\d+) rounds")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def meme_text(name: str, rounds: int) -> str:
-    """The text of a meme that is tried in so many rounds."""
+    """Returns the text of a meme whose trial takes that many rounds."""
     return f"The meme {name} is tried in {rounds} rounds"
 
 
 def scripted_reply(payload: Mapping[str, Any]) -> str | None:
-    """The reply to a chat completion; None for what is no part of a full trial."""
+    """Returns the reply to a chat completion; None if the call is not part of a full trial."""
     words = _words(payload)
     wanted = (payload.get("response_format") or {}).get("json_schema", {}).get("schema", {}).get("properties", {})
     if "question" in wanted:
         return _long("ask", lambda filler: json.dumps({"question": f"What is there that{filler}?"}))
     if "summary" in wanted:
         named = _ROUNDS.search(words)
-        # The prompt contains all answers so far: they tell the round, and the server needs no state for a trial.
+        # The prompt contains all answers so far, which tell the round: the server needs no state for a trial.
         rounds, answered = int(named[1]) if named else 1, words.count(_ANSWERED)
-        # Two letters more a round until the last but one, so that the last is the first that brings nothing new.
+        # Two more letters per round until the last but one, so that the last round is the first that adds nothing new.
         known = _LETTERS[: 2 * min(answered, rounds - 1) + 2]
         return _long(
             "summarise", lambda filler: json.dumps({"summary": known, "justification": f"It is shown that{filler}."})
@@ -303,7 +303,7 @@ def scripted_reply(payload: Mapping[str, Any]) -> str | None:
 
 
 def _long(task: str, make: Callable[[str], str]) -> str:
-    """A reply that is filled up to the length of the task, with the same words each time and no loop among them."""
+    """Pads a reply to the length of the task, always with the same words and without loops."""
     missing = TOKENS[task] - len(tokens_of(make("")))
     return make("".join(f" {word}" for word in random.Random(0).choices(_WORDS, k=max(missing, 0))))
 
@@ -314,7 +314,7 @@ def _words(payload: Mapping[str, Any]) -> str:
 
 
 def _ruling(wanted: Mapping[str, Any], rationale: str) -> dict[str, Any]:
-    """A ruling in the words that the schema allows, harmful and in keeping with itself."""
+    """Returns a harmful, self-consistent ruling in the values that the schema allows."""
     first = {name: wanted[name]["enum"][0] for name in ("category", "clause", "target")}
     return {
         "harmful_evidence": ["It is said in so many words."],

@@ -1,12 +1,12 @@
-"""A stand-in for a model server: chat completions with settable speed, capacity and faults.
+"""A fake model server: chat completions with configurable speed, capacity and faults.
 
-It thinks nothing; it takes the time that a model of these figures would take, keeps a prefix cache as vLLM does, and
+It runs no model; it takes the time that a model with these settings would take, keeps a prefix cache as vLLM does, and
 counts. For load tests and fault tests::
 
     python -m eval.perf.model_server.server --port 0 --output-token-s 0.02 --capacity 8 --fault 503@0.05
 
-prints ``{"port": …}`` when it listens, and runs until it is stopped. ``GET /stats`` tells what it has seen, ``POST
-/script`` with a JSON list of faults sets what the next calls meet.
+prints ``{"port": …}`` when it listens, and runs until it is stopped. ``GET /stats`` returns its counters, ``POST
+/script`` with a JSON list of faults sets the faults of the next calls.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FakeModelServer:
     Attributes:
         stats: Counters of the server.
         faults: Faults of the server; may be scripted at any time.
-        requests: The bodies of the calls, in the order in which they came, where they are kept.
+        requests: The bodies of the calls, in order of arrival, if they are kept.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class FakeModelServer:
         answer: Callable[[dict[str, Any]], str | None] | None = None,
         odds: Callable[[dict[str, Any]], Mapping[str, float]] | None = None,
     ) -> None:
-        """Listens to nothing yet.
+        """Does not listen yet.
 
         Args:
             settings: Behaviour of the server.
             keep: True to keep the bodies of all calls.
-            answer: Makes the text of a reply from the body of a call; None to have it made up.
+            answer: Makes the text of a reply from the body of a call; None to generate it.
             odds: Makes the probabilities of first tokens likewise; None for those of the settings.
         """
         self.settings = settings or Settings()
@@ -82,9 +82,9 @@ class FakeModelServer:
         self._answer = answer or (scripted_reply if self.settings.play else None)
         self._odds: Callable[[dict[str, Any]], Mapping[str, float]] = lambda _: self.settings.odds
         if self.settings.play == "synthetic":
-            from eval.synthetic.served import ServedOracle  # draws and reads pictures: not needed for load tests
+            from eval.synthetic.served import ServedOracle  # generates and reads pictures: not needed for load tests
 
-            # What the caller gives goes before the script, here and below.
+            # Arguments of the caller take precedence over the script, here and below.
             oracle = ServedOracle()
             self._answer, self._odds = answer or oracle.answer, oracle.odds
         self._odds = odds or self._odds
@@ -95,14 +95,14 @@ class FakeModelServer:
 
     def application(self) -> web.Application:
         """Returns the web application."""
-        # Prompts carry pictures in base64; aiohttp by itself takes bodies of 1 MiB.
+        # Prompts carry pictures in base64; aiohttp's default limit for bodies is 1 MiB.
         app = web.Application(client_max_size=256 * 1024 * 1024)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/stats", self._stats)
         app.router.add_post("/script", self._script)
         app.router.add_post("/v1/chat/completions", self._completions)
-        # Clients need ids of tokens only to name those whose probabilities they want.
+        # Clients need token ids only to name the tokens whose probabilities they want.
         if "chosen_log_probs" in self.settings.features:
             app.router.add_post("/tokenize", self._tokenize)
         return app
@@ -149,7 +149,7 @@ class FakeModelServer:
                 return early
             async with self._place(payload.get("priority") or 0):
                 body = await self._work(payload, fault)
-            # Outside the place: an answer that drips, or that its client reads slowly, takes no capacity from others.
+            # Outside the slot: an answer that drips, or that its client reads slowly, takes no capacity from others.
             return await self._send(request, body, fault)
         except RefusedCall as refused:
             self.stats.refused += 1
@@ -160,14 +160,14 @@ class FakeModelServer:
         except asyncio.CancelledError:
             self.stats.disconnects += 1
             raise
-        except ConnectionError:  # it went away while the answer was being sent
+        except ConnectionError:  # the client left while the answer was being sent
             self.stats.disconnects += 1
             return web.Response()
 
     async def _before(self, request: web.Request, fault: InjectedFault) -> web.Response | None:
-        """Faults that need no model."""
+        """Injects faults that need no model."""
         if fault.kind is Kind.HANG:
-            # Nobody sets it: the call ends when its client goes away.
+            # Never set: the call ends when its client disconnects.
             await asyncio.Event().wait()
         if fault.kind is Kind.SLOW:
             await asyncio.sleep(fault.seconds)
@@ -177,14 +177,14 @@ class FakeModelServer:
         if fault.kind is Kind.RESET:
             self.stats.refused += 1
             assert request.transport is not None
-            # Not `close`, which would send what is left in the buffer first.
+            # Not `close`, which would first send what is left in the buffer.
             request.transport.abort()
             return web.Response()
         return None
 
     @asynccontextmanager
     async def _place(self, rank: int) -> AsyncIterator[None]:
-        """A place among those that are worked on."""
+        """Holds one of the server's slots while the block lasts."""
         if rank and "priorities" not in self.settings.features:
             raise RefusedCall(400, "no priorities here")
         stats = self.stats
@@ -204,7 +204,7 @@ class FakeModelServer:
             self._room.release()
 
     async def _work(self, payload: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
-        """Takes the time that a model would take, and gives its answer."""
+        """Takes the time that a model would take, and returns its answer."""
         settings = self.settings
         self._check_request(payload)
         prompt = prompt_tokens(payload["messages"], settings.picture_tokens)
@@ -217,14 +217,14 @@ class FakeModelServer:
         if (end := self._loop_end(payload, text)) is not None:
             finish, text = "repetition", _first_words(text, end)
         words = tokens_of(thought) + tokens_of(text)
-        # A call for log-probabilities is for a single token, which ends by its length and not by itself.
+        # A call for log-probabilities generates a single token, which ends by its length limit and not by itself.
         if len(words) > room or log_probs:
             finish = "length"
             text = _first_words(text, max(0, room - len(tokens_of(thought))))
             thought = _first_words(thought, room)
         cached = self._prefixes.cached(prompt) if "prefix_cache" in settings.features else 0
         await asyncio.sleep(settings.call_s + (len(prompt) - cached) * settings.prompt_token_s)
-        self._prefixes.keep(prompt)  # from here on others find it, as they do in vLLM
+        self._prefixes.keep(prompt)  # from here on other calls hit it, as in vLLM
         written = min(len(words), room)
         await asyncio.sleep(written * settings.output_token_s)
         self.stats.prompt_tokens += len(prompt)
@@ -249,7 +249,7 @@ class FakeModelServer:
         return _spoiled({**body, "model": settings.model, "choices": [choice], "usage": usage}, fault)
 
     def _thought(self, payload: Mapping[str, Any]) -> str:
-        """The thought before a reply; no longer than the request allows, where such limits are known."""
+        """Returns the thought before a reply; no longer than the request allows, if such limits are supported."""
         limit = payload.get("thinking_token_budget")
         if limit is not None and "thought_limit" in self.settings.features:
             if not self.settings.reasoning_parser:
@@ -258,7 +258,7 @@ class FakeModelServer:
         return _THOUGHT if self._thinks(payload) else ""
 
     def _loop_end(self, payload: Mapping[str, Any], text: str) -> int | None:
-        """The token with which a reply is ended for being a loop, as vLLM finds them."""
+        """Returns the token at which a reply is stopped because it loops, by vLLM's rule."""
         wanted = payload.get("repetition_detection")
         if wanted is None or "repetition_detection" not in self.settings.features:
             return None
@@ -268,9 +268,9 @@ class FakeModelServer:
         return loop_end(tokens_of(text), range(low, high + 1), times)
 
     def _thinks(self, payload: Mapping[str, Any]) -> bool:
-        """True if the model thinks first: by its settings, and by what the request says of it.
+        """Returns True if the model thinks first, according to its settings and the request.
 
-        Where nothing tells thoughts apart, a schema holds from the first token on.
+        Without a reasoning parser, a schema applies from the first token on.
         """
         if payload.get("response_format") and not self.settings.reasoning_parser:
             return False
@@ -283,7 +283,7 @@ class FakeModelServer:
         return bool(self.settings.thinks) and not turned_off.get(self.settings.thinks, False)
 
     def _check_request(self, payload: Mapping[str, Any]) -> None:
-        """Refuses what this server, as it is set, does not take."""
+        """Refuses requests that this server, as configured, does not support."""
         if payload.get("model") != self.settings.model:
             raise RefusedCall(404, "no such model")
         if payload.get("stream"):
@@ -317,16 +317,16 @@ class FakeModelServer:
             raise RefusedCall(400, "a picture that is not base64") from None
         self.stats.pictures_sent += 1
         if ids and part.get("uuid"):
-            # From now on its id alone will do.
+            # From now on the id alone is enough.
             self._pictures.setdefault(part["uuid"], hashlib.sha256(png).digest())
 
     def _reply(self, payload: dict[str, Any], prompt: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
         features = self.settings.features
         if payload.get("logprobs") and "log_probs" in features:
-            # A server without the ability passes over fields that name tokens by id.
+            # A server without this feature ignores fields that name tokens by id.
             known = payload if "chosen_log_probs" in features else {"top_logprobs": payload.get("top_logprobs")}
             odds = self._odds(payload)
-            if self._thinks(payload):  # next is the first word of a thought
+            if self._thinks(payload):  # the next token is the first word of a thought
                 odds = {token: mass * 1e-9 for token, mass in odds.items()}
             return first_token(odds, known)
         made = self._answer(payload) if self._answer else None
@@ -344,13 +344,13 @@ class FakeModelServer:
         data = json.dumps(body, ensure_ascii=False).encode()
         if fault.kind is Kind.GARBAGE:
             data = b"<html>no such page</html>"
-        # With its length, so that the client can tell an answer that was cut from a whole one.
+        # With its length, so that the client can tell a truncated answer from a complete one.
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(data))})
         await response.prepare(request)
         if fault.kind is Kind.CUT:
             await response.write(data[: len(data) // 2])
             assert request.transport is not None
-            # And not `abort`: the half that was written has to arrive.
+            # Not `abort`: the half that was written must arrive.
             request.transport.close()
             return response
         if fault.kind is Kind.DRIP:
@@ -365,7 +365,7 @@ class FakeModelServer:
 
 
 def _spoiled(body: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
-    """The body, as the fault has it."""
+    """Returns the body as changed by the fault."""
     (choice,) = body["choices"]
     match fault.kind:
         case Kind.WRONG_SHAPE:
@@ -391,10 +391,10 @@ def _spoiled(body: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
 
 
 def _first_words(text: str, count: int) -> str:
-    """The text up to and with its token number ``count``."""
+    """Returns the text up to and including token number ``count``."""
     at = 0
     for token in tokens_of(text)[:count]:
-        # Searched for, as tokens leave out the white space between them.
+        # Searched for, because tokens omit the white space between them.
         at = text.index(token, at) + len(token)
     return text[:at]
 
@@ -406,13 +406,13 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 
 @asynccontextmanager
 async def serving(server: FakeModelServer, port: int = 0) -> AsyncIterator[int]:
-    """Has a stand-in listen on the loopback interface for as long as the context lasts; gives its port."""
-    # Handlers are cancelled when their client goes away: that is how disconnects are seen.
-    # At the end, calls that hang by their fault would not return by themselves: they get half a second.
+    """Runs a fake server on the loopback interface while the context lasts; yields its port."""
+    # Handlers are cancelled when their client disconnects: that is how disconnects are detected.
+    # At the end, calls that hang by their fault would never return: they get half a second.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
-        # More than the usual 128: in load tests, hundreds of connections are opened at the same moment.
+        # More than the default of 128: load tests open hundreds of connections at the same moment.
         site = web.TCPSite(runner, "127.0.0.1", port, backlog=1024)
         await site.start()
         yield runner.addresses[0][1]
@@ -421,7 +421,7 @@ async def serving(server: FakeModelServer, port: int = 0) -> AsyncIterator[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a stand-in until it is stopped."""
+    """Runs a fake server until it is stopped."""
     asyncio.run(_run(*parsed(arguments)))
 
 

@@ -1,4 +1,4 @@
-"""Behaviour of a stand-in model server, and its counters."""
+"""Behaviour of a fake model server, and its counters."""
 
 from __future__ import annotations
 
@@ -13,44 +13,43 @@ FEATURES = frozenset(
         *("priorities", "thought_limit", "repetition_detection", "penalties"),
     }
 )
-"""What it can do; each may be left out, to stand in for a lesser server."""
+"""Optional features; any may be left out, to imitate a less capable server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Behaviour of the stand-in.
+    """Behaviour of the fake server.
 
     Attributes:
-        model: Its name.
-        owned_by: Kind of server that it says it is.
+        model: Model name.
+        owned_by: Kind of server that it claims to be.
         api_key: Expected API key, if any.
         features: Which of :data:`FEATURES` it has.
-        ignores_schemas: Without ``json_schema``: whether it passes over schemas instead of refusing them.
-        pictures: In one prompt, at most.
+        ignores_schemas: Without ``json_schema``: whether it ignores schemas instead of refusing them.
+        pictures: Maximum number of pictures in a prompt.
         picture_tokens: Number of tokens of one picture.
-        context: Tokens of prompt and reply together, at most.
+        context: Maximum number of tokens of prompt and reply together.
         call_s: Time of every call, in seconds.
-        prompt_token_s: Time of every token of a prompt that is not in the prefix cache, in seconds.
+        prompt_token_s: Time of every prompt token that is not in the prefix cache, in seconds.
         output_token_s: Time of every token of a reply, in seconds.
-        capacity: Calls that it works on at once; the others wait.
+        capacity: Concurrent calls that it works on; further calls wait.
         queue: Calls that may wait; one more is answered 503.
         words: Number of words of a reply, and of each string in one that obeys a schema.
         play: Script of its replies, instead of random ones: ``rounds`` for :mod:`eval.perf.model_server.replies`,
-        ``synthetic`` for the
-            oracle of :mod:`eval.synthetic`; empty for nothing.
+            ``synthetic`` for the oracle of :mod:`eval.synthetic`; empty for none.
         values: See :class:`~eval.perf.model_server.replies.ReplyMaker`.
         thinks: Thoughts before each reply, as newer models have: "" for none, ``always``, or the name of the switch
-            that turns them off, ``template`` or ``effort``; ``asked`` for a model that thinks where its template is
-            told to.
-        reasoning_parser: True to tell thoughts apart from replies; else they stand before them, in tags.
+            that turns them off, ``template`` or ``effort``; ``asked`` for a model that thinks if its template is told
+            to.
+        reasoning_parser: True to return thoughts separately from replies; else they precede the reply, in tags.
         odds: Probability of first tokens, for calls that ask for log-probabilities.
-        seed: Another seed, other replies and faults.
-        faults: Faults by rate, as :mod:`eval.perf.model_server.faults` writes them.
+        seed: Another seed gives other replies and faults.
+        faults: Faults by rate, in the notation of :mod:`eval.perf.model_server.faults`.
         script: Faults of the first calls.
     """
 
     model: str = "stand-in"
-    # By this word clients take a server for a vLLM.
+    # Clients recognise vLLM by this value.
     owned_by: str = "vllm"
     api_key: str | None = None
     features: frozenset[str] = FEATURES
@@ -76,16 +75,16 @@ class Settings:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of the stand-in.
+    """Counters of the fake server.
 
     Attributes:
-        calls: Chat completions that were asked for, whatever became of them.
-        answered: Number of calls whose answer was sent whole.
+        calls: Chat completions that were requested, whatever their outcome.
+        answered: Number of calls whose answer was sent completely.
         refused: Number of calls answered with an error, faults included.
-        disconnects: Number of calls whose client went away before the answer was sent whole.
+        disconnects: Number of calls whose client disconnected before the answer was sent completely.
         waiting: Calls in the queue now.
         running: Calls that it works on now.
-        max_running: The most at once so far.
+        max_running: Maximum number of concurrent calls so far.
         pictures_sent: Pictures whose bytes were sent.
         prompt_tokens: Number of tokens of all computed prompts.
         cached_tokens: Number of those found in the prefix cache.
@@ -106,7 +105,7 @@ class Stats:
 
 
 def parsed(arguments: Sequence[str] | None) -> tuple[Settings, int]:
-    """Settings and port, as given on the command line."""
+    """Parses settings and port from the command line."""
     parser = argparse.ArgumentParser(description="A stand-in for a model server.")
     defaults = Settings()
     parser.add_argument("--port", type=int, default=0, help="0 for a free one")

@@ -1,4 +1,4 @@
-"""Places at which a stand-in model server works on calls, handed out by rank as vLLM's priority policy does."""
+"""Slots in which a fake model server works on calls, assigned by rank as in vLLM's priority policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 
 
 class RankedSlots:
-    """Limited places; those who wait come in by rank, the lowest first, and of one rank in the order of coming."""
+    """A limited number of slots; waiting calls get one by rank, lowest first, and within a rank in order of arrival."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -16,31 +16,31 @@ class RankedSlots:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
     def locked(self) -> bool:
-        """True if a call that comes now would wait."""
+        """Returns True if a new call would have to wait."""
         return self._free == 0
 
     async def acquire(self, rank: int) -> None:
-        """Waits for a place."""
+        """Waits for a slot."""
         if self._free:
             self._free -= 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # The number keeps the order of arrival within a rank, and heapq from comparing futures, which have no order.
+        # The number keeps the arrival order within a rank, and heapq from comparing futures, which have no order.
         heapq.heappush(self._waiting, (rank, next(self._order), turn))
         try:
             await turn
         except asyncio.CancelledError:
-            # A place may have been given to this call just before it was cancelled: it is passed on, or it is lost.
+            # This call may have got a slot just before it was cancelled: the slot is passed on, or it would be lost.
             if turn.done() and not turn.cancelled():
-                self.release()  # it came too late
+                self.release()  # the slot came too late
             raise
 
     def release(self) -> None:
-        """Gives a place back, to the first of those who still wait."""
+        """Releases a slot to the first call that still waits."""
         while self._waiting:
             turn = heapq.heappop(self._waiting)[2]
-            # Those that were cancelled are still in the heap. The place goes to the next one directly: if it were free
-            # in between, a newcomer could take it.
+            # Cancelled calls are still in the heap. The slot goes directly to the next call: if it were free in
+            # between, a newcomer could take it.
             if not turn.done():
                 turn.set_result(None)
                 return

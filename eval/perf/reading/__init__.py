@@ -1,1 +1,1 @@
-"""Benchmark of reading text off pictures: errors and speed."""
+"""Benchmark of reading text from pictures: errors and speed."""

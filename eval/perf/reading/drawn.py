@@ -1,7 +1,7 @@
-"""Pictures with known text, drawn in groups that each are hard to read in one way.
+"""Generated pictures with known text, in groups that are each hard to read in one way.
 
-Backgrounds are colour gradients or photographs that scikit-learn brings with it; nothing is downloaded and nothing of
-them is stored here.
+Backgrounds are colour gradients or photographs that come with scikit-learn; nothing is downloaded and no photograph is
+stored here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Colour = tuple[int, int, int]
 WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 _SIZES = ((500, 500), (640, 480), (800, 600), (600, 800), (1080, 1080), (1280, 960), (1200, 628))
 """Usual sizes of memes, width and height in pixels."""
-# All come with matplotlib: no font of the system is needed.
+# All come with matplotlib: no system font is needed.
 _FONTS = (
     "DejaVuSans",
     "DejaVuSans-Bold",
@@ -54,7 +54,7 @@ _ACCENTED = (
 
 @dataclass(frozen=True, slots=True)
 class DrawnMeme:
-    """A picture and what stands on it.
+    """A picture and the text on it.
 
     Attributes:
         group: One of :data:`GROUPS`.
@@ -68,12 +68,12 @@ class DrawnMeme:
 
 
 def draw(group: str, number: int) -> DrawnMeme:
-    """The meme of a group with that number, the same on every machine that has the same Pillow.
+    """Draws the meme of a group with that number, the same on every machine with the same version of Pillow.
 
     Raises:
         KeyError: There is no such group.
     """
-    # Seeded by name: a meme stays the same whatever other groups there are.
+    # Seeded by name, so that a meme stays the same whatever other groups exist.
     picture, lines, file = GROUPS[group](random.Random(f"{group} {number}"))
     return DrawnMeme(group, file or _encoded(picture, "PNG"), " ".join(" ".join(lines).split()))
 
@@ -83,7 +83,7 @@ _Drawn = tuple[Image.Image, list[str], bytes | None]
 
 
 def _outlined(choose: random.Random, *, share: tuple[int, int] = (14, 22)) -> _Drawn:
-    """White capitals with a black outline at the top and at the bottom of a picture."""
+    """White capitals with a black outline at the top and bottom of a picture."""
     picture = _background(choose)
     width, height = picture.size
     size = width // choose.randint(*share)
@@ -128,7 +128,7 @@ def _jpeg(choose: random.Random) -> _Drawn:
 
 
 def _two_blocks(choose: random.Random) -> _Drawn:
-    """A caption above the picture, black on white, and a label in it."""
+    """A caption above the picture, black on white, and a label inside it."""
     below, lines, _ = _outlined(choose, share=(18, 26))
     width, height = below.size
     size = width // 26
@@ -141,7 +141,7 @@ def _two_blocks(choose: random.Random) -> _Drawn:
 
 
 def _small(choose: random.Random) -> _Drawn:
-    """Letters of 10 to 14 pixels and nothing else."""
+    """Letters of 10 to 14 pixels only."""
     picture = Image.new("RGB", choose.choice(_SIZES), WHITE)
     width, height = picture.size
     size = choose.randint(10, 14)
@@ -158,14 +158,14 @@ def _small_beside_large(choose: random.Random) -> _Drawn:
     _put(picture, large, (width // 25, height // 30), width // 16, outline=4)
     size = choose.randint(11, 15)
     place = (width // 10, height * 4 // 5)
-    # A white ground for the small letters, which have no outline.
+    # A white background for the small letters, which have no outline.
     ImageDraw.Draw(picture).rectangle((place[0] - 8, place[1] - 8, width - 20, place[1] + 2 * size), fill=WHITE)
     _put(picture, small, place, size, fill=BLACK, font="DejaVuSans")
     return picture, [large, small], None
 
 
 def _turned(choose: random.Random) -> _Drawn:
-    """Turns a picture as a whole, by one, two or three quarters."""
+    """Rotates a whole picture by one, two or three quarter turns."""
     picture, lines, _ = _outlined(choose)
     return picture.rotate(choose.choice([90, 180, 270]), expand=True), lines, None
 
@@ -174,7 +174,7 @@ def _tilted(choose: random.Random) -> _Drawn:
     picture = _gradient(choose, choose.choice(_SIZES), light=True)
     width, height = picture.size
     line = _line(choose, 3, 4)
-    # Only the letters are turned: on a layer of their own, which is laid over the picture.
+    # Only the letters are rotated: on a separate layer, which is pasted onto the picture.
     patch = Image.new("RGBA", (width, height), (0, 0, 0, 0))
     _put(patch, line, (width // 6, height // 2), width // 26, fill=(120, 10, 10))
     tilted = patch.rotate(choose.choice([-25, -15, -8, 8, 15, 25]), resample=Image.Resampling.BICUBIC)
@@ -183,7 +183,7 @@ def _tilted(choose: random.Random) -> _Drawn:
 
 
 def _transparent(choose: random.Random) -> _Drawn:
-    """Light letters with an outline on nothing, which is white."""
+    """Light letters with an outline on a transparent background, which is shown as white."""
     picture = Image.new("RGBA", choose.choice(_SIZES), (0, 0, 0, 0))
     width, height = picture.size
     lines = [_line(choose, 3, 4) for _ in range(2)]
@@ -256,7 +256,7 @@ def _line(choose: random.Random, least: int, most: int) -> str:
     return " ".join(choose.choice(_WORDS) for _ in range(choose.randint(least, most)))
 
 
-# Once each: a font is read from its file.
+# Cached, because a font is read from its file.
 @cache
 def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(mpl.get_data_path(), "fonts", "ttf", f"{name}.ttf"), size)
@@ -272,9 +272,9 @@ def _put(
     outline: int = 0,
     font: str = "DejaVuSans-Bold",
 ) -> None:
-    """Draws a line; smaller where it would not fit into the picture."""
+    """Draws a line of text; smaller if it would not fit into the picture."""
     letters = _font(font, size)
-    # Letters beyond the edge can be read by nobody, and would count as errors.
+    # Letters beyond the edge cannot be read, and would count as errors.
     while size > 6 and place[0] + letters.getlength(text) > picture.width - 10:
         size -= 1
         letters = _font(font, size)
@@ -287,7 +287,7 @@ def _background(choose: random.Random) -> Image.Image:
 
 
 def _gradient(choose: random.Random, size: tuple[int, int], *, light: bool = False) -> Image.Image:
-    """Patches of colour that run into each other."""
+    """Draws patches of colour that blend into each other."""
     width, height = size
     # numpy's generator is seeded by ours, so that a meme stays the same. Light values are for dark letters, the others
     # for white ones.
@@ -299,12 +299,12 @@ def _gradient(choose: random.Random, size: tuple[int, int], *, light: bool = Fal
 
 @cache
 def _photos() -> tuple[Image.Image, ...]:
-    # They come with scikit-learn: nothing is fetched.
+    # They come with scikit-learn: nothing is downloaded.
     return tuple(map(Image.fromarray, load_sample_images().images))
 
 
 def _photo(choose: random.Random, size: tuple[int, int]) -> Image.Image:
-    """A part of a photograph."""
+    """Returns a section of a photograph."""
     photo = choose.choice(_photos())
     share = choose.uniform(0.5, 1.0)
     wide, high = int(photo.width * share), int(photo.height * share)

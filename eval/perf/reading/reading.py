@@ -1,4 +1,4 @@
-"""Errors and time of reading drawn memes, beside RapidOCR's own pipeline as it comes."""
+"""Errors and time of reading generated memes, compared with RapidOCR's own pipeline with its defaults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CORES = 2
 
 
 class _Read(NamedTuple):
-    """Texts of memes, by their group and number, and the seconds that they took."""
+    """Texts of memes by group and number, and the seconds that reading took."""
 
     texts: Mapping[DrawnMeme, str]
     seconds: float
@@ -44,14 +44,14 @@ def reading(*, a_group: int = 24, turns: int = 4) -> Result:
 
     Args:
         a_group: Memes of each of the groups of :mod:`eval.perf.reading.drawn`.
-        turns: Turns of either way, each over another part of them.
+        turns: Turns of each way, each with other memes.
     """
     memes = [draw(group, number) for group in GROUPS for number in range(a_group)]
     usual = [meme for meme in memes if meme.group not in _UNUSUAL]
     unusual = [meme for meme in memes if meme.group in _UNUSUAL]
     bare = _bare()
     with _ours() as ours:
-        # Every so many memes and not a stretch of them: each turn has some of every group.
+        # Strided, not contiguous: each turn has some memes of every group.
         taken = in_turns([ours, bare], [usual[turn::turns] for turn in range(turns)])
         for_errors = [*taken, (ours(unusual), bare(unusual))]
     texts = [{meme: text for turn in for_errors for meme, text in turn[way].texts.items()} for way in (0, 1)]
@@ -80,7 +80,7 @@ def reading(*, a_group: int = 24, turns: int = 4) -> Result:
 
 @contextmanager
 def _ours() -> Iterator[Callable[[Sequence[DrawnMeme]], _Read]]:
-    """The court's readers of files and of text, in their processes."""
+    """Yields a reader made of the court's readers of files and of text, in their processes."""
     pictures, reader = GuardedPictureReader(workers=_CORES), rapidocr_reader(workers=_CORES, threads=1)
 
     async def one(meme: DrawnMeme) -> str:
@@ -102,19 +102,19 @@ def _ours() -> Iterator[Callable[[Sequence[DrawnMeme]], _Read]]:
         try:
             yield read
         finally:
-            # In the loop that they were used in.
+            # Closed in the loop that they were used in.
             runner.run(close())
 
 
 def _bare() -> Callable[[Sequence[DrawnMeme]], _Read]:
-    """RapidOCR with its defaults in this process; its lines are brought into reading order as ours are."""
+    """Returns RapidOCR with its defaults in this process; its lines are put into reading order as ours are."""
     models = Path(rapidocr.__file__).parent / "models"
-    # Before RapidOCR does it, and with it what keeps it from reporting to its makers.
+    # Imported before RapidOCR does it, with the settings that keep the runtime from reporting to its makers.
     import_onnxruntime()
     engine = rapidocr.RapidOCR(
         params={
             "Global.log_level": "critical",
-            # Those that it takes by default, which it would look for on the network.
+            # Its default models, which it would otherwise download.
             "Det.model_path": str(models / "PP-OCRv6_det_small.onnx"),
             "Cls.model_path": str(models / "ch_ppocr_mobile_v2.0_cls_mobile.onnx"),
             "Rec.model_path": str(models / "PP-OCRv6_rec_small.onnx"),
@@ -123,11 +123,11 @@ def _bare() -> Callable[[Sequence[DrawnMeme]], _Read]:
     )
 
     def one(meme: DrawnMeme) -> str:
-        # On white, as the court has it; what stands on nothing is nobody's to guess.
+        # On a white background, as in the court.
         with Image.open(BytesIO(meme.file)) as opened:
             picture = Image.new("RGBA", opened.size, (255, 255, 255, 255))
             picture.alpha_composite(opened.convert("RGBA"))
-        # RapidOCR takes arrays as OpenCV has them, BGR; a reversed view is no contiguous one.
+        # RapidOCR takes arrays in OpenCV's channel order, BGR; a reversed view is not contiguous.
         found = engine(np.ascontiguousarray(np.asarray(picture.convert("RGB"))[:, :, ::-1]))
         assert isinstance(found, RapidOCROutput)
         lines = [
@@ -149,10 +149,10 @@ def _rows(boxes: NDArray[np.float32] | None) -> Sequence[NDArray[np.float32]]:
 
 
 def _error_rate(texts: Mapping[DrawnMeme, str]) -> float:
-    """Letters that would have to be changed over those that are there; where nothing is written, letters a meme."""
+    """Letters to be changed over letters present; for memes without text, letters read per meme."""
     return _errors(texts, texts) / (sum(len(meme.text) for meme in texts) or len(texts))
 
 
 def _errors(texts: Mapping[DrawnMeme, str], memes: Iterable[DrawnMeme]) -> int:
-    # Where a line breaks is no error of reading: white space of any kind counts as one blank.
+    # Line breaks are not reading errors: any white space counts as one space.
     return sum(Levenshtein.distance(" ".join(texts[meme].split()), meme.text) for meme in memes)

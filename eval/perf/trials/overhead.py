@@ -1,25 +1,24 @@
-"""Overhead of the court over its model calls, before a stand-in server of known speed.
+"""Overhead of the court over its model calls, against a fake server of known speed.
 
-``trial-floor``: how near a trial comes to the shortest time that its calls allow. The floor is ``D + R (q + a) + s +
-J`` with the time that the server, by its own settings and its own count of tokens, worked on each of these calls; what
-the wall clock shows beyond it is ours: building prompts, the client, the wire, reading replies, keeping events, and
-whatever waits that need not wait. Searching precedents and reading their pictures take a while here, as they do, and
-must not show.
+``trial-floor``: how close a trial comes to the shortest time that its calls allow. The floor is ``D + R (q + a) + s +
+J``, computed from the time that the server, by its own settings and token counts, worked on each of these calls; any
+wall-clock time beyond it is our overhead: building prompts, the client, the network, reading replies, storing events,
+and all unnecessary waiting. Searching precedents and reading their pictures take a realistic time here, and must not
+add to it.
 
-``trial-naive``: how much faster a trial is than Algorithm 1 as it is printed, one call after the other, one side after
-the other. The same agents, prompts, client and server, in a plain loop. Beside what was measured stands what the
-lengths of the replies alone would make of it: ``D + 2 R (q + a + s) + J`` over ``D + R (q + a) + s + J``.
+``trial-naive``: how much faster a trial is than Algorithm 1 as printed, one call after the other, one side after the
+other. The same agents, prompts, client and server, in a plain loop. The measured ratio is reported next to the one that
+reply lengths alone predict: ``D + 2 R (q + a + s) + J`` over ``D + R (q + a) + s + J``.
 
-``saturation``: how much of a busy server's capacity becomes verdicts, 64 trials at once before a server that works on
-16 calls. A trial needs so many seconds of the server's work: that of its description, of the rounds that count, of the
-ruling and of the score. Capacity times wall time is what the server could have worked. What is missing from 1 went to
-calls that turned out to be superfluous, to a server that waited for us, and to the end, when trials run out and it is
-no longer full. ``always_ahead`` is the same with sides that ask ahead whether there is room or not.
+``saturation``: the share of a busy server's capacity that becomes verdicts, with 64 concurrent trials on a server that
+works on 16 calls. A trial needs the server time of its description, of the rounds that count, of the ruling and of the
+score. The available server time is capacity times wall time. The rest is lost to calls that turned out to be
+superfluous, to a server that waited for us, and to the end, when trials run out and the server is no longer full.
+``always_ahead`` is the same with sides that ask ahead whether there is spare capacity or not.
 
-``call-cpu``: what a call of a model costs our process, as CPU time of all its threads, as the operating system counts
-it. The server is another process and takes no time to think. Calls are those that real trials make. Beside them stands
-a bare POST of the same bytes through the same HTTP client: what is left when everything of ours is taken away, and the
-measure of how fast the machine is.
+``call-cpu``: what a model call costs our process, as CPU time of all its threads, as the operating system counts it.
+The server is another process and takes no time to think. The calls are those of real trials. The baseline is a bare
+POST of the same bytes through the same HTTP client: it excludes all of our code, and shows the speed of the machine.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def trial_floor(*, trials: int = 7) -> Result:
 async def _walls_and_floors(address: str, trials: int) -> list[tuple[float, float]]:
     taken = []
     async with bar(address, finder=KnownFinder(find_s=0.1, pictures_s=0.05)) as it:
-        # Connections are open, and what all prompts begin with has been read, before the clock starts.
+        # Connections are opened, and the common beginning of all prompts is cached, before the clock starts.
         await it.court.hear(case("warming up", 2), unwatched)
         for number in range(trials):
             trial = case(f"number {number}", _ROUNDS)
@@ -111,13 +110,13 @@ def trial_naive(*, pairs: int = 2) -> Result:
 
 
 async def _pairs(address: str, pairs: int) -> dict[int, list[tuple[float, float]]]:
-    """Seconds of the naive order and of ours, side by side in time, for each number of rounds."""
+    """Returns the seconds of the naive order and of ours, one right after the other, for each number of rounds."""
     walls: dict[int, list[tuple[float, float]]] = {rounds: [] for rounds in _NAIVE_ROUNDS}
     async with bar(address) as it:
         await it.court.hear(case("warming up", 2), unwatched)
         for pair in range(pairs):
             for rounds in _NAIVE_ROUNDS:
-                # Two memes: neither finds in the server's cache what the other left there.
+                # Two memes, so that neither trial hits the server's prefix cache thanks to the other.
                 began = time.perf_counter()
                 exchanged = await naive(it.court, case(f"naive {pair} {rounds}", rounds))
                 between = time.perf_counter()
@@ -131,7 +130,7 @@ async def _pairs(address: str, pairs: int) -> dict[int, list[tuple[float, float]
 
 
 async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
-    """Algorithm 1 as it is printed; the rounds of each side. The score, which it does not know, is left out."""
+    """Runs Algorithm 1 as printed; returns the rounds of each side. The score, which it does not have, is left out."""
     chairs, settings, policy = court.chairs, court.settings, court.policy
     assert chairs is not None and case.meme.text is not None
     frames, text = case.meme.frames, case.meme.text
@@ -143,7 +142,7 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
     proposer = Proposer(speaker(chairs.proposer), frames)
     description = (await proposer.describe()).value
     justifications, rounds = [], []
-    # One side after the other, and one call after the other: Algorithm 1 has nothing side by side.
+    # One side after the other, and one call after the other: Algorithm 1 runs nothing concurrently.
     for side, chair in ((Side.ACCUSER, chairs.accuser), (Side.DEFENDER, chairs.defender)):
         brief = AdvocateBrief(policy=policy, fence=fence, text=text, description=description)
         advocate = Advocate(speaker(chair), side, brief)
@@ -154,7 +153,7 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
             history.append(Exchange(question, (await proposer.answer(question)).value))
             argument = (await advocate.summarise(history)).value
             bits = entropy(argument.summary)
-            # The stop as the paper prints it: two summaries whose entropies differ by less than epsilon.
+            # The stop criterion as printed in the paper: two summaries whose entropies differ by less than epsilon.
             if number >= settings.rounds_min and previous is not None and abs(bits - previous) < settings.epsilon:
                 break
             previous = bits
@@ -189,11 +188,11 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
 def saturation(*, trials: int = 64) -> Result:
     """Runs the benchmark."""
     flags = ("--play", *_BUSY_SPEED.flags, "--capacity", str(_CAPACITY))
-    # A server of its own for each, so that the second finds nothing in a prefix cache.
+    # A separate server for each, so that the second run hits no prefix cache of the first.
     with server(*flags) as address:
         needed, wall = asyncio.run(_all_at_once(address, trials, name="with room", concurrency=_CAPACITY))
     with server(*flags) as address:
-        # A limit that is never reached, so that there always seems to be room.
+        # A limit that is never reached, so that there always seems to be spare capacity.
         needed_blindly, wall_blindly = asyncio.run(_all_at_once(address, trials, name="always", concurrency=10**9))
     return Result(
         figures={
@@ -208,18 +207,18 @@ def saturation(*, trials: int = 64) -> Result:
 
 
 def share(needed: float, wall: float, capacity: int = _CAPACITY) -> float:
-    """The part of what the server could have worked that trials needed."""
+    """Returns the share of the available server time that trials needed."""
     return needed / (capacity * wall)
 
 
 async def _all_at_once(address: str, trials: int, *, name: str, concurrency: int) -> tuple[float, float]:
-    """Seconds of the server's work that the trials needed, and seconds that went by.
+    """Returns the seconds of server time that the trials needed, and the wall-clock seconds.
 
     Args:
         address: Address of the server.
         trials: Number of trials.
-        name: Beginning of the memes' names.
-        concurrency: Calls that the court takes the server to work on at once.
+        name: Prefix of the memes' names.
+        concurrency: Number of concurrent calls that the court assumes the server to support.
     """
     async with bar(address, concurrency=concurrency) as it:
         await it.court.hear(case(f"warming up {name}", 2), unwatched)
@@ -243,7 +242,7 @@ def call_cpu(*, calls: int = 300, trials: int = 16) -> Result:
 async def _calls(address: str, calls: int, trials: int) -> dict[str, float]:
     async with bar(address) as it, http_client() as http:
         requests = await _requests_of_a_trial(it)
-        # From the end: late prompts contain the whole history.
+        # From the end, because late prompts contain the whole history.
         text = next(request for request in reversed(requests) if not _frames(request))
         picture = next(request for request in reversed(requests) if len(_frames(request)) == 1)
         url, body = f"{address}/v1/chat/completions", _body(text)
@@ -251,7 +250,7 @@ async def _calls(address: str, calls: int, trials: int) -> dict[str, float]:
         async def bare() -> None:
             await _post(http, url, body)
 
-        # In turns, so that a machine that slows down slows all of them.
+        # In turns, so that a slowdown of the machine affects all of them.
         bare_ms, text_ms, picture_ms = await _medians(calls, bare, _reply(it, text), _reply(it, picture))
         return {
             "cpu_ms_per_call": await _of_trials(it, http, address, trials=trials, at_once=1),
@@ -259,14 +258,14 @@ async def _calls(address: str, calls: int, trials: int) -> dict[str, float]:
             "text_ms": text_ms,
             "picture_ms": picture_ms,
             "bare_post_ms": bare_ms,
-            # The bare post has the same body, so that this is what our client adds.
+            # The bare POST has the same body, so the ratio shows what our client adds.
             "text_over_bare": text_ms / bare_ms,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class _Remembering:
-    """A model that remembers what it was asked, in order."""
+    """A model that records its requests in order."""
 
     model: ChatModel
     asked: list[ChatRequest] = field(default_factory=list)
@@ -284,7 +283,7 @@ class _Remembering:
 
 
 async def _requests_of_a_trial(it: Bar) -> list[ChatRequest]:
-    """All but those for the score; the pictures that they show, the server knows from now on."""
+    """Returns all requests except those for the score; from now on the server knows their pictures."""
     model = _Remembering(it.model)
     chair = RoleModel(model)
     court = replace(it.court, chairs=RoleModels(chair, chair, chair, chair))
@@ -315,7 +314,7 @@ async def _medians(times: int, *calls: Callable[[], Awaitable[object]]) -> list[
     spent: list[list[float]] = [[] for _ in calls]
     for _ in range(times):
         for call, seconds in zip(calls, spent, strict=True):
-            # CPU time and no wall time: the wait for the server is not the client's.
+            # CPU time, not wall time, because waiting for the server does not count.
             before = time.process_time()
             await call()
             seconds.append(time.process_time() - before)
@@ -323,7 +322,7 @@ async def _medians(times: int, *calls: Callable[[], Awaitable[object]]) -> list[
 
 
 async def _of_trials(it: Bar, http: httpx2.AsyncClient, address: str, *, trials: int, at_once: int) -> float:
-    """CPU time of whole trials over the calls that the server saw: prompts, client, replies, events and all."""
+    """Returns the CPU time of whole trials per call that the server saw: prompts, client, replies, events and all."""
 
     async def calls_served() -> int:
         return int((await http.get(f"{address}/stats")).json()["calls"])
@@ -331,7 +330,7 @@ async def _of_trials(it: Bar, http: httpx2.AsyncClient, address: str, *, trials:
     spent = []
     for turn in range(max(2, trials // at_once)):
         cases = [case(f"number {number} of {at_once} in turn {turn}", _ROUNDS) for number in range(at_once)]
-        # In this order, and below the other way round: what the request for the count costs is in neither reading.
+        # In this order, and in reverse below, so that the cost of fetching the count is in neither reading.
         calls, before = await calls_served(), time.process_time()
         await asyncio.gather(*(it.court.hear(each, unwatched) for each in cases))
         seconds = time.process_time() - before

@@ -1,7 +1,7 @@
-"""Whole trials before a stand-in server of known speed, and the time that they can't do without.
+"""Whole trials against a fake server of known speed, and the minimum time that they need.
 
-The court is the real one and asks through the real client; the server is a process of its own. Given, and not
-measured, are the meme's text, a picture that nobody decodes, and a finder of precedents that knows them by heart.
+The court is the real one and calls the model through the real client; the server is a separate process. Provided, and
+not measured, are the meme's text, a picture that is never decoded, and a finder of precedents with fixed results.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from eval.perf.bench import running_module
 from eval.perf.model_server.replies import meme_text
 
 CAN = Capabilities(picture_ids=True, log_probs=LogProbs.CHOSEN, cached_tokens=True)
-"""What the stand-in can do, as a probe would find out."""
+"""Capabilities of the fake server, as a probe would find them."""
 PICTURE_BYTES = 400_000
 """Of a meme's picture: what 1,280 pixels of a photograph with words on it come to as PNG, at the lower end."""
 _WAIT_S = 600.0
@@ -56,11 +56,11 @@ _WAIT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Speed of a stand-in.
+    """Speed of a fake server.
 
     Attributes:
         call_s: Time of every call, in seconds.
-        prompt_token_s: Time of every token of a prompt that is not in its cache, in seconds.
+        prompt_token_s: Time of every prompt token that is not in its cache, in seconds.
         output_token_s: Time of every token of a reply, in seconds.
         repairs: True to count a repeated call as both; otherwise it is an error.
     """
@@ -71,7 +71,7 @@ class Speed:
     repairs: bool = False
 
     def of(self, call: ModelCall, calls: int = 1) -> float:
-        """Seconds that the server works on a call, by its own settings and the tokens that it counted.
+        """Returns the seconds that the server works on a call, from its settings and its token counts.
 
         Args:
             call: Call as recorded.
@@ -80,14 +80,14 @@ class Speed:
         if call.fault:
             if not self.repairs:
                 raise ValueError("a call that was made twice: the trial is not the one that was meant")
-            # Tokens are those of both calls already; only what a call costs by itself comes twice.
+            # The tokens are already those of both calls; only the fixed cost of a call counts twice.
             calls *= 2
         read = call.tokens_in - call.tokens_cached
         return calls * self.call_s + read * self.prompt_token_s + call.tokens_out * self.output_token_s
 
     @property
     def flags(self) -> list[str]:
-        """Returns the speed as options of a stand-in."""
+        """Returns the speed as command-line options of a fake server."""
         return [
             *("--call-s", str(self.call_s), "--prompt-token-s", str(self.prompt_token_s)),
             *("--output-token-s", str(self.output_token_s)),
@@ -96,7 +96,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The calls of one side's rounds that count, in seconds; each list from the first round to the last."""
+    """Calls of the rounds of one side that count, in seconds; each list from the first round to the last."""
 
     questions: tuple[float, ...]
     answers: tuple[float, ...]
@@ -110,7 +110,7 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The calls that a trial needs, in seconds of the server's work: what its stop made superfluous is left out.
+    """The calls that a trial needs, in seconds of server time; without calls that its stop made superfluous.
 
     Attributes:
         describe: D.
@@ -126,26 +126,26 @@ class Times:
 
     @property
     def floor(self) -> float:
-        """``D + R (q + a) + s + J``, by the slower side: the longest chain of calls each of which needs the former."""
-        # Of the summaries only the last is on the chain: the others are written while the next round goes on.
+        """``D + R (q + a) + s + J``, by the slower side: the longest chain of calls that depend on one another."""
+        # Of the summaries only the last is on the chain: the others are written during the next round.
         chains = (sum(side.questions) + sum(side.answers) + side.summaries[-1] for side in self.sides)
         return self.describe + max(chains) + self.judge
 
     @property
     def naive(self) -> float:
-        """``D + 2 R (q + a + s) + J``: everything that Algorithm 1 asks for, one after the other."""
+        """``D + 2 R (q + a + s) + J``: all calls of Algorithm 1, one after the other."""
         chains = (sum(side.questions) + sum(side.answers) + sum(side.summaries) for side in self.sides)
         return self.describe + sum(chains) + self.judge
 
     @property
     def needed(self) -> float:
-        """All that the server has to do for the trial, the score included."""
-        # A trial needs the same calls in either order; only when they are made differs.
+        """All server time that the trial needs, including the score."""
+        # A trial needs the same calls in either order; only their timing differs.
         return self.naive + self.score
 
 
 def times(record: TrialRecord, speed: Speed) -> Times:
-    """The calls of a trial that ended in a verdict."""
+    """Returns the calls of a trial that ended in a verdict."""
     sides = []
     for side in Side:
         rounds = next(event.rounds for event in record.all(SideRested) if event.side is side)
@@ -157,7 +157,7 @@ def times(record: TrialRecord, speed: Speed) -> Times:
         describe=_seconds(described.call, speed),
         sides=tuple(sides),
         judge=_seconds(verdict.call, speed),
-        # One event of several calls: one for each order of the options.
+        # One event for several calls: one for each order of the options.
         score=speed.of(verdict.odds.call, len(verdict.odds.harmful)) if verdict.odds else 0.0,
     )
 
@@ -166,7 +166,7 @@ def _rounds(
     events: Iterable[QuestionAsked | AnswerGiven | Summarised], side: Side, rounds: int, speed: Speed
 ) -> tuple[float, ...]:
     calls = {event.round: event.call for event in events if event.side is side}
-    # Without those of later rounds, which the stop made superfluous.
+    # Without later rounds, which the stop made superfluous.
     return tuple(_seconds(calls[number], speed) for number in range(1, rounds + 1))
 
 
@@ -176,7 +176,7 @@ def _seconds(call: ModelCall | None, speed: Speed) -> float:
 
 
 def of_tokens(speed: Speed, tokens: Mapping[str, int], rounds: int) -> Times:
-    """The calls of a trial in which prompts cost nothing, every side taking so many rounds."""
+    """Returns the calls of a trial in which prompts cost nothing and every side takes ``rounds`` rounds."""
     seconds = {task: speed.call_s + count * speed.output_token_s for task, count in tokens.items()}
     side = Examined((seconds["ask"],) * rounds, (seconds["answer"],) * rounds, (seconds["summarise"],) * rounds)
     return Times(seconds["describe"], (side, side), seconds["judge"])
@@ -184,18 +184,18 @@ def of_tokens(speed: Speed, tokens: Mapping[str, int], rounds: int) -> Times:
 
 @contextmanager
 def server(*flags: str) -> Iterator[str]:
-    """A stand-in as a process of its own; gives its address."""
+    """Runs a fake server in a separate process; yields its address."""
     with running_module("eval.perf.model_server.server", ["--port", 0, *flags]) as (ready, _):
         yield f"http://127.0.0.1:{ready['port']}"
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A court and what it is asked through.
+    """A court and its model client.
 
     Attributes:
-        court: The real one.
-        model: The real client, of all roles.
+        court: The real court.
+        model: The real client, for all roles.
         load: Its calls in flight.
     """
 
@@ -206,11 +206,11 @@ class Bar:
 
 @asynccontextmanager
 async def bar(address: str, *, concurrency: int = 1024, finder: KnownFinder | None = None) -> AsyncIterator[Bar]:
-    """A court before a server.
+    """Yields a court that uses a server.
 
     Args:
         address: Address of the server.
-        concurrency: Calls that it works on at once.
+        concurrency: Number of concurrent calls that the server works on.
         finder: Finder of precedents.
     """
     load = Load(concurrency)
@@ -245,8 +245,8 @@ def court_of(
 
 
 def case(name: str, rounds: int) -> TrialCase:
-    """A meme that nobody has seen, to be tried in so many rounds."""
-    # Nobody decodes it here: what counts is its size on the wire.
+    """Returns a new meme whose trial takes that many rounds."""
+    # Never decoded here: only its size in the request matters.
     png = random.Random(name).randbytes(PICTURE_BYTES)
     digest = random.Random(f"pixels of {name}").randbytes(32).hex()
     picture = Picture(
@@ -262,12 +262,12 @@ def case(name: str, rounds: int) -> TrialCase:
 
 
 async def unwatched(*_: AnyEvent) -> None:
-    """A keeper who keeps nothing: the docket has a benchmark of its own."""
+    """An event sink that stores nothing: the docket has a separate benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownFinder:
-    """Finds the same three precedents for every meme, in a time that may be set.
+    """Finds the same three precedents for every meme, after a configurable delay.
 
     Attributes:
         find_s: Duration of a search, in seconds.
@@ -287,7 +287,7 @@ class KnownFinder:
         return LibraryIdentity(name="known", digest="sha256:0", size=3, encoder="none", with_picture=3)
 
     async def find(self, **_: object) -> Findings:
-        """The three."""
+        """Returns the three precedents."""
         await asyncio.sleep(self.find_s)
         known = tuple(
             Precedent(

@@ -1,4 +1,4 @@
-"""A court before the real vLLM, and memes for it: drawn, read as a stranger's picture is, and of tame words."""
+"""A court that uses the real vLLM, and generated memes for it, decoded like untrusted pictures and harmless in text."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from serving.models.vllm import VllmServer
 PICTURES = 7
 """In one prompt at most: four frames of a meme, and three precedents'."""
 _CONCURRENCY = 64
-# Multiples of 28 pixels, which a merged patch of the model has: nothing is resized at the server.
+# Multiples of 28 pixels, the size of a merged patch of the model, so that the server resizes nothing.
 _SIZE = (252, 168)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A call as it was made.
+    """A recorded call.
 
     Attributes:
         request: Request to the server.
         is_odds: True if it was for the score.
-        answer: The server's own.
+        answer: The server's answer.
         sent: Time of sending, in seconds of the monotonic clock.
         answered: Time of the answer, by the same clock.
     """
@@ -57,7 +57,7 @@ class RecordedCall:
 
 
 class Recorded(ChatCompletions):
-    """The real client; keeps what it was asked.
+    """The real client, which also records its calls.
 
     Attributes:
         begun: Every request, as it was sent.
@@ -72,7 +72,7 @@ class Recorded(ChatCompletions):
     async def answer(
         self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None
     ) -> ServerAnswer:
-        """Answers as every client does, and stores the call."""
+        """Answers like the base class, and records the call."""
         sent = time.monotonic()
         self.begun.append(request)
         answer = await super().answer(request, within_s=within_s, extra=extra)
@@ -82,14 +82,14 @@ class Recorded(ChatCompletions):
         return answer
 
     def forget(self) -> None:
-        """Begins anew."""
+        """Clears the recorded calls."""
         self.begun.clear()
         self.asked.clear()
 
 
 @asynccontextmanager
 async def court_before(server: VllmServer, settings: TrialSettings) -> AsyncIterator[tuple[Court, Recorded]]:
-    """A court before a vLLM and the client that it asks through, which knows by a probe what that vLLM can do.
+    """Yields a court and its client, which has probed the capabilities of the vLLM.
 
     Args:
         server: Server that answers.
@@ -99,14 +99,14 @@ async def court_before(server: VllmServer, settings: TrialSettings) -> AsyncIter
     async with http_client() as http:
         model = Recorded(base_url=server.base_url, model=server.model, api_key=server.api_key, http=http, load=load)
         await probe(model, pictures=PICTURES)
-        # The probe's own calls are no part of a trial.
+        # The probe's calls are not part of a trial.
         model.forget()
         finder = KnownFinder(frames=tuple(_precedent(number) for number in range(3)))
         yield court_of(model, settings, finder=finder, temperature=1.0), model
 
 
 async def drawn_case(reader: GuardedPictureReader, number: int) -> TrialCase:
-    """A meme that nobody has seen: another number is another picture and another text."""
+    """Returns a new meme: another number gives another picture and another text."""
     text = f"the people from Blueland\nmeet for tea number {number}"
     drawn = draw_meme(SCENES[number % len(SCENES)], text, size=_SIZE, seed=number)
     picture = await reader.read(_png(drawn))

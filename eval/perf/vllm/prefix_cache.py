@@ -1,9 +1,8 @@
-"""The part of a trial's prompts that a real vLLM serves from its prefix cache, over what it could serve.
+"""The share of a trial's prompt tokens that a real vLLM serves from its prefix cache, of those that it could serve.
 
-It could serve, of each prompt, the whole blocks of what that prompt begins with in common with one that was sent
-before it, pictures included. What the prompts are is asked of vLLM's tokenizer,
-what it served is told with each answer, and that the two agree with its own counters is checked. ``of_prompts`` says
-how much of all prompts that is: what is left has to be read.
+It could serve the whole blocks of the longest common prefix of a prompt with any prompt sent before it, pictures
+included. Prompts are tokenized by vLLM, each answer reports its cached tokens, and both are checked against vLLM's own
+counters. ``of_prompts`` is the share of all prompt tokens that is served from the cache: the rest has to be computed.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ async def _trials(trials: int) -> PromptTokens:
     finally:
         await reader.aclose()
     async with tiny_vllm(vllm_python()) as server, court_before(server, _SETTINGS) as (court, model):
-        # What is the same in all trials, the system messages, has been seen before those that count.
+        # The system messages, which are the same in all trials, are cached before the trials that count.
         await court.hear(cases.pop(), unwatched)
         past = len(model.asked)
         before = await _counters(server)
@@ -71,20 +70,20 @@ async def _trials(trials: int) -> PromptTokens:
         queries, hits = (now - then for then, now in zip(before, await _counters(server), strict=True))
         prompts = await prompts_sent(server.root_url, server.model, model.asked)
     found = share(prompts[past:], prompts[:past], BLOCK)
-    # Counted in two ways, by the server's metrics and by what it says with each answer.
+    # Counted in two ways: by the server's metrics, and by the figures in its answers.
     assert (queries, hits) == (found.prompts, found.reached), "the server's counters are not what it said with answers"
     return found
 
 
 async def _counters(server: VllmServer) -> tuple[int, int]:
-    """Tokens looked for in the prefix cache, and found there."""
+    """Returns the tokens looked up in the prefix cache, and those found."""
     counters = await metrics(server)
     queries, hits = (int(figure(counters, f"vllm:prefix_cache_{kind}_total")) for kind in ("queries", "hits"))
     return queries, hits
 
 
 async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall]) -> list[Prompt]:
-    """Calls as the prefix cache saw them.
+    """Returns calls as the prefix cache saw them.
 
     Args:
         root_url: Root URL of the vLLM.
@@ -92,7 +91,7 @@ async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall])
         calls: The calls.
 
     Raises:
-        ValueError: A prompt is not as long as the server said with its answer.
+        ValueError: The length of a prompt differs from the one in the server's answer.
     """
 
     async def tokens(body: dict[str, Any]) -> list[int]:
@@ -101,7 +100,7 @@ async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall])
         return [int(token) for token in answer.json()["tokens"]]
 
     prompts = []
-    # A proxy in the environment has no place between two processes of one machine.
+    # No proxy from the environment may come between two processes on one machine.
     async with httpx2.AsyncClient(base_url=root_url, trust_env=False, timeout=60) as client:
         (picture,) = await tokens({"model": model, "prompt": PICTURE_TOKEN, "add_special_tokens": False})
         for call in calls:
@@ -131,14 +130,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Tokens of prompts.
+    """Numbers of prompt tokens.
 
     Attributes:
-        prompts: All.
-        reached: Served from the cache.
-        possible: Number of tokens that could have been cached: whole blocks of a prompt's beginning in common with one
-            sent before it.
-        settled: The same, with only those prompts that had been answered by then.
+        prompts: All tokens.
+        reached: Tokens served from the cache.
+        possible: Tokens that could have been cached: whole blocks of a prompt's longest common prefix with one sent
+            before it.
+        settled: The same, counting only prompts that had been answered by then.
     """
 
     prompts: int
@@ -148,7 +147,7 @@ class PromptTokens:
 
 
 def share(prompts: Sequence[Prompt], past: Sequence[Prompt], block: int) -> PromptTokens:
-    """Computes the tokens of prompts that the cache served, and those that it could have served.
+    """Counts the prompt tokens that the cache served, and those that it could have served.
 
     Args:
         prompts: The prompts that count.
@@ -157,7 +156,7 @@ def share(prompts: Sequence[Prompt], past: Sequence[Prompt], block: int) -> Prom
     """
     possible = settled = 0
     for each in prompts:
-        # Whether answered or not: other prompts find a prompt in the cache as soon as it has been read.
+        # Whether answered or not: a prompt can be hit in the cache as soon as it has been computed.
         others = [other for other in prompts if other.sent < each.sent]
         before = _whole_blocks(each, past, block)
         sent = max(before, _whole_blocks(each, others, block))
@@ -172,13 +171,13 @@ def share(prompts: Sequence[Prompt], past: Sequence[Prompt], block: int) -> Prom
 
 
 def tokenize_body(model: str, request: ChatRequest) -> dict[str, Any]:
-    """Builds the ``/tokenize`` request for a prompt as vLLM's engine gets it: by the template, pictures in full."""
-    # As to a server without abilities: to one that knows pictures by id, their bytes would not be sent.
+    """Builds the ``/tokenize`` request for a prompt as vLLM's engine gets it: with template and full pictures."""
+    # Without capabilities: to a server that knows pictures by id, their bytes would not be sent.
     return {"model": model, "messages": wire.messages(request, Capabilities(), {})}
 
 
 def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> list[Placed]:
-    """Tokens with the pictures that they stand for. Raises ValueError if there are more or fewer than in the request.
+    """Pairs tokens with the pictures that they stand for. Raises ValueError if their number differs from the request.
 
     Args:
         tokens: Tokens as vLLM returns them.
@@ -188,7 +187,7 @@ def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> l
     names = [wire.digest(part) for part in request.parts if isinstance(part, Frame)]
     found: list[Placed] = []
     shown = 0
-    # A run of picture tokens is one picture: between two of them stand the marks of their end and beginning.
+    # A run of picture tokens is one picture: end and start markers separate two of them.
     for is_picture, run in itertools.groupby(tokens, lambda token: token == picture_token):
         shown += is_picture
         if shown > len(names):
@@ -200,8 +199,8 @@ def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> l
 
 
 def common(one: Sequence[Placed], other: Sequence[Placed]) -> int:
-    """Length of what two begin with in common."""
-    # Of two lengths: what one has beyond the other is not in common.
+    """Returns the length of the common prefix of two sequences."""
+    # The lengths may differ: the excess of the longer one is not in common.
     return sum(1 for _ in itertools.takewhile(_same, zip(one, other, strict=False)))
 
 
@@ -210,7 +209,7 @@ def _same(pair: tuple[Placed, Placed]) -> bool:
 
 
 def _whole_blocks(prompt: Prompt, others: Iterable[Prompt], block: int) -> int:
-    # The last token is always computed: it is what the reply begins with.
+    # The last token is always computed: the reply starts from it.
     most = len(prompt.tokens) - 1
     longest = max((common(prompt.tokens, other.tokens) for other in others), default=0)
     return min(longest, most) // block * block

@@ -1,8 +1,8 @@
-"""Time to one verdict while a batch keeps a real vLLM busy, with ranks of requests and without.
+"""Time to a single verdict while a batch keeps a real vLLM busy, with and without request priorities.
 
-vLLM works on few requests at once here, so that there is a queue to be ranked in. One caller after the other asks for a
-single verdict: first with nothing else at the server, then in turns beside a batch, with and without ranks. Of a batch
-there are always as many trials under way. Every trial is of a meme of its own and of as many rounds.
+vLLM works on few requests at once here, so that a queue forms. Callers ask for single verdicts one after the other:
+first with the server idle, then in turns next to a batch, with and without priorities. The batch keeps a constant
+number of trials in flight. Every trial is about a new meme and takes the same number of rounds.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def vllm_priorities(*, turns: int = 2, verdicts: int = 4, batch: int = 6) -> Res
 
     Args:
         turns: Number of times that each way is measured.
-        verdicts: Single verdicts of a turn.
-        batch: Trials of the batch under way at any time.
+        verdicts: Single verdicts per turn.
+        batch: Trials of the batch in flight at any time.
     """
     alone, ranked, unranked = asyncio.run(_measured(turns, verdicts, batch))
     return result(alone, ranked, unranked, batch)
 
 
 def result(alone: Sequence[float], ranked: Sequence[float], unranked: Sequence[float], batch: int) -> Result:
-    """The figures of times to single verdicts, in seconds.
+    """Returns the figures, from times to single verdicts in seconds.
 
     Args:
         alone: Without a batch.
-        ranked: Beside a batch, with ranks.
-        unranked: Beside a batch, without.
-        batch: Trials of the batch under way at any time.
+        ranked: Next to a batch, with priorities.
+        unranked: Next to a batch, without.
+        batch: Trials of the batch in flight at any time.
     """
     p99_alone, p99_ranked, p99_unranked = (float(np.percentile(times, 99)) for times in (alone, ranked, unranked))
     figures = {
@@ -66,12 +66,12 @@ def result(alone: Sequence[float], ranked: Sequence[float], unranked: Sequence[f
         "at_once": AT_ONCE,
         "rounds": _ROUNDS,
     }
-    # The bound is on the median: of so few verdicts, the 99th percentile is hardly more than the slowest one.
+    # The bound is on the median: with so few verdicts, the 99th percentile is hardly more than the slowest one.
     return Result(figures, {"median_without_ranks_over_with": ">= 1.2"})
 
 
 async def _measured(turns: int, verdicts: int, batch: int) -> tuple[list[float], list[float], list[float]]:
-    """Times to single verdicts in seconds: alone, beside a batch with ranks, and beside one without."""
+    """Returns times to single verdicts in seconds: alone, next to a batch with priorities, and next to one without."""
     alone: list[float] = []
     beside: dict[bool, list[float]] = {True: [], False: []}
     reader = GuardedPictureReader(workers=1)
@@ -82,10 +82,10 @@ async def _measured(turns: int, verdicts: int, batch: int) -> tuple[list[float],
             court_before(server, _SETTINGS) as (court, model),
         ):
             assert model.capabilities.priorities, "this vLLM has no ranks"
-            await court.hear(await drawn_case(reader, next(numbers)), unwatched)  # what all trials share is read once
+            await court.hear(await drawn_case(reader, next(numbers)), unwatched)  # caches the shared prefix
             for turn in range(turns):
                 alone += await _single(court, reader, numbers, verdicts)
-                # The order changes with each turn: a machine that slows down favours neither.
+                # The order changes with each turn, so that a slowdown of the machine favours neither.
                 for ranks in (True, False) if turn % 2 == 0 else (False, True):
                     _rank(model, ranks)
                     async with _batch(court, reader, numbers, batch):
@@ -97,12 +97,12 @@ async def _measured(turns: int, verdicts: int, batch: int) -> tuple[list[float],
 
 
 def _rank(model: Recorded, ranks: bool) -> None:
-    # The client sends ranks only where it believes that the server takes them.
+    # The client sends priorities only if it believes that the server supports them.
     model.capabilities = replace(model.capabilities, priorities=ranks)
 
 
 async def _single(court: Court, reader: GuardedPictureReader, numbers: Iterator[int], verdicts: int) -> list[float]:
-    """Times of trials that are asked for one after the other."""
+    """Returns the times of trials that are run one after the other."""
     times = []
     for _ in range(verdicts):
         case = await drawn_case(reader, next(numbers))
@@ -114,7 +114,7 @@ async def _single(court: Court, reader: GuardedPictureReader, numbers: Iterator[
 
 @asynccontextmanager
 async def _batch(court: Court, reader: GuardedPictureReader, numbers: Iterator[int], count: int) -> AsyncIterator[None]:
-    """Keeps so many trials of a batch under way while the block lasts."""
+    """Keeps ``count`` trials of a batch in flight while the block lasts."""
 
     async def keep_on() -> None:
         while True:

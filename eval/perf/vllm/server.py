@@ -21,9 +21,9 @@ BLOCK = 32
 FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK), "--max-logprobs", "20")
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    # The model is made here: a server that asks the hub for one would hide a fault.
+    # The model is made here: a server that downloads one from the hub would hide a fault.
     "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # vLLM has torch compile a function or two, eager or not, which takes a C++ compiler
+    "TORCHDYNAMO_DISABLE": "1",  # even in eager mode vLLM has torch compile some functions, which needs a C++ compiler
     "PYTHONPATH": str(Path(__file__).parent / "patience"),
 }
 CONTEXT = 16_384
@@ -31,12 +31,12 @@ _SCRIPT = Path(__file__).parents[3] / "scripts" / "vllm_cpu.py"
 
 
 def vllm_python() -> Path:
-    """A Python that has vLLM: the one in MEMECOURT_VLLM_PYTHON, else the one that ``scripts/vllm_cpu.py`` makes.
+    """Returns a Python with vLLM: the one in MEMECOURT_VLLM_PYTHON, or else the one that ``scripts/vllm_cpu.py`` makes.
 
     Making it takes minutes and gigabytes the first time.
 
     Raises:
-        NotLoaded: None is named, and there is no script here, or it failed; what it said stands on standard error.
+        NotLoaded: The variable is not set, and the script is missing or failed; its output is on standard error.
     """
     named = os.environ.get("MEMECOURT_VLLM_PYTHON")
     if named:
@@ -47,7 +47,7 @@ def vllm_python() -> Path:
             "MEMECOURT_VLLM_PYTHON, or work in a checkout of the repository.",
             reason="VLLM_MISSING",
         )
-    # Its errors go where ours go: the message below points to them.
+    # Its errors go to our standard error: the message below points to them.
     made = subprocess.run([sys.executable, _SCRIPT], stdout=subprocess.PIPE, text=True, check=False)
     if made.returncode:
         raise NotLoaded("vLLM for the CPU could not be installed; what was said stands above.", reason="VLLM_MISSING")
@@ -73,11 +73,11 @@ def settings(python: Path, model: Path) -> VllmSettings:
 
 @asynccontextmanager
 async def tiny_vllm(python: Path, *flags: str) -> AsyncIterator[VllmServer]:
-    """Yields an answering server with the tiny model; ends with the context. Raises as :class:`VllmServer` does.
+    """Yields a running server with the tiny model; stops it with the context. Raises as :class:`VllmServer` does.
 
     Args:
         python: Python with vLLM installed.
-        flags: More of vLLM's own flags.
+        flags: Further flags of vLLM.
     """
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / NAME)
@@ -88,7 +88,7 @@ async def tiny_vllm(python: Path, *flags: str) -> AsyncIterator[VllmServer]:
 
 async def metrics(server: VllmServer) -> str:
     """Returns the text of ``/metrics``."""
-    # A proxy in the environment has no place between two processes of one machine.
+    # No proxy from the environment may come between two processes on one machine.
     async with httpx2.AsyncClient(trust_env=False, timeout=30) as client:
         answer = await client.get(f"{server.root_url}/metrics")
         answer.raise_for_status()
@@ -96,14 +96,14 @@ async def metrics(server: VllmServer) -> str:
 
 
 def figure(text: str, name: str, **labels: str) -> float:
-    """A figure of ``/metrics``, over all series with these labels; 0 if there is none.
+    """Returns a metric from ``/metrics``, summed over all series with these labels; 0 if there is none.
 
     Args:
         text: Text of ``/metrics``.
-        name: Full name of the figure.
+        name: Full name of the metric.
         labels: Labels that a series must have.
     """
-    # Below, a brace or a blank has to follow the name, because names of other figures may begin with it.
+    # A brace or a space must follow the name, because other metrics' names may begin with it.
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     return sum(
         float(line.rpartition(" ")[2])

@@ -1,15 +1,14 @@
 """Engine steps that a full trial takes on a real vLLM, over those that its longest chain of calls needs.
 
-vLLM generates in steps; in each, every running request gets one token, and the step that reads a prompt gives its
-reply's first. A call is therefore as many steps as its reply has tokens, and the floor of a trial is
-``D + R (q + a) + s + J`` in tokens that the record counts, by the slower side; a ruling that had to be asked for twice
-counts twice. Steps are those that ``/metrics`` counts (``vllm:iteration_tokens_total``, one observation for each step
-that gave a token). A chain that waits for us while the other side's replies are written shows as steps beyond its
-floor. So that the count is known to be right, it is held against the naive order too: there nothing runs beside
-anything, and each token is one step.
+vLLM generates in steps; in each, every running request gets one token, and the step that computes a prompt yields the
+first token of its reply. So a call takes as many steps as its reply has tokens, and the floor of a trial is
+``D + R (q + a) + s + J`` in tokens of the record, by the slower side; a ruling that was repaired counts twice. Steps
+are those that ``/metrics`` counts (``vllm:iteration_tokens_total``, one observation for each step that yielded a
+token). If a chain waits for us while the other side's replies are generated, the steps exceed the floor. To validate
+the count, it is compared with the naive order too: nothing runs concurrently there, and each token is one step.
 
-Both orders hold as many rounds, on memes of their own and in turns; the model writes nonsense up to the length that a
-reply may have, so replies are nearly but not quite of the same lengths: seconds stand beside seconds a token.
+Both orders run the same number of rounds, on separate memes and in turns; the model writes nonsense up to the maximum
+length of a reply, so replies are nearly but not quite equally long: seconds per token are reported next to seconds.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """A trial that was held.
+    """Engine use of one trial.
 
     Attributes:
-        wall_s: From its beginning to its verdict, in seconds.
-        steps: Number of engine steps meanwhile.
+        wall_s: From its start to its verdict, in seconds.
+        steps: Number of engine steps in that time.
         tokens: Number of tokens of all replies.
     """
 
@@ -53,7 +52,7 @@ class EngineUse:
 
     @property
     def a_token(self) -> float:
-        """Seconds for a token of a reply."""
+        """Seconds per token of a reply."""
         return self.wall_s / self.tokens
 
 
@@ -62,8 +61,8 @@ class Pair:
     """Two trials, one right after the other.
 
     Attributes:
-        naive: In the order of Algorithm 1 as it is printed.
-        ours: In ours.
+        naive: In the order of Algorithm 1 as printed.
+        ours: In our order.
         needed: The calls of ours, in steps.
     """
 
@@ -78,7 +77,7 @@ def vllm_steps(*, pairs: int = 4) -> Result:
 
 
 def result(pairs: Sequence[Pair]) -> Result:
-    """The figures of pairs of trials."""
+    """Returns the figures of pairs of trials."""
     over_floor = [pair.ours.steps / pair.needed.floor for pair in pairs]
     rows = [(pair.naive, pair.ours, pair.needed) for pair in pairs]
     figures = {
@@ -115,8 +114,8 @@ async def _pairs(count: int) -> list[Pair]:
         await reader.aclose()
     pairs = []
     async with tiny_vllm(vllm_python()) as server, court_before(server, _SETTINGS) as (court, _):
-        await court.hear(cases.pop(), unwatched)  # what is the same in all trials has been seen from here on
-        # A meme for each trial: neither finds in the cache what the other left there.
+        await court.hear(cases.pop(), unwatched)  # from here on, the prefix that all trials share is cached
+        # A separate meme for each trial, so that neither hits the cache thanks to the other.
         for one, other in zip(cases[::2], cases[1::2], strict=True):
             rounds, plain = await _counted(server, naive(court, one))
             assert rounds == (ROUNDS, ROUNDS), "not of the rounds that were meant"
@@ -134,13 +133,13 @@ async def _counted(server: VllmServer, trial: Awaitable[T]) -> tuple[T, EngineUs
     began = time.perf_counter()
     result = await trial
     wall_s = time.perf_counter() - began
-    # Nobody else is at this server: whatever it counted meanwhile belongs to this trial.
+    # No other client uses this server: everything it counted in the meantime belongs to this trial.
     steps, tokens = (now - then for then, now in zip(before, await _counters(server), strict=True))
     return result, EngineUse(wall_s, steps, tokens)
 
 
 async def _counters(server: VllmServer) -> tuple[int, int]:
-    """Steps and tokens of replies since it was started."""
+    """Returns engine steps and reply tokens since the server started."""
     counters = await metrics(server)
     names = ("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total")
     steps, tokens = (int(figure(counters, name)) for name in names)

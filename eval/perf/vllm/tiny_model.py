@@ -1,7 +1,7 @@
-"""A Qwen2.5-VL of two layers with random weights: takes pictures, writes nonsense, answers on a CPU at once.
+"""A Qwen2.5-VL of two layers with random weights: accepts pictures, writes nonsense, runs fast on a CPU.
 
-It is made from nothing, the same every time: configuration, tokenizer and weights are written out here by the names
-that the published checkpoints use, so that it hangs on no version of the library that reads it.
+It is generated from scratch, the same every time: configuration, tokenizer and weights are written here under the names
+that the published checkpoints use, so that it does not depend on the version of the library that loads it.
 
 Run: ``python -m eval.perf.vllm.tiny_model FOLDER``.
 """
@@ -23,7 +23,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 NAME = "tiny-qwen2.5-vl"
 CONTEXT = 32_768
 HIDDEN, LAYERS, HEADS, KEY_HEADS, INNER = 128, 2, 2, 1, 256
-HEAD = HIDDEN // HEADS  # 64: vLLM's attention on the CPU takes no smaller one
+HEAD = HIDDEN // HEADS  # 64: vLLM's attention on the CPU supports no smaller size
 EYE_HIDDEN, EYE_LAYERS, EYE_HEADS, EYE_INNER = 128, 2, 2, 256
 PATCH, MERGE, FRAMES = 14, 2, 2
 VOCABULARY = 1_500
@@ -86,12 +86,12 @@ THOUGHT_MARKS = ("<think>", "</think>")
 
 
 def make_tiny_model(folder: Path, *, thinks: bool = False) -> Path:
-    """Writes the model into a folder, which is made; returns it.
+    """Writes the model into a new folder; returns the folder.
 
     Args:
         folder: Folder to write to.
-        thinks: True for a model whose template begins each reply with a thought unless it is told not to, as Qwen3's
-            does. Its thoughts, and its replies in free words, end where they must and not by themselves.
+        thinks: True for a model whose template begins each reply with a thought unless told not to, as Qwen3's does.
+            Its thoughts and its free-text replies end only at their limits, never by themselves.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
@@ -105,7 +105,7 @@ def make_tiny_model(folder: Path, *, thinks: bool = False) -> Path:
     rows = tokenizer.get_vocab_size()
     weights = dict(_weights(rows, np.random.default_rng(0)))
     if thinks:
-        # Nothing that ends a thought is ever the likeliest token.
+        # No token that ends a thought is ever the most likely one.
         weights["lm_head.weight"][[ids["<|im_end|>"], *(vocabulary[mark] for mark in THOUGHT_MARKS)]] = 0
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     for name, content in (
@@ -119,9 +119,9 @@ def make_tiny_model(folder: Path, *, thinks: bool = False) -> Path:
 
 
 def _tokenizer() -> Tokenizer:
-    """A byte-level BPE that splits as Qwen's does.
+    """Builds a byte-level BPE that splits as Qwen's does.
 
-    Every letter and every word of ours is one token, alone and after a space; digits stand alone, as Qwen's do.
+    Every letter and every word of our prompts is one token, alone and after a space; digits are separate, as in Qwen's.
     """
     tokenizer = Tokenizer(models.BPE())
     split = (
@@ -137,11 +137,11 @@ def _tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(SPECIAL),
-        # Sorted, as it comes in no certain order.
+        # Sorted, because its order is undefined.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # Letters more often than anything, so that their merges with the space come first and none is crowded out.
+    # Letters are the most frequent, so that their merges with the space come first and none is crowded out.
     letters = "".join(f" {letter}" for letter in string.ascii_letters)
     tokenizer.train_from_iterator([letters] * 50 + [f"{word} {word}" for word in WORDS.split()] * 5, trainer)
     tokenizer.add_special_tokens(list(SPECIAL))
@@ -149,14 +149,14 @@ def _tokenizer() -> Tokenizer:
 
 
 def _config(rows: int, ids: dict[str, int]) -> dict[str, Any]:
-    # The ids stand in both parts: vLLM looks for them in the text's, transformers in the whole's.
+    # The ids are in both parts: vLLM reads them from the text configuration, transformers from the top level.
     ends = {
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
     }
     # The sections of time, height and width add up to half of HEAD. They are written under both names below, because
-    # versions of transformers read either the one or the other.
+    # each version of transformers reads only one of them.
     rope = {"rope_type": "default", "type": "mrope", "mrope_section": [8, 12, 12]}
     text = {
         "model_type": "qwen2_5_vl_text",
@@ -235,14 +235,14 @@ def _pictures() -> dict[str, Any]:
         "patch_size": PATCH,
         "temporal_patch_size": FRAMES,
         "merge_size": MERGE,
-        # CLIP's mean and spread, as Qwen's own processor has them.
+        # CLIP's mean and standard deviation, as in Qwen's own processor.
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
 
 
 def _weights(rows: int, chance: np.random.Generator) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Names and arrays. The spread keeps signals alive from pixels to words: another picture gives another answer."""
+    """Yields names and arrays. The spread carries signal from pixels to words: other pictures give other answers."""
 
     def matrix(out: int, into: tuple[int, ...]) -> np.ndarray[Any, Any]:
         spread = chance.standard_normal((out, *into)) / math.sqrt(math.prod(into))

@@ -1,8 +1,8 @@
-"""Makes vLLM's processes sleep where they would spin; its folder is put on their path where cores are few.
+"""Makes vLLM's processes sleep instead of busy-waiting; its folder is put on their path on machines with few cores.
 
-They wait for each other in loops of ``os.sched_yield``. On a machine of two cores, and with Linux 6.18's scheduler, two
-that yield to each other leave out everybody else: clients stood still for 40 s until a generation was over, and vLLM
-could not see that one had hung up.
+They wait for each other in loops of ``os.sched_yield``. On a machine with two cores, and with Linux 6.18's scheduler,
+two processes that yield to each other starve all others: clients stalled for 40 s until a generation had ended, and
+vLLM could not notice that one had disconnected.
 """
 
 import os
