@@ -339,7 +339,7 @@ def _rates(gold: Ints, predicted: Ints, drawn: Ints, *, groups: Ints | None) -> 
     over = resampling.rates(drawn)
 
     def of_class(place: int, name: str) -> ClassScores:
-        # The exact intervals of precision and recall use different counts: memes given the class, and memes of the class.
+        # The exact intervals of precision and recall use different counts: memes given the class, memes of the class.
         there, named = (draws_among(of == place, groups) for of in (gold, predicted))
         return ClassScores(
             name=name,
@@ -354,7 +354,7 @@ def _rates(gold: Ints, predicted: Ints, drawn: Ints, *, groups: Ints | None) -> 
     value = float(f1.mean())
     macro_f1 = edge_figure(value, over.macro_f1, n) if value in (0.0, 1.0) else _figure(value, over.macro_f1)
     if macro_f1.low == macro_f1.high:
-        # The bounds of a macro-F1 at 0 or 1 are the means of those of both classes.
+        # Without width, for example if there is only one class: takes the mean of both classes' bounds.
         low, high = (fmean(getattr(one.f1, end) for one in classes) for end in ("low", "high"))
         macro_f1 = Figure(macro_f1.value, low, high)
     return Rates(

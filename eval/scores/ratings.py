@@ -130,7 +130,7 @@ def weighted_kappa(pairs: Sequence[tuple[int, int]]) -> float | None:
     if len(pairs) < 2 or len({score for pair in pairs for score in pair}) < 2:
         return None
     one, other = zip(*pairs, strict=True)
-    # Includes unused scores in between: weights depend on positions, and a missing 3 and 4 must not make 2 and 5 adjacent.
+    # Includes unused scores: weights depend on positions, and 2 and 5 must not become adjacent if 3 and 4 are unused.
     scores = range(min(*one, *other), max(*one, *other) + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 0 / 0, which shows in the result
