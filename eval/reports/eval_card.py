@@ -233,7 +233,7 @@ def _data(results: Results) -> Section:
 
 
 def _by_language(results: Results) -> list[Section]:
-    """Figures by language, where the card names several; none is detected for this."""
+    """Figures by language if the card names several; languages are not detected."""
     named = {one.meme.language for one in results.judged}
     # Detected languages would need another package, and be wrong for short texts.
     if len(named) < 2 or "" in named:

@@ -299,7 +299,7 @@ async def gather(
 
 
 def runs_below(path: Path) -> tuple[Path, ...]:
-    """The run that a folder is, or the runs that stand in it, by name.
+    """The folder itself if it is a run, or else the runs in it, by name.
 
     Raises:
         BadRequest: The folder is no run, and contains none.

@@ -94,7 +94,7 @@ def render(template: str, *, package: str = _OURS, style: str = "", script: str 
 
 
 def _visible_text(text: object) -> Any:
-    """Text of strangers, escaped, with invisible characters made visible."""
+    """Untrusted text, escaped, with invisible characters made visible."""
     from markupsafe import Markup
 
     # Markup's join and format escape what they are given: only the element around it is ours.
@@ -119,7 +119,7 @@ def _pretty(value: object) -> str:
 
 
 def _own(text: str) -> Any:
-    """Our own style or script, as it stands."""
+    """Our own style or script, unchanged."""
     from markupsafe import Markup
 
     # It is put into the page unescaped, where an end tag within it would turn the rest into markup.
