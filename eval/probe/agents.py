@@ -1,7 +1,7 @@
 """Agents of a probe: each is a prompt, a reply type and one call.
 
-Only the answerer's words are the target's. All others speak through the controllers: the first is the senior one, and
-where three speak of the same, they are dealt out among all.
+Only the answerer uses the target model. All other agents use the controllers: the first one is the senior, and tasks
+that three agents do are distributed among all.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Reply)
 
 VOICES = 3
-"""Miners, and references."""
+"""Number of Miners, and of drafts of a reference."""
 PROMPTS = ("answerer", "examiner", "judge", "miner", "narrator", "refiner", "scorer", "senior")
 _PACKAGE = "eval.probe.prompts"
 
 
 def prompt_of(role: str) -> Prompt:
-    """The words of a role."""
+    """The prompt of a role."""
     return load(_PACKAGE, role)
 
 
@@ -47,9 +47,9 @@ class Subject:
 
     Attributes:
         id: Id of the meme.
-        text: In words: the data set's, or what was read off the picture.
+        text: Text of the meme, from the data set or read off the picture.
         frames: Frames of its picture, unchanged.
-        erased: The same without the text.
+        erased: Frames with the text erased.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A meme whose explanation was scored, as the Refiner is shown it."""
+    """A meme with a scored explanation, as shown to the Refiner."""
 
     erased: tuple[Frame, ...]
     text: str
@@ -68,11 +68,11 @@ class Example:
 
 
 class NoReply(Exception):
-    """An agent said nothing that can be used. Unlike a server that is gone, it ends one step and not the run.
+    """An agent gave no usable reply. Unlike an unreachable server, this ends one step, not the run.
 
     Attributes:
         reason: Code for machines, as in :mod:`court.errors`.
-        what: In words.
+        what: Description of the problem.
         server: Message of the server, if it refused the request.
     """
 
@@ -107,16 +107,16 @@ class ProbeModels:
 
     @property
     def senior(self) -> MeteredModel:
-        """Model of a task that one model does alone."""
+        """Model for tasks that one agent does alone."""
         return self.controllers[0]
 
     def voice(self, number: int) -> MeteredModel:
-        """Returns the model of a task that three models do."""
-        # With fewer controllers than voices a model speaks again, in a draw of its own.
+        """Returns the model of one of the three agents that share a task."""
+        # With fewer controllers than voices, a model is called again with another seed.
         return self.controllers[number % len(self.controllers)]
 
     def fence(self, subject: Subject | None) -> Fence:
-        """Marks for what stands in calls about a meme, or about none; the same when a run is taken up again."""
+        """Delimiters of untrusted text in calls about a meme, or about none; the same when a run is resumed."""
         # Whichever model is named: all share one store of calls, and so its marks.
         return self.senior.fence("probe", subject.id if subject else "")
 
@@ -161,7 +161,7 @@ async def keeps(bench: ProbeModels, subject: Subject, text: str, misbelief: str)
     """Asks whether a meme with another text spreads the same misbelief. Raises NoReply."""
     prompt, fence = prompt_of("examiner"), bench.fence(subject)
     parts: tuple[str | Frame, ...] = (
-        # Without the text on it: a model that reads the old words would answer for both texts.
+        # Without the text on it: a model that reads the old text would answer for both texts.
         *subject.erased,
         prompt.task("rewritten", text=fence.around(text)),
         prompt.task("keeps", misbelief=fence.around(misbelief)),
@@ -170,7 +170,7 @@ async def keeps(bench: ProbeModels, subject: Subject, text: str, misbelief: str)
 
 
 async def admit(bench: ProbeModels, category: Category, taxonomy: Taxonomy) -> replies.Admission:
-    """Asks whether a proposed category is distinct and of the right grain. Raises NoReply."""
+    """Asks whether a proposed category is distinct and neither too broad nor too narrow. Raises NoReply."""
     prompt, fence = prompt_of("judge"), bench.fence(None)
     task = prompt.task("admit", taxonomy=fence.around(taxonomy.text), category=fence.around(category.line))
     return await _call_senior(replies.Admission, bench, prompt, task="admit", parts=(task,), fence=fence)
@@ -216,10 +216,10 @@ async def answer(bench: ProbeModels, subject: Subject, text: str, category: Cate
 async def score(
     bench: ProbeModels, subject: Subject, text: str, category: Category, reference: str, answered: str
 ) -> tuple[int | None, str]:
-    """The score of an answer, and what the Scorer says of it; no score where the answer declined.
+    """The score of an answer and the Scorer's comment; no score if the answer declined.
 
     Raises:
-        NoReply: There is no rating that can be read.
+        NoReply: There is no readable rating.
     """
     prompt, fence = prompt_of("scorer"), bench.fence(subject)
     parts: tuple[str | Frame, ...] = (
@@ -287,7 +287,7 @@ async def _explain(
         prompt.task("explain", category=fence.around(category.line)),
     )
     try:
-        # Free text that is taken as it is: nothing can be wrong with its form, so it is not asked for again.
+        # Free text is always well-formed, so it is never requested again.
         reply = await chair.ask(prompt.system(), parts, temperature=temperature, seed=seed)
     except (ModelRefused, Overrun) as error:
         raise NoReply.because(error) from None
@@ -301,7 +301,7 @@ async def _explain(
 async def _call_senior(
     kind: type[R], bench: ProbeModels, prompt: Prompt, task: str, parts: Sequence[str | Frame], fence: Fence
 ) -> R:
-    """Has the senior reply in one of the plain forms."""
+    """Calls the senior model for one of the plain reply types."""
     # At temperature 0 and without a number: what is asked alike is asked once, also by a probe of another target.
     schema, chars = replies.FORMS[kind]
     read = partial(parse, kind)
@@ -321,7 +321,7 @@ async def _call(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> T:
-    """Calls a model. A server that is gone ends the run; a fault of this one call, this step alone."""
+    """Calls a model. An unreachable server ends the run; a fault of this call only ends this step."""
     # There are scripts in which each character is a token or more; how long a reply may be is said by its schema.
     most = chars + chars // 4 + 200 if chars else None
     try:

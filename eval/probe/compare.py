@@ -1,4 +1,4 @@
-"""Several targets probed alike, side by side: mean score and failure rate by category, and who is surely ahead."""
+"""Comparison of targets with the same probe: mean score and failure rate by category, and significant leads."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ProbeComparison:
 
 @dataclass(frozen=True, slots=True)
 class _Probed:
-    """One probe as it is compared."""
+    """A probe to compare."""
 
     root: Path
     manifest: ProbeManifest
@@ -120,7 +120,7 @@ def compare_probes(roots: Sequence[Path], *, threshold: int = THRESHOLD) -> Prob
             drawn[name, category] = _figures(draws, before, after, threshold)
         every = [drawn[name, category] for category in categories]
         counts[name, MEAN] = tuple(map(sum, zip(*(counts[name, each] for each in categories), strict=True)))  # type: ignore[assignment]
-        # A mean only where each category has a figure: over fewer categories it would be of other things.
+        # A mean only if every category has a figure: over fewer categories it would not be comparable.
         drawn[name, MEAN] = {
             metric: _mean_over([each[metric] for each in every])
             for metric in METRICS
@@ -166,10 +166,10 @@ def _read(root: Path) -> _Probed:
 
 
 def _require_comparable(one: _Probed, other: _Probed) -> None:
-    """Raises BadRequest where figures of two probes would differ by more than their targets."""
+    """Raises BadRequest if two probes differ in more than their targets."""
     here, there = one.manifest, other.manifest
     same = {
-        # Ids alone could name other pictures.
+        # Ids alone could refer to different pictures.
         "memes": (one.memes, other.memes),
         "controllers": tuple([m.models[name] for name in m.controllers] for m in (here, there)),
         "prompts": (here.prompts, there.prompts),
@@ -260,7 +260,7 @@ def _figure(found: tuple[float, Floats] | None) -> Figure | None:
 
 
 def _place(name: str, found: Mapping[str, tuple[float, Floats] | None], metric: str) -> str:
-    """``best`` or ``second`` where that is sure; empty otherwise."""
+    """``best`` or ``second`` if that is significant; empty otherwise."""
     own = found[name]
     if own is None or len(found) < 2:
         return ""

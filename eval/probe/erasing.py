@@ -1,7 +1,7 @@
-"""Takes the text off a picture, so that a model that is given other words is not shown the old ones.
+"""Erases the text on a picture, so that a model that is given another text does not see the old one.
 
-Where the text is, says the court's own text reader; what is behind it is made up from what is around it, by OpenCV's
-inpainting after Bertalmío, Bertozzi & Sapiro (2001). No model paints anything in.
+The court's text reader locates the text, and OpenCV's inpainting after Bertalmío, Bertozzi & Sapiro (2001) fills the
+area from its surroundings. No generative model is involved.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from court.meme import Frame, Picture, PictureFormat
 from court.ports import Reading, TextReader
 
 _GROWN = 0.18
-"""By how much of its height a box grows on all sides: letters have outlines and shadows that a reader cuts off."""
+"""Margin of a box, as a share of its height: letters have outlines and shadows that a reader cuts off."""
 _LEAST = 2
-"""By how many pixels at least."""
+"""Smallest margin, in pixels."""
 _RADIUS = 5
-"""How far around a pixel is looked for what to paint it with, in pixels."""
+"""Radius of the surroundings that a pixel is painted from, in pixels."""
 _SURE = 0.6
-"""How sure the reader has to be of a line: it takes a cup's handle for a letter, and says that it is not sure."""
+"""Smallest confidence of a line of text: the reader takes a cup's handle for a letter, with low confidence."""
 _PASSES = 2
-"""How often at most a picture is read and painted over: what hid behind other text may be found the second time."""
+"""Largest number of passes over a picture: text that was hidden by other text may be found in the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ async def erase(frames: Sequence[Frame], reader: TextReader) -> Erased:
     """A picture without its text.
 
     Raises:
-        Overrun: There was no time.
-        Unavailable: The text could not be read now, so that it can't be said where it is.
+        Overrun: The text reader ran out of time.
+        Unavailable: The text can't be read now, so its position is unknown.
     """
     now = tuple(frames)
     found = await _read(now, reader)
@@ -66,14 +66,14 @@ async def erase(frames: Sequence[Frame], reader: TextReader) -> Erased:
         if not found:
             break
         lines += len(found)
-        # In a thread: to paint over takes a processor for a while.
+        # In a thread, as inpainting is CPU-bound.
         now = await asyncio.to_thread(_painted, now, found)
         found = await _read(now, reader)
     return Erased(now, text, lines, len(found))
 
 
 async def _read(frames: tuple[Frame, ...], reader: TextReader) -> tuple[TextLine, ...]:
-    """The lines that are surely text."""
+    """The lines that are text with sufficient confidence."""
     reading = await reader.read(_picture(frames))
     # Without a letter or a digit it is a line or an ornament of the picture, which is to stay.
     return tuple(line for line in reading.lines if line.confidence >= _SURE and any(map(str.isalnum, line.text)))

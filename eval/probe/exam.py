@@ -1,4 +1,4 @@
-"""Memes that a probed target failed to explain, as a data set of their own that trials can be held on."""
+"""Export of the memes that a probed target failed to explain, as a data set for trials."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class CopiedMeme(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
-    """As in the probe: of several data sets, it begins with its data set's."""
+    """Id as in the probe: if there are several data sets, it begins with the data set's id."""
     image: str
     text: str
-    """The data set's own, never a rewritten one; empty where the data set has none."""
+    """Text from the data set, never a rewritten one; empty if the data set has none."""
     label: str
     dataset: str
     split: str
@@ -51,9 +51,9 @@ class ExamMeme(CopiedMeme):
     """A meme that is examined; one line of ``exam.jsonl``."""
 
     score: int
-    """The lowest that the target's explanations of the meme got."""
+    """Lowest score of the target's explanations of the meme."""
     categories: tuple[str, ...]
-    """Those in which the explanation failed."""
+    """Categories in which the explanation failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def export_exam(
             "was about, as it did: one with --data, several with [probe] in the file of models.",
             reason="DATA_MISSING",
         )
-    # All pictures are found before any is copied: an exam is whole or is none.
+    # All pictures are located before any is copied, so that an exam is complete or not written at all.
     pictures = {id_: _picture(id_, golds[id_]) for id_ in failed}
     rows = [
         # Numbered: names that strangers gave may be of any form, and the same in two data sets.
@@ -163,7 +163,7 @@ def _train(samples: Samples) -> tuple[list[CopiedMeme], dict[str, Path], int]:
 
 
 def _link(picture: Path, place: Path) -> None:
-    """Makes a second name for a picture, or a copy: a train split may be gigabytes."""
+    """Hard-links a picture, or copies it if that fails: a train split may have gigabytes."""
     try:
         os.link(picture.resolve(), place)
     except OSError:  # another disk, one without links, or a picture inside a tar file
@@ -247,7 +247,7 @@ def _ending(picture: Path) -> str:
 
 
 def _exam_id(manifest: ProbeManifest, rows: Sequence[ExamMeme]) -> str:
-    # Runs are stored by it, so exams with other memes must not share one.
+    # Runs are stored by this id, so exams with different memes must not share one.
     content = digest([manifest.dataset, manifest.split, [row.id for row in rows]])
     return f"exam-{re.sub(r'[^a-z0-9_.-]+', '-', manifest.target.lower())}-{content[-8:]}"
 

@@ -1,11 +1,11 @@
 """A probe on disk.
 
 ====================  ====================================================================================
-``manifest.json``     everything that has to be the same for the probe to be repeated (:class:`ProbeManifest`)
-``memes.jsonl``       the memes, in order, and what was taken off their pictures (:class:`ProbedMeme`)
+``manifest.json``     everything that must be the same to repeat the probe (:class:`ProbeManifest`)
+``memes.jsonl``       the memes, in order, and the text erased from their pictures (:class:`ProbedMeme`)
 ``erased/``           their pictures without text
-``mined.jsonl``       how each was sorted (:class:`Mined`)
-``taxonomy.json``     the categories in the end
+``mined.jsonl``       the sorting of each meme (:class:`Mined`)
+``taxonomy.json``     the final categories
 ``scored.jsonl``      each meme and category with misbelief, reference, answer and score (:class:`Scored`)
 ``rewritten.jsonl``   each step of the refinement (:class:`Step`); its texts stay here, and every line says so
 ``seeds.json``        the memes that searches began with, by category, for ``--seeds-from`` of another target
@@ -13,8 +13,8 @@
 ``calls.sqlite``      the store of model calls
 ====================  ====================================================================================
 
-The store of calls is what a probe is taken up again from: it is gone through once more, and what a model has said is
-not asked again. The other files say what came of that, in a form that is easy to read.
+A probe is resumed from the store of calls: it runs again from the start, and stored calls are not repeated. The other
+files have the results in a form that is easy to read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MINED, TAXONOMY, SCORED, REWRITTEN, USAGE = (
 )
 Mark = Literal["rewritten by memecourt-eval probe"]
 MARK: Mark = "rewritten by memecourt-eval probe"
-"""What each rewritten text says of itself."""
+"""Mark on each rewritten text."""
 
 
 class _Stored(BaseModel):
@@ -60,12 +60,12 @@ class ProbedMeme(_Stored):
 
     id: str
     harmful: bool
-    """Gold, of two classes. Nobody in the probe is told."""
+    """True if the gold label is harmful. No agent sees it."""
     source_label: str
     """Gold, in the data set's own words."""
     text: str
     text_read: bool
-    """Whether the text was read off the picture, for want of one in the data set."""
+    """True if the text was read off the picture, as the data set has none."""
     pixels_sha256: str
     lines: int
     """Lines that were painted over."""
@@ -82,9 +82,9 @@ class Sorted(StrEnum):
     HARMFUL = "harmful"
     """It belongs to at least one category."""
     HARMLESS = "harmless"
-    """It belongs to none, and leaves."""
+    """It belongs to none, and is not probed further."""
     UNREAD = "unread"
-    """Too few Miners could be understood to say so; it leaves, too."""
+    """Too few Miners gave a readable reply; it is not probed further either."""
 
 
 class Proposal(_Stored):
@@ -92,12 +92,12 @@ class Proposal(_Stored):
 
     category: Category
     examiner: bool
-    """Whether the Examiner finds it in this meme."""
+    """True if the Examiner finds it in this meme."""
     judge: bool
-    """Whether the Judge finds it distinct and of the right grain; not asked where the Examiner does not, or where it
-    has been admitted already."""
+    """True if the Judge finds it distinct and neither too broad nor too narrow; not asked if the Examiner does not find
+    it, or if it has been admitted already."""
     why: str = ""
-    """What kept one of them from being understood."""
+    """Reason why a reply of one of them was unreadable."""
 
     @property
     def admitted(self) -> bool:
@@ -113,9 +113,9 @@ class Mined(_Stored):
     categories: tuple[str, ...]
     """By majority of the Miners, and what was proposed for it and admitted."""
     votes: dict[str, int]
-    """Of the Miners, by category."""
+    """Number of Miners' votes by category."""
     miners: int
-    """Who could be understood, of three."""
+    """Number of Miners, of three, with a readable reply."""
     proposals: tuple[Proposal, ...] = ()
 
 
@@ -125,9 +125,9 @@ class Pair(_Stored):
     meme: str
     category: str
     misbelief: str
-    """What stands behind it; empty where the Narrator could not be understood."""
+    """Misbelief behind the meme; empty if the Narrator's reply was unreadable."""
     why: str = ""
-    """Then: why not."""
+    """Reason for a missing misbelief."""
 
 
 class ScoringOutcome(StrEnum):
@@ -135,7 +135,7 @@ class ScoringOutcome(StrEnum):
 
     SCORED = "scored"
     REFUSED = "refused"
-    """The target declined to look at the meme."""
+    """The target declined to explain the meme."""
     UNSCORED = "unscored"
     """There was no answer, no reference, or no rating that can be read."""
 
@@ -148,12 +148,12 @@ class Scoring(_Stored):
     why: str = ""
     """Why there is no score."""
     references: int = 0
-    """Drafts that the reference was made of."""
+    """Number of drafts that the reference was merged from."""
     reference: str = ""
     answer: str = ""
     """The target's."""
     cut: bool = False
-    """Whether the answer ran into its limit; it is scored as far as it goes."""
+    """True if the answer was cut off at its limit; it is scored as it is."""
     comment: str = ""
     """The Scorer's reply."""
 
@@ -183,19 +183,19 @@ class Step(_Stored):
     """One step of the refinement; one line of ``rewritten.jsonl``."""
 
     mark: Mark = Field(default=MARK, alias=NOT_FOR_LIBRARIES)
-    """What keeps the line out of every library (:data:`retrieval.library.sources.NOT_FOR_LIBRARIES`)."""
+    """Mark that keeps the line out of every library (:data:`retrieval.library.sources.NOT_FOR_LIBRARIES`)."""
     category: str
     seed: str
     """The meme that the search began with."""
     number: int = Field(ge=1)
-    """Of the step, counted from 1."""
+    """Number of the step, counted from 1."""
     meme: str
     """The meme whose text is rewritten."""
     misbelief: str
     before: int = Field(ge=LOWEST, le=HIGHEST)
     """Its score as it is."""
     examples: tuple[str, ...]
-    """What the Refiner was shown, lowest score first: ids of memes; ``+`` behind one that was a rewritten meme."""
+    """Ids of the examples shown to the Refiner, lowest score first, with a trailing ``+`` for a rewritten meme."""
     outcome: StepOutcome
     text: str = ""
     """The rewritten one."""
@@ -228,11 +228,11 @@ class ProbeManifest(_Stored):
     taxonomy: tuple[Category, ...]
     """To begin with."""
     steps: int
-    """Of a search, at most: N."""
+    """Largest number of steps of a search: N."""
     seeds: int
-    """Memes of a category that a search begins with, at most."""
+    """Largest number of searches per category."""
     examples: int
-    """Shown to the Refiner, at most."""
+    """Largest number of examples shown to the Refiner."""
     batch: int
     """Memes that are sorted by the same categories."""
     sample_seed: int | None = None
@@ -255,7 +255,7 @@ class ProbeManifest(_Stored):
     command: str
 
     def differs_from(self, other: ProbeManifest) -> list[str]:
-        """Names of what differs that may not."""
+        """Names of fields that differ but must not."""
         # It may be taken up again with a later version on another machine, as long as it asks the same.
         passing = {"created", "finished", "software", "commit", "python", "machine", "command"}
         # Of a probe that an earlier version began, nobody knows its cards: it goes on as it did.
@@ -273,7 +273,7 @@ class ModelUsage(_Stored):
 
     name: str
     calls: int
-    """The probe is made of, those out of the store included."""
+    """Number of calls of the probe, including those answered from the store."""
     tokens_in: int
     tokens_out: int
     usd: float
@@ -346,7 +346,7 @@ class ProbeFolder:
             ) from None
 
     def taxonomy(self) -> tuple[Category, ...]:
-        """The categories in the end."""
+        """The final categories."""
         return _CATEGORIES.validate_json((self.root / TAXONOMY).read_bytes())
 
     def write_taxonomy(self, categories: tuple[Category, ...]) -> None:

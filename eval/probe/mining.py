@@ -1,8 +1,8 @@
 """Harmfulness mining (AdamMeme, section 3.1): memes are sorted into kinds of harm, and new kinds are found on the way.
 
-Memes are sorted a batch at a time. All of a batch are sorted by the categories that were there when it began, and what
-they propose is decided upon when it ends, in the order of the memes: so the outcome does not hang on which call came
-back first, and a run that is taken up again asks the same again. A batch of one is the paper's procedure.
+Memes are sorted in batches. A batch uses the categories that existed when it began, and proposals are decided at its
+end, in the order of the memes: so the outcome does not depend on the order in which calls return, and a resumed run
+makes the same calls. A batch of one is the paper's procedure.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ async def mine(
         subjects: The memes.
         taxonomy: To begin with; is added to.
         batch: Memes that are sorted by the same categories.
-        tell: Is told of each meme once it is sorted.
+        tell: Called with each meme once it is sorted.
 
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.
-        ModelRefused: No server took a question about any meme of the first batch: that is no matter of a meme.
+        ModelRefused: Servers refused the calls about every meme of the first batch, so the cause is not a single meme.
     """
     mined: list[Mined] = []
     for start in range(0, len(subjects), batch):
         part = subjects[start : start + batch]
         votes = await gather_or_cancel(*(_votes(bench, subject, taxonomy) for subject in part))
-        # After the first batch the server has taken some question, so that a refusal is a matter of the meme.
+        # After the first batch the server has accepted some call, so that a refusal concerns the meme.
         if not mined:
             _require_taken([vote for voted in votes for vote in voted])
-        # One after the other: a category that one meme adds is no new one for the next.
+        # One after the other: a category that one meme adds is not new for the next.
         for subject, voted in zip(part, votes, strict=True):
             one = await _decide(bench, subject, voted, taxonomy)
             mined.append(one)
@@ -95,10 +95,10 @@ async def narrate(
 
 
 def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
-    """Leaves the memes of each category that are to be scored: at most so many, drawn by seed.
+    """Selects the memes of each category to score: at most ``most``, drawn by seed.
 
-    Those whose id has the smallest SHA-256 with the seed and the category: a larger cap only adds memes, and the same
-    are drawn for every target.
+    These are the memes whose id has the smallest SHA-256 with the seed and the category: a larger cap only adds memes,
+    and the same memes are drawn for every target.
 
     Args:
         mined: Memes as they were sorted.
@@ -107,7 +107,7 @@ def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
     """
 
     def rank(category: str, meme: str) -> str:
-        # By hash, not by a generator: whether a meme is left depends on no other meme, so that targets can be compared.
+        # By hash, not a generator: the selection of a meme depends on no other meme, so that targets can be compared.
         return hashlib.sha256(f"probe cap {seed}\0{category}\0{meme}".encode()).hexdigest()
 
     names = dict.fromkeys(name for one in mined for name in one.categories)
@@ -126,7 +126,7 @@ async def _votes(bench: ProbeModels, subject: Subject, taxonomy: Taxonomy) -> tu
 
     async def one(number: int) -> Sorting | NoReply:
         try:
-            # A vote that can't be read is a value here: raised, it would cancel the other two.
+            # An unreadable vote is returned as a value: raising would cancel the other two.
             return await agents.sort(bench, subject, taxonomy, number)
         except NoReply as none:
             return none

@@ -11,7 +11,7 @@ from eval.probe.report import ProbeReport
 from eval.reports.page import Drawn, need_page, render
 
 SHOWN = 100
-"""Failures that are shown one by one; all are in the probe's files."""
+"""Largest number of failures shown individually; all are in the probe's files."""
 _SIDE = 320
 """Longest side of a picture, in pixels."""
 

@@ -9,7 +9,7 @@ from eval.reports.records import shrunk
 
 
 def small_pictures(root: Path, meme: ProbedMeme, side: int) -> tuple[bytes, ...]:
-    """The meme's pictures without its text as small JPEG files; those that are not in the folder any more are left out.
+    """The meme's pictures without text as small JPEG files; pictures missing from the folder are omitted.
 
     Args:
         root: The probe's folder.

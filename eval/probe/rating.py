@@ -1,4 +1,4 @@
-"""Work of a probe's agents as items for raters, and people's judgement beside the agents'."""
+"""Outputs of a probe's agents as items for raters, and people's judgement beside the agents'."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -
             people[one.item].append(one.score)
     pairs = [(float(key.items[item].origin["agent"]), fmean(scores)) for item, scores in sorted(people.items())]
     if key.what == MINE:
-        # Even votes are no majority: those memes are in no figure.
+        # Ties have no majority: those memes are in no figure.
         words = [(_yes(agent > 0.5), _yes(mean > 0.5)) for agent, mean in pairs if mean != 0.5]
         rows: tuple[tuple[str, ...], ...] = (
             ("", "memes and categories", "accuracy", "κ", "published accuracy", "published κ"),
@@ -137,7 +137,7 @@ def _mined(folder: ProbeFolder, memes: Mapping[str, ProbedMeme], rng: random.Ran
     found: list[RatedItem] = []
     others: list[RatedItem] = []
     for one in folder.read(MINED, Mined):
-        # Of these the Miners have no finding to compare.
+        # For these, the Miners have no finding to compare with.
         if one.outcome == "unread":
             continue
         for name, line in categories.items():

@@ -1,4 +1,4 @@
-"""Iterative refinement (AdamMeme, section 3.3, Algorithm 1): texts are rewritten into what the target understands less.
+"""Iterative refinement (AdamMeme, section 3.3, Algorithm 1): rewrites texts so that the target understands them less.
 
 A search begins with a seed, a meme of a category that has a score. The Refiner is shown three examples (the scored
 memes of the category whose misbeliefs are most like the meme's, sorted by score) and rewrites the meme's text. The
@@ -6,10 +6,10 @@ rewritten meme is scored. Where its score is below that of the meme as it is, th
 pool whose misbelief is most like; otherwise it stops, at the latest after N steps. Whatever was scored becomes an
 example for later steps.
 
-Where the paper leaves it open: the pool are the scored memes of the category that are no seeds, and each is taken once;
-the meme that is rewritten is no example for itself, but is shown with its score; a rewritten meme in which the Examiner
-does not find the misbelief any more is not scored, as a harmless text would count as a weakness; no score is no lower
-score. Searches of one category run one after the other, for each rests on what those before it found.
+Our choices where the paper leaves it open: the pool consists of the scored memes of the category that are not seeds,
+and each is used once; the meme to rewrite is not an example for itself, but is shown with its score; a rewritten meme
+in which the Examiner no longer finds the misbelief is not scored, as a harmless text would count as a weakness; a
+missing score is not a lower score. Searches of one category run one after the other, as each uses earlier results.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Limits:
 
     Attributes:
         steps: Largest number of steps of one search; N in the paper.
-        seeds: Searches of a category, at most.
-        examples: Shown to the Refiner, at most.
+        seeds: Largest number of searches per category.
+        examples: Largest number of examples shown to the Refiner.
     """
 
     steps: int = 10
@@ -68,7 +68,7 @@ def usable(scored: Sequence[Scored], category: str) -> tuple[Scored, ...]:
 def chosen_seeds(scored: Sequence[Scored], most: int, draw: int) -> tuple[Scored, ...]:
     """Draws the memes of a category with which searches begin, in the order of the draw.
 
-    Those whose id has the smallest SHA-256 with the draw's number: that hangs on no version of a random generator.
+    These are the memes whose id has the smallest SHA-256 with the draw's number, which depends on no random generator.
     """
 
     def rank(one: Scored) -> str:
@@ -100,7 +100,7 @@ async def refine(
     seeds: Sequence[Scored],
     tell: Callable[[Step], None] = lambda _: None,
 ) -> tuple[Step, ...]:
-    """The searches of one category.
+    """Runs the searches of one category.
 
     Args:
         bench: Models of the probe.
@@ -109,7 +109,7 @@ async def refine(
         subjects: The memes, by id.
         limits: Limits of the search.
         seeds: Memes that searches begin with, in order; see :func:`chosen_seeds` and :func:`listed_seeds`.
-        tell: Is told of each step.
+        tell: Called with each step.
 
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.
@@ -195,7 +195,7 @@ async def _step(
     try:
         rewriting = await agents.rewrite(bench, subject, misbelief=meme.misbelief, scored=before, examples=examples)
         step = step.model_copy(update={"text": rewriting.rewritten, "explanation": rewriting.explanation})
-        # Before the score: a text that has lost the misbelief would pass for a weakness of the target.
+        # Before scoring: a text without the misbelief would look like a weakness of the target.
         judgement = await agents.keeps(bench, subject, rewriting.rewritten, meme.misbelief)
     except NoReply as none:
         return step.model_copy(update={"why": none.what})

@@ -1,4 +1,4 @@
-"""Repeats of a probe with other draws: mean and spread of scores and failure rates by category."""
+"""Repeats of a probe with other seeds: mean and spread of scores and failure rates by category."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def repeated_probe(reports: Sequence[ProbeReport]) -> RepeatedProbe:
                 "Repeats are of the same probe; these differ in their target, models or memes.", reason="REPEATS_DIFFER"
             )
     rows = [{row.name: row for row in report.categories} for report in reports]
-    # Categories may come in on the way, and not in each repeat.
+    # Categories may be added during sorting, and not in every repeat.
     names = sorted({name for of_repeat in rows for name in of_repeat})
     return RepeatedProbe(
         target=first.manifest.target,

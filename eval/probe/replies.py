@@ -1,4 +1,4 @@
-"""Replies of the probe's agents, read strictly: unreadable ones are faults, and never scores."""
+"""Replies of the probe's agents, parsed strictly: unreadable ones are faults, never scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from court.replies import Reply, UnusableReply, Words, object_schema, parse
 from eval.probe.taxonomy import NAME, Category, Taxonomy
 
 LOWEST, HIGHEST = 1, 10
-"""Of scores."""
+"""Lowest and highest score."""
 REASON, SENTENCE, DEFINITION, TEXT, ANSWER = 500, 300, 200, 300, 1600
 """Longest reason, misbelief, definition, rewritten text and reference, in characters."""
 
@@ -121,7 +121,7 @@ def sorting_schema(taxonomy: Taxonomy) -> dict[str, Any]:
 
 
 def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
-    """A Miner's vote. A new category that is one of the list counts as a vote for that. Raises Fault."""
+    """A Miner's vote. A "new" category that is already listed counts as a vote for it. Raises Fault."""
     sorting = parse(_Sorting, text)
     if unknown := set(sorting.categories) - set(taxonomy.names):
         raise UnusableReply("REPLY_MALFORMED", f"{len(unknown)} of its categories are not on the list")
@@ -140,9 +140,9 @@ def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
 
 
 def parse_rewriting(text: str, before: str) -> Rewriting:
-    """A rewritten text that is another than the one before. Raises Fault."""
+    """A rewritten text that differs from the one before. Raises Fault."""
     rewriting = parse(Rewriting, text)
-    # White space alone makes no other text.
+    # Differences in white space alone do not count.
     if rewriting.rewritten.split() == before.split():
         raise UnusableReply("REPLY_MALFORMED", "the rewritten text is the one that was to be rewritten")
     return rewriting
@@ -151,12 +151,12 @@ def parse_rewriting(text: str, before: str) -> Rewriting:
 def parse_rating(text: str) -> int:
     """The score in a Scorer's reply, 1 to 10.
 
-    The last ``[[n]]`` counts: before it the reply may quote others. Where there is none, the last ``Rating: n`` does.
-    What is no whole number from 1 to 10 is not rounded, cut or guessed at.
+    The last ``[[n]]`` counts, as the reply may quote others before it. If there is none, the last ``Rating: n`` counts.
+    Anything but an integer from 1 to 10 is rejected, not rounded, clipped or guessed.
 
     Raises:
         Refused: The reply says that the answer declined.
-        Fault: There is no rating in it that can be read.
+        Fault: The reply has no readable rating.
     """
     # The form that was asked for goes before the plain one, wherever in the reply they stand.
     found = _RATING.findall(text) or _PLAIN.findall(text)

@@ -1,8 +1,8 @@
 """Report of a probe: the target's explanations by category, before and after the refinement.
 
-A mean and a failure rate are of what was scored; what was refused and what could not be scored is counted beside them
-and is in neither. Intervals are 95 %, by percentile bootstrap over memes (2,000 resamples): a meme that belongs to
-several categories, or was rewritten in several, is drawn with all its scores.
+Means and failure rates only cover scored answers; refused and unscored answers are counted separately. Intervals are
+95 %, by percentile bootstrap over memes (2,000 resamples): a meme that belongs to several categories, or was rewritten
+in several, is drawn with all its scores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from eval.scores.resampled_means import difference_of, mean_of, share_of
 
 # At most, not below: see THRESHOLD_WORDS for why the default departs from the paper's text.
 THRESHOLD = 4
-"""Up to which score an explanation has failed."""
+"""Highest score of a failed explanation."""
 THRESHOLD_WORDS = (
     "An explanation has failed with a score of {threshold} or less. The paper's text says below 4, but its own figures "
     "come out only where 4 counts as failed, so 4 and less is the default."
@@ -46,12 +46,12 @@ class Rates:
     """Rates over some scorings.
 
     Attributes:
-        n: All of them, those without a score included.
+        n: Number of scorings, including those without a score.
         scored: Number of those with a score.
         refused: Number of answers in which the target declined.
         unscored: Number of answers without a score for another reason.
-        mean: Score, 1 to 10; None where nothing was scored.
-        failure: Share of the scores that are at most the threshold; likewise.
+        mean: Mean score, 1 to 10; None if nothing was scored.
+        failure: Share of the scores that are at most the threshold; None if nothing was scored.
     """
 
     n: int
@@ -115,8 +115,8 @@ class UnexplainedMeme:
 
     Attributes:
         category: Category of the meme.
-        misbelief: Behind it.
-        meme: Its id.
+        misbelief: Misbelief behind the meme.
+        meme: Id of the meme.
         text: Text of the explained meme.
         score: At most the threshold.
         scoring: The whole of it.
@@ -134,16 +134,16 @@ class UnexplainedMeme:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Everything that is told.
+    """Content of a report.
 
     Attributes:
         manifest: Manifest of the probe.
         threshold: Up to which a score is a failure.
         memes: Memes by id.
         mined: Number of memes by outcome of the sorting.
-        new: Categories that came in on the way.
-        without_misbelief: Pairs of a meme and a category whose Narrator could not be understood: they are scored, and
-            no search comes to them.
+        new: Categories that were added during sorting.
+        without_misbelief: Number of pairs of a meme and a category with an unreadable reply of the Narrator: they are
+            scored, but not used in searches.
         left: Memes on whose pictures some text can still be read.
         overall: All categories together.
         categories: The weakest first; those without a meme are left out.
@@ -316,7 +316,7 @@ def _counted(steps: Iterable[Step]) -> dict[StepOutcome, int]:
 
 
 def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[UnexplainedMeme, ...]:
-    # Alike: a text that the target does not understand is told, whoever wrote it.
+    # Both kinds: a text that the target does not understand is listed, whoever wrote it.
     every: Sequence[Scored | Step] = (*scored, *steps)
     found = [
         UnexplainedMeme(

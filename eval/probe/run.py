@@ -1,8 +1,8 @@
 """A probe: memes are prepared and sorted, the target's explanations scored, and texts rewritten, one step on another.
 
-Every reply is in the store of calls before anything is done about it, and nothing is drawn but from numbers that the
-probe's seed decides. So a probe that was ended at any moment is taken up again by going through it once more: what was
-asked before is not asked again, and the first call that is new is the one that it was ended at.
+Every reply is stored before it is used, and all random draws are determined by the probe's seed. So a probe that was
+interrupted at any moment is resumed by running it again: stored calls are not repeated, and the first new call is the
+one at which it was interrupted.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ NOTICE = (
     "This rewrites memes so that they are harder to recognise. The rewritten texts stay in the probe's folder, each "
     "is marked, and no library of precedents takes them in. Keep the folder to yourself."
 )
-"""What is said before a probe starts."""
+"""Notice shown before a probe starts."""
 
 # The command opens the store of calls before the probe writes its manifest.
 _OURS = {LOCK, "calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"}
-"""What may be there before a probe has begun."""
+"""Files that may exist before a probe has begun."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ class ProbePlan:
 async def probe(
     plan: ProbePlan, chairs: Mapping[str, MeteredModel], reader: TextReader, progress: Progress | None = None
 ) -> ProbeFolder:
-    """Begins a probe, or goes on with it.
+    """Starts or resumes a probe.
 
     Args:
         plan: Plan of the probe.
         chairs: The models, by name; all with the same store of calls.
         reader: Reads the text off pictures.
-        progress: Is told how far it is.
+        progress: Receives the progress.
 
     Raises:
         BadRequest: The data can't be read, or the folder holds something else.
@@ -137,7 +137,7 @@ async def probe(
             )
             await _go_through(plan, folder, bench=bench, subjects=subjects, progress=progress)
         finally:
-            # Also after a failure: what was asked is paid for.
+            # Also after a failure, as the calls made have to be paid for.
             folder.write_usage(usage_of(bench))
         folder.write_manifest(manifest.model_copy(update={"finished": manifest.finished or datetime.now(UTC)}))
     return folder
@@ -338,14 +338,14 @@ def _manifest(
 
 
 def refuse_place(out: Path) -> None:
-    """Raises BadRequest where a folder holds something else than a probe."""
+    """Raises BadRequest if a folder has something other than a probe."""
     if not ProbeFolder(out).begun:
         refuse_others(out, "probe", _OURS)
 
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Keeps others off the folder. Raises BadRequest where it is not empty and holds no probe, or is in use."""
+    """Locks the folder. Raises BadRequest if it is not empty and has no probe, or is in use."""
     with sole_use(out, "probe"):
         # Once more under the lock: the folder may have been filled since the command looked.
         refuse_place(out)

@@ -1,4 +1,4 @@
-"""Model scoring (AdamMeme, section 3.2): how good a target's explanation of a meme is, held against a reference."""
+"""Model scoring (AdamMeme, section 3.2): the quality of a target's explanation of a meme, compared with a reference."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ async def score_all(
         subjects: The memes, by id.
         pairs: Pairs of meme and category to score.
         taxonomy: Taxonomy of the categories.
-        concurrency: Pairs at once.
-        tell: Is told of each once it is scored.
+        concurrency: Number of pairs at once.
+        tell: Called with each pair once it is scored.
 
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.

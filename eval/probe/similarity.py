@@ -1,4 +1,4 @@
-"""Which of some sentences are most like another one: BM25 (Robertson & Zaragoza 2009), as bm25s computes it."""
+"""Ranking of sentences by similarity to another one: BM25 (Robertson & Zaragoza 2009), computed by bm25s."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def most_similar(sentence: str, sentences: Sequence[str], most: int) -> tuple[in
 
 
 def words_of(sentence: str) -> list[str]:
-    """Its words, small, without those that say nothing."""
+    """Words of a sentence in lower case, without stop words."""
     (words,) = bm25s.tokenize([sentence], stopwords="en", return_ids=False, show_progress=False)
     return list(words)
 

@@ -19,7 +19,7 @@ class Category(BaseModel):
 
     name: str = Field(pattern=f"^{NAME.pattern}$", max_length=30)
     definition: str = Field(min_length=1, max_length=300)
-    """What belongs to it, in a sentence."""
+    """Definition, in a sentence."""
 
     @property
     def line(self) -> str:
@@ -66,6 +66,6 @@ class Taxonomy:
         return self._categories[name]
 
     def add(self, category: Category) -> Self:
-        """Takes one in; one of that name that is there already stays as it is."""
+        """Adds a category; an existing one of that name is kept unchanged."""
         self._categories.setdefault(category.name, category)
         return self

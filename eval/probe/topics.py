@@ -13,9 +13,9 @@ from eval.probe.folder import Scored, Step
 from eval.probe.similarity import words_of
 
 _MOST = 15
-"""Topics that are told at most."""
+"""Largest number of topics."""
 _LEAST = 2
-"""Misbeliefs that must share a topic: what stands in one alone is none."""
+"""Smallest number of misbeliefs that share a topic."""
 
 
 @dataclass(frozen=True, slots=True)

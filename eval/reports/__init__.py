@@ -1,1 +1,1 @@
-"""The report on runs: gathered once, told in a terminal, in Markdown and as one HTML page."""
+"""The report on runs: gathered once, rendered in a terminal, as Markdown and as one HTML page."""

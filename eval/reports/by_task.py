@@ -1,4 +1,4 @@
-"""Any run's figures, split by the gold labels of another task of the data set, or by a property of the memes."""
+"""Figures of a run, split by the gold labels of another task of the data set or by a property of the memes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class PartFigures:
         run: Name of the run.
         scored: Task or protocol that the run is scored on.
         label: Name of the group, as :func:`eval.scores.subgroups.groups_of` has it.
-        n: Memes.
-        figures: Figures by name; None where there is no value.
-        baseline: The first of them, of always saying the same.
+        n: Number of memes.
+        figures: Figures by name; None if undefined.
+        baseline: First of these figures for a constant answer.
     """
 
     run: str
@@ -39,10 +39,10 @@ class PartFigures:
 def split_by_task(results: Results, by: str) -> tuple[PartFigures, ...]:
     """Scores a run on the memes of each group, by a task or a property as :func:`groups_of` takes it.
 
-    Memes of several groups count in each of them; those of which a task says nothing, in none.
+    Memes in several groups count in each; memes without a gold label for the task count in none.
 
     Raises:
-        BadRequest: There are no such groups, as :func:`groups_of` says, or no meme of the run is of any.
+        BadRequest: There are no such groups (see :func:`groups_of`), or no meme of the run is in one.
         NotLoaded: Languages are to be detected, and py3langid is not installed.
     """
     groups, names = groups_of(results, by)
@@ -87,7 +87,7 @@ def by_task_sections(each: Sequence[Sequence[PartFigures]], task: str) -> list[S
 def _scored(results: Results, label: str) -> list[PartFigures]:
     if results.question is not None:
         found = task_card(results)
-        # Once, where the official metric is one of these itself.
+        # Without duplicates, as the official metric may be one of these itself.
         shown = dict.fromkeys((found.official, *(("exact",) if found.question.multi else ("accuracy",))))
         figures = {name: found.figures[name] for name in shown}
         baseline = found.baseline[found.official]

@@ -15,12 +15,12 @@ from eval.scores.metrics import Card
 from eval.scores.tables import noise_in_words
 
 _FEW = 50
-"""Memes of a class below which it is said how much one of them weighs."""
+"""Number of memes of a class below which the report says how much a single one weighs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A run less something that it is held against, on the memes of both.
+    """Comparison of a run with a rival, on the memes of both.
 
     Attributes:
         label: Label of the run.
@@ -36,10 +36,10 @@ class Contrast:
     def judgment(self) -> str:
         """``better``, ``worse``, ``within noise`` or ``too few to say``, in accuracy.
 
-        With fewer than six memes that only one of the two gets right no outcome of McNemar's exact test is below 0.05.
+        With fewer than six memes that only one of the two gets right, McNemar's exact test can't fall below 0.05.
         """
         odd = self.comparison.only_a_right + self.comparison.only_b_right
-        # So few can't make the exact test come out below 5 %, however they fall.
+        # So few can't make the exact test significant, however they fall.
         if 0 < odd < FEWEST_TO_SAY:
             return "too few to say"
         if not self.comparison.sure:
@@ -54,7 +54,7 @@ def contrasts(runs: Sequence[tuple[str, Results]], protocol: Protocol, resamples
         BadRequest: Two runs disagree on a gold label.
     """
     found = []
-    # In a run that goes on, memes without an answer yet would count as wrong.
+    # In an unfinished run, memes without an answer yet would count as wrong.
     finished = [run for run in runs if run[1].finished]
     for place, (label, results) in enumerate(finished):
         rivals = [(f"always “{_word(_majority(results, protocol))}”", _constant(results, protocol))]
@@ -105,7 +105,7 @@ def remarks(rows: Sequence[tuple[str, Card]], against: Sequence[Contrast]) -> tu
 
 
 def _after_correction(against: Sequence[Contrast]) -> str:
-    """Tells which comparisons are left of a table's after Holm's correction for their number."""
+    """Names the comparisons of a table that remain significant after Holm's correction."""
     corrected = holm([one.comparison.mcnemar_p for one in against])
     left = [f"{one.label} against {one.against}" for one, p in zip(against, corrected, strict=True) if p < SURE]
     return f"Left after Holm's correction for that many: {'; '.join(left) or 'none'}."
@@ -128,7 +128,7 @@ def _sentence(rival: str, against: Sequence[Contrast]) -> str:
 
 def _majority(results: Results, protocol: Protocol) -> bool:
     gold = [harmful for harmful, _ in results.under(protocol)]
-    # Of classes of equal size either will do.
+    # If the classes are of equal size, either will do.
     return 2 * sum(gold) > len(gold)
 
 

@@ -1,4 +1,4 @@
-"""Courses of a run's examinations and the costs of its trials: the data behind the figures."""
+"""Rounds and entropies of a run's examinations and costs of its trials: the data behind the figures."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Rounds:
 
     Attributes:
         side: Side of the court.
-        harmful: The gold label.
-        counts: Memes by number of rounds.
+        harmful: True if the gold label is harmful.
+        counts: Number of memes by number of rounds.
     """
 
     side: Side
@@ -26,12 +26,12 @@ class Rounds:
 
     @property
     def n(self) -> int:
-        """Memes."""
+        """Number of memes."""
         return sum(self.counts.values())
 
     @property
     def mean(self) -> float:
-        """Rounds a meme."""
+        """Mean number of rounds per meme."""
         return sum(rounds * memes for rounds, memes in self.counts.items()) / self.n
 
 
@@ -41,7 +41,7 @@ class EntropyAt:
 
     Attributes:
         round: Counted from 1.
-        n: Summaries: a side that had rested before has none.
+        n: Number of summaries; a side that has already rested has none.
         low: Lower quartile.
         middle: Median.
         high: Upper quartile.
@@ -59,10 +59,10 @@ class MeanCost:
     """Mean cost of a meme in a run; see :class:`eval.runs.prediction.Cost`.
 
     Attributes:
-        n: Memes that were judged.
+        n: Number of judged memes.
         stored: Share of the calls that were answered from the store.
         chain: Median of the longest chain of calls.
-        seconds: Median of the time that a trial took.
+        seconds: Median duration of a trial, in seconds.
     """
 
     n: int
@@ -76,20 +76,20 @@ class MeanCost:
 
     @property
     def tokens(self) -> float:
-        """Read and written."""
+        """Mean number of tokens read and written per meme."""
         return self.tokens_in + self.tokens_out
 
 
 def judged_of(results: Results) -> tuple[Judged, ...]:
-    """The memes of which anything was said, a failure included."""
-    # What stands for a meme that is not judged yet has neither rounds nor cost.
+    """The memes that were judged, including failures."""
+    # The placeholder of a meme that is not judged yet has neither rounds nor cost.
     return tuple(one for one in results.judged if one.prediction.reason != NOT_JUDGED)
 
 
 def rounds_of(results: Results) -> tuple[Rounds, ...]:
-    """Rounds per side and gold label; nothing where no side ever asked.
+    """Rounds per side and gold label; empty if no side ever asked.
 
-    Gold is by the data set's own two classes, or ``merged`` where it has three.
+    Gold is the data set's own two classes, or the protocol ``merged`` if it has three.
     """
     found = []
     for side in Side:
@@ -101,7 +101,7 @@ def rounds_of(results: Results) -> tuple[Rounds, ...]:
             ]
             if counts:
                 found.append(Rounds(side, harmful, {rounds: counts.count(rounds) for rounds in sorted(set(counts))}))
-    # All at 0 rounds: sides that ask nothing, as in the arm no-captioner.
+    # All at 0 rounds if sides ask nothing, as in the arm no-captioner.
     return tuple(found) if any(rounds for one in found for rounds in one.counts) else ()
 
 
@@ -122,7 +122,7 @@ def entropies_of(results: Results) -> dict[Side, tuple[EntropyAt, ...]]:
 
 
 def cost_of(results: Results) -> MeanCost | None:
-    """Means over the memes that were judged; None where no cost is told (predictions from elsewhere)."""
+    """Means over the judged memes; None if costs are unknown (predictions from elsewhere)."""
     costs = [one.prediction.cost for one in judged_of(results)]
     if not costs or not any(cost.calls or cost.seconds for cost in costs):
         return None
@@ -134,7 +134,7 @@ def cost_of(results: Results) -> MeanCost | None:
         tokens_in=fmean(cost.tokens_in for cost in costs),
         tokens_out=fmean(cost.tokens_out for cost in costs),
         tokens_cached=fmean(cost.tokens_cached for cost in costs),
-        # Medians: a few trials that waited for a busy server would move a mean at will.
+        # Medians: a few trials that waited for a busy server would distort a mean.
         chain=median(cost.chain for cost in costs),
         seconds=median(cost.seconds for cost in costs),
     )
@@ -144,6 +144,6 @@ def _quartiles(number: int, values: Sequence[float]) -> EntropyAt:
     # quantiles() needs two values.
     if len(values) == 1:
         return EntropyAt(round=number, n=1, low=values[0], middle=values[0], high=values[0])
-    # Inclusive: these are all the values there are, and no sample of more.
+    # Inclusive: these are all values, not a sample of a larger population.
     low, middle, high = quantiles(values, n=4, method="inclusive")
     return EntropyAt(round=number, n=len(values), low=low, middle=middle, high=high)

@@ -1,8 +1,8 @@
-"""Card of an evaluation: what was measured, of which system, on which data, and what the figures don't say.
+"""Card of an evaluation: the system, the data, the figures and their limits.
 
-One page for whoever decides by a figure without reading a report: the system and its data, figures with intervals
-beside a constant answer and what others published, limits, and what it takes to repeat it. As Markdown it begins with
-the metadata that the Hugging Face hub reads from model cards (``model-index``).
+One page for people who decide by a figure without reading a report: the system and its data, figures with intervals
+beside a constant answer and published figures, limits, and how to reproduce it. As Markdown it begins with the metadata
+that the Hugging Face hub reads from model cards (``model-index``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EvalCard:
         lead: Sentences before the first section.
         sections: Sections in order.
         metadata: Metadata for the Hugging Face hub.
-        command: Command line of the run; empty where nobody knows.
+        command: Command line of the run; empty if unknown.
     """
 
     title: str
@@ -45,14 +45,14 @@ class EvalCard:
     command: str = ""
 
     def as_markdown(self) -> str:
-        """The card as Markdown, behind its metadata as YAML (of which JSON is a part)."""
-        # JSON and no YAML library: it escapes whatever a name holds.
+        """The card as Markdown, preceded by its metadata as YAML (a superset of JSON)."""
+        # JSON instead of a YAML library: it escapes any character in a name.
         lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in self.metadata.items()]
         body = tasks.as_markdown_sections([f"# {escaped(self.title)}", *map(escaped, self.lead)], self.sections)
         return "\n".join(["---", *lines, "---", "", body])
 
     def as_html(self) -> str:
-        """The card as a page. Raises NotLoaded where jinja2 or matplotlib is not installed."""
+        """The card as a page. Raises NotLoaded if jinja2 or matplotlib is not installed."""
         return as_page(self.title, self.lead, self.sections, command=self.command)
 
 
@@ -67,7 +67,7 @@ async def eval_card(results: Results) -> EvalCard:
     figures, measured, limits = await _measured(results)
     sections = [_system(results), _data(results), *figures, *_by_language(results), _limits(results, limits)]
     manifest = results.manifest
-    # Of predictions from elsewhere nobody knows how they were made.
+    # How predictions from elsewhere were made is unknown.
     if manifest is not None:
         sections.append(_repeat(manifest))
     found = [
@@ -90,23 +90,23 @@ async def eval_card(results: Results) -> EvalCard:
 
 
 def _metric_id(name: str) -> str:
-    # The hub compares by type; the protocol stands in the name alone.
+    # The hub compares by type; only the name contains the protocol.
     return name.partition(" (")[0].lower().replace(" ", "-")
 
 
 async def _measured(results: Results) -> tuple[list[Section], list[tuple[str, float]], Sequence[str]]:
     """Sections with the figures, those that go into the metadata, and sentences on their limits."""
     if results.question is not None:
-        # The same sections as the report has, so that card and report can't differ in a figure.
+        # The report's own sections, so that card and report can't differ in a figure.
         groups = tasks.gather_tasks([results])
         wanted = ("figures", "published", "labels", "confusion")
         shown = [section for section in tasks.sections_of(groups) if section.key.split("-")[2] in wanted]
         scored = groups[0].first
         known = [(name, value.value) for name, value in scored.figures.items() if value is not None]
-        # As a limit: memes without an answer may be the hard ones.
+        # Listed as a limit: memes without an answer may be the hard ones.
         nothing = f"{scored.unanswered:,} of {scored.n:,} memes have no answer, and count as wrong."
         return shown, known, [nothing] if scored.unanswered else []
-    # Records are for whoever looks at single memes; a card names none.
+    # Records are for looking at single memes; a card shows none.
     report = await gather([results], records=False, pictures=False)
     (group,) = report.groups
     measured = [
@@ -121,7 +121,7 @@ async def _measured(results: Results) -> tuple[list[Section], list[tuple[str, fl
 
 
 def _figures_of(table: Table) -> Iterator[tuple[str, Figure | float | None, float | None]]:
-    """Figures of the one run of a table, each beside that of always saying the more frequent class."""
+    """Figures of a table's only run, each with that of always predicting the more frequent class."""
     (row,) = table.rows
     scored, strict = row.card, row.strict
     yield "coverage", scored.coverage, 1.0
@@ -130,7 +130,7 @@ def _figures_of(table: Table) -> Iterator[tuple[str, Figure | float | None, floa
     for of in strict.classes if strict else ():
         yield f"recall of {of.name}", of.recall, None
     yield "accuracy, decided", scored.decided.accuracy if scored.decided else None, scored.majority
-    # Of ranks, a constant answer has one half by definition.
+    # A constant answer has an AUROC of one half by definition.
     yield "AUROC", scored.auroc, 0.5
     yield "Brier score", scored.brier, None
     yield "ECE", scored.ece, None
@@ -140,7 +140,7 @@ def _figures_of(table: Table) -> Iterator[tuple[str, Figure | float | None, floa
 
 def _verdicts(table: Table) -> Section:
     (row,) = table.rows
-    # Levels, scores and votes are not there in every run.
+    # Not every run has levels, scores and votes.
     rows = [("metric", "value, 95 % interval", "always the same class")]
     rows += [
         (name, figure(value), figure(constant)) for name, value, constant in _figures_of(table) if value is not None
@@ -174,8 +174,8 @@ def _published(group: Group) -> Iterator[Section]:
 
 
 def _facts(key: str, title: str, facts: Mapping[str, object], notes: Sequence[str] = ()) -> Section:
-    """A table of names and values; what there is nothing to say of is left out."""
-    # An empty value would look like a figure that was lost.
+    """A table of names and values without empty values."""
+    # An empty value would look like a lost figure.
     rows = [("what", "value"), *((name, plain(value)) for name, value in facts.items() if value not in ("", None))]
     return Section(key, title, tuple(rows), notes=tuple(notes))
 
@@ -212,7 +212,7 @@ def _data(results: Results) -> Section:
     labels: Counter[str] = Counter()
     for one in results.judged:
         if question is not None:
-            # None of several labels is an answer, too, and is counted as one.
+            # With several labels, "none" is an answer, too, and is counted.
             labels.update(gold_of(one.meme, question.task) or {"no label"})
         else:
             labels[one.meme.source_label or ("harmful" if one.meme.harmful else "not harmful")] += 1
@@ -233,7 +233,7 @@ def _data(results: Results) -> Section:
 
 
 def _by_language(results: Results) -> list[Section]:
-    """Figures by language, where the card names several; none is detected for this."""
+    """Figures by language if the card names several; languages are not detected."""
     named = {one.meme.language for one in results.judged}
     # Detected languages would need another package, and be wrong for short texts.
     if len(named) < 2 or "" in named:
@@ -244,7 +244,7 @@ def _by_language(results: Results) -> list[Section]:
 def _limits(results: Results, remarks: Sequence[str]) -> Section:
     manifest = results.manifest
     named = sorted({one.meme.language for one in results.judged} - {""})
-    # What was measured goes before what holds of any such card.
+    # Measured limits come before those that apply to every card.
     notes = [*map(plain, remarks)]
     if len(named) == 1:
         notes.append(f"All memes are in one language ({plain(named[0])}): nothing is known of others.")

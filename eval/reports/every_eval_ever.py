@@ -1,7 +1,7 @@
-"""Results in the form of Every Eval Ever (schema 0.3.0), a shared database of evaluations: one file a system.
+"""Results in the format of Every Eval Ever (schema 0.3.0), a shared database of evaluations: one file per system.
 
-https://github.com/evaleval/every_eval_ever. Texts of memes stay here unless they are asked for: a sample is named by
-its id, and by a digest, so that the same sample is recognised across systems.
+https://github.com/evaleval/every_eval_ever. Texts of memes are not exported unless requested: a sample is identified by
+its id and a digest, so that the same sample is recognised across systems.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Publisher:
     Attributes:
         organization: Organization that evaluated.
         relationship: Relationship of the evaluator to the makers of the models.
-        url: Address of the organization; empty where there is none.
+        url: Address of the organization; empty if there is none.
     """
 
     organization: str
@@ -53,10 +53,10 @@ class Metric:
         name: Name of the evaluation.
         description: Sentence on the quantity that it measures.
         figure: Value with its 95 % interval, or the value alone.
-        n: Memes or battles that it is over.
+        n: Number of memes or battles that it is computed over.
         lower_is_better: True for errors.
-        low: Lowest value that there can be.
-        high: Highest, likewise.
+        low: Lowest possible value.
+        high: Highest possible value.
         method: Method of the interval.
     """
 
@@ -78,7 +78,7 @@ class Record:
         folder: Folder below ``data``: benchmark, developer, model.
         name: Name of the file without its ending.
         content: Content of the file.
-        samples: Lines of the file of its samples; empty where it has none.
+        samples: Lines of the file of samples; empty if there are none.
     """
 
     folder: tuple[str, str, str]
@@ -90,8 +90,8 @@ class Record:
         """Writes both files, and returns the one of the results.
 
         Raises:
-            BadRequest: The file is there already.
-            OSError: The disk will not have it.
+            BadRequest: The file exists already.
+            OSError: The file can't be written.
         """
         place = root.joinpath("data", *self.folder)
         place.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class Record:
                 "checksum": hashlib.sha256(lines).hexdigest(),
                 "total_rows": len(self.samples),
             }
-        # Written last: where it stands, its samples stand too.
+        # Written last: if it exists, so do its samples.
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         return file
 
@@ -118,23 +118,23 @@ class Record:
 def record_of_run(
     results: Results, publisher: Publisher, *, source_url: str, developer: str = "", with_texts: bool = False
 ) -> Record:
-    """The record of a run: strict figures under each protocol, or those of its question, and a sample a meme.
+    """The record of a run: strict figures under each protocol, or those of its question, and a sample per meme.
 
     Args:
         results: Results of a finished run.
         publisher: Publisher of the results.
-        source_url: Address at which the data set's authors publish it; empty where that is not known.
-        developer: Maker of the model; the part of its name before the slash where it is empty.
+        source_url: Address at which the data set's authors publish it; empty if unknown.
+        developer: Maker of the model; if empty, the part of the model's name before the slash.
         with_texts: True to write the memes' texts into the samples.
 
     Raises:
-        BadRequest: The results are of no run, or of one that is not finished.
+        BadRequest: The results are not from a run, or the run is not finished.
     """
     manifest = results.manifest
     if manifest is None or not results.finished:
         raise BadRequest(f"{results.name} is not a finished run: only such results are for others to rely on.")
     names = sorted(set(manifest.models.values()))
-    # Several models make one system, which bears the name of none of them.
+    # A system of several models is not named after one of them.
     model = names[0] if len(names) == 1 else f"{_LIBRARY}/{manifest.procedure.lower()}"
     settings = {
         "procedure": str(manifest.procedure),
@@ -193,13 +193,13 @@ def record_of(
         metrics: The figures.
         publisher: Publisher of the results.
         benchmark: Name of the benchmark.
-        data: ``dataset_name``, and ``url`` where it is known.
+        data: ``dataset_name``, and ``url`` if known.
         model: Name of the model, ``maker/name``.
-        developer: Maker of the model; the part of its name before the slash where it is empty.
+        developer: Maker of the model; if empty, the part of the model's name before the slash.
         source: Name of the run.
-        at: Time at which it was begun.
-        details: Settings of the evaluation; empty ones are left out.
-        model_details: Details of the model, likewise.
+        at: Start time of the run.
+        details: Settings of the evaluation; empty ones are omitted.
+        model_details: Details of the model; empty ones are omitted.
     """
     # A name on a hub begins with its owner's.
     developer = developer or (model.partition("/")[0] if "/" in model else "unknown")
@@ -208,7 +208,7 @@ def record_of(
     fingerprint = fingerprint.removeprefix("sha256:")
     content: dict[str, Any] = {
         "schema_version": SCHEMA,
-        # A slash parts the fields of such an id.
+        # A slash separates the fields of such an id.
         "evaluation_id": f"{benchmark}/{model.replace('/', '_')}/{at.timestamp():.0f}",
         "evaluation_timestamp": at.isoformat(),
         "retrieved_timestamp": f"{datetime.now(UTC).timestamp():.0f}",
@@ -224,7 +224,7 @@ def record_of(
             "name": model.rpartition("/")[2],
             "id": model if "/" in model else f"{developer}/{model}",
             "developer": developer,
-            # We are told where a model answers, not whose machine that is, nor whether its weights can be had.
+            # We know the address of a model, but not who runs the machine, nor whether its weights are available.
             "additional_details": {
                 "deployment_type": "unknown",
                 "model_availability": "unknown",
@@ -234,7 +234,7 @@ def record_of(
         "evaluation_results": [_result(metric, data, at) for metric in metrics],
     }
     folder = (_path_word(benchmark), _path_word(developer), _path_word(model.rpartition("/")[2]))
-    # From the content: the same run written twice is the same file, which `write` refuses.
+    # Derived from the content: writing the same run twice gives the same file, which `write` rejects.
     return Record(folder, str(uuid.UUID(fingerprint[:32], version=4)), content)
 
 
@@ -266,7 +266,7 @@ def _metrics_of(name: str, scored: Card) -> Iterator[Metric]:
 
 
 def _metrics_of_task(evaluation: str, scored: TaskCard) -> Iterator[Metric]:
-    """The figures of a question, the share of memes whose labels are all right first: samples belong to that one."""
+    """The figures of a question, beginning with the share of memes with all labels right, which samples belong to."""
     share = "exact" if scored.question.multi else "accuracy"
     for name in sorted(scored.figures, key=lambda name: name != share):
         figure = scored.figures[name]
@@ -331,7 +331,7 @@ def _samples(results: Results, record: Record, *, with_texts: bool) -> Iterator[
             "schema_version": SCHEMA,
             "evaluation_id": record.content["evaluation_id"],
             "model_id": record.content["model_info"]["id"],
-            # A sample belongs to one result, and whether it is right is what accuracy is a mean of.
+            # A sample belongs to one result: accuracy, which is the mean of the samples' correctness.
             "evaluation_name": accuracy["evaluation_name"],
             "evaluation_result_id": accuracy["evaluation_result_id"],
             "sample_id": one.meme.id,
@@ -359,17 +359,17 @@ def _samples(results: Results, record: Record, *, with_texts: bool) -> Iterator[
 
 
 def _answers(results: Results) -> tuple[list[str], list[tuple[Judged, list[str], list[str] | None]]]:
-    """Labels that could be given; and each meme with its gold labels and those that were given, None without any."""
+    """The possible labels, and each meme with its gold labels and its predicted labels, None without an answer."""
     question = results.question
     if question is None:
         choices = [str(Outcome.HARMFUL), str(Outcome.NOT_HARMFUL)]
         return choices, [
             (
                 one,
-                [choices[not harmful]],  # harmful stands first
+                [choices[not harmful]],  # harmful comes first
                 [str(one.prediction.outcome)] if one.prediction.outcome.harmful is not None else None,
             )
-            # The first protocol, as a sample belongs to one result and that is the first of the record.
+            # The first protocol, as a sample belongs to one result: the first of the record.
             for harmful, one in results.under(results.scorable[0])
         ]
     answers = []
@@ -386,5 +386,5 @@ def _sample_hash(one: Judged, gold: str) -> str:
 
 
 def _path_word(name: str) -> str:
-    """A name as a folder: letters, digits, points and dashes alone."""
+    """A name as a folder name: only letters, digits, dots and dashes."""
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip(".") or "unknown"

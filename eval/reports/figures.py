@@ -1,7 +1,7 @@
 """The figures of a report.
 
-Each is drawn from plain values and says in words what it shows. It is None only where there is nothing to draw:
-the page then says why.
+Each is drawn from plain values and has a text alternative. It is None only if there is nothing to draw: the page then
+says why.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Bar:
 
     Attributes:
         label: Label of the run.
-        accuracy: Strict, with its interval.
-        macro_f1: Macro-F1 with its interval; None likewise.
-        calls: Mean number of model calls a meme.
-        tokens: Read and written, a meme.
+        accuracy: Strict accuracy with its interval.
+        macro_f1: Strict macro-F1 with its interval.
+        calls: Mean number of model calls per meme.
+        tokens: Mean number of tokens read and written per meme.
     """
 
     label: str
@@ -46,12 +46,12 @@ class Bar:
 
 
 def confusion(card: Card, name: str) -> str:
-    """Gold label against what was said: counts, and their share of the row."""
+    """Gold label against outcome: counts, and their share of the row."""
     counts = card.confusion
     with drawing(name):
         figure, (axes,) = _sheet(4.6, 2.2)
         for row, line in enumerate(counts):
-            # Without a meme of a class its shares are 0.
+            # Shares are 0 for a class without memes.
             total = max(sum(line), 1)
             for column, count in enumerate(line):
                 ink = Ink.DOUBT if column > 1 else Ink.GOOD if row == column else Ink.BAD
@@ -59,7 +59,7 @@ def confusion(card: Card, name: str) -> str:
                 _cell(axes, row, column=column, ink=ink, alpha=0.06 + 0.5 * share)
                 axes.text(column, row - 0.1, f"{count:,}", ha="center", va="center", fontsize=12, color=Ink.TEXT)
                 axes.text(column, row + 0.26, f"{share:.0%}", ha="center", va="center", fontsize=8, color=Ink.MUTED)
-        # Downwards, as a matrix is read.
+        # Downwards, like the rows of a matrix.
         axes.set(xlim=(-0.5, 3.5), ylim=(1.5, -0.5))
         axes.set_xticks(range(4), OUTCOME_WORDS)
         axes.set_yticks(range(2), GOLD_WORDS)
@@ -77,7 +77,7 @@ def confusion(card: Card, name: str) -> str:
 
 
 def calibration(bins: Sequence[Bin], name: str) -> str | None:
-    """Share of harmful memes against mean score, bin by bin, with the reach of each bin and its number of memes."""
+    """Share of harmful memes against mean score, bin by bin, with the range of each bin and its number of memes."""
     if not bins:
         return None
     with drawing(name):
@@ -176,7 +176,7 @@ def entropies(found: Mapping[Side, Sequence[EntropyAt]], name: str) -> str | Non
 
 
 def side_by_side(bars: Sequence[Bar], majority: float, majority_macro_f1: float, name: str) -> str:
-    """Accuracy and macro-F1 of several runs with their intervals, beside always saying the more frequent label."""
+    """Accuracy and macro-F1 of several runs with intervals, and the baseline of the most frequent label."""
     from matplotlib.ticker import PercentFormatter
 
     with drawing(name):
@@ -217,7 +217,7 @@ def side_by_side(bars: Sequence[Bar], majority: float, majority_macro_f1: float,
 
 
 def costs(bars: Sequence[Bar], name: str) -> str | None:
-    """Strict accuracy against calls and against tokens a meme; None where no run asked a model."""
+    """Strict accuracy against calls and against tokens per meme; None if no run called a model."""
     from matplotlib.ticker import MaxNLocator
 
     if not any(bar.calls for bar in bars):
@@ -244,7 +244,7 @@ def costs(bars: Sequence[Bar], name: str) -> str | None:
                 linewidth=1,
             )
             for bar, value in zip(bars, values, strict=True):
-                # To the side on which there is room.
+                # On the side that has room.
                 left = value > 0.6 * max(values)
                 axes.annotate(
                     _short(bar.label, 22),
@@ -255,7 +255,7 @@ def costs(bars: Sequence[Bar], name: str) -> str | None:
                     fontsize=8,
                     color=Ink.TEXT,
                 )
-            # From below 0, so that the mark of a run without calls is whole.
+            # Starts below 0, so that the marker of a run without calls is not cut off.
             axes.set_xlim(-0.04 * max(values), max(values) * 1.08)
             axes.set_xlabel(what)
             axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -281,7 +281,7 @@ def _sheet(
     sharey: bool = False,
     height_ratios: Sequence[float] | None = None,
 ) -> tuple[Figure, tuple[Axes, ...]]:
-    """A figure of so many inches, and its axes in reading order."""
+    """A figure of the given size in inches, and its axes in reading order."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")

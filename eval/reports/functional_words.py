@@ -1,4 +1,4 @@
-"""Functional tests as sections of words and tables."""
+"""Scores of functional tests as report sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that a report says, as plain values; what writes it out adds no figure of its own."""
+"""Content of a report as plain values; renderers add no figures of their own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROTOCOLS = {
     Protocol.EXTREME: "somewhat harmful memes are dropped",
     Protocol.PLAIN: "the data set's own two classes",
 }
-"""What each protocol means, in words."""
+"""Meaning of each protocol in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class RunView:
     """One run in a report.
 
     Attributes:
-        key: Names it within the page.
+        key: Id of the run within the page.
         label: Name of the run, made unique if two share one.
-        results: All of it.
-        excluded: Precedents that it was held without.
-        judged: Memes of which anything was said.
-        failures: Number of those without an answer, by reason.
-        cost: None where none is told.
-        rounds: Empty where no side asked.
-        entropies: Entropies of the summaries by round; None likewise.
+        results: Results of the run.
+        excluded: Precedents that were excluded from the run.
+        judged: Number of judged memes.
+        failures: Number of memes without an answer, by reason.
+        cost: Mean cost; None if unknown.
+        rounds: Rounds of the sides; empty if no side asked.
+        entropies: Entropies of the summaries by round; empty if no side asked.
         records: Records of wrong verdicts.
     """
 
@@ -61,12 +61,12 @@ class RunView:
 
     @property
     def total(self) -> int:
-        """Memes that are to be judged."""
+        """Number of memes to judge."""
         return len(self.results.judged)
 
     @property
     def finished(self) -> bool:
-        """True if everything was judged and the run closed. Predictions from elsewhere count as finished."""
+        """True if everything was judged and the run was closed. Predictions from elsewhere count as finished."""
         manifest = self.results.manifest
         return self.judged == self.total and (manifest is None or manifest.finished is not None)
 
@@ -116,12 +116,12 @@ class Table:
     """All runs on one split under one protocol.
 
     Attributes:
-        key: Names it within the page.
-        dataset: Id.
+        key: Id of the table within the page.
+        dataset: Id of the data set.
         title: Title of the data set.
         split: Split of the data set.
-        protocol: Which one.
-        rows: In the order in which the runs were given.
+        protocol: Protocol of the table.
+        rows: Rows in the order in which the runs were given.
         contrasts: Contrasts of each run.
         remarks: Limits of the figures, in sentences.
     """
@@ -142,12 +142,12 @@ class Table:
 
     @property
     def votes(self) -> tuple[Vote, ...]:
-        """The baseline that needs no model, each once."""
+        """The votes of the precedents, a baseline without a model, without duplicates."""
         found: list[Vote] = []
         for row in self.rows:
             if row.card.vote is None:
                 continue
-            # Runs with one library have the same vote to the last digit, if over as many memes.
+            # Runs with the same library and memes have exactly the same vote.
             same = next((i for i, v in enumerate(found) if (v.rates, v.card.n) == (row.card.vote, row.card.n)), None)
             if same is None:
                 found.append(Vote((row.run.label,), row.card, row.card.vote))
@@ -166,7 +166,7 @@ class WrongVerdict:
 
     @property
     def rationale(self) -> str:
-        """The Judge's, or why there was no answer; empty where no record is there."""
+        """The Judge's rationale, or the reason for a missing answer; empty if there is no record."""
         record = self.run.records.records.get(self.prediction.trial)
         if record is None:
             return ""
@@ -179,20 +179,20 @@ class WrongVerdict:
 
     @property
     def rounds_words(self) -> str:
-        """Rounds per side; empty where there were none."""
+        """Rounds per side; empty if there were none."""
         return ", ".join(f"{side.lower()} {course.rounds}" for side, course in self.prediction.sides.items())
 
 
 @dataclass(frozen=True, slots=True)
 class WrongMeme:
-    """A meme of which at least one run said something wrong.
+    """A meme that at least one run judged wrong.
 
     Attributes:
-        key: Names it within the page.
+        key: Id of the meme within the page.
         meme: Meme with its gold label.
-        verdicts: The wrong ones, in the order of the runs.
+        verdicts: The wrong verdicts, in the order of the runs.
         right: Runs that were right.
-        pictures: JPEG files, one a frame; empty where none is kept or none was asked for.
+        pictures: JPEG files, one per frame; empty if none is stored or requested.
     """
 
     key: str
@@ -203,12 +203,12 @@ class WrongMeme:
 
     @property
     def worst(self) -> VerdictFault:
-        """Worst fault, by which the meme is listed."""
+        """Worst fault, which decides where the meme is listed."""
         return min(verdict.fault for verdict in self.verdicts)
 
     @property
     def gold_words(self) -> str:
-        """In our words, and the data set's own where they say more."""
+        """Gold label in our words, and in the data set's own if they say more."""
         ours = "harmful" if self.meme.harmful else "not harmful"
         own = self.meme.source_label
         return ours if own.replace("_", " ").lower() == ours else f"{ours} ({own})"
@@ -216,18 +216,18 @@ class WrongMeme:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All that was run on one split of one data set.
+    """All runs on one split of one data set.
 
     Attributes:
-        key: Names it within the page.
+        key: Id of the group within the page.
         title: Title of the data set.
         split: Split of the data set.
-        runs: On it.
-        tables: One a protocol.
+        runs: Runs on the split.
+        tables: Tables, one per protocol.
         published: Published figures on the data set, whatever their split and protocol.
-        caveats: Caveats of comparing those with ours.
-        traps: Caveats of the data set's card, of any figure on it, in sentences.
-        wrong: The worst first.
+        caveats: Caveats of comparing published figures with ours.
+        traps: Caveats of the data set's card, which concern any figure on it, in sentences.
+        wrong: Memes with a wrong verdict, the worst first.
         unscored: Runs and protocols that leave nothing to score, in sentences.
     """
 
@@ -243,7 +243,7 @@ class Group:
     unscored: tuple[str, ...]
 
     def count(self, fault: VerdictFault) -> int:
-        """Memes that are listed under a fault."""
+        """Number of memes listed under a fault."""
         return sum(one.worst is fault for one in self.wrong)
 
 
@@ -251,25 +251,25 @@ class Group:
 class Report:
     """A report on runs, in the order in which they were given."""
 
-    # Not in the repr: asyncio.run makes one of what a task returned, which can be thousands of records.
+    # Not in the repr: asyncio.run computes the repr of a task's result, which can have thousands of records.
     groups: tuple[Group, ...] = field(repr=False)
     resamples: int
 
     @property
     def runs(self) -> tuple[RunView, ...]:
-        """All of them."""
+        """All runs of the report."""
         return tuple(run for group in self.groups for run in group.runs)
 
     @property
     def unfinished(self) -> tuple[RunView, ...]:
-        """Runs that are not finished, so that their figures will change."""
+        """Unfinished runs, whose figures will change."""
         return tuple(run for run in self.runs if not run.finished)
 
 
 async def gather(
     results: Sequence[Results], *, records: bool = True, pictures: bool = True, resamples: int = RESAMPLES
 ) -> Report:
-    """Scores, compares and looks up everything that a report says.
+    """Scores, compares and looks up everything that a report contains.
 
     Args:
         results: Results of runs, or predictions from elsewhere; of any data sets.
@@ -299,7 +299,7 @@ async def gather(
 
 
 def runs_below(path: Path) -> tuple[Path, ...]:
-    """The run that a folder is, or the runs that stand in it, by name.
+    """The folder itself if it is a run, or else the runs in it, by name.
 
     Raises:
         BadRequest: The folder is no run, and contains none.
@@ -318,12 +318,12 @@ def runs_below(path: Path) -> tuple[Path, ...]:
 
 
 def _unique_labels(results: Sequence[Results]) -> list[str]:
-    """A label for each run: its name, with its folder's where several are called the same, else a number."""
+    """A label for each run: its name, made unique by its folder's name or, if that is not enough, by a number."""
     names = Counter(one.name for one in results)
     labels = [
         one.name if names[one.name] == 1 or one.root is None else f"{one.name} ({one.root.name})" for one in results
     ]
-    # Folders in two places may share a name, too.
+    # Folders in different places may share a name, too.
     twice = Counter(labels)
     return [f"{label} #{place}" if twice[label] > 1 else label for place, label in enumerate(labels, 1)]
 
@@ -368,7 +368,7 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
             try:
                 rows.append(TableRow(run, card(run.results, protocol, resamples=resamples)))
             except BadRequest as error:
-                # One run without a meme under this protocol must not cost the others their report.
+                # A run without a meme under this protocol must not prevent a report on the others.
                 unscored.append(error.message)
         if rows:
             differences = contrasts([(row.run.label, row.run.results) for row in rows], protocol, resamples)
@@ -384,7 +384,7 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
                     remarks=remarks([(row.run.label, row.card) for row in rows], differences),
                 )
             )
-    # Those of the code on any split, each with its own; those of a card only where they can be compared.
+    # Figures in the code are shown for any split, with its name; those of a card only if they are comparable.
     known = published(dataset)
     if described:
         known += rows_of_card(described, split, [table.protocol for table in tables])
@@ -421,7 +421,7 @@ def _wrong_memes(runs: Sequence[RunView], key: str) -> tuple[WrongMeme, ...]:
             key=f"{key}-wrong-{number}",
             meme=memes[meme],
             verdicts=tuple(verdicts[meme]),
-            # By identity: an undecided verdict is None, which is neither right nor false.
+            # `is`, not `==`: an undecided verdict is None, which is never right.
             right=tuple(run for run, one in by_meme[meme] if one.prediction.outcome.harmful is one.meme.harmful),
             pictures=next(
                 (found for v in verdicts[meme] if (found := v.run.records.pictures_of(v.prediction.trial))), ()
@@ -432,5 +432,5 @@ def _wrong_memes(runs: Sequence[RunView], key: str) -> tuple[WrongMeme, ...]:
 
 
 def _key(words: str) -> str:
-    """Fit for an id in a page: a file of predictions may name its split as it likes."""
+    """Makes a string safe for an id in a page, as the split of a file of predictions may have any name."""
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "split"

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else (:mod:`eval.reports.page`)."""
+"""The report as one self-contained HTML page (:mod:`eval.reports.page`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eval.reports.wrong import VerdictFault
 
 
 def as_html(report: Report) -> str:
-    """The page; the same for the same report.
+    """The page; deterministic for a given report.
 
     Raises:
         NotLoaded: jinja2 or matplotlib is not installed.
@@ -35,7 +35,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _figures_of(table: Table) -> dict[str, Any]:
-    """Draws the figures of one table: over all runs, and by run."""
+    """Draws the figures of one table: over all runs, and per run."""
     from eval.reports import figures
 
     bars = [

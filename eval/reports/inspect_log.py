@@ -1,7 +1,7 @@
-"""A run as a log of Inspect AI, so that its viewer opens it: a sample a meme, a trial's events in its transcript.
+"""A run as an Inspect AI log for its viewer: one sample per meme, with the trial's events as its transcript.
 
-Inspect's own runner is not used: it asks again for what a crash interrupted, and leaves samples that failed out of the
-accuracy. Pictures stay in the docket: the viewer would show them unblurred.
+Inspect's own runner is not used: it repeats calls that a crash interrupted, and excludes failed samples from the
+accuracy. Pictures stay in the docket, as the viewer would show them unblurred.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ from serving.docket.ports import TrialReader
 
 _SCORER = "memecourt"
 _SPOKEN = ("description", "question", "answer", "summary")
-"""Where an event says what a model said; a verdict's is its rationale."""
+"""Fields of events with a model's words; in a verdict they are its rationale."""
 
 
 async def export_inspect(results: Results, trials: TrialReader, target: Path) -> int:
     """Writes the log.
 
     Args:
-        results: Results of a run; memes that were not judged yet are samples with an error.
-        trials: Its records.
+        results: Results of a run; memes that were not judged yet become samples with an error.
+        trials: Reader of the run's records.
         target: The file, ``….eval`` (compressed) or ``….json``.
 
     Returns:
-        How many samples there are.
+        Number of samples.
 
     Raises:
-        BadRequest: These are not the results of a run, or the file is there, or is named otherwise.
+        BadRequest: The results are not from a run, or the file exists or has another suffix.
         DocketError: A record can't be read.
-        OSError: The disk will not have it.
+        OSError: The file can't be written.
     """
     manifest = results.manifest
     if manifest is None:
@@ -81,7 +81,7 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
         raise BadRequest(f"Inspect's viewer opens files named .eval or .json, not {target.name}.")
     if await asyncio.to_thread(target.exists):
         raise BadRequest(f"{target} is there already. Name another file, or remove it.", reason="FILE_EXISTS")
-    # A protocol drops memes, which then have no score under it.
+    # Memes that a protocol drops have no score under it.
     protocols = () if manifest.question else results.protocols
     gold = {p: {one.meme.id: harmful for harmful, one in results.under(p)} for p in protocols}
     samples = []
@@ -105,7 +105,7 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
             ),
             model=", ".join(sorted(set(manifest.models.values()))) or "memecourt/summary",
             config=EvalConfig(limit=manifest.limit),
-            # What is not a commit of the source tree as it stands can't be checked out.
+            # Only an exact commit of the source tree can be checked out.
             revision=None
             if not manifest.commit or manifest.commit.endswith("+")
             else EvalRevision(type="git", origin="", commit=manifest.commit),
@@ -142,7 +142,7 @@ def _scores_of(results: Results) -> list[EvalScore]:
 
 
 def _score_of(results: Results, protocol: Protocol) -> EvalScore:
-    """The strict figures: what has no class is wrong, as in the report."""
+    """The strict figures: a meme without a class is wrong, as in the report."""
     found = card(results, protocol)
     figures = {"accuracy": found.strict.accuracy, "macro_f1": found.strict.macro_f1, "coverage": found.coverage}
     return EvalScore(
@@ -179,7 +179,7 @@ def _sample(one: Judged, record: TrialRecord | None, gold: Mapping[Protocol, boo
 
 
 def _course(record: TrialRecord | None) -> dict[str, Any]:
-    """Fields of a sample that tell how its trial went; none without a record."""
+    """Fields of a sample that describe its trial; empty without a record."""
     if record is None:
         return {}
     return {
@@ -219,17 +219,17 @@ def _score(prediction: Prediction, harmful: bool, rationale: str) -> Score:
 
 
 def _transcript(record: TrialRecord) -> Iterator[Event]:
-    """The events, one of Inspect's for each of ours, the sides' in a span of each side's own."""
+    """Our events as Inspect's, one for one, with a span for each side."""
     opened: list[str] = []
     began = record.opened.at
-    # A summary that was written ahead of its turn stands in two events that share one call.
+    # A summary written ahead of its turn is in two events that share one call.
     ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
     for event in record.events:
         side = getattr(event, "side", None)
         span = f"{record.trial_id}/{side}" if isinstance(side, Side) else None
         at: dict[str, Any] = {
             "timestamp": event.at,
-            # Not below 0, which a clock that was set back in mid-trial would give.
+            # Clamped at 0, in case the clock was set back during the trial.
             "working_start": max((event.at - began).total_seconds(), 0.0),
             "uuid": f"{record.trial_id}/{event.seq}",
         }
@@ -248,7 +248,7 @@ def _begun(at: dict[str, Any], span: str) -> dict[str, Any]:
 
 
 def _event(event: AnyEvent, at: dict[str, Any], *, is_ahead: bool) -> Event:
-    """One of Inspect's; a call that an event before has told of is not made into a second one."""
+    """Converts an event; a call that an earlier event reported does not become a second one."""
     body = event.model_dump(mode="json", exclude={"trial_id", "seq", "at", "call", "calls"})
     if isinstance(event, VerdictGiven):
         verdict = event.verdict
@@ -262,7 +262,7 @@ def _event(event: AnyEvent, at: dict[str, Any], *, is_ahead: bool) -> Event:
         source = "trial" if isinstance(event, TrialOpened) else event.kind
         return InfoEvent(source=source, data=body, **at)
     call = calls[0]
-    # The reasons of a ruling; its question is an object, and no words of the model's.
+    # The rationale of a ruling; its question is an object, not the model's words.
     spoken = [event.rationale] if isinstance(event, QuestionRuled) else [body[part] for part in _SPOKEN if part in body]
     output = ModelOutput.from_content(call.model, "\n\n".join(map(str, spoken)))
     output.usage = _usage(calls)
@@ -270,14 +270,14 @@ def _event(event: AnyEvent, at: dict[str, Any], *, is_ahead: bool) -> Event:
     return ModelEvent(
         model=call.model,
         role=str(call.role).lower(),
-        # A record says by which prompt a model was asked, not in which words: those follow from prompt and record.
+        # A record names the prompt of a call, not its text, which follows from prompt and record.
         input=[],
         tools=[],
         tool_choice="none",
         config=GenerateConfig(),
         output=output,
         working_time=output.time,
-        # A document may be weighed in several calls.
+        # A document may take several calls.
         metadata={**body, "call": _call(call), **({"calls": [*map(_call, calls)]} if len(calls) > 1 else {})},
         **at,
     )

@@ -1,4 +1,4 @@
-"""Annotators, label noise and subgroups as sections of words and tables."""
+"""Annotators, label noise and subgroups as report sections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eval.scores.subgroups import Share, SubgroupTable
 from eval.scores.tables import figure
 
 _FEW = 30
-"""Memes of a group below which it is said how wide its intervals are."""
+"""Number of memes of a group below which the report says how wide its intervals are."""
 
 
 def annotators_section(found: AnnotatorAgreement) -> Section:
@@ -40,7 +40,7 @@ def annotators_section(found: AnnotatorAgreement) -> Section:
 
 
 def soft_section(rows: Sequence[tuple[str, SoftScores]]) -> Section:
-    """Predictions held against annotators' shares, a row a system."""
+    """Predictions compared with annotators' shares, one row per system."""
     heads = ("system", "scored", "Brier, soft", "cross-entropy", "at least", "accuracy, unanimous", "contested")
     without = [f"{words.plain(name)} {one.without_votes:,}" for name, one in rows if one.without_votes]
     even = max(one.even for _, one in rows)
@@ -76,9 +76,9 @@ def noise_section(found: LabelNoise, name: str, most: int, *, label: str = "") -
 
     Args:
         found: The labels.
-        name: Name of what they are of.
-        most: Number of those that are listed.
-        label: Label of a task that memes have or lack, in place of being harmful or not.
+        name: Name of the source of the labels.
+        most: Largest number of labels to list.
+        label: Label of a task that memes have or lack, instead of harmful or not.
     """
     has = words.plain(label) or "harmful"
     lacks = f"not {has}"
@@ -105,10 +105,10 @@ def noise_section(found: LabelNoise, name: str, most: int, *, label: str = "") -
 
 
 def subgroup_sections(name: str, tables: Sequence[SubgroupTable]) -> list[Section]:
-    """Figures of each group of memes beside those of all others, a section for each table of a run."""
+    """Figures of each group of memes and of all other memes, one section per table of a run."""
     sections = []
     for place, found in enumerate(tables):
-        # The tables of a question share tests and groups: what is to be known of both is said once.
+        # The tables of a question share tests and groups, so their notes are given once.
         sections.append(_subgroup_section(name, found, whole_notes=not (found.task and place)))
     return sections
 
@@ -136,7 +136,7 @@ def _subgroup_section(name: str, found: SubgroupTable, *, whole_notes: bool) -> 
                 f"{words.plain(group.name)}: {nothing} for {group.silent.figure.value:.3f} of its memes against "
                 f"{group.silent.rest:.3f} (p = {group.silent.corrected:.2g} after correction)."
             )
-        # Once a run: whether there is an answer does not depend on the label.
+        # Once per run, as a missing answer does not depend on the label.
         if "silent" in found.shares:
             cells.append(_cell(group.silent))
         rows.append(tuple(map(words.plain, cells)))

@@ -1,4 +1,4 @@
-"""The report as Markdown: the same tables and remarks as the page, without pictures and records."""
+"""The report as Markdown: the tables and remarks of the page, without pictures and records."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from eval.reports.wrong import VerdictFault
 from eval.scores.metrics import OUTCOMES, Card, Figure, Rates
 
 _EXCERPT = 300
-"""Of a rationale, in characters."""
+"""Longest excerpt of a rationale, in characters."""
 
 
 def as_markdown(report: Report) -> str:
-    """The report; text of strangers is escaped, so that it stays text."""
+    """The report; untrusted text is escaped."""
     lines = [f"# {escaped(words.listed(f'{group.title}, {group.split}' for group in report.groups))}", ""]
     lines += [
         f"Intervals are 95 %, by bootstrap over memes, {report.resamples:,} resamples. Decided figures are over the "
@@ -84,7 +84,7 @@ def _figures(table: Table) -> Iterator[str]:
             ]
         )
     accuracy, f1 = words.percent(first.majority), words.percent(first.majority_macro_f1)
-    # AUROC three times, Brier, ECE and MMAE: always saying the same has none of them.
+    # AUROC three times, Brier, ECE and MMAE: a constant answer has none of them.
     none = [words.NOTHING] * 6
     rows.append(
         ["*majority class*", f"{first.n:,}", f"{first.harmful:,}", "100.0", "0", "0", accuracy, accuracy, f1, f1, *none]
@@ -287,8 +287,8 @@ def _excerpt(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text of strangers on one line, in which nothing is markup."""
-    # The ampersand first, or the entities after it would be escaped once more.
+    """Untrusted text on one line, with all markup escaped."""
+    # The ampersand first, or the other entities would be escaped twice.
     line = words.plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    # Every sign that means something to Markdown within a cell of a table.
+    # Every character that is special to Markdown within a table cell.
     return re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", line)

@@ -1,7 +1,7 @@
-"""Pages that need nothing else: no network, no other file, no script to be read.
+"""Self-contained pages: they need no network and no other file, and are readable without scripts.
 
-Everything that a stranger or a model wrote is escaped by the template engine; beyond that, the page's own security
-policy lets no script run but the one that is named there by its digest, and nothing be fetched.
+Untrusted text is escaped by the template engine; in addition, the page's content security policy only allows the script
+with the listed digest, and no requests.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _OURS = "eval.reports"
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A figure of a page, or why there is none."""
+    """A figure of a page, or the reason why there is none."""
 
     title: str
     svg: str
-    """Empty where there is nothing to draw."""
+    """SVG of the figure; empty if there is nothing to draw."""
     caption: str
-    """What is to be seen; where nothing is, why."""
+    """Description of the figure, or the reason why there is none."""
 
 
 def need_page() -> None:
-    """Raises NotLoaded where jinja2 or matplotlib is not installed."""
+    """Raises NotLoaded if jinja2 or matplotlib is not installed."""
     try:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
@@ -44,15 +44,15 @@ def need_page() -> None:
 
 
 def render(template: str, *, package: str = _OURS, style: str = "", script: str = "page.js", **values: Any) -> str:
-    """A page: all have the same look, and the same script unless they need their own.
+    """Renders a page; all pages share a style, and a script unless they need their own.
 
     Args:
-        template: Its file. It extends ``base.html``, which has head, bar and help of all pages, and the security
-            policy with the digests of style and script.
-        package: Package whose ``templates`` are searched first, then those of the benchmark's report.
-        style: A file of further rules, found likewise; none where empty.
-        script: File of the script, found likewise.
-        values: Values that the template needs besides; an unknown name is an error.
+        template: Template file. It extends ``base.html``, which has the head, bar and help of all pages, and the
+            security policy with the digests of style and script.
+        package: Package whose ``templates`` are searched first, before those of the benchmark's report.
+        style: File of additional style rules, searched in the same way; empty for none.
+        script: File of the script, searched in the same way.
+        values: Further values for the template; an undefined name is an error.
 
     Raises:
         NotLoaded: jinja2 or matplotlib is not installed.
@@ -60,7 +60,7 @@ def render(template: str, *, package: str = _OURS, style: str = "", script: str 
     need_page()
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-    # A package's own templates go before those that all pages share.
+    # A package's own templates take precedence over the shared ones.
     loader = ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, _OURS))])
     # Autoescape covers all templates: whatever strangers, models or users wrote stays text. StrictUndefined makes a
     # misspelt name fail instead of leaving a figure out.
@@ -94,7 +94,7 @@ def render(template: str, *, package: str = _OURS, style: str = "", script: str 
 
 
 def _visible_text(text: object) -> Any:
-    """Text of strangers, escaped, with invisible characters made visible."""
+    """Untrusted text, escaped, with invisible characters made visible."""
     from markupsafe import Markup
 
     # Markup's join and format escape what they are given: only the element around it is ours.
@@ -109,7 +109,7 @@ def _data_uri(jpeg: bytes) -> str:
 
 
 def _digest(digest: str) -> str:
-    """The first digits: enough to tell two apart by eye. The whole one stands beside it as a title."""
+    """The first digits, enough to distinguish two by eye. The full digest is in the title attribute."""
     kind, _, digits = digest.rpartition(":")
     return f"{kind}:{digits[:12]}" if kind else digits[:12]
 
@@ -119,7 +119,7 @@ def _pretty(value: object) -> str:
 
 
 def _own(text: str) -> Any:
-    """Our own style or script, as it stands."""
+    """Our own style or script, unchanged."""
     from markupsafe import Markup
 
     # It is put into the page unescaped, where an end tag within it would turn the rest into markup.
@@ -130,5 +130,5 @@ def _own(text: str) -> Any:
 
 def _source(text: str) -> str:
     """Returns the source's hash for the page's security policy."""
-    # A browser compares it with the element's content byte for byte, so templates must put no white space around it.
+    # A browser hashes the element's exact content, so templates must not add white space around it.
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

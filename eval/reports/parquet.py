@@ -1,4 +1,4 @@
-"""A run's predictions as Parquet, a row a meme."""
+"""A run's predictions as Parquet, one row per meme."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from eval.scores.task_file import SCORE_COLUMN
 
 
 def write_parquet(results: Results, target: Path) -> int:
-    """Writes gold labels and what was said, and returns the number of rows. Texts and pictures stay in the run.
+    """Writes gold labels and predictions, and returns the number of rows. Texts and pictures are not exported.
 
-    Columns: ``id``, ``split``, ``language``, ``group``, ``source_label``, ``gold_PROTOCOL`` (null where it drops the
-    meme), ``outcome``, ``score``, ``level``, ``vote``, ``needs_review``, ``reason``, ``trial``, ``calls``,
-    ``tokens_in``, ``tokens_out``, ``seconds``. Of a run that asked a question, in place of ``gold_PROTOCOL``:
-    ``gold_TASK`` and ``said_TASK``, lists of labels, null where there is none; ``score:LABEL``, the probability of each
-    label, null where the system gives none. ``memecourt-eval score --task`` reads them. Raises as :func:`write_rows`.
+    Columns: ``id``, ``split``, ``language``, ``group``, ``source_label``, ``gold_PROTOCOL`` (null if the protocol drops
+    the meme), ``outcome``, ``score``, ``level``, ``vote``, ``needs_review``, ``reason``, ``trial``, ``calls``,
+    ``tokens_in``, ``tokens_out``, ``seconds``. Runs that asked a question have, instead of ``gold_PROTOCOL``,
+    ``gold_TASK`` and ``said_TASK``, lists of labels or null, and ``score:LABEL``, the probability of each label or
+    null. ``memecourt-eval score --task`` reads them. Raises as :func:`write_rows`.
     """
     question = results.question
     protocols = () if question else results.protocols
@@ -78,32 +78,32 @@ def write_rows(
 
     Args:
         rows: The rows.
-        types: Type of each column: a column without a single value would else have none.
+        types: Type of each column, which can't be inferred from an empty column.
         target: The file.
         about: Metadata of the file.
 
     Raises:
-        BadRequest: The file is there already.
+        BadRequest: The file exists already.
         NotLoaded: pyarrow is not installed.
-        OSError: The disk will not have it.
+        OSError: The file can't be written.
     """
     if target.exists():
         raise BadRequest(f"{target} is there already. Name another file, or remove it.", reason="FILE_EXISTS")
     pa, pq = arrow()
     kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), list: pa.list_(pa.string())}
-    # Declared and not inferred: a column that is empty in one run has the same type as in any other.
+    # Declared, not inferred, so that a column has the same type in every run, even if it is empty.
     schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()], metadata=dict(about))
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), target, compression="zstd")
     return len(rows)
 
 
 def arrow() -> tuple[Any, Any]:
-    """The modules ``pyarrow`` and ``pyarrow.parquet``. Raises NotLoaded where they are not installed."""
+    """The modules ``pyarrow`` and ``pyarrow.parquet``. Raises NotLoaded if they are not installed."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ModuleNotFoundError as error:
-        # A library that pyarrow itself lacks is another fault, which the advice below would hide.
+        # A missing dependency of pyarrow is a different fault, which the advice below would hide.
         if (error.name or "").partition(".")[0] != "pyarrow":
             raise
         raise NotLoaded(

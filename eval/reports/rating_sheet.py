@@ -1,7 +1,7 @@
-"""A blind sheet for people to rate: as JSON lines, and as a page that needs nothing else and saves what was rated.
+"""A blind sheet for people to rate: as JSON lines, and as a self-contained page that saves the ratings.
 
-Items come in random order under names that say nothing; some come twice, so that raters can be held against themselves.
-What each item is stands in a key of its own, which raters are not given.
+Items are in random order under meaningless names; some come twice, to measure raters' self-agreement. The origin of
+each item is in a separate key, which raters are not given.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Criterion:
     """A question that each item is scored by.
 
     Attributes:
-        key: Its name in ratings.
-        words: The question, in a line.
+        key: Name of the criterion in ratings.
+        words: The question, on one line.
         low: Lowest score.
         high: Highest score.
     """
@@ -46,7 +46,7 @@ EXPLANATION_CRITERIA = (
     Criterion("readability", "Is it easy to read and well ordered? (3: at once)"),
     Criterion("soundness", "Is it right about the meme, without errors or leaps? (3: in all)"),
 )
-"""Criteria by which MemeArena and AdamMeme had texts rated that explain the harm in a meme."""
+"""Criteria by which MemeArena and AdamMeme had explanations of a meme's harm rated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class RatedItem:
     """Something to be rated.
 
     Attributes:
-        parts: Texts that raters are shown, with a heading each.
-        origin: Description of it, for the key alone: strings, numbers and lists of them.
+        parts: Texts that raters are shown, each with a heading.
+        origin: Origin of the item, for the key only: strings, numbers and lists of them.
         pictures: JPEG files that are shown above the texts.
     """
 
@@ -66,12 +66,12 @@ class RatedItem:
 
 @dataclass(frozen=True, slots=True)
 class SheetLine:
-    """An item at its place in the sheet.
+    """An item at its position in the sheet.
 
     Attributes:
-        id: Its name in the sheet.
+        id: Name of the item in the sheet.
         item: The item.
-        repeat_of: Name of the same item at its first place; empty there.
+        repeat_of: Name of the item's first occurrence; empty if this is the first.
     """
 
     id: str
@@ -80,7 +80,7 @@ class SheetLine:
 
 
 class KeyEntry(BaseModel):
-    """An item of a sheet as it is known to whoever drew it."""
+    """Entry of the key: an item of the sheet with its origin."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -96,27 +96,27 @@ class SheetKey(BaseModel):
     what: str
     seed: int
     criteria: dict[str, tuple[int, int]]
-    """Lowest and highest score of each."""
+    """Lowest and highest score of each criterion."""
     items: dict[str, KeyEntry] = Field(min_length=1)
 
     @property
     def repeat_of(self) -> dict[str, str]:
-        """The item that an item repeats, of those that do."""
+        """Original of each repeated item."""
         return {name: entry.repeat_of for name, entry in self.items.items() if entry.repeat_of}
 
 
 def lay_out(items: Sequence[RatedItem], *, seed: int, repeats: float = 0.1) -> tuple[SheetLine, ...]:
-    """Puts items into random order and some of them in once more.
+    """Puts items into random order and repeats some of them.
 
     Args:
         items: Items to be rated.
         seed: Seed of the order.
-        repeats: Share of them that come twice, the second time in the second half.
+        repeats: Share of items that are repeated in the second half.
     """
     rng = random.Random(f"rating sheet {seed}")
     order = list(range(len(items)))
     rng.shuffle(order)
-    # Repeats are drawn from the first half and stand in the second, so that a repeat always comes after its original.
+    # Items of the first half are repeated in the second, so that a repeat always follows its original.
     again = rng.sample(order[: len(order) // 2 + 1], min(round(repeats * len(items)), len(order) // 2 + 1))
     first, second = order[: len(order) // 2 + 1], [*order[len(order) // 2 + 1 :], *again]
     rng.shuffle(second)
@@ -142,7 +142,7 @@ def write_sheet(
         lines: The sheet.
         criteria: Criteria by which items are scored.
         seed: Seed of the sheet.
-        mark: Words that keep each line out of every library of precedents; none where empty.
+        mark: Mark that keeps each line out of every library of precedents; empty for none.
 
     Returns:
         The paths of the lines, of the page, and of the key.
@@ -174,7 +174,7 @@ def write_sheet(
         lines=list(lines),
         criteria=list(criteria),
         mark=mark,
-        # The page stores ratings in the browser under this digest: another sheet starts empty, the same one goes on.
+        # The page stores ratings in the browser under this digest: a new sheet starts empty, the same one is resumed.
         sheet=digest(rows),
     )
     paths = (stem.with_suffix(".jsonl"), stem.with_suffix(".html"), stem.with_suffix(".key.json"))
@@ -186,7 +186,7 @@ def write_sheet(
     stem.parent.mkdir(parents=True, exist_ok=True)
     for path, content in zip(paths, contents, strict=True):
         path.write_text(content, encoding="utf-8")
-        # The process writes files for their owner alone; a sheet is to be given to others, as the umask allows.
+        # The process creates files readable by their owner only; a sheet is for others, as far as the umask allows.
         hand_on(path)
     return paths
 

@@ -17,16 +17,16 @@ def read_ratings(paths: Sequence[Path], key: SheetKey) -> tuple[Rating, ...]:
     """Reads files of ratings.
 
     Args:
-        paths: The files, one of each rater or of several.
+        paths: The files, each with the ratings of one rater or several.
         key: Key of the sheet that was rated.
 
     Raises:
-        BadRequest: A line can't be read, or is of another sheet.
+        BadRequest: A line can't be read, or belongs to another sheet.
     """
     found = []
     for path in paths:
         for number, one in read_json_lines(path, Rating):
-            # An unknown criterion gets a range that no score lies in.
+            # An unknown criterion gets an empty range, so that every score is rejected.
             low, high = key.criteria.get(one.criterion, (1, 0))
             if one.item not in key.items or not low <= one.score <= high:
                 raise BadRequest(
@@ -52,8 +52,8 @@ def rating_section(
     Args:
         found: Figures of each criterion.
         published: Published mean and agreement by criterion.
-        source: Publication of these; none is named where empty.
-        published_self: Published agreement with oneself; None where there is none.
+        source: Publication of these; empty to name none.
+        published_self: Published self-agreement; None if there is none.
     """
     header = (
         *(

@@ -1,4 +1,4 @@
-"""Records of wrong verdicts from a run's docket, with their pictures made small."""
+"""Records of wrong verdicts from a run's docket, with scaled-down pictures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eval.runs.folder import DOCKET, LIBRARY
 PICTURE_SIDE = 320
 """Longest side of a meme's picture in a report, in pixels."""
 PRECEDENT_SIDE = 112
-"""The same of a precedent's."""
+"""Longest side of a precedent's picture in a report, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Records:
     Attributes:
         records: Records by trial id.
         frames: JPEG files by SHA-256 of a picture's pixels: its representative frames, in order.
-        precedents: JPEG files by id of a precedent, where the run's library keeps its picture.
-        missing: Why there is no record at all; empty where there are.
-        lost: Trials whose record can't be read, and why.
+        precedents: JPEG files by id of a precedent, if the run's library stores its picture.
+        missing: Reason why there are no records at all; empty if there are some.
+        lost: Reason by trial whose record can't be read.
     """
 
     records: dict[str, TrialRecord] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Records:
     lost: dict[str, str] = field(default_factory=dict)
 
     def pictures_of(self, trial: str) -> tuple[bytes, ...]:
-        """The small pictures of what was tried, one a frame; none where none are kept."""
+        """Scaled-down pictures of the tried meme, one per frame; empty if none are stored."""
         record = self.records.get(trial)
         return self.frames.get(record.opened.meme.pixels_sha256, ()) if record else ()
 
@@ -44,18 +44,18 @@ class Records:
 async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> Records:
     """Looks trials up in a run's docket.
 
-    A record that is gone or damaged doesn't stop the report: it is told of where it would stand.
+    A missing or damaged record doesn't stop the report, which mentions it in its place.
 
     Args:
         root: The run's directory.
-        trials: Ids.
+        trials: Ids of the trials.
         pictures: True to read pictures too.
     """
     from serving.docket.open import Docket
 
     found = Records()
     try:
-        # A report must not leave an empty docket in a run that has none.
+        # A report must not create an empty docket in a run without one.
         docket = Docket.open(root / DOCKET, create=False)
     except CourtError as error:
         why = "the run has no docket" if error.reason == "DOCKET_MISSING" else "the run's docket can't be opened"
@@ -65,12 +65,12 @@ async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> 
             try:
                 record = await docket.trials.record(trial)
             except CourtError as error:
-                # One record that is lost must not cost the others their place in the report.
+                # A lost record must not remove the others from the report.
                 found.lost[trial] = error.message
                 continue
             found.records[trial] = record
             pixels = record.opened.meme.pixels_sha256
-            # Several trials may be of the same picture.
+            # Several trials may share a picture.
             if pictures and pixels not in found.frames:
                 small = [shrunk(png, PICTURE_SIDE) for png in await docket.trials.frames(pixels)]
                 found.frames[pixels] = tuple(jpeg for jpeg in small if jpeg)
@@ -92,7 +92,7 @@ def _precedents(library: Path, wanted: set[str]) -> dict[str, bytes]:
         opened = Library.open(library, None)
         thumbnails = {meme.id: opened.picture(row) for row, meme in enumerate(opened.memes) if meme.id in wanted}
     except (BadLibrary, OSError):
-        # The records quote id, text, label and similarity of every precedent: only its picture is lost.
+        # Records contain id, text, label and similarity of every precedent: only pictures are lost.
         return {}
     small = {name: shrunk(jpeg, PRECEDENT_SIDE) for name, jpeg in thumbnails.items() if jpeg is not None}
     return {name: jpeg for name, jpeg in small.items() if jpeg}

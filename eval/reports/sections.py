@@ -1,4 +1,4 @@
-"""Reports that are words and tables: the same sections as text in a terminal and as a page."""
+"""Reports of text and tables, rendered from the same sections for a terminal and as a page."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from eval.scores.tables import table
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table with its title and what is to be known about it.
+    """A table with a title and notes.
 
     Attributes:
-        key: Names it within the page.
+        key: Id of the section within the page.
         title: Title of the section.
-        rows: Cells, as many in each row, the first row being the header; empty where there are words alone.
+        rows: Cells, the same number in each row, the first row being the header; empty if there is only text.
         notes: Sentences below the table.
-        drawn: Figures of the page, or why there are none.
+        drawn: Figures of the page, or the reasons why there are none.
         caption: Caption of the table.
     """
 
@@ -35,7 +35,7 @@ def as_text(lead: Sequence[str], sections: Sequence[Section]) -> str:
 
     Args:
         lead: Sentences before the first one.
-        sections: Sections in order; figures are for the page alone.
+        sections: Sections in order; figures are only on the page.
     """
     parts = ["\n".join(lead)] if lead else []
     for section in sections:
@@ -47,13 +47,13 @@ def as_text(lead: Sequence[str], sections: Sequence[Section]) -> str:
 
 
 def as_page(title: str, lead: Sequence[str], sections: Sequence[Section], *, command: str = "") -> str:
-    """The sections as a page that needs nothing else; the same for the same sections.
+    """The sections as a self-contained page; deterministic for given sections.
 
     Args:
         title: Title of the page.
         lead: Sentences before the first section.
         sections: Sections in order.
-        command: Command line that the figures come from; none is shown where it is empty.
+        command: Command line that the figures come from; empty to show none.
 
     Raises:
         NotLoaded: jinja2 or matplotlib is not installed.

@@ -1,8 +1,8 @@
 """matplotlib's figures as SVG that takes its colours from the page.
 
-A figure is drawn in colours that stand for a place in the page's palette (:class:`Ink`). In the SVG they become CSS
-classes, so that a figure follows the page from light to dark; inline styles, which the page's security policy forbids,
-become attributes. The same figure gives the same bytes.
+A figure is drawn in placeholder colours for entries of the page's palette (:class:`Ink`). In the SVG they become CSS
+classes, so that a figure follows the page's light or dark theme; inline styles, which the page's security policy
+forbids, become attributes. The same figure gives the same bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Ink:
-    """Colours that stand for one of the page's own; the class of an element that is drawn in it is its name."""
+    """Placeholder colours for the page's own; an element drawn in one gets its name as CSS class."""
 
     TEXT = "#010101"
     MUTED = "#020202"
@@ -36,7 +36,7 @@ class Ink:
 _NAMES = {value: name.lower() for name, value in vars(Ink).items() if not name.startswith("_")}
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _SCALE = 1.3
-"""Pixels of the page for a point of a figure."""
+"""Pixels of the page per point of a figure."""
 _COPIED_PROPERTIES = frozenset(
     {
         "fill",
@@ -57,11 +57,11 @@ _COPIED_PROPERTIES = frozenset(
 
 @contextmanager
 def drawing(name: str) -> Iterator[None]:
-    """Sets matplotlib up; ``name`` is what the ids in the figure are derived from."""
+    """Configures matplotlib; ids in the figure are derived from ``name``."""
     import matplotlib
 
     style: dict[Any, Any] = {
-        # Otherwise ids are random, and the same figure gives other bytes each time.
+        # Otherwise ids are random, and the same figure gives different bytes each time.
         "svg.hashsalt": name,
         "svg.fonttype": "none",  # text stays text: selectable, and in the page's own font
         "text.parse_math": False,  # a dollar sign in the name of a run is a dollar sign
@@ -87,7 +87,7 @@ def drawing(name: str) -> Iterator[None]:
         "legend.labelcolor": Ink.TEXT,
     }
     with matplotlib.rc_context(style), warnings.catch_warnings():
-        # Characters that the measuring font lacks are drawn by the page's font all the same.
+        # Characters that the measuring font lacks are still drawn by the page's font.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
@@ -101,7 +101,7 @@ def themed(figure: Figure, name: str, label: str) -> str:
         label: Text alternative of the figure.
     """
     out = io.BytesIO()
-    # A date would make each file another one.
+    # A date would make each file different.
     figure.savefig(out, format="svg", metadata={"Date": None})
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
@@ -110,7 +110,7 @@ def themed(figure: Figure, name: str, label: str) -> str:
         for child in list(parent):
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
                 parent.remove(child)
-    # Before anything is renamed. Colours are found as well; at worst an id too many is kept.
+    # Before anything is renamed. Colours match too; at worst, an unused id is kept.
     used = set(
         re.findall(r"#([\w-]+)", " ".join(value for element in root.iter() for value in element.attrib.values()))
     )
@@ -131,7 +131,7 @@ def themed(figure: Figure, name: str, label: str) -> str:
 
 
 def _unstyle(element: ElementTree.Element) -> None:
-    """Turns a style into attributes, and the colours that stand for the page's into classes."""
+    """Turns a style into attributes, and placeholder colours into classes."""
     style = element.attrib.pop("style", "")
     for declaration in filter(None, (part.strip() for part in style.split(";"))):
         prop, _, value = (part.strip() for part in declaration.partition(":"))
@@ -151,7 +151,7 @@ def _unstyle(element: ElementTree.Element) -> None:
 
 
 def _rename(element: ElementTree.Element, name: str, used: set[str]) -> None:
-    """Ids that something refers to become unique in the page, all others go."""
+    """Makes ids that are referenced unique within the page, and removes all others."""
     own = element.get("id")
     if own is not None:
         if own in used:

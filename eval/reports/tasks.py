@@ -1,4 +1,4 @@
-"""Report on runs that asked a card's question, as sections: for a terminal, as Markdown and as a page."""
+"""Report on runs that asked a card's question, as sections for a terminal, Markdown and a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from eval.scores.task_choice import rank_answers
 from eval.scores.task_compare import compare_tasks
 
 _BESIDE = 3
-"""Runs side by side, so that a line fits a terminal."""
+"""Largest number of runs side by side, so that a line fits a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class TaskGroup:
         split: Split of the data set.
         runs: Each run with its figures, in the order in which they were given.
         caveats: Caveats of the card about figures of the data set.
-        role: Purpose of the split; None where the card is not known.
-        published: Figures of others on this task of this split, as the card has them.
+        role: Purpose of the split; None if the card is unknown.
+        published: Published figures on this task and split, from the card.
     """
 
     dataset: str
@@ -66,7 +66,7 @@ def gather_tasks(results: Sequence[Results], *, seed: int = 0) -> tuple[TaskGrou
     """
     groups: dict[tuple[str, str, str], list[tuple[Results, TaskCard]]] = {}
     for one in results:
-        # By what decides memes and gold, so that ways of asking the same question stand side by side.
+        # Grouped by what determines memes and gold, so that different ways of asking a question are side by side.
         key = (one.dataset, one.split, str(question_of(one).material()))
         groups.setdefault(key, []).append((one, task_card(one, seed=seed)))
     return tuple(_group(dataset, split, runs) for (dataset, split, _), runs in groups.items())
@@ -97,7 +97,7 @@ def sections_of(groups: Sequence[TaskGroup]) -> list[Section]:
 
 
 def as_markdown_sections(lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """The sections as Markdown; names of strangers hold nothing that a table would take for its own."""
+    """The sections as Markdown; untrusted names are escaped, so that they can't break tables."""
     parts = [*lead]
     for section in sections:
         parts.append(f"## {_cell(section.title)}")
@@ -136,7 +136,7 @@ def as_json(groups: Sequence[TaskGroup]) -> list[dict[str, object]]:
 
 
 def describe_question(card: TaskCard) -> str:
-    """Describes in a few words how a run asked: what it showed, and with how many examples."""
+    """Describes briefly how a run asked: its inputs and number of examples."""
     question = card.question
     if question.inputs == (ELSEWHERE,):
         return ELSEWHERE
@@ -186,19 +186,19 @@ def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
 
 
 def _published(group: TaskGroup, number: int) -> Iterator[Section]:
-    """Figures of others beside those of the runs, where task, split and metric are the same."""
+    """Published figures beside those of the runs, for the same task, split and metric."""
     # No empty table: most cards have no such figures.
     if not group.published:
         return
     theirs = dict.fromkeys(name for one in group.published for name in one.figures)
-    # In the order of our own figures; metrics that we have none of come last, and stay empty in our rows.
+    # In the order of our own figures; metrics that we lack come last, and are empty in our rows.
     ours = group.first.figures
     names = [*(name for name in ours if name in theirs), *(name for name in theirs if name not in ours)]
     rows = [("system", "asked with", "memes", *names, "source")]
     for run, card in group.runs:
         values = (figure(card.figures.get(name)) for name in names)
         rows.append((plain(run.name), describe_question(card), f"{card.n:,}", *values, "this run"))
-    # Ours first: the others are what they are held against.
+    # Ours first, then the figures to compare with.
     for one in group.published:
         year = f" ({one.year})" if one.year else ""
         memes = "not said" if one.n is None else f"{one.n:,}"
@@ -217,12 +217,12 @@ def _published_remarks(published: Sequence[CardPublished], memes: Sequence[int])
 
     Args:
         published: The figures.
-        memes: Numbers of memes that ours rest on.
+        memes: Numbers of memes that our figures were measured on.
     """
     counted = " or ".join(f"{n:,}" for n in sorted(set(memes)))
     others: dict[int, list[str]] = {}
     for one in published:
-        # Several runs on different memes: a figure is on another number than one of them at least.
+        # If runs differ in their memes, a figure is on another number than at least one of them.
         if one.n is not None and set(memes) != {one.n}:
             others.setdefault(one.n, []).append(one.system)
     found = [
@@ -252,13 +252,13 @@ def _notes(group: TaskGroup) -> tuple[str, ...]:
 
 
 def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
-    """Shots x inputs, one table for each way that runs differ otherwise."""
+    """Shots x inputs, one table for each combination of other differences."""
     official = group.first.official
     kinds: dict[str, list[TaskCard]] = {}
     for one, card in group.runs:
         models = ", ".join(sorted(set(one.manifest.models.values()))) if one.manifest else ""
         orders = "each order of the options" if card.question.rotate else "one order"
-        # A trial has evidence of its own: it stands in no row of inputs.
+        # A trial has its own evidence, so that it is in no row of inputs.
         orders = "trials" if card.question.by == Answerer.TRIAL else orders
         kinds.setdefault(f"{models or card.question.by}, {orders}", []).append(card)
     for name, cards in kinds.items():
@@ -282,17 +282,17 @@ def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
 
 
 def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
-    """The best of several ways of asking, and how much it owes to having been picked."""
+    """The best of several ways of asking, and its selection bias."""
     runs = [one for one, _ in group.runs if one.finished]
-    # The draw is set aside: repeats differ in it alone.
+    # Ignores the draw, the only difference between repeats.
     questions = {card.question.model_copy(update={"draw": 0}).model_dump_json() for _, card in group.runs}
-    # Repeats are no ways to choose from.
+    # Repeats are not alternatives to choose from.
     if len(runs) < 2 or len(questions) < len(runs):
         return
     try:
         choice = rank_answers(runs)
     except BadRequest as error:
-        # Runs of other memes, or without the official metric, have figures that a report can show all the same.
+        # Runs on different memes or without the official metric can't be ranked, but reported.
         if error.reason not in ("MEMES_DIFFER", "TOO_FEW_TO_CHOOSE"):
             raise
         yield Section(f"task-{number}-choice", "Best first", (), notes=(error.message,))
@@ -338,7 +338,7 @@ def _confusions(group: TaskGroup, number: int) -> Iterator[Section]:
     for place, (one, card) in enumerate(group.runs):
         _, arrays = arrays_of(one)
         labels = card.question.labels
-        # One more column, of memes without an answer, so that each row adds up to its gold count.
+        # An extra column for memes without an answer, so that each row adds up to its gold count.
         predicted = np.column_stack([arrays.predicted, ~arrays.answered]).astype(np.int64)
         counts = arrays.gold.astype(np.int64).T @ predicted
         rows: list[tuple[str, ...]] = [("gold \\ said", *map(plain, labels), "no answer")]
@@ -389,7 +389,7 @@ def _comparisons(group: TaskGroup, number: int) -> Iterator[Section]:
 
 
 def _over(value: str, card: TaskCard) -> str:
-    """A figure of probabilities, with the memes that have some where not all do."""
+    """A figure of probabilities, with the number of memes that have some if not all do."""
     return value if value == "–" or card.scored == card.n else f"{value} of {card.scored:,}"
 
 

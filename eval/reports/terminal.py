@@ -1,4 +1,4 @@
-"""The report in a terminal: the figures and what they can be taken for, and where the rest is to be had."""
+"""The report in a terminal: the figures, their limits, and where to find the rest."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from eval.scores.published import PublishedRow
 from eval.scores.tables import cards_table, confusion_table, table
 
 _BESIDE = 3
-"""Runs side by side, so that a line fits a terminal."""
+"""Largest number of runs side by side, so that a line fits a terminal."""
 
 
 def as_terminal(report: Report) -> str:
-    """The report; what was written by strangers (names of runs) is made safe to print."""
+    """The report; untrusted text (names of runs) is made safe to print."""
     lines: list[str] = []
     if report.unfinished:
         lines += [
@@ -69,7 +69,7 @@ def _group(group: Group) -> Iterator[str]:
 
 
 def _sources(published: Sequence[PublishedRow]) -> Iterator[str]:
-    """Sources and remarks of published figures, each once, with the systems that they are of."""
+    """Sources and remarks of published figures without duplicates, each with its systems."""
     # Most rows share a source or a remark, which would fill the screen otherwise.
     systems: dict[str, list[str]] = {}
     sources = [(f"From {row.source}", row) for row in published] + [

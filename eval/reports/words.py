@@ -1,4 +1,4 @@
-"""Numbers and text of strangers as a report writes them."""
+"""Formatting of numbers and untrusted text in reports."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from court.display import split_hidden
 from eval.scores.metrics import Figure
 
 NOTHING = "–"
-"""Stands where there is no figure."""
+"""Placeholder for a missing figure."""
 
 
 def percent(value: float | None) -> str:
-    """A share as a number of percent, one place: ``84.2``."""
+    """A share in percent, with one decimal: ``84.2``."""
     return NOTHING if value is None else f"{100 * value:.1f}"
 
 
 def percent_span(figure: Figure | None) -> str:
-    """Its interval: ``80.1 to 88.0``."""
+    """Interval of a share in percent: ``80.1 to 88.0``."""
     return "" if figure is None else f"{100 * figure.low:.1f} to {100 * figure.high:.1f}"
 
 
 def places(value: float | None) -> str:
-    """Three places: ``0.118``."""
+    """A value with three decimals: ``0.118``."""
     return NOTHING if value is None else f"{value:.3f}"
 
 
 def places_span(figure: Figure | None) -> str:
-    """Its interval: ``0.101 to 0.140``."""
+    """Interval of a value: ``0.101 to 0.140``."""
     return "" if figure is None else f"{figure.low:.3f} to {figure.high:.3f}"
 
 
@@ -37,7 +37,7 @@ def points(figure: Figure) -> str:
 
 
 def points_span(figure: Figure) -> str:
-    """Its interval: ``−2.0 to +4.4``."""
+    """Interval of a difference in percentage points: ``−2.0 to +4.4``."""
     return f"{_signed(figure.low)} to {_signed(figure.high)}"
 
 
@@ -46,7 +46,7 @@ def _signed(share: float) -> str:
 
 
 def listed(parts: Iterable[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Joins words: ``a``, ``a and b``, ``a, b and c``."""
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -57,5 +57,5 @@ def traps_in_words(caveats: Iterable[str]) -> list[str]:
 
 
 def plain(text: object) -> str:
-    """Text of strangers on one line, with invisible characters as their code points."""
+    """Untrusted text on one line, with invisible characters as code points."""
     return " ".join("".join(piece for piece, _ in split_hidden(str(text))).split())

@@ -1,4 +1,4 @@
-"""Which verdicts are wrong, the worst first."""
+"""Wrong verdicts, the worst first."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from eval.runs.results import NOT_JUDGED, Judged, Results
 
 
 class VerdictFault(IntEnum):
-    """Kind of wrong verdict, in the order of the list."""
+    """Kind of wrong verdict, the worst first."""
 
     MISSED = 0
-    """Harmful, and said not to be."""
+    """A harmful meme judged not harmful."""
     FALSE_ALARM = 1
-    """Not harmful, and said to be."""
+    """A meme that is not harmful judged harmful."""
     UNDECIDED = 2
     FAILED = 3
 
     @property
     def title(self) -> str:
-        """In words."""
+        """Title of the kind."""
         return _TITLES[self]
 
 
@@ -37,12 +37,12 @@ _TITLES = {
 def fault_of(meme: JudgedMeme, prediction: Prediction) -> VerdictFault | None:
     """Returns the fault of a prediction; None if it is right.
 
-    A meme that was not judged (yet) is no wrong verdict: how many there are is told beside.
+    A meme that was not judged (yet) is not a wrong verdict: these are counted separately.
     """
     if prediction.outcome is Outcome.UNDECIDED:
         return VerdictFault.UNDECIDED
     if prediction.outcome is Outcome.FAILED:
-        # What is not judged yet is no fault of the run.
+        # A meme that is not judged yet is not a fault.
         return None if prediction.reason == NOT_JUDGED else VerdictFault.FAILED
     if prediction.outcome.harmful is meme.harmful:
         return None
@@ -54,14 +54,14 @@ def wrong_of(results: Results) -> tuple[tuple[VerdictFault, Judged], ...]:
     found = []
     for one in results.judged:
         fault = fault_of(one.meme, one.prediction)
-        # A meme that every protocol drops has no gold class that a verdict could miss.
+        # A meme that every protocol drops has no gold class to compare with.
         if fault is not None and any(one.meme.gold(protocol) is not None for protocol in results.protocols):
             found.append((fault, one))
     return tuple(found)
 
 
 def surest_first(faults: Sequence[tuple[VerdictFault, Prediction]]) -> tuple[int, float]:
-    """Sorts memes: by the worst that any run said of them, then by how sure it was of that."""
+    """Sort key of a meme: the worst fault of any run, then the confidence of that verdict."""
     worst = min(fault for fault, _ in faults)
     sure = [
         abs(prediction.score - 0.5) for fault, prediction in faults if fault is worst and prediction.score is not None

@@ -1,1 +1,1 @@
-"""Reproducing a published paper with one command: its figures beside ours, and its claims as tests."""
+"""Reproduction of a published paper with one command: its figures beside ours, and its claims as tests."""

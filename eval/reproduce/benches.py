@@ -1,4 +1,4 @@
-"""Benches of a reproduction: splits of data sets that a paper's figures are compared on."""
+"""Benchmarks of a reproduction: the splits on which a paper's figures are compared with ours."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Benchmark:
     """A split of a data set that a paper's figures are compared on.
 
     Attributes:
-        name: Name of the bench; of its folder too.
+        name: Name of the benchmark and of its folder.
         compared: Name of the data set in the paper's tables.
         dataset: Data set of ours.
         data: Directory of the data set.
         split: Split of the data set.
         protocol: Protocol by which it is scored.
-        drops: True if memes that the protocol drops are no precedents either.
+        drops: True if memes that the protocol drops are excluded from the precedents, too.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Benchmark:
 
 
 def public_benches(data: Path, *, harm_p: Literal["v1", "v0"] = "v1", drops: bool = True) -> tuple[Benchmark, ...]:
-    """The paper's data sets, where they are published; FHM on both splits that have public labels.
+    """The paper's public data sets; FHM with both splits that have public labels.
 
     Args:
         data: Directory that they were unpacked in.
         harm_p: Version of Harm-P.
-        drops: True if memes that are somewhat harmful are no precedents either.
+        drops: True if somewhat harmful memes are excluded from the precedents, too.
     """
 
     def harmeme(name: str, dataset: str) -> Benchmark:
@@ -69,7 +69,7 @@ def public_benches(data: Path, *, harm_p: Literal["v1", "v0"] = "v1", drops: boo
 
 
 def drawn_benches(data: Path) -> tuple[Benchmark, ...]:
-    """Drawn benchmarks in the place of the paper's: folders ``harm-c``, ``harm-p`` and ``fhm`` of synthetic memes."""
+    """Synthetic benchmarks in place of the paper's, in folders ``harm-c``, ``harm-p`` and ``fhm``."""
     harmeme, fhm = DATASETS["synthetic-harmeme"], DATASETS["synthetic-fhm"]
     levels = {"split": "test", "protocol": Protocol.EXTREME, "drops": True}
     return (
@@ -80,10 +80,10 @@ def drawn_benches(data: Path) -> tuple[Benchmark, ...]:
 
 
 def present(benches: Sequence[Benchmark]) -> tuple[tuple[Benchmark, ...], dict[str, str]]:
-    """The benches whose data are there, and of the others why they are not, by name.
+    """The benchmarks whose data exist, and the reasons why others are missing, by name.
 
     Raises:
-        BadRequest: None is there, or one is there and can't be read.
+        BadRequest: No data exist, or existing data can't be read.
     """
     found, missing = [], {}
     for bench in benches:
@@ -92,7 +92,7 @@ def present(benches: Sequence[Benchmark]) -> tuple[tuple[Benchmark, ...], dict[s
             for split in (bench.split, *(train.name for train in bench.dataset.of_role(SplitRole.TRAIN))):
                 read_split(bench.dataset, bench.data, split)
         except BadRequest as error:
-            # Data that are there and damaged must not pass for a bench that was left out on purpose.
+            # Damaged data must not be mistaken for a benchmark that was omitted on purpose.
             if error.reason != "DATA_MISSING":
                 raise
             missing[bench.name] = error.message

@@ -1,7 +1,7 @@
-"""A paper's claims, C1 to C7, as tests on the memes that were judged here.
+"""A paper's claims, C1 to C7, as statistical tests on the memes that we judged.
 
-Differences are paired meme by meme; intervals are 95 %, by bootstrap over memes; p is the exact McNemar test's. A claim
-of several parts holds where all parts do, and fails where one turns out the other way for sure.
+Differences are paired by meme; intervals are 95 %, by bootstrap over memes; p is that of the exact McNemar test. A
+claim of several parts holds if all parts hold, and fails if one significantly contradicts it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ClaimPart:
     Attributes:
         what: Description of what is measured.
         figure: Its value and interval.
-        p: Its p-value; None where the interval alone is looked at.
+        p: Its p-value; None if only the interval is used.
         verdict: Outcome of this part.
     """
 
@@ -58,9 +58,9 @@ class Claim:
     Attributes:
         id: ``C1`` to ``C7``.
         claim: The claim, in words.
-        verdict: Outcome of the whole.
-        parts: Measurements; empty where it was not tested.
-        why: Why it was not tested, or a remark; empty for none.
+        verdict: Outcome of the whole claim.
+        parts: Measurements; empty if it was not tested.
+        why: Reason why it was not tested, or a remark; empty for none.
     """
 
     id: str
@@ -89,13 +89,13 @@ class JudgedArms:
     resamples: int = RESAMPLES
 
     def lacks(self, *arms: str) -> str:
-        """Says which of these arms were not run; empty if all were."""
+        """Names the arms that were not run; empty if all were."""
         missing = [arm for arm in arms if arm not in self.arms]
         return f"not run: {', '.join(missing)}" if missing else ""
 
 
 def claims_of(judged: JudgedArms) -> tuple[Claim, ...]:
-    """All claims, tested where the runs for it are there."""
+    """All claims, each tested if its runs exist."""
     return (
         _parts_are_worth_something(judged),
         _losses_in_order(judged),
@@ -113,9 +113,9 @@ def claims_of(judged: JudgedArms) -> tuple[Claim, ...]:
 
 
 def worth_of_leaks(judged: JudgedArms, arm: str) -> ClaimPart | None:
-    """The lead in accuracy of an arm with leaks over the full court; None where either was not run.
+    """The lead in accuracy of an arm with leaks over the full court; None if either was not run.
 
-    The paper claims nothing of it: so much could come from precedents that hold what is judged.
+    Not a claim of the paper: it is the gain that precedents which contain the judged memes could explain.
     """
     if judged.lacks("full", arm):
         return None
@@ -134,7 +134,7 @@ def _losses_in_order(judged: JudgedArms) -> Claim:
     if why := judged.lacks(*_ORDER):
         return Claim("C2", claim, ClaimVerdict.UNTESTED, why=why)
     right = [_right(judged.arms[arm], judged.protocol) for arm in _ORDER]
-    # The same draws for all arms: what is hard for one is hard for the others.
+    # The same draws for all arms, so that differences are paired.
     means = ResampledMeans((meme for arm in right for meme, _ in arm), judged.resamples, judged.seed)
     observed, drawn = zip(*map(means.of, right), strict=True)
     share = float((np.diff(drawn, axis=0) > 0).all(axis=0).mean())
@@ -142,7 +142,7 @@ def _losses_in_order(judged: JudgedArms) -> Claim:
         "share of resamples in which the four stand in that order",
         Figure(share, share, share),
         None,
-        # A level of 5 % on either side: nearly all resamples have the order, or nearly none has.
+        # A level of 5 % on either side: nearly all resamples have this order, or nearly none.
         ClaimVerdict.HOLDS if share >= 1 - SURE else ClaimVerdict.FAILS if share <= SURE else ClaimVerdict.OPEN,
     )
     ranked = sorted(zip(observed, _ORDER, strict=True))
@@ -155,7 +155,7 @@ def _larger_is_better(judged: JudgedArms) -> Claim:
     if len(judged.sizes) < 3:
         have = ", ".join(judged.sizes) or "none"
         return Claim("C3", claim, ClaimVerdict.UNTESTED, why=f"needs the full court of three sizes; run: {have}")
-    # Sizes come smallest first, so neighbours are the steps of the claim.
+    # Sizes are sorted, smallest first, so neighbours are the steps of the claim.
     names = list(judged.sizes)
     parts = [
         _better(judged, judged.sizes[large], judged.sizes[small], f"accuracy of {large} less {small}")
@@ -188,7 +188,7 @@ def _stance_saves_rounds(judged: JudgedArms) -> Claim:
     if why := judged.lacks("full", "post-stance"):
         return Claim("C5", claim, ClaimVerdict.UNTESTED, why=why)
     late = {one.meme.id: _rounds(one.prediction.sides) for one in judged.arms["post-stance"].judged}
-    # Memes that both runs examined, or rounds of different memes would be compared.
+    # Only memes that both runs examined, or rounds of different memes would be compared.
     pairs = [
         (one.meme.id, early, late[one.meme.id])
         for one in judged.arms["full"].judged
@@ -219,7 +219,7 @@ def _favoured_side_stops_sooner(judged: JudgedArms) -> Claim:
     if harmful is None or benign is None or difference is None:
         return Claim("C6", claim, ClaimVerdict.UNTESTED, why="no examined memes of both labels")
     measured, unsure = "rounds of the Accuser less the Defender", ClaimVerdict.OPEN
-    # The ways to deal the leads to two labels, of which a permutation test counts the extreme ones, from both ends.
+    # Number of ways to assign the leads to two labels, of which a two-sided permutation test counts the extreme ones.
     dealt = comb(len(leads[True]) + len(leads[False]), len(leads[True]))
     of_harmful = _below(harmful, 0.0) if _enough(leads[True]) else unsure
     of_benign = _above(benign, 0.0) if _enough(leads[False]) else unsure
@@ -243,7 +243,7 @@ def _better(judged: JudgedArms, better: Results, worse: Results, what: str = "")
 
 
 def _whole(id_: str, claim: str, parts: Sequence[ClaimPart], decided_by: Sequence[ClaimPart] = ()) -> Claim:
-    # One part that surely turns out the other way ends the claim; one that is open leaves it open.
+    # A significantly contradicting part makes the claim fail; an open part leaves it open.
     verdicts = {part.verdict for part in decided_by or parts}
     verdict = ClaimVerdict.FAILS if ClaimVerdict.FAILS in verdicts else ClaimVerdict.OPEN
     return Claim(id_, claim, ClaimVerdict.HOLDS if verdicts == {ClaimVerdict.HOLDS} else verdict, tuple(parts))
@@ -256,17 +256,17 @@ def _below(figure: Figure, bound: float) -> ClaimVerdict:
 
 
 def _enough(differences: Sequence[tuple[str, float]]) -> bool:
-    """True if a sign test of the differences could say anything: resamples of two memes that agree have no width."""
+    """True if a sign test of the differences could be significant; resamples of two equal memes have no width."""
     return sum(difference != 0 for _, difference in differences) >= FEWEST_TO_SAY
 
 
 def _above(figure: Figure, bound: float) -> ClaimVerdict:
-    # Turned about, so that both directions follow one rule.
+    # Mirrored, so that both directions follow one rule.
     return _below(Figure(-figure.value, -figure.high, -figure.low), -bound)
 
 
 def _right(results: Results, protocol: Protocol) -> list[tuple[str, float]]:
-    """1 for each meme that was judged rightly, else 0; a meme without a class is not."""
+    """1 for each meme that was judged correctly, else 0; a meme without a class counts as wrong."""
     return [(one.meme.id, float(one.prediction.outcome.harmful is gold)) for gold, one in results.under(protocol)]
 
 

@@ -1,4 +1,4 @@
-"""Stand-in servers for a reproduction without a GPU and without anybody's data (``make reproduce-demo``)."""
+"""Fake model servers for a reproduction without a GPU or real data (``make reproduce-demo``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eval.synthetic.served import ServedOracle
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[dict[str, str]]:
-    """Has a stand-in of each ability listen on the loopback interface; gives their addresses by size."""
+    """Runs a fake server of each ability on the loopback interface; yields their addresses by size."""
     listening = threading.Event()
     urls: dict[str, str] = {}
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -42,7 +42,7 @@ def stand_ins() -> Iterator[dict[str, str]]:
         yield urls
     finally:
         loop, end = loops[0]
-        # The event belongs to the loop of the other thread: set from here, it would wake nobody.
+        # The event belongs to the other thread's loop: set from here, it would not wake the waiting task.
         loop.call_soon_threadsafe(end.set)
         thread.join()
 
@@ -51,5 +51,5 @@ def arguments(root: Path, urls: dict[str, str]) -> list[str]:
     """The command's arguments for drawn benchmarks and stand-ins."""
     servers = [word for size, url in urls.items() for word in ("--llm-url", f"{size}={url}")]
     drawn = ["--data", str(root / "data"), "--dataset", "synthetic-harmeme", "--encoder", "builtin"]
-    # With --resume and --yes: the demonstration may be called again, and nobody is there to answer.
+    # With --resume and --yes, as the demo may run repeatedly and unattended.
     return ["reproduce", "memecourt", *drawn, "--out", str(root / "study"), *servers, "--balanced", "--resume", "--yes"]

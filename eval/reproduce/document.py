@@ -1,4 +1,4 @@
-"""A document of sections, tables and figures, as Markdown and as a page that needs nothing else."""
+"""A document of sections, tables and figures, as Markdown and as a self-contained page."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Grid:
     Attributes:
         caption: Heading of the table.
         heads: Headings of the columns.
-        rows: Cells, as many in each row.
-        words: True if cells hold sentences, not figures.
+        rows: Cells, the same number in each row.
+        words: True if cells contain sentences, not figures.
     """
 
     caption: str
@@ -36,7 +36,7 @@ class Section:
         title: Title of the section.
         lines: Paragraphs.
         tables: Tables after the paragraphs.
-        drawn: Figures after the tables; the page alone has them.
+        drawn: Figures after the tables, only on the page.
     """
 
     key: str
@@ -63,12 +63,12 @@ class Document:
 
 
 def as_markdown(document: Document) -> str:
-    """The document as Markdown; text of strangers and models is escaped, so that it stays text."""
+    """The document as Markdown; untrusted text is escaped."""
     return "\n".join(_lines(document)).rstrip() + "\n"
 
 
 def as_html(document: Document) -> str:
-    """The document as a page; the same for the same document.
+    """The document as a page; deterministic for a given document.
 
     Raises:
         NotLoaded: jinja2 or matplotlib is not installed.
@@ -87,7 +87,7 @@ def _lines(document: Document) -> Iterator[str]:
         for table in section.tables:
             yield from (f"**{escaped(table.caption)}**", "")
             yield f"| {' | '.join(map(escaped, table.heads))} |"
-            # Numbers to the right; the first column has names.
+            # Right-aligns numbers; the first column has names.
             yield f"|{'|'.join('---' if number == 0 or table.words else '--:' for number in range(len(table.heads)))}|"
             yield from (f"| {' | '.join(map(escaped, row))} |" for row in table.rows)
             yield ""

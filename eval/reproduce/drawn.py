@@ -1,7 +1,7 @@
-"""The figures that a reproduction on drawn memes has to come to: those of a model whose ability is known.
+"""Expected figures of a reproduction on synthetic memes with fake models of known ability.
 
-Nothing is read from any run: what each trial must say follows from the memes' key and the model's ability
-(:func:`eval.synthetic.oracle.expected`). Precedents that are shown are labelled by the hidden rule, for all are.
+No run is read: the verdict of each trial follows from the memes' key and the model's ability
+(:func:`eval.synthetic.oracle.expected`). Precedents are labelled by the hidden rule, as all memes are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ABILITIES: Mapping[SizeName, Ability] = {
     "7b": Ability(harmful=0.85, benign=0.8, eyes=0.3),
     "32b": Ability(),
 }
-"""Abilities of the stand-ins that play the paper's models."""
+"""Abilities of the fake models that stand in for the paper's."""
 _ALTERED: Mapping[str, dict[str, Any]] = {
     "full": {},
     "no-precedents": {},
@@ -36,16 +36,16 @@ _ALTERED: Mapping[str, dict[str, Any]] = {
 
 
 def drawn_model(size: SizeName) -> str:
-    """Name of the stand-in of a size."""
+    """Name of the fake model of a size."""
     return f"oracle-{size}"
 
 
 def drawn_targets(benches: Sequence[Benchmark], *, limit: int | None = None, seed: int = 0) -> Targets:
-    """The paper's rows with the figures that the stand-ins must have.
+    """The paper's rows with the figures that the fake models must reach.
 
     Args:
-        benches: Drawn benchmarks; rows on others are left out.
-        limit: Judge so many memes of each only.
+        benches: Synthetic benchmarks; rows on others are omitted.
+        limit: Largest number of memes to judge per benchmark; None for all.
         seed: Seed of that sample.
 
     Raises:
@@ -57,7 +57,7 @@ def drawn_targets(benches: Sequence[Benchmark], *, limit: int | None = None, see
     for row in (row for row in published().targets if row.bench in by_name):
         bench = by_name[row.bench]
         gold, predicted = _expected(bench, row, limit, seed)
-        # The oracle is deterministic: there is a figure to be met, and no interval.
+        # The oracle is deterministic: there is an exact figure to meet, and no interval.
         figures = score(gold, predicted, resamples=1)
         rows.append(
             row.model_copy(update={"accuracy": 100 * figures.accuracy.value, "macro_f1": 100 * figures.macro_f1.value})
@@ -78,27 +78,27 @@ def _expected(bench: Benchmark, row: Target, limit: int | None, seed: int) -> tu
 
 
 def _shown(bench: Benchmark, memes: Sequence[SyntheticMeme]) -> tuple[tuple[str, str, bool], ...]:
-    """A precedent as any other: of all of them, text and badge say how they are labelled."""
+    """An arbitrary precedent: text and badge of each one show its label."""
     (train,) = bench.dataset.of_role(SplitRole.TRAIN)
     first = next(meme for meme in memes if meme.split == train.name and not meme.planted)
     return ((first.text, first.badge, first.harmful),)
 
 
 def draw_benches(data: Path, *, train: int, test: int, seed: int = 1, size: tuple[int, int] = SIZE) -> None:
-    """Draws the three benchmarks of :func:`eval.reproduce.benches.drawn_benches`, where they are not there yet.
+    """Draws the three benchmarks of :func:`eval.reproduce.benches.drawn_benches` unless they exist.
 
     Args:
-        data: Directory of them all.
-        train: Memes of each that precedents come from.
-        test: Memes of each that are judged.
-        seed: Another seed, other memes.
+        data: Directory of all benchmarks.
+        train: Number of memes per benchmark that precedents come from.
+        test: Number of memes per benchmark that are judged.
+        seed: Seed of the memes.
         size: Width and height of the pictures, in pixels.
 
     Raises:
-        BadRequest: A directory is not empty and holds no drawn benchmark.
+        BadRequest: A directory is not empty and has no synthetic benchmark.
     """
     layouts = {"harm-c": Layout.HARMEME, "harm-p": Layout.HARMEME, "fhm": Layout.FHM}
     for place, (name, layout) in enumerate(layouts.items()):
         if not (data / name / KEY).exists():
-            # A seed for each: two data sets of one layout would hold the same memes.
+            # A seed for each: two data sets with the same layout would otherwise have the same memes.
             make(data / name, layout, train=train, val=0, test=test, seed=seed + place, size=size)

@@ -1,4 +1,4 @@
-"""Holding a reproduction: its stages one after the other, each with its server, until every run is finished."""
+"""Execution of a reproduction: its stages one after the other, each with its server, until all runs are finished."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from eval.studies.arms import STUDY, run_study
 
 
 async def hold(plan: Reproduction, servers: Servers, progress: Progress) -> None:
-    """Makes all runs that are not finished; a stage whose runs all are needs no server.
+    """Executes all unfinished runs; a stage whose runs are all finished needs no server.
 
     Raises:
-        BadRequest: The folder holds something else, or another reproduction; or no server is named for a stage.
-        As :func:`eval.studies.arms.run_study`: what was judged is kept, and the same call goes on.
+        BadRequest: The folder has something else or another reproduction, or no server is named for a stage.
+        As :func:`eval.studies.arms.run_study`: judged memes are kept, and calling this again resumes.
     """
-    # Before any run: a folder that was begun with something else must not get a single line.
+    # Before any run: nothing may be written into a folder of another reproduction.
     begin(plan)
     planned = plan.planned()
     for number, stage in enumerate(plan.stages, 1):
@@ -30,7 +30,7 @@ async def hold(plan: Reproduction, servers: Servers, progress: Progress) -> None
             progress.tell(f"{stage.size}, {stage.model}: finished before.")
             continue
         progress.tell(f"Stage {number} of {len(plan.stages)}: {stage.size}, {stage.model}.")
-        # One server at a time: a stage closes its own before the next one starts, as a GPU has room for one.
+        # One server at a time, as a GPU has room for one: a stage closes its server before the next one starts.
         async with servers(stage) as served:
             for name in stage.runs:
                 progress.tell(f"{stage.size}, {name}:")
@@ -38,15 +38,15 @@ async def hold(plan: Reproduction, servers: Servers, progress: Progress) -> None
 
 
 def begin(plan: Reproduction) -> None:
-    """Writes down what is reproduced, or sees that it is what was begun here; stages and arms may be added.
+    """Writes the manifest, or checks that it matches the existing one; stages and arms may be added.
 
     Raises:
-        BadRequest: The folder holds something else, or a reproduction that was begun with something else.
+        BadRequest: The folder has something else, or a reproduction with other settings.
     """
     place, manifest = plan.out / STUDY, _manifest(plan)
     before = read_manifest(plan)
     if before is None:
-        # No file but ours: figures of something else would stand among those of the reproduction.
+        # No foreign files: their figures would be mixed with those of the reproduction.
         refuse_others(plan.out, "reproduction", ours=())
     else:
         manifest = _continued(plan, before, manifest)
@@ -54,7 +54,7 @@ def begin(plan: Reproduction) -> None:
 
 
 def read_manifest(plan: Reproduction) -> ReproductionManifest | None:
-    """Reads what was begun in the plan's folder; None if nothing was. Raises BadRequest if it can't be read."""
+    """Reads the manifest in the plan's folder; None if there is none. Raises BadRequest if it can't be read."""
     place = plan.out / STUDY
     try:
         return ReproductionManifest.model_validate_json(place.read_bytes())
@@ -83,7 +83,7 @@ def _manifest(plan: Reproduction) -> ReproductionManifest:
 
 
 def _continued(plan: Reproduction, before: ReproductionManifest, now: ReproductionManifest) -> ReproductionManifest:
-    # What decides the figures; stages and arms may be added, and are merged below.
+    # Everything that determines the figures; stages and arms may be added, and are merged below.
     same = ("paper", "mode", "preset_digest", "benches", "limit", "seed")
     differ = [name for name in same if getattr(before, name) != getattr(now, name)]
     known = {stage.size: stage for stage in before.stages}
@@ -102,7 +102,7 @@ def _continued(plan: Reproduction, before: ReproductionManifest, now: Reproducti
     for stage in now.stages:
         runs = dict(merged[stage.size].runs) if stage.size in merged else {}
         for name, arms in stage.runs.items():
-            # Those of before stand first: the full court, which the others are compared with, stays the first arm.
+            # Existing arms come first, so that the full court, the reference, stays the first arm.
             runs[name] = tuple(dict.fromkeys((*runs.get(name, ()), *arms)))
         merged[stage.size] = StageEntry(size=stage.size, model=stage.model, runs=runs)
     return before.model_copy(update={"stages": tuple(merged.values())})

@@ -26,7 +26,7 @@ FIGURE_4_MEME = "memes_8260"
 
 
 class Reached(StrEnum):
-    """Place of a published row beside ours."""
+    """Relation of a published row to ours."""
 
     WITHIN = "within interval"
     OUTSIDE = "outside"
@@ -37,12 +37,12 @@ class Reached(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BalancedFigures:
-    """Figures on all memes of the rarer class and as many of the other, over several draws of the latter.
+    """Figures on all memes of the rarer class and equally many of the other, over several draws of the latter.
 
     Attributes:
-        n: Memes of each draw.
-        accuracy: Mean accuracy, lowest and highest.
-        macro_f1: Mean macro-F1 likewise.
+        n: Number of memes per draw.
+        accuracy: Mean accuracy, with the lowest and highest.
+        macro_f1: Mean macro-F1, with the lowest and highest.
         reachable: True if the published figures can occur with so many memes of each class.
     """
 
@@ -54,24 +54,24 @@ class BalancedFigures:
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """A published row beside ours, or a run of ours that nothing is published of.
+    """A published row beside ours, or a run of ours without a published counterpart.
 
     Attributes:
-        id: Id of the target; empty for a run of ours alone.
-        table: Number of the table; None likewise.
+        id: Id of the target; empty if nothing is published.
+        table: Number of the table; None if nothing is published.
         row: Name of the row.
         size: Size of the model.
-        model: Model that was asked; empty where it was not run.
+        model: Model that was called; empty if it was not run.
         bench: Bench of the run.
         split: Split of the data set.
         arm: Name of the arm.
-        target: The published figures; None where there are none.
-        card: Our score card; None where it was not run, or is not finished.
-        reached: Place of the published row beside ours.
+        target: The published figures; None if there are none.
+        card: Our score card; None if it was not run, or is not finished.
+        reached: Relation of the published row to ours.
         why: Reason in words.
-        calls: Mean calls a meme.
-        tokens: Mean tokens a meme, read and written.
-        balanced: Figures on balanced draws; None where they were not asked for.
+        calls: Mean number of calls per meme.
+        tokens: Mean number of tokens per meme, read and written.
+        balanced: Figures on balanced draws; None if not requested.
     """
 
     id: str
@@ -92,7 +92,7 @@ class RowOutcome:
 
     @property
     def differences(self) -> tuple[float, float] | None:
-        """Our accuracy and macro-F1 less the published ones, in points; None where either is missing."""
+        """Our accuracy and macro-F1 minus the published ones, in points; None if either is missing."""
         if self.target is None or self.card is None:
             return None
         ours = self.card.strict
@@ -104,18 +104,18 @@ class RowOutcome:
 
 @dataclass(frozen=True)
 class Reproduced:
-    """Everything that is reported of a reproduction.
+    """Content of the report on a reproduction.
 
     Attributes:
         plan: Plan of the reproduction.
-        manifest: Its file.
+        manifest: Manifest of the reproduction.
         targets: The published figures.
         rows: Published rows and ours, by table; then runs of ours alone.
         claims: Claims, in order.
         full: Runs of the full court with the largest model, by bench.
         rounds: Rounds by side and gold label of these: figure 5.
-        chain: Run and meme of figure 4; None where no examination was held.
-        asked: Runs with the stance from the start and at the summary: figure 3; None where either is missing.
+        chain: Run and meme of figure 4; None if there was no examination.
+        asked: Runs with the stance from the start and at the summary: figure 3; None if either is missing.
         finished: True if every run of the manifest is finished.
         leaks: Lead of the full court with leaks over that without, of the largest model; None where either is missing.
     """
@@ -134,7 +134,7 @@ class Reproduced:
 
 
 def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False) -> Reproduced:
-    """Reads what was judged so far, and scores it.
+    """Reads and scores everything judged so far.
 
     Args:
         plan: Plan of the reproduction.
@@ -142,7 +142,7 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False) 
         balanced: True to score balanced draws too.
 
     Raises:
-        BadRequest: Nothing was begun in the plan's folder, or it can't be read.
+        BadRequest: There is no reproduction in the plan's folder, or it can't be read.
     """
     manifest = read_manifest(plan)
     if manifest is None:
@@ -156,18 +156,18 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False) 
         for bench in plan.benches
         if bench.compared == target.bench
     ]
-    # A run may stand beside rows of several tables, and is then no run of ours alone.
+    # A run may match rows of several tables, and then has a published counterpart.
     compared = {(row.size, row.bench, row.arm) for row in rows}
     rows += [
         scoring.row(None, plan.split_named(bench), results, size=size, arm=arm)
         for (size, bench, arm), results in runs.items()
         if (size, bench, arm) not in compared
     ]
-    # Of the manifest and not of the plan: a call for a smaller size must not change which figures are the main ones.
+    # From the manifest, not the plan: calling it with a smaller size must not change the main figures.
     largest = max((stage.size for stage in manifest.stages), key=SIZES.index)
     main = plan.benches[0]
     arms = {arm: results for (size, bench, arm), results in runs.items() if (size, bench) == (largest, main.name)}
-    # Of the main bench alone: sizes are compared on the same memes.
+    # Main benchmark only, so that sizes are compared on the same memes.
     sizes: dict[str, Results] = {
         size: runs[size, main.name, FULL_ARM] for size in SIZES if (size, main.name, FULL_ARM) in runs
     }
@@ -196,12 +196,12 @@ def _runs(plan: Reproduction, manifest: ReproductionManifest) -> Iterator[tuple[
             for arm in arms:
                 try:
                     results = read_results(plan.folder(stage.size, bench, arm).root)
-                # A run that was never begun is a row without figures; one that can't be read is an error.
+                # A run that was never started is a row without figures; an unreadable one is an error.
                 except BadRequest as error:
                     if error.reason != "RUN_MISSING":
                         raise
                     continue
-                # Figures on the memes that happen to be done first are none of the split.
+                # Figures on the memes that happen to be finished first do not represent the split.
                 if results.finished:
                     yield (stage.size, bench, arm), results
 
@@ -273,16 +273,16 @@ def _reached(target: Target | None, scored: Card | None) -> tuple[Reached, str]:
 
 
 def _balanced(results: Results, bench: Benchmark, target: Target | None, seed: int) -> BalancedFigures | None:
-    """Scores all memes of the rarer class with as many of the other; None where one class has no meme."""
+    """Scores all memes of the rarer class with equally many of the other; None if a class has no meme."""
     by_class: dict[bool, list[str]] = {True: [], False: []}
     predicted = {}
     for gold, one in results.under(bench.protocol):
         by_class[gold].append(one.meme.id)
-        # No class is wrong here, as in the strict figures.
+        # A missing class counts as wrong, as in the strict figures.
         harmful = one.prediction.outcome.harmful
         # The opposite of gold is a wrong answer of the other class, which is what a balanced draw needs.
         predicted[one.meme.id] = not gold if harmful is None else harmful
-    # Of equal classes the first: the draw is then the whole split.
+    # Ties go to the first class: the draw is then the whole split.
     rarer = min(by_class, key=lambda gold: len(by_class[gold]))
     few = len(by_class[rarer])
     if not few:
@@ -293,7 +293,7 @@ def _balanced(results: Results, bench: Benchmark, target: Target | None, seed: i
     for draw in range(seed, seed + BALANCED_DRAWS):
         drawn = [meme.id for meme in sample(others, few, draw)]
         labels = [rarer] * few + [not rarer] * len(drawn)
-        # One resample, as no interval is used: the range is that of the draws.
+        # One resample, as no interval is needed: the range comes from the draws.
         found = score(labels, [predicted[meme] for meme in (*by_class[rarer], *drawn)], resamples=1)
         accuracies.append(found.accuracy.value)
         macro_f1s.append(found.macro_f1.value)
@@ -306,7 +306,7 @@ def _balanced(results: Results, bench: Benchmark, target: Target | None, seed: i
 
 
 def _chain(plan: Reproduction, full: Mapping[str, Results]) -> tuple[Results, str] | None:
-    """Run and meme of figure 4: the paper's own where it was judged, else that whose sides differ most in rounds."""
+    """Run and meme of figure 4: the paper's own if it was judged, else the one whose sides differ most in rounds."""
     for name in (bench.name for bench in plan.benches if bench.compared == "harm-p" and bench.name in full):
         examined = {
             one.meme.id: abs(one.prediction.sides[Side.ACCUSER].rounds - one.prediction.sides[Side.DEFENDER].rounds)

@@ -1,6 +1,6 @@
 """The report of a reproduction: tables 1 to 3 beside ours, claims, figures 3 to 5, and what differs from the paper.
 
-Words of memes and models stand in the document alone, which lies in the folder; the figures as JSON hold none.
+Only the document, which stays in the folder, quotes memes and models; the figures as JSON do not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
         *(() if outcome.finished else ("Not finished: rows without figures are still to be run.",)),
     ]
     sections = [
-        # Tables without a row are left out: a reproduction of Table 2 alone has no empty grids for the others.
+        # Tables without rows are omitted: a reproduction of Table 2 alone shows no empty grids for the others.
         *(_table(outcome, number) for number in _TITLES if any(row.table == number for row in outcome.rows)),
         _baselines(outcome),
         _claims(outcome),
@@ -66,7 +66,7 @@ async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
 
 
 def as_json(outcome: Reproduced) -> dict[str, Any]:
-    """The figures of a reproduction; no word of a meme or a model."""
+    """The figures of a reproduction, without any text of memes or models."""
     return {
         "paper": outcome.targets.paper,
         "mode": outcome.plan.mode,
@@ -240,7 +240,7 @@ async def _figure_3(outcome: Reproduced) -> Section:
 
 
 def _apart_in_rounds(early: Results, late: Results) -> list[str]:
-    """Memes whose rounds in the two runs differ most, of those that were examined in both."""
+    """Memes with the largest difference in rounds between two runs, among those examined in both."""
     # A meme without rounds in either run (it failed, or nobody asked anything) has nothing to be
     # compared with; counted as zero rounds it would come first.
     rounds = {one.meme.id: sum(side.rounds for side in one.prediction.sides.values()) for one in late.judged}
@@ -254,7 +254,7 @@ def _apart_in_rounds(early: Results, late: Results) -> list[str]:
 
 async def _questions(results: Results, memes: Sequence[str]) -> dict[str, dict[Side, list[str]]]:
     trials = {one.meme.id: one.prediction.trial for one in results.judged if one.meme.id in memes}
-    # Runs that were read from a file of predictions have no records. Arms of a reproduction are always ours.
+    # Runs read from a file of predictions have no records, but arms of a reproduction are always our own runs.
     assert results.root is not None, "a run of ours"
     records = (await read_records(results.root, list(trials.values()), pictures=False)).records
     questions: dict[str, dict[Side, list[str]]] = {meme: {} for meme in memes}
@@ -346,7 +346,7 @@ def _figure_5(outcome: Reproduced) -> Section:
 
 
 def _left_out(outcome: Reproduced) -> Iterator[str]:
-    """Sentences on what the rule against near copies cost each bench in precedents."""
+    """Sentences on the number of precedents that each benchmark lost to the rule against near-duplicates."""
     for bench, results in outcome.full.items():
         if results.manifest is not None:
             excluded = results.manifest.excluded

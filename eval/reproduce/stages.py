@@ -1,13 +1,13 @@
-"""Stages of a reproduction: which runs are made with which model, in which order, and how many calls they take.
+"""Stages of a reproduction: the runs of each model, their order, and the number of calls.
 
 ::
 
-    STUDY/study.json             what is reproduced (:class:`ReproductionManifest`)
-    STUDY/SIZE/BENCH/            a study (:mod:`eval.studies.arms`): one run an arm
-    STUDY/reproduction.json      what came of it; also .md and .html
+    STUDY/study.json             manifest (:class:`ReproductionManifest`)
+    STUDY/SIZE/BENCH/            a study (:mod:`eval.studies.arms`): one run per arm
+    STUDY/reproduction.json      results; also .md and .html
 
-One size is held at a time, so that one server is enough: a stage gets its server's address from :data:`Servers` when
-its turn comes, and gives it back at its end.
+Sizes run one at a time, so that one server is enough: a stage acquires its server from :data:`Servers` when it starts,
+and releases it at its end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 SIZES: tuple[SizeName, ...] = get_args(SizeName)
-"""From the smallest to the largest."""
+"""Sizes from the smallest to the largest."""
 MODELS: Mapping[SizeName, str] = {size: f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct" for size in SIZES}
 """The paper's models, by size."""
 ABLATIONS = ("no-precedents", "no-advocates", "no-captioner", "dull-judge")
@@ -44,7 +44,7 @@ POST_STANCE = "post-stance"
 CONTROLS = ("random-precedents", "shuffled-labels", "swapped-sides", "plain-judge", "equal-compute", "mars")
 """Arms that the paper lacks."""
 WITH_LEAKS = "with-leaks"
-"""Arm whose precedents are not checked for what is judged; off unless it is asked for."""
+"""Arm whose precedents may contain judged memes; off unless requested."""
 Mode = Literal["as-published", "as-served"]
 
 
@@ -53,9 +53,9 @@ class Served:
     """Servers of a stage's model.
 
     Attributes:
-        url: Their addresses, with commas between them.
-        model: Name of the model there.
-        api_key: Key of servers that were started for the stage; None where the settings' own is theirs.
+        url: Comma-separated addresses.
+        model: Name of the model on these servers.
+        api_key: Key of servers that were started for the stage; None to use the key in the settings.
     """
 
     url: str
@@ -65,7 +65,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Stage:
-    """Everything that is held with one model.
+    """All runs with one model.
 
     Attributes:
         size: Size of the model.
@@ -79,7 +79,7 @@ class Stage:
 
 
 def urls_of(text: str) -> tuple[str, ...]:
-    """Addresses of one model's servers, with commas between them. Raises BadRequest if one is none."""
+    """Parses comma-separated addresses of one model's servers. Raises BadRequest if one is malformed."""
     try:
         urls = RoleSettings.model_validate({"url": text}).url
     except ValidationError as error:
@@ -93,7 +93,7 @@ Servers = Callable[[Stage], AbstractAsyncContextManager[Served]]
 
 
 def named_servers(urls: Mapping[SizeName, str]) -> Servers:
-    """Servers that run already, by size."""
+    """Servers that are already running, by size."""
 
     @asynccontextmanager
     async def server(stage: Stage) -> AsyncIterator[Served]:
@@ -109,10 +109,10 @@ def named_servers(urls: Mapping[SizeName, str]) -> Servers:
 
 
 def started_servers(tell: Callable[[str], None], *, flags: Sequence[str], pictures: int) -> Servers:
-    """A vLLM that is started for each stage here, and ended with it.
+    """Starts a local vLLM server for each stage, and stops it at its end.
 
     Args:
-        tell: Is told what takes long.
+        tell: Receives progress messages.
         flags: Further flags of vLLM.
         pictures: Largest number of pictures in a prompt.
     """
@@ -138,13 +138,13 @@ def stages_of(
     """The runs that these tables and figures need, the largest model first: its figures are those of tables 1 and 2.
 
     Args:
-        sizes: Which sizes.
+        sizes: Sizes to run.
         benches: Benches to run on.
         tables: Numbers of the paper's tables.
         figures: Numbers of the paper's figures.
-        models: Names of models that are not the paper's.
-        controls: True to hold the arms that the paper lacks beside those of table 2.
-        leaks: True to hold the arm :data:`WITH_LEAKS` beside the largest model's full court.
+        models: Names of models to use instead of the paper's, by size.
+        controls: True to run the arms that the paper lacks, in addition to those of table 2.
+        leaks: True to run the arm :data:`WITH_LEAKS`, in addition to the largest model's full court.
     """
     stages = []
     for place, size in enumerate(sorted(sizes, key=SIZES.index, reverse=True)):
@@ -153,7 +153,7 @@ def stages_of(
         for bench in benches:
             arms: tuple[str, ...] = ()
             if bench.compared == "harm-c":
-                # Tables 2 and 3 and figure 3 are of Harm-C alone.
+                # Tables 2 and 3 and figure 3 are on Harm-C only.
                 if first and 2 in tables:
                     arms += (*ABLATIONS, *(CONTROLS if controls else ()))
                 if first and (3 in tables or 3 in figures):
@@ -172,7 +172,7 @@ def stages_of(
 
 
 class StageEntry(BaseModel):
-    """A stage as it stands in the file of the reproduction."""
+    """A stage as stored in the manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -182,7 +182,7 @@ class StageEntry(BaseModel):
 
 
 class ReproductionManifest(BaseModel):
-    """Description of a reproduction; its file is rewritten where a later call adds stages or arms."""
+    """Description of a reproduction; rewritten when a later call adds stages or arms."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -191,7 +191,7 @@ class ReproductionManifest(BaseModel):
     paper: str
     mode: Mode
     preset_digest: str
-    """Of the preset that the settings are from; empty for the settings as served."""
+    """Digest of the preset that the settings are from; empty for the settings as served."""
     benches: dict[str, tuple[str, str]]
     """Data set and split by bench."""
     limit: int | None
@@ -209,10 +209,9 @@ class PlannedRun:
         bench: Its bench.
         arm: Name of its arm.
         memes: Number of memes.
-        fewest: Calls that it makes at least, if no reply comes out of the store: those shared with ``full`` are counted
-            there.
-        most: Largest number of calls, with every examination as long as it may be.
-        judged: Number of memes that are judged already.
+        fewest: Smallest number of calls without stored replies; calls shared with ``full`` are counted there.
+        most: Largest number of calls, if every examination has its maximal length.
+        judged: Number of memes already judged.
         finished: True if it was finished before.
     """
 
@@ -238,13 +237,13 @@ class Reproduction:
         preset_digest: Digest of the preset; empty for none.
         benches: Benches to run on.
         stages: Stages, in order.
-        limit: Judge so many memes of each bench only.
+        limit: Largest number of memes to judge per benchmark; None for all.
         seed: Seed of samples, controls and bootstraps.
-        concurrency: Memes on trial at once.
+        concurrency: Number of memes on trial at once.
         command: Command line of the reproduction.
-        patience_s: Seconds that a meme waits for a server that is busy or away.
-        allow_missing: True if memes without a picture fail, each by itself.
-        retry_failed: True to retry memes that failed for a passing reason.
+        patience_s: Seconds that a meme waits for a busy or unreachable server.
+        allow_missing: True if a missing picture only fails its meme, not the run.
+        retry_failed: True to retry memes that failed for a transient reason.
     """
 
     out: Path
@@ -272,7 +271,7 @@ class Reproduction:
 
     def study(self, stage: Stage, bench: Benchmark, served: Served) -> Study:
         """The study of a stage on a bench."""
-        # The same model in all roles; a key of the settings is for the servers that are named with it.
+        # The same model in all roles; a key in the settings is only for the servers named with it.
         llm = self.settings.llm.model_copy(
             update={
                 **{"url": urls_of(served.url), "model": served.model, "roles": {}},
@@ -298,7 +297,7 @@ class Reproduction:
             seed=self.seed,
             concurrency=self.concurrency,
             command=self.command,
-            server=stage.model,  # one that comes back at another address is the same
+            server=stage.model,  # the same server, even if it returns at another address
             allow_missing=self.allow_missing,
             patience_s=self.patience_s,
             retry_failed=self.retry_failed,
@@ -306,7 +305,7 @@ class Reproduction:
         )
 
     def planned(self) -> tuple[PlannedRun, ...]:
-        """Runs in the order in which they are made. Raises BadRequest if a split can't be read."""
+        """Runs in order of execution. Raises BadRequest if a split can't be read."""
         found = []
         memes = {
             name: len(self.split_named(name).judged(self.limit, self.seed))
@@ -332,7 +331,7 @@ class Reproduction:
         return tuple(found)
 
     def stores(self) -> tuple[Path, ...]:
-        """Stores of calls that are there already."""
+        """Existing stores of calls."""
         places = (self.out / stage.size / name / CALLS for stage in self.stages for name in stage.runs)
         return tuple(place for place in places if place.exists())
 
@@ -343,21 +342,21 @@ def arms_of(stage: Stage, bench: Benchmark) -> tuple[Arm, ...]:
 
 
 def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
-    """Fewest and most calls that a meme takes in an arm beyond those that it shares with ``full``.
+    """Smallest and largest number of calls per meme in an arm, in addition to those shared with ``full``.
 
-    A full trial takes ``D + R(q + a + s)`` for each of two sides and ``J``; probabilities are two calls more. What is
-    asked ahead and turns out to be superfluous comes on top, and so do replies that are asked for twice.
+    A full trial takes ``D + R(q + a + s)`` for each of two sides and ``J``; probabilities take two more calls.
+    Speculative calls that turn out to be unnecessary and repeated requests for a usable reply come on top.
     """
     # The ruling; with a score two calls more, one for each order of the options.
     judge = 3 if settings.score else 1
-    # Two sides; each round is a question, an answer and a summary.
+    # Two sides; each round has a question, an answer and a summary.
     examined = tuple(2 * 3 * rounds for rounds in (settings.rounds_min, settings.rounds_max))
     fewest, most = (1 + calls + judge for calls in examined)
     match arm:
         case "full":
             return fewest, most
         case "post-stance":
-            # All but the description, which is shared with full.
+            # Everything but the description, which is shared with full.
             return examined[0] + judge, examined[1] + judge
         case "no-captioner":
             # One summary of each side; the description is shared.
@@ -376,7 +375,7 @@ def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
 
 
 def _state(folder: RunFolder) -> tuple[int, bool]:
-    """Number of memes that were judged, and True if the run is finished."""
+    """Number of judged memes, and True if the run is finished."""
     try:
         manifest = folder.manifest()
     except BadRequest as error:

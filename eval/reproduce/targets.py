@@ -1,4 +1,4 @@
-"""Published figures to compare a reproduction with, and whether a split can give them at all."""
+"""Published figures to compare a reproduction with, and a check that a split can produce them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eval.scores import resampling
 
 SizeName = Literal["3b", "7b", "32b"]
 BenchName = Literal["harm-c", "harm-p", "fhm"]
-# A trifle more than half of the last place, since floats miss decimal fractions by a little.
+# Slightly more than half of the last place, since floats are not exact decimal fractions.
 _ROUNDING = 0.005 + 1e-9
 """Largest distance, in percent, of a figure from its value rounded to two places."""
 
@@ -24,7 +24,7 @@ class _TargetRow(BaseModel):
 
 
 class Target(_TargetRow):
-    """One published row: figures in percent."""
+    """A published row, with figures in percent."""
 
     id: str
     table: int
@@ -37,7 +37,7 @@ class Target(_TargetRow):
 
 
 class Targets(_TargetRow):
-    """Everything that a paper publishes of itself, and baselines that it quotes."""
+    """All figures that a paper publishes about itself, and baselines that it quotes."""
 
     paper: str
     targets: tuple[Target, ...]
@@ -54,12 +54,12 @@ def published() -> Targets:
 def is_reachable(target: Target, *, benign: int, harmful: int) -> bool:
     """True if some confusion matrix over these classes rounds to the target's accuracy and macro-F1.
 
-    All of them are tried: ``(benign + 1) * (harmful + 1)``.
+    All ``(benign + 1) * (harmful + 1)`` matrices are tried.
 
     Args:
-        target: Published figures, in percent, of two places.
-        benign: Memes that are not harmful.
-        harmful: Memes that are.
+        target: Published figures, in percent, with two decimals.
+        benign: Number of memes that are not harmful.
+        harmful: Number of harmful memes.
     """
     if not benign + harmful:
         return False

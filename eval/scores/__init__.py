@@ -1,1 +1,1 @@
-"""Figures of labels and what they can be held against."""
+"""Metrics of labels, and baselines and published figures to compare them with."""

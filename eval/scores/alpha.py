@@ -1,8 +1,8 @@
-"""Krippendorff's alpha: agreement of any number of people, some of whom judged some of the items.
+"""Krippendorff's alpha: agreement between any number of raters, each of whom may have rated only some items.
 
-Krippendorff 2004, chapter 11, and 2011, "Computing Krippendorff's Alpha-Reliability". Written here, and held against
-the package ``krippendorff`` in the tests: that one is under the GPL, which a library that others build on can't depend
-on.
+Krippendorff 2004, chapter 11, and 2011, "Computing Krippendorff's Alpha-Reliability". Implemented here and checked
+against the package ``krippendorff`` in the tests: that package is under the GPL, so a library that others build on
+can't depend on it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ RESAMPLES = 2000
 
 
 class Scale(StrEnum):
-    """Scale of what people say of an item."""
+    """Measurement scale of ratings."""
 
     NOMINAL = "nominal"
-    """Names: any two that differ, differ as much."""
+    """Names: any two different values are equally far apart."""
     ORDINAL = "ordinal"
-    """Ordered scores: the more scores were given between two, the more they differ."""
+    """Ordered scores: the more ratings lie between two values, the further apart they are."""
 
 
 def alpha(items: Sequence[Sequence[Any]], scale: Scale = Scale.ORDINAL) -> float | None:
-    """Krippendorff's alpha; None where it is not defined, as where everybody says the same.
+    """Krippendorff's alpha; None if it is undefined, for example if all ratings are equal.
 
     Args:
-        items: Judgements of each item, which can be sorted; items with fewer than two are left out.
-        scale: Scale of the judgements.
+        items: Ratings of each item, of a sortable type; items with fewer than two ratings are ignored.
+        scale: Scale of the ratings.
     """
     shares = _coincidences(items)
     if shares is None:
         return None
-    # Never NaN: two values at least were given.
+    # Never NaN: there are at least two distinct values.
     (value,) = _alphas(shares.sum(axis=0)[None], scale).tolist()
     return float(value)
 
@@ -54,11 +54,11 @@ def alpha_figure(
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
     resampled = (drawn @ shares.reshape(n, -1)).reshape(resamples, *shares.shape[1:])
     alphas = _alphas(resampled, scale)
-    # A resample in which everybody says the same has none.
+    # Alpha is undefined in a resample in which all ratings are equal.
     low, high = interval(alphas[~np.isnan(alphas)])
     if low == high:
-        # As of a share of items, from the alpha of nothing but the largest disagreement to 1: few items that all agree
-        # make nothing certain.
+        # The interval of a share of items, scaled to run from the alpha of maximal disagreement to 1: a few items that
+        # all agree prove little.
         total = shares.sum(axis=0)[None]
         distance, expected = _distances(total.sum(axis=2), scale), _expected(total.sum(axis=2), scale)
         worst = 1 - float(distance.max() * total.sum() / expected[0])
@@ -68,10 +68,10 @@ def alpha_figure(
 
 
 def _coincidences(items: Sequence[Sequence[Hashable]]) -> Floats | None:
-    """Coincidences of each item: each pair of its judgements counts one over their number less one.
+    """Coincidence matrix of each item: each pair of its m ratings has the weight 1 / (m - 1).
 
     Returns:
-        float of shape (items with two judgements or more, values, values); None where fewer than two values were given.
+        float of shape (items with two ratings or more, values, values); None if there are fewer than two values.
     """
     paired = [judgements for judgements in items if len(judgements) > 1]
     values = sorted({value for judgements in paired for value in judgements})  # type: ignore[type-var]
@@ -84,13 +84,13 @@ def _coincidences(items: Sequence[Sequence[Hashable]]) -> Floats | None:
             counts[row, place[value]] += 1
     pairs = counts[:, :, None] * counts[:, None, :]
     diagonal = np.arange(len(values))
-    # No judgement is paired with itself.
+    # No rating is paired with itself.
     pairs[:, diagonal, diagonal] -= counts
     return np.asarray(pairs / (counts.sum(axis=1) - 1)[:, None, None])
 
 
 def _alphas(coincidences: Floats, scale: Scale) -> Floats:
-    """Alpha of tables of coincidences, float of shape (tables, values, values); NaN where it is not defined."""
+    """Alpha of coincidence matrices, float of shape (tables, values, values); NaN where it is undefined."""
     counts = coincidences.sum(axis=2)
     observed, expected = (coincidences * _distances(counts, scale)).sum(axis=(1, 2)), _expected(counts, scale)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -98,9 +98,9 @@ def _alphas(coincidences: Floats, scale: Scale) -> Floats:
 
 
 def _distances(counts: Floats, scale: Scale) -> Floats:
-    """Distances of values, of shape (tables, values, values), from how often each was given."""
+    """Distances between values, of shape (tables, values, values), from the frequency of each value."""
     if scale is Scale.ORDINAL:
-        # The number of all scores between two, half of their own included, squared.
+        # The squared number of ratings between two values, counting half of the ratings at the values themselves.
         upto = np.cumsum(counts, axis=1) - counts / 2
         return np.asarray((upto[:, :, None] - upto[:, None, :]) ** 2)
     values = counts.shape[1]
@@ -108,7 +108,7 @@ def _distances(counts: Floats, scale: Scale) -> Floats:
 
 
 def _expected(counts: Floats, scale: Scale) -> Floats:
-    """Disagreement by chance, of shape (tables,)."""
+    """Disagreement expected by chance, of shape (tables,)."""
     pairs = counts[:, :, None] * counts[:, None, :] * _distances(counts, scale)
-    # Less one, since no judgement is paired with itself by chance either.
+    # Minus one, since no rating is paired with itself by chance either.
     return np.asarray(pairs.sum(axis=(1, 2)) / (counts.sum(axis=1) - 1))

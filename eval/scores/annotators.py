@@ -1,7 +1,7 @@
-"""Annotators who disagree: their votes as soft labels, how far they agree, and predictions held against their shares.
+"""Annotators who disagree: their votes as soft labels, their agreement, and predictions compared with their shares.
 
-A gold label hides how sure it is: of two memes that are called harmful, all may have found one so, and three of five
-the other. Soft labels keep that (Uma et al. 2021, "Learning from Disagreement").
+A gold label hides how sure it is: of two memes labelled harmful, one may have been found harmful by all annotators and
+the other by three of five. Soft labels keep that difference (Uma et al. 2021, "Learning from Disagreement").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eval.scores.resampled_means import MemeValues, mean_of, share_of
 from retrieval.library.tables import LABEL_WORDS, plain_word
 
 _SMALLEST = 1e-6
-"""Probabilities are held this far from 0 and 1, where a logarithm has no value."""
+"""Smallest distance of a probability from 0 and 1, since the logarithm of 0 is undefined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class AnnotatorVote:
 
     Attributes:
         meme: Id of the meme.
-        annotator: A name that stands for the person, and need not be theirs.
-        label: In the data set's own words.
+        annotator: Name or pseudonym of the person.
+        label: Label in the data set's own words.
     """
 
     meme: str
@@ -42,16 +42,16 @@ class AnnotatorAgreement:
     """Agreement of annotators.
 
     Attributes:
-        memes: Memes with a vote.
-        paired: Number of them with two votes or more, on which all figures but the counts rest.
+        memes: Number of memes with a vote.
+        paired: Number of memes with two votes or more; all figures but the counts are computed over these.
         annotators: Number of annotators.
-        votes: Votes; of two by one annotator for one meme the later counts.
+        votes: Number of votes; an annotator's later vote on a meme replaces the earlier one.
         labels: Number of votes for each label.
-        alpha: Krippendorff's alpha of labels as names; None where it is not defined.
-        pairs: Mean share of pairs of votes on a meme that agree; None without a pair.
-        unanimous: Share of memes on which all agree; None likewise.
-        ceiling: Share of votes that are what most of the others said, memes on which the others are even left out: an
-            annotator's accuracy against the rest, which is as much as a system can be expected to reach.
+        alpha: Krippendorff's alpha with labels as names; None if it is undefined.
+        pairs: Mean share of pairs of votes on a meme that agree; None if no meme has a pair.
+        unanimous: Share of memes on which all annotators agree; None if no meme has a pair.
+        ceiling: Share of votes that match the majority of the other votes on the meme, ignoring ties: an annotator's
+            accuracy against the others, which is the most that a system can be expected to reach.
     """
 
     memes: int
@@ -66,19 +66,19 @@ class AnnotatorAgreement:
 
 
 def card_votes(results: Results) -> list[AnnotatorVote]:
-    """Votes that the data set's card keeps of a run's memes, on harm or on what the run asked for.
+    """Votes on a run's memes that the data set's card has, on harm or on the task that the run asked about.
 
-    They bear no names: the votes on each meme are numbered.
+    The votes are anonymous: those on each meme are numbered.
 
     Raises:
-        BadRequest: The card keeps none.
+        BadRequest: The card has no votes.
     """
     votes = []
     for one in results.judged:
-        # Of trials there is one task alone, that of harm.
+        # Trials have a single task, that of harm.
         task = results.question.task if results.question else next(iter(one.meme.shares), "")
         n = one.meme.annotators.get(task, 0)
-        # Cards keep shares and not counts; rounding gives back the whole number, which a product of floats may miss.
+        # Cards store shares, not counts; rounding restores the whole number that a product of floats may miss.
         labels = [label for label, share in one.meme.shares.get(task, {}).items() for _ in range(round(share * n))]
         votes += [AnnotatorVote(one.meme.id, str(number), label) for number, label in enumerate(labels, 1)]
     if not votes:
@@ -109,10 +109,10 @@ def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> Ann
         agreeing.append((meme, sum(count * (count - 1) for count in counts.values()) / (n * (n - 1))))
         agreements.append((meme, float(len(counts) == 1)))
         for label in of_meme:
-            # Without this vote: compared with a majority that it is part of, an annotator would agree
-            # with itself.
+            # The majority is computed without this vote; otherwise an annotator would partly be compared with
+            # themselves.
             most = _most(counts - Counter([label]))
-            # None where the rest is even, since there is nothing to agree or disagree with.
+            # None if the other votes are tied: there is nothing to agree or disagree with.
             if most is not None:
                 against_others.append((meme, float(label == most)))
     return AnnotatorAgreement(
@@ -121,7 +121,7 @@ def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> Ann
         annotators=len({vote.annotator for vote in votes}),
         votes=sum(labels.values()),
         labels=dict(labels.most_common()),
-        # Over votes of all paired memes; a label by name, as no order of labels is known.
+        # Over the votes on all paired memes; nominal, as no order of the labels is known.
         alpha=alpha_figure(list(paired.values()), Scale.NOMINAL, resamples=RESAMPLES, seed=seed),
         pairs=share_of(agreeing, RESAMPLES, seed),
         unanimous=share_of(agreements, RESAMPLES, seed),
@@ -130,7 +130,7 @@ def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> Ann
 
 
 def soft_labels(votes: Sequence[AnnotatorVote]) -> dict[str, dict[str, float]]:
-    """Share of each label among the votes on each meme; of two by one annotator the later counts.
+    """Share of each label among the votes on each meme; an annotator's later vote replaces the earlier one.
 
     Raises:
         BadRequest: There are no votes.
@@ -146,17 +146,18 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
     """Share of annotators who found each meme harmful.
 
     Args:
-        soft: Shares of labels, as :func:`soft_labels` counts them.
-        harmful: Labels that are harmful, all others being not; words for the two classes where it is empty.
+        soft: Shares of labels, as :func:`soft_labels` returns them.
+        harmful: Labels that count as harmful, all others as not harmful; if empty, labels must be words for the two
+            classes.
 
     Raises:
-        BadRequest: A label is neither harmful nor not harmful, or none of the harmful ones was given to any meme.
+        BadRequest: A label is not a known word for either class, or no meme has any of the harmful labels.
     """
-    # Of all memes: a label is checked even where it is rare.
+    # Labels of all memes, so that rare ones are checked too.
     labels = {label for shares in soft.values() for label in shares}
     if harmful:
         if not labels & set(harmful):
-            # A misspelt label would make every share 0 without any message.
+            # A misspelt label would silently make every share 0.
             raise BadRequest(
                 f"No annotator gave the label {' or '.join(sorted(harmful))}; there are: {', '.join(sorted(labels))}.",
                 reason="LABEL_UNKNOWN",
@@ -165,7 +166,7 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
     else:
         words = {label: LABEL_WORDS.get(plain_word(label) or "") for label in labels}
         unknown = sorted(label for label, known in words.items() if known is None)
-        # Guessed as not harmful, a label nobody foresaw would bias all shares.
+        # Treating an unforeseen label as not harmful would bias all shares.
         if unknown:
             raise BadRequest(
                 f"It is not known whether {unknown[0]!r} is harmful. Name the labels that are: --harmful LABEL,LABEL.",
@@ -179,18 +180,19 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
 
 @dataclass(frozen=True, slots=True)
 class SoftScores:
-    """Predictions held against the shares of annotators who found each meme harmful.
+    """Predictions compared with the shares of annotators who found each meme harmful.
 
     Attributes:
-        scored: Memes with a score and with votes.
-        brier: Mean squared difference of score and share; None without any.
-        cross_entropy: Mean cross-entropy in nats of the score under the share, which is smallest at a score equal to
-            the share; None likewise.
-        least_entropy: The cross-entropy of saying the shares themselves: as low as it can be.
-        unanimous: Strict accuracy on memes on which all annotators agree, gold being what they say; None without any.
-        contested: Strict accuracy on the others, gold being the majority; memes on which it is even are in neither.
-        even: Number of memes on which the votes are even.
-        without_votes: Judged memes of which no annotator said anything; they are in no figure.
+        scored: Number of memes with a score and votes.
+        brier: Mean squared difference of score and share; None if no meme has a score.
+        cross_entropy: Mean cross-entropy of score and share in nats, lowest if the score equals the share; None if no
+            meme has a score.
+        least_entropy: Cross-entropy of predicting the shares themselves: the lowest possible value.
+        unanimous: Strict accuracy on memes on which all annotators agree, with their label as gold; None if there are
+            none.
+        contested: Strict accuracy on the other memes, with the majority's label as gold; ties are in neither figure.
+        even: Number of memes with tied votes.
+        without_votes: Number of judged memes without votes; they are in no figure.
     """
 
     scored: int
@@ -222,13 +224,13 @@ def soft_scores(judged: Sequence[Judged], shares: Mapping[str, float], *, seed: 
         if score is not None:
             squares.append((meme, (score - share) ** 2))
             entropies.append((meme, _cross_entropy(share, score)))
-            # The entropy of the shares themselves, over the same memes: how much of the cross-entropy
-            # is disagreement of people.
+            # The entropy of the shares themselves, over the same memes: the part of the cross-entropy that
+            # is due to disagreement between annotators.
             least.append(_cross_entropy(share, share))
         if share == 0.5:
             even += 1
         else:
-            # By identity: an undecided verdict is None, which is neither.
+            # `is`, not `==`: an undecided verdict is None, which matches neither class.
             right[share in (0.0, 1.0)].append((meme, float(one.prediction.outcome.harmful is (share > 0.5))))
     found: list[MemeValues] = [squares, entropies, right[True], right[False]]
     brier, entropy = (mean_of(values, RESAMPLES, seed) for values in found[:2])
@@ -241,19 +243,19 @@ def soft_scores(judged: Sequence[Judged], shares: Mapping[str, float], *, seed: 
         unanimous=unanimous,
         contested=contested,
         even=even,
-        # They are counted, since a figure over few of many memes should be seen as one.
+        # Reported, so that a figure over few of many memes is recognised as such.
         without_votes=len(judged) - len(voted),
     )
 
 
 def _cross_entropy(share: float, score: float) -> float:
-    # The score alone is clipped; a share of 0 or 1 is a fact.
+    # Only the score is clipped; a share of 0 or 1 is an observation.
     p = min(max(score, _SMALLEST), 1 - _SMALLEST)
     return -(share * log(p) + (1 - share) * log(1 - p))
 
 
 def _most(counts: Counter[str]) -> str | None:
-    """The label that most gave; None where there is none, or two are equally frequent."""
+    """The most frequent label; None if there is none, or two are tied."""
     first = counts.most_common(2)
     if not first or (len(first) == 2 and first[0][1] == first[1][1]):
         return None
@@ -265,6 +267,6 @@ def _by_meme(votes: Sequence[AnnotatorVote]) -> dict[str, dict[str, str]]:
         raise BadRequest("There are no votes of annotators.", reason="VOTES_MISSING")
     by_meme: dict[str, dict[str, str]] = defaultdict(dict)
     for vote in votes:
-        # The later of two votes by one annotator replaces the earlier: nobody votes twice.
+        # An annotator's later vote replaces the earlier one: nobody votes twice.
         by_meme[vote.meme][vote.annotator] = vote.label
     return dict(by_meme)

@@ -1,4 +1,4 @@
-"""Two sets of predictions of the same memes: which is better, and whether the test set can tell."""
+"""Comparison of two sets of predictions on the same memes: which is better, and is the difference significant."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from eval.scores.metrics import RESAMPLES, Figure, group_numbers_of
 from eval.scores.resampling import Ints
 
 SURE = 0.05
-"""A difference whose p-value is below this is not put down to chance."""
+"""Significance level: a difference with a smaller p-value is not attributed to chance."""
 FEWEST_TO_SAY = 6
-"""Memes that only one of two systems gets right, from which on the exact test can be below that (2 * 0.5 ** 6)."""
+"""Fewest memes that only one of two systems gets right for the exact test to fall below :data:`SURE` (2 * 0.5 ** 6)."""
 TOO_FEW_DIFFER = (
     "Fewer than six memes (or groups of them) of difference count as noise, whatever the interval: so few all fall on "
     "one side by chance too often."
 )
-"""Said where a difference is within noise although its interval is not."""
+"""Explains why a difference counts as noise although its interval excludes 0."""
 
 _COLUMN = {Outcome.NOT_HARMFUL: 0, Outcome.HARMFUL: 1, Outcome.UNDECIDED: 2, Outcome.FAILED: 2}
-"""Column of a strict confusion matrix; the last is no class at all."""
+"""Column of a strict confusion matrix; the last means that no class was given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A meme of which A and B did not say the same.
+    """A meme on which A and B differ.
 
     Attributes:
-        meme: Its id.
+        meme: Id of the meme.
         harmful: Its gold label under the protocol.
         a: Answer of A.
         b: Answer of B.
@@ -49,33 +49,32 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A and B on the memes that both were asked about. No class is wrong here, as in the strict figures.
+    """A and B on the memes that both were asked about. A missing class counts as wrong, as in the strict figures.
 
     Attributes:
         protocol: Protocol by which gold labels became two classes.
         name_a: Name of A.
         name_b: Name of B.
-        n: Memes compared.
+        n: Number of memes compared.
         left_out_a: Ids of memes that only A was asked about; not compared.
-        left_out_b: Number of memes left out by B.
+        left_out_b: Ids of memes that only B was asked about; not compared.
         not_judged_a: Number of the ``n`` memes that A has not judged yet.
-        not_judged_b: Number of memes not judged by B.
-        both_right: Memes that both got right.
-        only_a_right: Memes that A got right and B wrong.
-        only_b_right: Memes that B got right and A wrong.
-        both_wrong: Memes that both got wrong.
+        not_judged_b: Number of the ``n`` memes that B has not judged yet.
+        both_right: Number of memes that both got right.
+        only_a_right: Number of memes that A got right and B wrong.
+        only_b_right: Number of memes that B got right and A wrong.
+        both_wrong: Number of memes that both got wrong.
         accuracy_a: Strict accuracy of A on these memes.
         accuracy_b: Accuracy of B.
         macro_f1_a: Strict macro-F1 of A on these memes.
         macro_f1_b: Macro-F1 of B.
-        difference_accuracy: A less B, with a 95 % interval by paired bootstrap over memes.
+        difference_accuracy: A minus B, with a 95 % interval by paired bootstrap over memes.
         difference_macro_f1: Difference in macro-F1, with its interval.
         mcnemar_p: Two-sided p-value of the exact McNemar test.
-        needed: Smallest difference in accuracy, a share, that the test would not put down to chance if as many memes
-            were right in one and wrong in the other; more than 1 where the memes are too few for any.
-        flipped: Every meme of which they did not say the same, in the order of A; those that one got right and the
-            other wrong are among them.
-        groups: Groups that intervals were drawn over, where the data set's card names some; 0 where memes were.
+        needed: Smallest difference in accuracy, as a share, that would be significant with the same number of memes
+            that only one of the two gets right; more than 1 if the memes are too few for any difference to be.
+        flipped: Every meme on which the outcomes of A and B differ, in the order of A.
+        groups: Number of groups that the bootstrap drew, if the data set's card names groups; 0 if it drew memes.
     """
 
     protocol: Protocol
@@ -103,18 +102,18 @@ class Comparison:
 
     @property
     def sure(self) -> bool:
-        """True if the difference in accuracy is larger than chance would often make it."""
+        """True if the difference in accuracy is significant."""
         return self.mcnemar_p < SURE
 
 
 def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Comparison:
     """Compares A and B meme by meme.
 
-    Memes are matched by id. The bootstrap draws memes with what both said of them, so that a meme that is hard for both
-    is hard for both in every resample (Efron & Tibshirani 1993, chapter 8); groups of memes where the card names some.
+    Memes are matched by id. The bootstrap draws memes together with the answers of both, so that a meme that is hard
+    for both is so in every resample (Efron & Tibshirani 1993, chapter 8). It draws whole groups if the card names some.
 
     Raises:
-        BadRequest: They share no meme, or disagree on what the gold label of one is.
+        BadRequest: They share no meme, or disagree on a gold label.
         ValueError: The protocol is not for a data set of this kind.
     """
     in_a = {one.meme.id: (gold, one) for gold, one in a.under(protocol)}
@@ -134,13 +133,13 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
             "they were scored on different data, or different versions of it.",
             reason="GOLD_DIFFERS",
         )
-    # Gold x said by A x said by B: all that the figures and the paired bootstrap depend on.
+    # Gold x answer of A x answer of B: all that the figures and the paired bootstrap depend on.
     triples = [
         (int(in_a[meme][0]), *(_COLUMN[of[meme][1].prediction.outcome] for of in (in_a, in_b))) for meme in shared
     ]
     places = np.ravel_multi_index(np.array(triples).T, (2, 3, 3))
     cells = np.bincount(places, minlength=18).reshape(2, 3, 3)
-    # Column 2 is no class, which is wrong whatever the gold label is.
+    # Column 2 means no class, which is wrong whatever the gold label is.
     right = (
         (cells[0, 0, 0], cells[1, 1, 1]),
         (cells[0, 0, 1:], cells[1, 1, [0, 2]]),
@@ -174,7 +173,7 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
         macro_f1_a=f1_a,
         macro_f1_b=f1_b,
         difference_accuracy=Figure(
-            # From the counts: the difference of two rounded shares of the same memes need not come out as 0.
+            # From the counts: the difference of two equal shares computed in floating point need not be exactly 0.
             (only_a - only_b) / n,
             *resampling.interval(drawn_a.accuracy - drawn_b.accuracy),
         ),
@@ -193,26 +192,26 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
 def mcnemar(only_a: int, only_b: int) -> float:
     """Two-sided p-value of the exact McNemar test.
 
-    How often would memes that only one of the two gets right fall at least as unevenly, if each were as likely to be
-    either's (Agresti 2013, "Categorical Data Analysis", section 11.1)?
+    The probability that the memes that only one of the two gets right split at least as unevenly as here if each were
+    equally likely to go to either (Agresti 2013, "Categorical Data Analysis", section 11.1).
     """
-    # Where no meme is right in one only, there is nothing to test, and SciPy would raise.
+    # If no meme is right in only one of them, there is nothing to test, and SciPy would raise.
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """P-values corrected by Holm's step-down procedure, in the same order."""
+    """P-values adjusted by Holm's step-down procedure, in the same order."""
     order = sorted(range(len(ps)), key=lambda place: ps[place])
     corrected, largest = [0.0] * len(ps), 0.0
     for rank, place in enumerate(order):
-        # Monotone: a test must not come out surer than one with a smaller p-value.
+        # Monotone: an adjusted p-value must not be smaller than that of a test with a smaller raw p-value.
         largest = max(largest, min(1.0, (len(ps) - rank) * ps[place]))
         corrected[place] = largest
     return corrected
 
 
 def in_words(comparison: Comparison) -> list[str]:
-    """Describes the comparison and its open questions, in sentences."""
+    """Describes the comparison and its caveats, in sentences."""
     a, b, n = comparison.name_a, comparison.name_b, comparison.n
     sentences = [
         f"Protocol {comparison.protocol}, {_memes(n)}: {a} has an accuracy of {comparison.accuracy_a:.3f}, {b} of "
@@ -265,12 +264,12 @@ def _not_judged(judged: list[Judged]) -> int:
 
 
 def _needed(odd: int) -> int:
-    """Smallest surplus of one side that the test tells from chance, if ``odd`` memes are right in one only.
+    """Smallest significant surplus of one side if ``odd`` memes are right in only one of the two.
 
-    With fewer than six such memes there is none, and the answer is six: all of them on one side.
+    With fewer than six such memes no surplus is significant, and the answer is six: all of them on one side.
     """
     odd = max(odd, FEWEST_TO_SAY)
-    # In steps of two: the two sides add up to `odd`, so that their difference has its parity.
+    # In steps of two: the two sides add up to `odd`, so their difference has the same parity.
     return next(
         surplus for surplus in range(odd % 2, odd + 1, 2) if mcnemar((odd + surplus) // 2, (odd - surplus) // 2) < SURE
     )

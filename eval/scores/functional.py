@@ -1,4 +1,4 @@
-"""Functional tests scored: a pass rate for each functionality, and contrast sets that are right as a whole."""
+"""Scores of functional tests: the pass rate of each functionality, and of contrast sets as a whole."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class FunctionalityScore:
     """Figures of one functionality.
 
     Attributes:
-        id: Its id.
-        harmful: Label that a classifier must give.
-        n: Cases.
+        id: Id of the functionality.
+        harmful: True if the expected label is harmful.
+        n: Number of cases.
         passed: Share of cases that were given that label, with Wilson's 95 % interval.
-        silent: Number of cases that were given no class; they have not passed.
+        silent: Number of cases that were given no class; they count as failed.
     """
 
     id: str
@@ -38,15 +38,15 @@ class FunctionalScores:
     """Figures of a system on the functional tests.
 
     Attributes:
-        n: Cases.
-        passed: Share of all cases that passed. It hides more than it says: see the functionalities.
-        always_harmful: The share that always saying harmful would pass.
-        functionalities: In the order of the tests.
+        n: Number of cases.
+        passed: Share of all cases that passed. It hides large differences between the functionalities.
+        always_harmful: Share that a system that always answers harmful would pass.
+        functionalities: Figures of each functionality, in the order of the tests.
         sets: Number of contrast sets.
-        sets_passed: Share of contrast sets of which all four memes passed; None without any.
-        by_picture: Share of pairs of the same words over two pictures, with different labels, that both passed: the
-            picture alone tells them apart. None without any.
-        by_text: Share of pairs of different words over the same picture, with different labels, that both passed.
+        sets_passed: Share of contrast sets of which all four memes passed; None if there are none.
+        by_picture: Share of pairs with the same text on two pictures and different labels of which both passed: only
+            the picture tells them apart. None if there are none.
+        by_text: Share of pairs with different texts on the same picture and different labels of which both passed.
     """
 
     n: int
@@ -60,26 +60,26 @@ class FunctionalScores:
 
 
 def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> FunctionalScores:
-    """Scores a system on all cases; one that nothing was said of has not passed.
+    """Scores a system on all cases; a case without an answer counts as failed.
 
     Args:
         cases: Cases of the tests.
         results: Predictions on them.
 
     Raises:
-        BadRequest: The predictions are of other memes, or there is no case.
+        BadRequest: The predictions are for other memes, a case was not judged, or there is no case.
     """
     outcomes = {one.meme.id: one.prediction.outcome for one in results.judged}
     gold = {one.meme.id: one.meme.harmful for one in results.judged}
-    # By identity: tests that were drawn anew may have the same ids under other labels.
+    # Regenerated tests may have the same ids with other labels.
     if not cases or any(case.id in gold and gold[case.id] is not case.harmful for case in cases):
         raise BadRequest(
             f"{results.name} is of other functional tests than these: labels differ. Name the directory that it "
             "judged.",
             reason="GOLD_DIFFERS",
         )
-    # One that was never asked is a gap in the tests, which a rate over the others would hide; one that
-    # was asked and not answered has failed.
+    # A case that was never asked is a gap in the tests, which a rate over the others would hide; one that
+    # was asked but not answered has failed.
     missing = [case.id for case in cases if case.id not in outcomes]
     if missing:
         raise BadRequest(
@@ -87,7 +87,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
             "functional tests are scored whole. Judge all of them, without --limit.",
             reason="RUN_UNFINISHED",
         )
-    # By identity too: no class is None, and has not passed.
+    # `is`, not `==`: a missing class is None, which never passes.
     passed = {case.id: outcomes[case.id].harmful is case.harmful for case in cases}
     by_functionality: dict[str, list[FunctionalCase]] = defaultdict(list)
     sets: dict[int, list[FunctionalCase]] = defaultdict(list)
@@ -102,8 +102,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
         functionalities=tuple(
             FunctionalityScore(
                 id=id_,
-                # All cases of a functionality have one label, which defines it; the first one's stands
-                # for them.
+                # All cases of a functionality have the same expected label, so the first one's is used.
                 harmful=own[0].harmful,
                 n=len(own),
                 passed=_rate(passed[case.id] for case in own),
@@ -112,7 +111,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
             for id_, own in by_functionality.items()
         ),
         sets=len(sets),
-        # As a whole: cues of the picture or of the words alone get a part of each set right.
+        # As a whole: cues of the picture alone or the text alone get part of each set right.
         sets_passed=_rate(all(passed[case.id] for case in own) for own in sets.values()) if sets else None,
         by_picture=_pairs(sets.values(), passed, lambda case: case.caption),
         by_text=_pairs(sets.values(), passed, lambda case: case.sign),
@@ -122,13 +121,13 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
 def _pairs(
     sets: Iterable[Sequence[FunctionalCase]], passed: Mapping[str, bool], same: Callable[[FunctionalCase], str]
 ) -> Figure | None:
-    """Share of pairs that have one thing in common and different labels of which both passed."""
+    """Share of passed pairs among pairs that agree in ``same`` but have different labels."""
     found = [
         passed[one.id] and passed[other.id]
         for own in sets
         for place, one in enumerate(own)
         for other in own[place + 1 :]
-        # Over the same thing but with the other label: whoever ignores what differs gets one of the two wrong.
+        # Same picture or text but opposite labels: a system that ignores what differs gets one of the two wrong.
         if same(one) == same(other) and one.harmful is not other.harmful
     ]
     return _rate(found) if found else None

@@ -1,4 +1,4 @@
-"""Answers from a log of Inspect AI, as rows of predictions: a sample a row."""
+"""Answers from an Inspect AI log as rows of predictions, one row per sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from retrieval.library.tables import Record
 
 _BIG = frozenset({"events", "attachments", "messages", "store"})
-"""Parts of a sample that are passed over: they are nearly all of a log."""
+"""Parts of a sample that are not loaded: they make up nearly all of a log."""
 
 
 def inspect_records(path: Path, scorer: str = "") -> Iterator[Record]:
@@ -23,19 +23,19 @@ def inspect_records(path: Path, scorer: str = "") -> Iterator[Record]:
 
     Args:
         path: The file.
-        scorer: Scorer whose answers are the labels. Where it is empty, the prediction that ``memecourt-eval export
-            --inspect`` puts into the metadata of a sample; in other logs, the answer of the log's first scorer.
+        scorer: Scorer whose answers are the labels. If empty, labels are the predictions that ``memecourt-eval export
+            --inspect`` puts into the samples' metadata or, in other logs, the answers of the log's first scorer.
 
     Returns:
-        Numbers of the samples, counted from 1 in the order of their ids, with ``id`` and ``label``, of our own logs
-        ``score`` and ``level``, or ``said``, too; or what is wrong with the sample.
+        Number of each sample, from 1 in the order of the ids, with a record of ``id`` and ``label`` (our own logs also
+        have ``score`` and ``level``, or ``said``), or with a description of the sample's fault.
 
     Raises:
-        BadRequest: The file is no log, or has no such scorer, or its scorer gives no answers.
+        BadRequest: The file is not a log, has no such scorer, or its scorer gives no answers.
         NotLoaded: Inspect AI is not installed.
     """
     samples = _samples(path)
-    # In the order of the log: without --scorer the first one is taken.
+    # In the order of the log, as the first one is used without --scorer.
     names = list(dict.fromkeys(name for sample in samples for name in sample.scores or ()))
     if scorer and scorer not in names:
         raise BadRequest(
@@ -45,7 +45,7 @@ def inspect_records(path: Path, scorer: str = "") -> Iterator[Record]:
         )
     by = scorer or (names[0] if names else "")
     predicted = not scorer and any(_prediction(sample) is not None for sample in samples)
-    # A scorer that only marks right and wrong would otherwise make every meme a failure of the system.
+    # Otherwise a scorer that only marks answers right or wrong would make every meme a failure of the system.
     if samples and not predicted and not any(_answer(sample, by) for sample in samples):
         raise BadRequest(
             f"{path.name} has no answers{f' by the scorer {by!r}' if by else ', as nothing in it was scored'}: labels "
@@ -61,7 +61,7 @@ def _samples(path: Path) -> list[EvalSample]:
     try:
         from inspect_ai.log import read_eval_log
     except ModuleNotFoundError as error:
-        # A library that Inspect AI itself lacks is another fault, which the advice below would hide.
+        # A missing dependency of Inspect AI is a different fault, which the advice below would hide.
         if (error.name or "").partition(".")[0] != "inspect_ai":
             raise
         raise NotLoaded(
@@ -71,7 +71,7 @@ def _samples(path: Path) -> list[EvalSample]:
         ) from None
     try:
         return read_eval_log(str(path), exclude_fields=set(_BIG)).samples or []
-    # A damaged archive raises errors of whatever reads its parts: zipfile, zlib, zstandard, ijson, pydantic.
+    # A damaged archive raises errors from any library that reads its parts: zipfile, zlib, zstandard, ijson, pydantic.
     except Exception as error:
         raise BadRequest(
             f"{path.name} can't be read as a log of Inspect AI ({type(error).__name__}). Predictions as JSON go into a "
@@ -81,19 +81,19 @@ def _samples(path: Path) -> list[EvalSample]:
 
 
 def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
-    """A sample's row: by the scorer's answer, or where none is named by the prediction in its metadata."""
+    """A sample's row from the scorer's answer or, if no scorer is named, from the prediction in its metadata."""
     if sample.epoch > 1:
         return f"it is of epoch {sample.epoch}, and a meme has one answer: run it with one epoch"
     if not scorer:
         prediction = _prediction(sample)
         if prediction is None:
             return "its metadata has no prediction, and that of others has"
-        # A failure is no label: an empty one is what says that there is no answer.
+        # A failure is not a label: an empty label means that there is no answer.
         label = "" if prediction["outcome"] == Outcome.FAILED else prediction["outcome"]
-        if prediction.get("said"):  # of a run that asked a question: its answers by task
+        if prediction.get("said"):  # a run that asked a question has its answers by task
             return {"id": sample.id, "label": label, "said": prediction["said"]}
         return {"id": sample.id, "label": label, "score": prediction.get("score"), "level": prediction.get("level")}
-    # A sample that broke off is the system's failure: it counts as wrong, and is not refused.
+    # A sample that ended in an error is the system's failure: it counts as wrong and is not rejected.
     if sample.error is not None:
         return {"id": sample.id, "label": ""}
     if scorer not in (sample.scores or {}):
@@ -102,7 +102,7 @@ def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
 
 
 def _answer(sample: EvalSample, scorer: str) -> str:
-    """The scorer's answer; empty where it found none."""
+    """The scorer's answer; empty if it has none."""
     score = (sample.scores or {}).get(scorer)
     return (score.answer or "").strip() if score is not None else ""
 

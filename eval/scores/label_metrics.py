@@ -1,9 +1,9 @@
-"""Metrics of a task's labels: functions of gold, answers and how often each meme is drawn.
+"""Metrics of a task's labels: functions of gold labels, answers and the number of times each meme is drawn.
 
-Every metric takes the weights of the memes, float of shape (resamples, memes), and gives one value for each resample,
-NaN where it has none. The value over all memes is the one with all weights 1, so that value and interval can't follow
-two definitions. A meme without an answer is wrong: never a hit, a miss of each of its gold labels, and neither a yes
-nor a no where labels are scored one by one. A quotient of nothing by nothing counts 0 in an F1, as in scikit-learn.
+Every metric takes the weights of the memes, float of shape (resamples, memes), and returns one value per resample, NaN
+if it is undefined. The value over all memes uses weights of 1, so that value and interval share one definition. A meme
+without an answer is wrong: it is never a hit, misses each of its gold labels, and is neither a yes nor a no if labels
+are scored one by one. 0 / 0 in an F1 counts as 0, as in scikit-learn.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Bools = NDArray[np.bool_]
 Metric = Callable[["TaskArrays", Floats], Floats]
 
 PER_LABEL = ("f1", "precision", "recall", "auroc", "binary-accuracy", "binary-macro-f1")
-"""Metrics of one label, named with a colon and the label: ``f1:skeptical``."""
+"""Metrics of a single label, followed by a colon and the label: ``f1:skeptical``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskArrays:
-    """Gold labels and answers of a task, a row a meme and a column a label, in the card's order.
+    """Gold labels and answers of a task, with a row per meme and a column per label, in the card's order.
 
     Attributes:
         labels: Labels of the task.
         gold: Boolean of shape (memes, labels).
-        predicted: Boolean of shape (memes, labels); all False where there is no answer.
+        predicted: Boolean of shape (memes, labels); all False if there is no answer.
         answered: Boolean of shape (memes,).
-        scores: float64 of shape (memes, labels), probabilities of the labels; NaN where there are none.
-        votes: int64 of shape (memes, labels), annotators that gave each label; None where they are not known.
+        scores: float64 of shape (memes, labels), probabilities of the labels; NaN if there are none.
+        votes: int64 of shape (memes, labels), number of annotators who gave each label; None if unknown.
     """
 
     labels: tuple[str, ...]
@@ -45,7 +45,7 @@ class TaskArrays:
     votes: NDArray[np.int64] | None = None
 
     def replaced(self, predicted: Bools) -> TaskArrays:
-        """Returns the same memes with other answers, all of them given and none with scores."""
+        """Returns the same memes with other answers: every meme is answered, and none has scores."""
         none = np.full(self.scores.shape, np.nan)
         return replace(self, predicted=predicted, answered=np.ones_like(self.answered), scores=none)
 
@@ -69,7 +69,7 @@ def metric_of(name: str, labels: Sequence[str]) -> Metric:
 
 
 def value_of(metric: Metric, arrays: TaskArrays) -> float | None:
-    """Value of a metric over all memes; None where it has none."""
+    """Value of a metric over all memes; None if it is undefined."""
     value = float(metric(arrays, np.ones((1, len(arrays.answered))))[0])
     return None if np.isnan(value) else value
 
@@ -77,12 +77,12 @@ def value_of(metric: Metric, arrays: TaskArrays) -> float | None:
 def _ratio(part: Floats, whole: Floats) -> Floats:
     """The quotient; NaN where the whole is 0."""
     none = np.full(np.broadcast(part, whole).shape, np.nan)
-    # Divided only where it can be: NumPy would warn of each resample without a meme.
+    # Divides only where possible: NumPy would warn about each resample without a meme.
     return np.asarray(np.divide(part, whole, out=none, where=whole > 0))
 
 
 def _mean(weights: Floats, values: NDArray[np.generic]) -> Floats:
-    """Weighted mean of one value a meme."""
+    """Weighted mean of one value per meme."""
     return _ratio(weights @ values.astype(np.float64), weights.sum(axis=1))
 
 
@@ -95,18 +95,18 @@ def _counts(arrays: TaskArrays, weights: Floats) -> tuple[Floats, Floats, Floats
 
 
 def _f1(hits: Floats, predicted: Floats, gold: Floats) -> Floats:
-    # 0 / 0 is 0: the numerator is, and the denominator may not be.
+    # Makes 0 / 0 equal 0: the numerator is 0, and the denominator must not be.
     return np.asarray(2 * hits / np.maximum(predicted + gold, 1e-12))
 
 
 def right_answers(arrays: TaskArrays) -> Bools:
-    """True for each meme whose answer is its gold, label for label."""
-    # A meme without an answer says the empty set, which must not count as right where gold is empty.
+    """True for each meme whose answer has exactly the gold labels."""
+    # A meme without an answer predicts the empty set, which must not count as right if gold is empty.
     return np.asarray(arrays.answered & (arrays.gold == arrays.predicted).all(axis=1))
 
 
 def differing_answers(one: TaskArrays, other: TaskArrays) -> Bools:
-    """True for each meme of which two sets of answers to the same memes differ, in labels or in a probability."""
+    """True for each meme on which two sets of answers differ, in labels or in a probability."""
     scores = (one.scores == other.scores) | (np.isnan(one.scores) & np.isnan(other.scores))
     same = (one.predicted == other.predicted).all(axis=1) & (one.answered == other.answered) & scores.all(axis=1)
     return np.asarray(~same)
@@ -148,14 +148,14 @@ def _masi(arrays: TaskArrays, weights: Floats) -> Floats:
 
 
 def _binary_accuracies(arrays: TaskArrays, weights: Floats) -> Floats:
-    """Share of memes of which each label was rightly given or denied, shape (resamples, labels)."""
+    """Share of memes on which each label was correctly given or denied, shape (resamples, labels)."""
     right = (arrays.gold == arrays.predicted) & arrays.answered[:, None]
     return _ratio(weights @ right.astype(np.float64), weights.sum(axis=1)[:, None])
 
 
 def _binary_macro_f1s(arrays: TaskArrays, weights: Floats) -> Floats:
-    """Mean of the F1 of yes and of no, of each label, shape (resamples, labels)."""
-    # Without an answer there is no "no" either, so that silence is never right.
+    """Mean of the F1 of yes and of no for each label, shape (resamples, labels)."""
+    # A missing answer is not a "no" either, so that silence is never right.
     denied, absent = arrays.answered[:, None] & ~arrays.predicted, ~arrays.gold
     no = (weights @ each.astype(np.float64) for each in (denied & absent, denied, absent))
     return np.asarray((_f1(*_counts(arrays, weights)) + _f1(*no)) / 2)
@@ -176,13 +176,13 @@ def _weighted_binary_macro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
 
 
 def _ranked(gold: Bools, scores: Floats, weights: Floats) -> Floats:
-    """Area under the ROC curve of weighted pairs, equal scores counted half; pairs without a score are left out."""
+    """Area under the ROC curve of weighted pairs; ties count half, and pairs without a score are ignored."""
     there = ~np.isnan(scores)
     if not there.any():
         return np.full(len(weights), np.nan)
     gold, scores, weights = gold[there], scores[there], weights[:, there]
     order = np.argsort(scores, kind="stable")
-    # Equal scores are summed up as one step, which is what counting ties half takes.
+    # Equal scores are summed up as one step, so that ties count half.
     starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
     yes, no = (np.add.reduceat(weights[:, order] * of[order], starts, axis=1) for of in (gold, ~gold))
     outranked = no.cumsum(axis=1) - no / 2
@@ -190,14 +190,14 @@ def _ranked(gold: Bools, scores: Floats, weights: Floats) -> Floats:
 
 
 def _auroc(arrays: TaskArrays, weights: Floats) -> Floats:
-    """Mean over the labels; of two labels whose probabilities add up to 1, either's own."""
+    """Mean over the labels; equal to either label's own if there are two whose probabilities add up to 1."""
     each = [_ranked(arrays.gold[:, place], arrays.scores[:, place], weights) for place in range(len(arrays.labels))]
     return np.asarray(np.mean(each, axis=0))
 
 
 def _micro_auroc(arrays: TaskArrays, weights: Floats) -> Floats:
-    """Over all pairs of a meme and a label, as one ranking."""
-    # One ranking over labels: a meme's weight goes with each of its pairs.
+    """AUROC over all pairs of a meme and a label, ranked together."""
+    # Each pair has the weight of its meme.
     return _ranked(arrays.gold.ravel(), arrays.scores.ravel(), np.repeat(weights, len(arrays.labels), axis=1))
 
 
@@ -214,23 +214,23 @@ def _mmae(arrays: TaskArrays, weights: Floats) -> Floats:
     gold, predicted = arrays.gold[there].argmax(axis=1), arrays.predicted[there].argmax(axis=1)
     level = (gold[:, None] == np.arange(len(arrays.labels))).astype(np.float64)
     weights = weights[:, there]
-    # By level first, so that a rare level counts as much as a frequent one.
+    # Averaged within each level first, so that a rare level counts as much as a frequent one.
     errors = _ratio(weights @ (level * np.abs(gold - predicted)[:, None]), weights @ level)
-    # Not nanmean: it warns of a resample in which no meme was drawn.
+    # Not nanmean, which warns about a resample in which no meme was drawn.
     return _ratio(np.nansum(errors, axis=1), (~np.isnan(errors)).sum(axis=1).astype(np.float64))
 
 
 def _agreement_ceiling(arrays: TaskArrays, weights: Floats) -> Floats:
-    """Accuracy of one annotator, drawn at random, against the majority of the rest; a tie counts by its share."""
+    """Accuracy of a random annotator against the majority of the others; a tie of k labels counts 1 / k."""
     if arrays.votes is None:
         return np.full(len(weights), np.nan)
     votes = arrays.votes.astype(np.float64)
-    # With one voice there is no rest to agree with.
+    # With a single vote there are no others to agree with.
     there = votes.sum(axis=1) >= 2
     votes, agree = votes[there], np.zeros(int(there.sum()))
     for place in range(votes.shape[1]):
         others = votes.copy()
-        # Without the vote that is looked at, which would agree with itself.
+        # Excludes the vote in question, which would agree with itself.
         others[:, place] -= 1
         tops = others == others.max(axis=1, keepdims=True)
         agree += votes[:, place] / votes.sum(axis=1) * np.where(tops[:, place], 1 / tops.sum(axis=1), 0.0)
@@ -238,7 +238,7 @@ def _agreement_ceiling(arrays: TaskArrays, weights: Floats) -> Floats:
 
 
 def _one(of: Callable[[TaskArrays, Floats], Floats], arrays: TaskArrays, weights: Floats, *, place: int) -> Floats:
-    """One column of a function that gives a column a label."""
+    """One column of a function that returns a column per label."""
     return np.asarray(of(arrays, weights)[:, place])
 
 
@@ -285,6 +285,6 @@ METRICS: Mapping[str, Metric] = {
     "mmae": _mmae,
     "agreement-ceiling": _agreement_ceiling,
 }
-"""Metrics by the names that cards have for them; ``exact`` is the accuracy of the whole set of labels."""
+"""Metrics by their names in cards; ``exact`` is the accuracy of the whole set of labels."""
 BASELINE_FREE = frozenset({"auroc", "micro-auroc", "brier", "agreement-ceiling"})
-"""Metrics that labels alone don't have, so that always saying the same has none."""
+"""Metrics that need more than predicted labels, so that a constant answer has no value for them."""

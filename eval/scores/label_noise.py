@@ -1,9 +1,9 @@
-"""Labels that are likely wrong, by confident learning.
+"""Labels that are likely wrong, found by confident learning.
 
-Northcutt, Jiang & Chuang 2021, "Confident Learning: Estimating Uncertainty in Dataset Labels", as the package
-``cleanlab`` has it: how often memes of one label are confidently given the other estimates how many labels are wrong,
-and so many of those with the least support are listed. What a system gets wrong for a reason of its own is listed as
-well: a list is what people look at, never a correction.
+Northcutt, Jiang & Chuang 2021, "Confident Learning: Estimating Uncertainty in Dataset Labels", as implemented in the
+package ``cleanlab``: the number of memes of one label that are confidently given the other estimates how many labels
+are wrong, and that many labels with the least support are listed. The list also contains mistakes of the system
+itself: it is for people to review, and never a correction.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from court.errors import BadRequest, NotLoaded
 
 FEWEST = 20
-"""Memes of each label below which thresholds of confidence rest on too few."""
+"""Fewest memes of each label for reliable confidence thresholds."""
 TOO_FEW = "TOO_FEW_TO_SAY"
-"""Reason of an error: there are fewer."""
+"""Error reason if there are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class NoisyLabel:
 
     Attributes:
         id: Id of the meme.
-        harmful: Its label.
-        probability: Probability of harm by those who had not seen the label.
+        harmful: Label of the meme.
+        probability: Probability of harm, from a system that has not seen the label.
     """
 
     id: str
@@ -37,7 +37,7 @@ class NoisyLabel:
 
     @property
     def support(self) -> float:
-        """Probability of the label itself, in [0, 1]: the lower, the likelier it is wrong."""
+        """Probability of the label itself, in [0, 1]: the lower, the more likely the label is wrong."""
         return self.probability if self.harmful else 1 - self.probability
 
 
@@ -46,8 +46,8 @@ class LabelNoise:
     """Labels that are likely wrong, and the estimated share of them.
 
     Attributes:
-        n: Memes with a probability.
-        without: Number of memes that have none, and could not be looked at.
+        n: Number of memes with a probability.
+        without: Number of memes without one, which could not be checked.
         noisy: Labels that are likely wrong, the least supported first.
         harmful_wrong: Estimated share of the memes labelled harmful that are not.
         benign_wrong: Estimated share of the memes labelled not harmful that are harmful.
@@ -64,9 +64,9 @@ def find_label_noise(memes: Sequence[tuple[str, bool, float | None]]) -> LabelNo
     """Lists labels that are likely wrong.
 
     Args:
-        memes: Id, label (True for harmful) and probability of harm, None where there is none. The probability must come
-            from what has not seen the label: a court whose precedents are another split, or a vote with the meme left
-            out.
+        memes: Id, label (True for harmful) and probability of harm (None if there is none). The probability must come
+            from a system that has not seen the label: a court whose precedents are from another split, or a vote that
+            leaves the meme out.
 
     Raises:
         BadRequest: Fewer than :data:`FEWEST` memes of a label have a probability.
@@ -91,11 +91,11 @@ def find_label_noise(memes: Sequence[tuple[str, bool, float | None]]) -> LabelNo
     labels = np.array([harmful for _, harmful, _ in scored], dtype=np.int64)
     probabilities = np.array([probability for *_, probability in scored], dtype=np.float64)
     both = np.stack([1 - probabilities, probabilities], axis=1)
-    # In this process: a pool for thousands of rows takes longer than they do.
+    # In this process: starting a pool takes longer than processing thousands of rows.
     places = find_label_issues(labels, both, return_indices_ranked_by="self_confidence", n_jobs=1)
     # Given label x estimated label, shares of all memes.
     joint = estimate_joint(labels, both)
-    # By given label: the shares of what its memes likely are.
+    # For each given label, the estimated shares of the true labels.
     benign, harmful = (joint / joint.sum(axis=1, keepdims=True)).tolist()
     return LabelNoise(
         n=len(scored),

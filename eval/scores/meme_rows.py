@@ -1,4 +1,4 @@
-"""Rows about memes from a file: votes of annotators, membership in groups, and whatever else an id can be given."""
+"""Reader of files with rows about memes, such as annotators' votes or membership in groups."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from retrieval.library.tables import (
 )
 
 _LISTED = 10
-"""Faults that an error message lists."""
+"""Largest number of faults that an error message lists."""
 _SHOWN = 60
-"""Characters of a word that a message shows."""
+"""Largest number of characters of a word that a message shows."""
 
 
 def read_meme_rows(
     path: Path, columns: Sequence[str], what: str, *, ids: Collection[str] | None = None
 ) -> list[tuple[str, ...]]:
-    """Reads CSV with a header or JSON a line; other columns are passed over.
+    """Reads CSV with a header or JSON lines; other columns are ignored.
 
     Args:
         path: The file.
-        columns: Names of the columns, the first being that of the meme's id; each must be there and not empty.
+        columns: Names of the required columns, the first being the meme's id; no cell may be empty.
         what: Content of the file in words, for messages.
-        ids: Ids of the memes that it is to be about; any where it is None.
+        ids: Ids of the memes that rows may refer to; None to allow any.
 
     Returns:
-        A row for each line, in order, with the words of these columns.
+        A row per line, in order, with the text of these columns.
 
     Raises:
-        BadRequest: The file can't be read, or a line is at fault; the first faults are listed by line.
+        BadRequest: The file can't be read, or a line is invalid; the message lists the first faults by line.
     """
     rows: list[tuple[str, ...]] = []
     faults: list[str] = []
@@ -45,11 +45,11 @@ def read_meme_rows(
         fault, row = record if isinstance(record, str) else "", []
         for column in columns if not fault else ():
             value = None if isinstance(record, str) else record.get(column)
-            # As it stands: labels are words of the data set's own.
+            # Unchanged: labels are the data set's own words.
             word = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
             if not word:
                 fault = f"{column} is empty, or neither a word nor a whole number"
-                # One fault of a line is enough to find it.
+                # One fault per line is enough to find the line.
                 break
             row.append(word)
         if not fault and ids is not None and row[0] not in ids:
@@ -69,7 +69,7 @@ def read_meme_rows(
 
 
 def table_records(path: Path, columns: Sequence[str], what: str) -> Iterator[Record]:
-    """Records of a file of CSV or JSON a line, whose header must name these columns. Raises BadRequest as above."""
+    """Records of a CSV or JSON lines file whose header must name these columns. Raises BadRequest as above."""
     content = read_text(path, what)
     if content.lstrip().startswith("{"):
         return json_records(content)

@@ -1,6 +1,6 @@
 """Metrics of labels, with intervals.
 
-Figures by scikit-learn; intervals are 95 %, by percentile bootstrap over memes (:mod:`eval.scores.resampling`).
+Figures are computed by scikit-learn; 95 % intervals by percentile bootstrap over memes (:mod:`eval.scores.resampling`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from eval.scores.resampling import Floats, Ints
 from retrieval.linked import number_linked
 
 CLASSES = (False, True)
-"""Not harmful, harmful. Always given to scikit-learn: a class that nobody predicted still counts in a macro average."""
+"""Not harmful, harmful. Always passed to scikit-learn, so that a class that was never predicted counts in averages."""
 
 OUTCOMES = (Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.UNDECIDED, Outcome.FAILED)
 """The columns of a confusion matrix, in this order."""
@@ -39,18 +39,18 @@ OUTCOMES = (Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.UNDECIDED, Outcome.FAI
 RESAMPLES = 10_000
 
 BINS = 10
-"""Of a calibration curve, at most."""
+"""Largest number of bins of a calibration curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure with the interval that resampling the memes leaves it in.
+    """A figure with its bootstrap interval.
 
     Attributes:
         value: Value over all memes.
-        low: 2.5th percentile over the resamples; of a share on which they all agree, and of other figures at 0 or 1,
-            the exact lower bound.
-        high: 97.5th percentile, likewise.
+        low: 2.5th percentile over the resamples; the exact lower bound for a share on which all resamples agree, and
+            for other figures at 0 or 1.
+        high: 97.5th percentile over the resamples, or the exact upper bound in the same cases.
     """
 
     value: float
@@ -64,10 +64,10 @@ class ClassScores:
 
     Attributes:
         name: ``not harmful`` or ``harmful``.
-        precision: Share of hits among the memes that were given this class; None where none was.
-        recall: Share of hits among the memes that are of this class; None where none is.
-        f1: Their harmonic mean; 0 where the class is neither there nor said, as scikit-learn has it.
-        support: Memes that are of this class.
+        precision: Share of hits among the memes that were given this class; None if there are none.
+        recall: Share of hits among the memes that are of this class; None if there are none.
+        f1: Harmonic mean of both; 0 if the class is neither present nor predicted, as in scikit-learn.
+        support: Number of memes that are of this class.
     """
 
     name: str
@@ -82,10 +82,10 @@ class Rates:
     """Figures of labels over some memes.
 
     Attributes:
-        n: Number of those memes.
+        n: Number of memes.
         accuracy: Share of labels that agree with gold.
         macro_f1: Mean of the F1 of both classes.
-        classes: Not harmful, harmful.
+        classes: Scores of the classes not harmful and harmful.
     """
 
     n: int
@@ -99,11 +99,11 @@ class Bin:
     """One point of a calibration curve.
 
     Attributes:
-        low: Lowest score in it.
-        high: Highest score in it.
-        n: Memes in it.
-        mean_score: Mean score of these, in [0, 1].
-        share_harmful: Share of these that are harmful.
+        low: Lowest score in the bin.
+        high: Highest score in the bin.
+        n: Number of memes in the bin.
+        mean_score: Mean score of these memes, in [0, 1].
+        share_harmful: Share of these memes that are harmful.
     """
 
     low: float
@@ -122,34 +122,34 @@ class Card:
 
     Attributes:
         protocol: Protocol by which gold labels became two classes.
-        n: Memes that are scored.
+        n: Number of memes that are scored.
         harmful: Number of the ``n`` memes whose gold label is harmful.
-        benign: The others.
-        dropped: Memes that the protocol leaves out; not in ``n``.
+        benign: Number of the ``n`` memes whose gold label is not harmful.
+        dropped: Number of memes that the protocol excludes; not in ``n``.
         undecided: Number of the ``n`` memes that the system left undecided.
         failed: Number of the ``n`` memes without an answer.
-        coverage: Share of ``n`` that was given a class.
-        majority: Accuracy of always saying the more frequent class.
-        majority_macro_f1: Macro-F1 of the same.
-        decided: Over the memes that were given a class; None where none was.
-        strict: Over all ``n``. A meme without a class is wrong: never a hit, a miss of its gold class, and no
-            prediction of the other, so that it lowers accuracy, recall and F1 but no precision.
+        coverage: Share of the ``n`` memes that were given a class.
+        majority: Accuracy of always predicting the more frequent class.
+        majority_macro_f1: Macro-F1 of always predicting the more frequent class.
+        decided: Rates over the memes that were given a class; None if there are none.
+        strict: Rates over all ``n``. A meme without a class is wrong: never a hit, a miss of its gold class, and not
+            a prediction of the other, so that it lowers accuracy, recall and F1 but not precision.
         confusion: Counts, gold (not harmful, harmful) x outcomes (:data:`OUTCOMES`).
-        scored: Memes with a score; those without a class can have one too.
-        auroc: Area under the ROC curve over ``scored``; None unless both classes are among them.
-        brier: Mean squared difference of score and gold over ``scored``; None where there is none.
-        calibration: Calibration of ``scored``, in rising order of score, in at most :data:`BINS` bins of nearly equal
-            numbers.
-        ece: Expected calibration error by these bins; None where there is none.
-        levelled: Memes that have a gold level and were given one.
-        mmae: Macro-averaged mean absolute error over ``levelled``, in levels; None where there is none.
-        voted: Memes with a vote of precedents.
-        vote: The vote's own figures over ``voted``; None where there is none.
-        auroc_decided: AUROC over the scored memes that were given a class; None unless both classes are among them.
+        scored: Number of memes with a score, which memes without a class may have too.
+        auroc: Area under the ROC curve over ``scored``; None unless these include both classes.
+        brier: Mean squared difference of score and gold over ``scored``; None if there are none.
+        calibration: Calibration of ``scored``, in rising order of score, in at most :data:`BINS` bins with nearly equal
+            numbers of memes.
+        ece: Expected calibration error over these bins; None if there are none.
+        levelled: Number of memes with both a gold and a predicted level.
+        mmae: Macro-averaged mean absolute error over ``levelled``, in levels; None if there are none.
+        voted: Number of memes with a vote of precedents.
+        vote: Rates of the vote itself over ``voted``; None if there are none.
+        auroc_decided: AUROC over the scored memes that were given a class; None unless these include both classes.
         auroc_strict: AUROC over all ``n``: a meme without a score is ranked wrongly against every meme of the other
-            class, as a meme without a class is wrong in ``strict``. None where no meme has a score, or all are of one
+            class, as a meme without a class is wrong in ``strict``. None if no meme has a score, or all are of one
             class.
-        groups: Groups that intervals were drawn over, where the data set's card names some; 0 where memes were.
+        groups: Number of groups that the bootstrap drew, if the data set's card names groups; 0 if it drew memes.
     """
 
     protocol: Protocol
@@ -180,14 +180,14 @@ class Card:
 
 
 def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
-    """Number of each meme's group, shape (memes,), a meme without one being its own; None where none has one.
+    """Number of each meme's group, shape (memes,); a meme without one is its own group. None if no meme has a group.
 
-    Memes of one group of the card are in one, and so are memes on one template where a run held templates apart: what
-    shares either is no independent draw.
+    Memes share a group if they share a group of the card or, in a run that held templates apart, a template: such
+    memes are not independent draws.
     """
     if not any(one.meme.group or one.meme.template for one in judged):
         return None
-    # By kind, so that a group is never taken for a template of the same name.
+    # Keyed by kind, so that a group is never confused with a template of the same name.
     shared = (
         (place, (kind, name))
         for place, one in enumerate(judged)
@@ -204,15 +204,15 @@ def draws_among(memes: NDArray[np.bool_], groups: Ints | None) -> int:
 
 
 def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Card:
-    """Scores everything that was said, under one protocol.
+    """Scores all predictions under one protocol.
 
-    Each figure's resamples begin anew at the seed, so that none depends on which others there are.
+    The resamples of each figure start from the same seed, so that no figure depends on which others are computed.
 
     Raises:
-        BadRequest: The protocol leaves no meme to be scored.
+        BadRequest: The protocol leaves no meme to score.
         ValueError: The protocol is not for a data set of this kind.
     """
-    # Memes that the protocol drops are in no figure but `dropped`.
+    # Memes that the protocol drops count only in `dropped`.
     pairs = results.under(protocol)
     if not pairs:
         raise BadRequest(
@@ -222,13 +222,13 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         )
     gold = np.array([harmful for harmful, _ in pairs], dtype=np.int64)
     predicted = np.array([OUTCOMES.index(one.prediction.outcome) for _, one in pairs], dtype=np.int64)
-    # Square by scikit-learn; gold has the first two rows alone.
+    # scikit-learn returns a square matrix; gold labels only fill the first two rows.
     cells: Ints = confusion_matrix(gold, predicted, labels=range(len(OUTCOMES)))[: len(CLASSES)].astype(np.int64)
     # One draw for coverage, decided and strict figures: how many are decided varies in it as it does among memes.
     groups = group_numbers_of([one for _, one in pairs])
     drawn = _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed)
     n, harmful = len(pairs), int(gold.sum())
-    # Of this split: what always saying the same scores here, which is the least that a system has to beat.
+    # The score of a constant answer on this split, which is the least that a system has to beat.
     majority = max(harmful, n - harmful) / n
     decided, covered = predicted < len(CLASSES), drawn[:, :, : len(CLASSES)].sum(axis=(1, 2))
     voted = [(harmful, one) for harmful, one in pairs if one.prediction.vote_harmful is not None]
@@ -267,7 +267,7 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         auroc=auroc,
         brier=brier,
         calibration=bins,
-        # Weighted by the memes of a bin, as bins are of uneven size where scores are equal.
+        # Weighted by the size of each bin, as ties make bins uneven.
         ece=sum(b.n * abs(b.mean_score - b.share_harmful) for b in bins) / len(scored) if scored else None,
         levelled=levelled,
         mmae=mmae,
@@ -282,12 +282,12 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
 def noise(n: int, accuracy: float) -> float:
     """Half the width of a 95 % interval of an accuracy on ``n`` memes, by the normal approximation.
 
-    What a small test set leaves open: on 354 memes, 4 points either way of 82 %.
+    The uncertainty of a small test set: on 354 memes, 82 % plus or minus 4 points.
 
     Raises:
         ValueError: There is no meme, or the accuracy is not between 0 and 1.
     """
-    # A share outside of 0 and 1 would give the root of a negative number.
+    # A share outside of [0, 1] would give the root of a negative number.
     if n < 1 or not 0 <= accuracy <= 1:
         raise ValueError("noise needs at least one meme, and an accuracy between 0 and 1")
     return 1.96 * sqrt(accuracy * (1 - accuracy) / n)
@@ -303,10 +303,10 @@ def _figure(value: float, resampled: Floats) -> Figure:
 
 
 def share_figure(value: float, resampled: Floats, n: int) -> Figure:
-    """A share of ``n`` memes; where all resamples agree, with the exact interval of Clopper and Pearson (1934).
+    """A share of ``n`` memes; if all resamples agree, with the exact interval of Clopper and Pearson (1934).
 
-    Memes that are all alike give a bootstrap of no width: one meme judged rightly would be an accuracy of 1 for sure.
-    Where whole groups are drawn, ``n`` is their number: a group counts as one witness, however many memes it has.
+    The bootstrap interval of identical outcomes has no width: one correctly judged meme would be an accuracy of exactly
+    1. If whole groups are drawn, ``n`` is their number: a group is one draw, however many memes it has.
     """
     low, high = resampling.interval(resampled)
     if low == high:
@@ -317,16 +317,16 @@ def share_figure(value: float, resampled: Floats, n: int) -> Figure:
 
 
 def edge_figure(value: float, resampled: Floats, n: int) -> Figure:
-    """A figure between 0 and 1 that is no share, such as an F1: at 0 and at 1 with the interval of a share of ``n``.
+    """A figure in [0, 1] that is not a share, such as an F1: at 0 and 1 it gets the interval of a share of ``n``.
 
-    Where all resamples agree elsewhere, as on scores that are all equal, nothing varies; but a single draw agrees with
-    itself whatever it is.
+    Resamples may also agree on another value, for example because all scores are equal; then nothing varies. But a
+    single draw always agrees with itself.
     """
     return share_figure(value, resampled, n) if (value in (0.0, 1.0) and n) or n == 1 else _figure(value, resampled)
 
 
 def error_figure(value: float, resampled: Floats, *, n: int, largest: float) -> Figure:
-    """A mean error in steps, ``largest`` at most, with the interval of a share of ``n`` at its ends."""
+    """A mean error in steps, at most ``largest``; at 0 and ``largest`` it gets the interval of a share of ``n``."""
     share = edge_figure(value / largest, resampled / largest, n)
     return Figure(value, share.low * largest, share.high * largest)
 
@@ -339,7 +339,7 @@ def _rates(gold: Ints, predicted: Ints, drawn: Ints, *, groups: Ints | None) -> 
     over = resampling.rates(drawn)
 
     def of_class(place: int, name: str) -> ClassScores:
-        # The exact intervals of precision and recall rest on different counts: memes given the class, memes of it.
+        # The exact intervals of precision and recall use different counts: memes given the class, memes of the class.
         there, named = (draws_among(of == place, groups) for of in (gold, predicted))
         return ClassScores(
             name=name,
@@ -354,7 +354,7 @@ def _rates(gold: Ints, predicted: Ints, drawn: Ints, *, groups: Ints | None) -> 
     value = float(f1.mean())
     macro_f1 = edge_figure(value, over.macro_f1, n) if value in (0.0, 1.0) else _figure(value, over.macro_f1)
     if macro_f1.low == macro_f1.high:
-        # As where one class alone is there: then it is known as well as the mean of both.
+        # Without width, for example if there is only one class: takes the mean of both classes' bounds.
         low, high = (fmean(getattr(one.f1, end) for one in classes) for end in ("low", "high"))
         macro_f1 = Figure(macro_f1.value, low, high)
     return Rates(
@@ -366,7 +366,7 @@ def _rates(gold: Ints, predicted: Ints, drawn: Ints, *, groups: Ints | None) -> 
 
 
 def _drawn(cells: Ints, gold: Ints, predicted: Ints, *, groups: Ints | None, resamples: int, seed: int) -> Ints:
-    """Resampled counts of cells (gold x said) over memes, or over groups of them."""
+    """Resampled counts of cells (gold x outcome) over memes, or over groups of memes."""
     if groups is None:
         return resampling.draw_cells(cells, resamples, seed)
     shape = (cells.shape[0], cells.shape[1])
@@ -399,7 +399,7 @@ def _score_figures(
 
 
 _OUTRANKED = {True: -1.0, False: 2.0}
-"""Stands for the score of a meme that has none: below all scores if it is harmful, above all if not."""
+"""Substitute for a missing score, by gold label: below all scores if harmful, above all if not."""
 
 
 def _more_aurocs(
@@ -407,7 +407,7 @@ def _more_aurocs(
 ) -> tuple[Figure | None, Figure | None]:
     """AUROC over decided and over all memes, from gold labels with predictions and the AUROC over scored ones.
 
-    Choosing what to be silent on raises the figure over scored memes, so the two stand beside it.
+    A system can raise its figure over scored memes by withholding scores, so these two are reported beside it.
     """
     with_score = sum(one.prediction.score is not None for _, one in pairs)
     decided = [
@@ -415,9 +415,9 @@ def _more_aurocs(
         for harmful, one in pairs
         if one.prediction.score is not None and one.prediction.outcome.harmful is not None
     ]
-    # What rests on the same memes is the same figure, and a bootstrap of thousands of memes takes seconds.
+    # Reused if it covers the same memes, as a bootstrap of thousands of memes takes seconds.
     of_decided = scored if len(decided) == with_score else _auroc(decided, resamples, seed)
-    # Nobody was silent: both figures are the same.
+    # No score is missing: both figures are the same.
     if with_score == len(pairs):
         return of_decided, scored
     return of_decided, _auroc(pairs, resamples, seed) if with_score else None
@@ -435,22 +435,22 @@ def _auroc(pairs: Sequence[tuple[bool, Judged]], resamples: int, seed: int) -> F
 
 
 def _auroc_figure(gold: NDArray[np.bool_], scores: Floats, drawn: Floats, *, groups: Ints | None) -> Figure:
-    # At its ends it is known as well as a share of the rarer class.
+    # At 0 and 1 it gets the interval of a share of the rarer class.
     rarer = min(draws_among(of, groups) for of in (gold, ~gold))
     return edge_figure(float(roc_auc_score(gold, scores)), drawn, rarer)
 
 
 def _calibration(scored: Sequence[tuple[bool, float]]) -> tuple[Bin, ...]:
-    """Bins of nearly equal numbers of memes; equal scores are never parted, so there can be fewer and uneven ones.
+    """Bins with nearly equal numbers of memes; ties share a bin, so bins can be fewer and uneven.
 
-    Equal numbers rather than equal widths (adaptive binning, Nixon et al. 2019), since models' scores crowd at both
-    ends, and bins of a handful of memes say nothing.
+    Equal numbers rather than equal widths (adaptive binning, Nixon et al. 2019), since models' scores cluster at both
+    ends, and bins of a handful of memes are too noisy.
     """
     if not scored:
         return ()
     gold = np.array([harmful for harmful, _ in scored], dtype=np.float64)
     scores = np.array([score for _, score in scored], dtype=np.float64)
-    # A meme's bin by its mid-rank, which equal scores share.
+    # A meme's bin follows from its mid-rank, which equal scores share.
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     middle = (counts.cumsum() - counts / 2)[place]
     number = np.floor(middle * min(BINS, len(scores)) / len(scores))
@@ -473,7 +473,7 @@ def _mmae(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[int, Fig
         return 0, None
     gold, predicted = np.array([(one.meme.level, one.prediction.level) for one in levelled], dtype=np.int64).T
     cells = confusion_matrix(gold, predicted, labels=range(len(Level))).astype(np.int64)
-    # By the function of the resamples, so that value and interval can't follow two definitions.
+    # Uses the function for resamples, so that value and interval share one definition.
     (value,) = resampling.mmae(cells[None]).tolist()
     groups = group_numbers_of(levelled)
     drawn = _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed)
@@ -487,12 +487,12 @@ class Scores:
     """Scores of two-class labels.
 
     Attributes:
-        n: Memes.
-        harmful: Number of these whose gold label is harmful.
-        majority: Accuracy of always saying the more frequent label.
+        n: Number of memes.
+        harmful: Number of memes whose gold label is harmful.
+        majority: Accuracy of always predicting the more frequent label.
         accuracy: Share of labels that agree with gold.
         macro_f1: Mean of the F1 of both classes.
-        brier: Mean squared difference of probability and gold, or None without probabilities.
+        brier: Mean squared difference of probability and gold; None without probabilities.
     """
 
     n: int
@@ -515,8 +515,8 @@ def score(
     """Scores labels against gold ones, with 95 % percentile bootstrap intervals over memes, or groups of them.
 
     Args:
-        gold: True if each meme is harmful.
-        predicted: True if it was called harmful, in the same order.
+        gold: True for each meme that is harmful.
+        predicted: True for each meme that was predicted to be harmful, in the same order.
         probabilities: Probabilities of harm, in the same order, or None.
         resamples: Number of resamples of the bootstrap.
         seed: Seed of the bootstrap.

@@ -1,4 +1,4 @@
-"""Rows of a file of predictions, whichever way it is written: CSV, JSON a line, Parquet, or a log of Inspect AI."""
+"""Rows of a file of predictions in any supported format: CSV, JSON lines, Parquet, or an Inspect AI log."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from retrieval.library.tables import Record
 
 _COLUMNS = ("id", "label")
 _OUTCOME = "outcome"
-"""Column of ``memecourt-eval export --parquet`` in place of a label."""
+"""Column that ``memecourt-eval export --parquet`` writes instead of a label."""
 
 
 class PredictionRows(NamedTuple):
     """Rows of a file.
 
     Attributes:
-        unit: Word for what a row's number counts, for messages.
-        records: The rows with their numbers; in place of a row, what is wrong with it.
+        unit: Word for the unit that rows are numbered by (line, row or sample), for messages.
+        records: Number of each row with its record, or with a description of its fault.
     """
 
     unit: str
@@ -37,12 +37,12 @@ def prediction_rows(path: Path, scorer: str = "", *, columns: tuple[str, ...] = 
     """Opens a file of predictions.
 
     Args:
-        path: The file. Its ending tells Parquet and logs of Inspect AI; whatever else is text.
+        path: The file. Parquet and Inspect AI logs are recognised by their suffix; everything else is text.
         scorer: Scorer of a log; see :func:`eval.scores.inspect_rows.inspect_records`.
         columns: Columns that a table must have; ``label`` may be called ``outcome`` in Parquet.
 
     Raises:
-        BadRequest: The file can't be read, or a scorer is named and it is no log.
+        BadRequest: The file can't be read, or a scorer is named and the file is not a log.
         NotLoaded: The library that reads such files is not installed.
     """
     if _is_log(path):
@@ -63,12 +63,12 @@ def _is_log(path: Path) -> bool:
     if ending != ".json":
         return ending == ".eval"
     try:
-        # Only its beginning is read here; whoever reads all of it says what is no UTF-8.
+        # Only the beginning is read here; invalid UTF-8 is reported when the whole file is read.
         with path.open(encoding="utf-8-sig", errors="replace") as lines:
             first = next((line for line in lines if not line.isspace()), "")
     except OSError:
-        return False  # reading it as text says so
-    # Lines of JSON, or a table, may bear that ending too: a log is one object, indented or not.
+        return False  # reading it as text reports the error
+    # JSON lines or a table may have that suffix too: a log is a single object, indented or not.
     record = parse_object(first)
     return first.lstrip().startswith("{") and (record is None or "eval" in record)
 
@@ -81,7 +81,7 @@ def _parquet_records(path: Path, columns: tuple[str, ...]) -> Iterator[Record]:
     names = [name.lower() for name in first[1]]
     label = "label" if "label" in names or "label" not in columns else _OUTCOME
     needed = {label if name == "label" else name for name in columns}
-    # As of a table: of two columns of a name the last would win without a word.
+    # As in a table: of two columns with the same name the last would silently win.
     if not needed <= set(names) or len(set(names)) < len(names):
         yield 1, f"the columns must be {' and '.join(columns)} among others, and none there twice"
         return
@@ -92,6 +92,6 @@ def _parquet_records(path: Path, columns: tuple[str, ...]) -> Iterator[Record]:
         record = {name.lower(): value for name, value in row.items()}
         if label == _OUTCOME:
             outcome = record.pop(_OUTCOME)
-            # A failure is no label: an empty one is what says that there is no answer.
+            # A failure is not a label: an empty label means that there is no answer.
             record["label"] = "" if outcome == Outcome.FAILED else outcome
         yield number, record

@@ -1,7 +1,7 @@
 """Published figures on these data sets, and the conditions for comparing with them.
 
-Only what could be read somewhere is here; ``read_in`` says where. Shares, not percent. A figure whose split, classes or
-version of the data is another can't be compared with ours: ``remark`` says what is in the way.
+It contains only figures that we could read in a publication, named in ``read_in``. They are shares, not percent. A
+figure on another split, other classes or another version of the data can't be compared with ours: ``remark`` says why.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class PublishedRow:
 
     Attributes:
         dataset: Dataset of :mod:`eval.datasets.known`.
-        split: Split of the data set; empty where we could not read which.
+        split: Split of the data set; empty if the publication does not say which.
         protocol: Protocol by which labels became two classes.
         system: Name of the system in the publication.
-        year: In which the figure was published; None where a card doesn't say.
-        source: The paper, and the table where we know it.
-        read_in: Publication that it was read in.
-        accuracy: A share; None where it is not reported, or could not be read. So are the others.
-        macro_f1: A share.
-        auroc: A share.
-        mmae: In levels.
-        n: Memes that it was measured on; None where we could not read it.
+        year: Year of publication; None if a card doesn't name it.
+        source: The paper, and the table if known.
+        read_in: Publication in which we read the figure.
+        accuracy: Accuracy, as a share; like the other figures None if it is not reported or could not be read.
+        macro_f1: Macro-F1, as a share.
+        auroc: AUROC, as a share.
+        mmae: Macro-averaged mean absolute error, in levels.
+        n: Number of memes that it was measured on; None if unknown.
         remark: Obstacle to a comparison.
     """
 
@@ -389,7 +389,7 @@ PUBLISHED: tuple[PublishedRow, ...] = (
         remark=_TRAINED,
     ),
 )
-"""By data set, then by what was given to the system, then by year."""
+"""Sorted by data set, then by the system's input, then by year."""
 
 _HARM = ("harm-c", "harm-p", "harm-p-v0")
 
@@ -427,7 +427,7 @@ CAVEATS: tuple[tuple[tuple[str, ...], str], ...] = (
         "trained on the whole train split has seen them.",
     ),
 )
-"""What has to be known before a published figure is held against ours: of which data sets, and what."""
+"""Caveats of comparing published figures with ours, with the data sets that they concern."""
 
 
 _SHOWN = ("accuracy", "macro-f1", "auroc", "mmae")
@@ -435,15 +435,15 @@ _SHOWN = ("accuracy", "macro-f1", "auroc", "mmae")
 
 
 def rows_of_card(card: DatasetCard, split: str, protocols: Sequence[Protocol]) -> tuple[PublishedRow, ...]:
-    """Published figures that a card has of the task that trials are scored on, on one split, under these protocols."""
+    """Figures that a card quotes for the task that trials are scored on, on one split, under these protocols."""
     task = card.court_task
-    # Without a task for trials there is no verdict to stand beside.
+    # Without a task for trials there is no verdict to compare with.
     if task is None:
         return ()
     rows = []
     for protocol in protocols:
         for one in card.published_on(task.id, split, protocol):
-            # Whatever has no column of its own stands in the remark, so that nothing published is dropped.
+            # Metrics without a column of their own go into the remark, so that nothing published is dropped.
             accuracy, macro_f1, auroc, mmae = (one.figures.get(name) for name in _SHOWN)
             others = [f"{name} {value:.3f}" for name, value in one.figures.items() if name not in _SHOWN]
             rows.append(
@@ -454,7 +454,7 @@ def rows_of_card(card: DatasetCard, split: str, protocols: Sequence[Protocol]) -
                     system=f"{one.system}, {one.setup}" if one.setup else one.system,
                     year=one.year,
                     source=one.source,
-                    # Whoever wrote the card read it; the card's own words say where.
+                    # The card's author read it; the card itself says where.
                     read_in="the data set's card",
                     accuracy=accuracy,
                     macro_f1=macro_f1,
@@ -468,12 +468,12 @@ def rows_of_card(card: DatasetCard, split: str, protocols: Sequence[Protocol]) -
 
 
 def with_numbers(row: PublishedRow, split: str, memes: Mapping[Protocol, Collection[int]]) -> PublishedRow:
-    """The row, with a remark where it rests on another number of memes than our figures on the same split.
+    """The row, with a remark if it was measured on another number of memes than our figures on the same split.
 
     Args:
         row: A published row.
         split: Split of our figures.
-        memes: Numbers of memes that ours rest on, by protocol.
+        memes: Numbers of memes that our figures were measured on, by protocol.
     """
     ours = set(memes.get(row.protocol, ()))
     # On another split the numbers differ in any case, and the row says which split it is.
@@ -484,11 +484,11 @@ def with_numbers(row: PublishedRow, split: str, memes: Mapping[Protocol, Collect
 
 
 def caveats(dataset: str) -> tuple[str, ...]:
-    """Returns the caveats of one data set, to stand above its published rows."""
+    """Returns the caveats of one data set, to be shown above its published rows."""
     return tuple(words for datasets, words in CAVEATS if dataset in datasets)
 
 
 def published(dataset: str) -> tuple[PublishedRow, ...]:
-    """The rows of one data set. Those of Harm-P go with either version, since none says which it is."""
+    """The rows of one data set. Those of Harm-P are listed for either version, since none says which it used."""
     wanted = "harm-p" if dataset == "harm-p-v0" else dataset
     return tuple(row for row in PUBLISHED if row.dataset == wanted)

@@ -1,8 +1,8 @@
-"""Ratings by people: means with intervals, agreement among raters, and of each with itself.
+"""Ratings by people: means with intervals, agreement between raters, and self-agreement of each rater.
 
-Agreement is told four ways, for papers name it loosely: Fleiss' kappa (scores as names), Cohen's kappa with quadratic
-weights as a mean over pairs of raters, Krippendorff's alpha for ordered scores (:mod:`eval.scores.alpha`), and the
-share of repeated items that a rater scored alike.
+Agreement is measured in four ways, as papers use the term loosely: Fleiss' kappa (scores as names), Cohen's kappa with
+quadratic weights averaged over pairs of raters, Krippendorff's alpha for ordered scores (:mod:`eval.scores.alpha`), and
+the share of repeated items to which a rater gave the same score.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from serving.docket.review.agreement import Kappa, fleiss
 
 
 class Rating(BaseModel):
-    """One score of one person; one line of ``--ratings``."""
+    """One score by one person; a line of a file of ``--ratings``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     item: str = Field(min_length=1)
     who: str = Field(min_length=1)
-    """A name that stands for the person, and need not be theirs."""
+    """Name or pseudonym of the person."""
     criterion: str = Field(min_length=1)
     score: int
 
@@ -39,9 +39,9 @@ class SelfAgreement:
     """Agreement of raters with themselves, on items that they were shown twice.
 
     Attributes:
-        n: Pairs of scores.
-        alike: Share of them that are the same; None without any.
-        kappa: Cohen's kappa with quadratic weights; None where it is not defined.
+        n: Number of pairs of scores.
+        alike: Share of pairs with equal scores; None if there are no pairs.
+        kappa: Cohen's kappa with quadratic weights; None if it is undefined.
     """
 
     n: int
@@ -55,14 +55,14 @@ class CriterionRatings:
 
     Attributes:
         criterion: Key of the criterion.
-        items: Items that were rated, each counted once however often it was shown.
+        items: Number of items that were rated, each counted once however often it was shown.
         raters: Number of people.
         mean: Mean score, by bootstrap over items.
         fleiss: Fleiss' kappa.
-        cohen: Mean of Cohen's kappa with quadratic weights over pairs of raters; None where none is defined.
-        pairs: Number of pairs of raters that have one.
-        alpha: Krippendorff's alpha, ordinal; None where it is not defined.
-        self_agreement: Agreement with oneself on repeated items.
+        cohen: Mean of Cohen's kappa with quadratic weights over pairs of raters; None if it is undefined for all.
+        pairs: Number of pairs of raters for which it is defined.
+        alpha: Krippendorff's alpha, ordinal; None if it is undefined.
+        self_agreement: Self-agreement on repeated items.
     """
 
     criterion: str
@@ -77,29 +77,29 @@ class CriterionRatings:
 
 
 def summarise(ratings: Sequence[Rating], repeat_of: Mapping[str, str]) -> tuple[CriterionRatings, ...]:
-    """Figures of each criterion, in the order in which criteria first come.
+    """Figures of each criterion, in order of first appearance.
 
     Args:
-        ratings: Scores; of several by one person for one item and criterion, the last counts.
-        repeat_of: The item that an item repeats, of those that do.
+        ratings: Scores; a person's last score of an item by a criterion replaces earlier ones.
+        repeat_of: Original of each repeated item.
     """
     found = []
     for criterion in dict.fromkeys(one.criterion for one in ratings):
         own = {(one.item, one.who): one.score for one in ratings if one.criterion == criterion}
-        # Repeats count for self-agreement alone: elsewhere their item would weigh twice.
+        # Repeats only count for self-agreement; otherwise their item would have double weight.
         first = {key: score for key, score in own.items() if key[0] not in repeat_of}
         again = [
             (own[repeat_of[item], who], score)
             for (item, who), score in own.items()
             if item in repeat_of and (repeat_of[item], who) in own
         ]
-        # Nothing but repeats was rated by it.
+        # Only repeats were rated by this criterion.
         if not first:
             continue
         by_item: dict[str, dict[str, int]] = defaultdict(dict)
         for (item, who), score in first.items():
             by_item[item][who] = score
-        # Items are what is drawn, with all their scores: raters of one item see the same text.
+        # The bootstrap draws items with all their scores, as raters of an item see the same text.
         mean = mean_of([(item, float(score)) for (item, _), score in first.items()])
         assert mean is not None
         kappas = _pairwise(by_item)
@@ -124,16 +124,16 @@ def summarise(ratings: Sequence[Rating], repeat_of: Mapping[str, str]) -> tuple[
 
 
 def weighted_kappa(pairs: Sequence[tuple[int, int]]) -> float | None:
-    """Cohen's kappa with quadratic weights; None where it is not defined, as where everybody gives one score."""
+    """Cohen's kappa with quadratic weights; None if it is undefined, for example if all scores are equal."""
     from sklearn.metrics import cohen_kappa_score
 
     if len(pairs) < 2 or len({score for pair in pairs for score in pair}) < 2:
         return None
     one, other = zip(*pairs, strict=True)
-    # All scores between, given or not: weights go by places, and 2 and 5 are not neighbours for want of a 3 and a 4.
+    # Includes unused scores: weights depend on positions, and 2 and 5 must not become adjacent if 3 and 4 are unused.
     scores = range(min(*one, *other), max(*one, *other) + 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # 0 / 0, which is told by what comes out
+        warnings.simplefilter("ignore")  # 0 / 0, which shows in the result
         value = float(cohen_kappa_score(one, other, labels=scores, weights="quadratic"))
     return None if np.isnan(value) else value
 

@@ -1,4 +1,4 @@
-"""A figure over repeats of a measurement with other draws."""
+"""A figure over repeats of a measurement with other random seeds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class RepeatedFigure:
     """A figure over all repeats.
 
     Attributes:
-        values: Its value in each repeat; None where there is none.
-        mean: Mean of those that there are; None without any.
-        sd: Their standard deviation, with n − 1; None with fewer than two.
+        values: Value in each repeat; None if there is none.
+        mean: Mean of the available values; None if there are none.
+        sd: Standard deviation with n − 1 degrees of freedom; None with fewer than two values.
     """
 
     values: tuple[float | None, ...]
@@ -26,7 +26,7 @@ def repeated(values: Sequence[float | None]) -> RepeatedFigure:
     """Mean and spread of a figure's values.
 
     Args:
-        values: Its value in each repeat, None where there is none.
+        values: Value in each repeat, None if there is none.
     """
     there = [value for value in values if value is not None]
     return RepeatedFigure(tuple(values), fmean(there) if there else None, stdev(there) if len(there) > 1 else None)

@@ -1,4 +1,4 @@
-"""Means over memes that are drawn anew, many figures over the same draws."""
+"""Means over resampled memes, with many figures sharing the same draws."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from eval.scores.resampling import Floats, interval
 
 RESAMPLES = 2000
 MemeValues = Sequence[tuple[str, float]]
-"""A meme's id and a value of it; a meme may have several, which are drawn together."""
+"""Pairs of a meme's id and a value; a meme's values are drawn together."""
 
 
 class ResampledMeans:
-    """Draws of memes with replacement; figures over the same draws can be compared pair by pair."""
+    """Draws of memes with replacement; figures over the same draws can be compared as pairs."""
 
     def __init__(self, memes: Iterable[str], resamples: int, seed: int) -> None:
-        """Draws them.
+        """Draws the resamples.
 
         Args:
-            memes: Ids of all memes, at least one; each counts once, however often it comes.
+            memes: Ids of all memes, at least one; duplicates count once.
             resamples: Number of resamples.
             seed: Seed of the generator.
         """
-        # One place for a meme with several values, so that they are drawn together.
+        # A meme with several values has one place, so that they are drawn together.
         self._places = {meme: place for place, meme in enumerate(dict.fromkeys(memes))}
         n = len(self._places)
-        # Counts of memes and not their places, so that any mean over all resamples is one product of matrices.
+        # Counts instead of places, so that a mean over all resamples is one matrix product.
         drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
         self._drawn = drawn.astype(np.float64)  # (resamples, memes)
 
     def of(self, values: MemeValues) -> tuple[float, Floats]:
-        """The mean of values, and over the resamples; NaN where a resample has none of their memes.
+        """The mean of values, and the means over the resamples; NaN if a resample has none of their memes.
 
         Args:
             values: At least one.
@@ -42,30 +42,30 @@ class ResampledMeans:
         for meme, value in values:
             sums[self._places[meme]] += value
             counts[self._places[meme]] += 1
-        # 0 / 0 is the NaN that is promised.
+        # 0 / 0 gives the documented NaN.
         with np.errstate(invalid="ignore"):
             means = (self._drawn @ sums) / (self._drawn @ counts)
         return float(sums.sum() / counts.sum()), np.asarray(means)
 
 
 def mean_of(values: MemeValues, resamples: int = RESAMPLES, seed: int = 0) -> Figure | None:
-    """A mean, and where it lies when the memes are drawn anew; None where there are no values.
+    """A mean with its bootstrap interval over memes; None if there are no values.
 
     Args:
-        values: A meme's id and a value of it; a meme may have several, which are drawn together.
+        values: Pairs of a meme's id and a value; a meme's values are drawn together.
         resamples: Number of resamples.
         seed: Seed of the generator.
     """
     if not values:
         return None
-    # Over the memes that have a value: so no resample is without one.
+    # Only draws memes that have a value, so that no resample is empty.
     means = ResampledMeans((meme for meme, _ in values), resamples, seed)
     value, drawn = means.of(values)
     return Figure(value, *interval(drawn))
 
 
 def share_of(values: MemeValues, resamples: int = RESAMPLES, seed: int = 0) -> Figure | None:
-    """A mean of shares, as :func:`mean_of`; where all memes are alike, with the exact interval of a share of them."""
+    """A mean of shares, as :func:`mean_of`; if all memes have the same value, with the exact interval of a share."""
     if not values:
         return None
     memes = list(dict.fromkeys(meme for meme, _ in values))
@@ -74,17 +74,17 @@ def share_of(values: MemeValues, resamples: int = RESAMPLES, seed: int = 0) -> F
 
 
 def difference_of(values: MemeValues, less: MemeValues, *, resamples: int = RESAMPLES, seed: int = 0) -> Figure | None:
-    """The difference of two means, both over the same drawn memes; None where one of them has no values.
+    """The difference of two means over the same drawn memes; None if one of them has no values.
 
     Args:
-        values: A meme's id and a value of it, as for :func:`mean_of`.
-        less: Values whose mean is taken away.
+        values: Pairs of a meme's id and a value, as for :func:`mean_of`.
+        less: Values whose mean is subtracted.
         resamples: Number of resamples.
         seed: Seed of the generator.
     """
     if not values or not less:
         return None
-    # Of the memes of both: the same draws, so that what is hard in one is hard in the other.
+    # Both means use the same draws of the memes of both, so that the difference is paired.
     means = ResampledMeans((meme for meme, _ in (*values, *less)), resamples, seed)
     (one, drawn), (other, other_drawn) = means.of(values), means.of(less)
     differences = drawn - other_drawn

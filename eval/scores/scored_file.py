@@ -1,9 +1,9 @@
-"""Anyone's predictions, from a file: so that another system is scored by the same rules as the court.
+"""Predictions of any system, read from a file, so that they are scored by the same rules as the court's.
 
-A file is CSV with a header, JSON a line, Parquet, or a log of Inspect AI (:mod:`eval.scores.prediction_rows`). ``id``
-and ``label`` must be there; ``score`` (a probability of harm) and ``level`` may be. A file with anything in it that is
-not understood is refused as a whole, each fault by its line, row or sample: half a file would be scored as if the other
-half had been left blank.
+A file is CSV with a header, JSON lines, Parquet, or an Inspect AI log (:mod:`eval.scores.prediction_rows`). ``id`` and
+``label`` are required; ``score`` (a probability of harm) and ``level`` are optional. A file with any invalid content is
+rejected as a whole, with each fault reported by line, row or sample: otherwise half a file would be scored as if the
+other half had been left blank.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from eval.scores.prediction_rows import PredictionRows, prediction_rows
 from retrieval.library.tables import LABEL_WORDS, plain_word
 
 _MOST_LISTED = 10
-"""Faults that an error message lists."""
+"""Largest number of faults that an error message lists."""
 _SHOWN = 60
-"""Characters of an id that a message shows: columns may have been mixed up, and a meme's text has no place in one."""
+"""Characters of an id that a message shows: if columns are mixed up, it must not quote a meme's text."""
 _COLUMNS = ("id", "label", "score", "level")
 
 NO_ANSWER = "NO_ANSWER"
@@ -53,9 +53,9 @@ class ScoredFile:
     """Content of a file of predictions.
 
     Attributes:
-        predictions: One for each meme of the split, in its order; FAILED with reason NOT_JUDGED where there is none.
-        missing: Ids of those that the file has none for.
-        unused: Names of columns that nothing was read from.
+        predictions: Prediction of each meme of the split, in its order; FAILED with reason NOT_JUDGED if missing.
+        missing: Ids of memes without a prediction in the file.
+        unused: Names of columns that were not read.
     """
 
     predictions: tuple[Prediction, ...]
@@ -65,7 +65,7 @@ class ScoredFile:
     def results(
         self, memes: Sequence[JudgedMeme], *, name: str, dataset: str, split: str, protocols: tuple[Protocol, ...]
     ) -> Results:
-        """Joins the predictions with the gold labels of ``memes``, which must be those that the file was read for."""
+        """Joins the predictions with the gold labels of ``memes``, the memes that the file was read for."""
         judged = tuple(Judged(meme, prediction) for meme, prediction in zip(memes, self.predictions, strict=True))
         return Results(name=name, dataset=dataset, split=split, protocols=protocols, judged=judged)
 
@@ -83,8 +83,8 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "
         scorer: Scorer of a log of Inspect AI whose answers are the labels.
 
     Raises:
-        BadRequest: The file can't be read, or a row is at fault: an id that is unknown or stands twice, a label that
-            is none of ours, a score or level that is none.
+        BadRequest: The file can't be read, or a row is invalid: an unknown or duplicate id, an unknown label, or a
+            malformed score or level.
         NotLoaded: The library that reads a file of this kind is not installed.
     """
     levelled = any(meme.level is not None for meme in memes)
@@ -100,11 +100,11 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "
 
 @dataclass(frozen=True, slots=True)
 class CollectedPredictions:
-    """Predictions of a file without a fault.
+    """Predictions of a valid file.
 
     Attributes:
         predictions: Prediction of each meme that the file has, by id.
-        places: Row of each meme in the file, in words.
+        places: Position of each meme's row in the file, in words, by id.
         columns: Names of all columns, in order.
     """
 
@@ -119,10 +119,10 @@ class CollectedPredictions:
 
         Args:
             memes: Memes of the split, in its order.
-            used: Columns that something was read from.
-            predictions: Predictions in place of those that were collected.
+            used: Columns that were read.
+            predictions: Predictions to use instead of the collected ones.
         """
-        # Levels are filled in where a file names them, once all rows are read.
+        # If a file has levels, missing ones are filled in after all rows are read.
         predictions = self.predictions if predictions is None else predictions
         return ScoredFile(
             predictions=tuple(predictions.get(meme.id) or not_judged(meme.id) for meme in memes),
@@ -137,16 +137,16 @@ def collect_predictions(
     rows: PredictionRows,
     predict: Callable[[str, Mapping[str, Any]], Prediction],
 ) -> CollectedPredictions:
-    """Reads every row of a file, each of a meme of its own.
+    """Reads every row of a file, one per meme.
 
     Args:
         path: The file, for messages.
         memes: Memes of the split.
-        rows: Its rows.
-        predict: Makes a prediction of a meme's id and row; raises LineFault.
+        rows: Rows of the file.
+        predict: Builds a prediction from a meme's id and row; raises LineFault.
 
     Raises:
-        BadRequest: A row is at fault, or there is none; the first faults are listed.
+        BadRequest: A row is invalid, or there is none; the message lists the first faults.
     """
     known = {meme.id: meme for meme in memes}
     seen: dict[str, int] = {}
@@ -162,10 +162,10 @@ def collect_predictions(
             id_ = _id(record)
             if id_ in seen:
                 raise LineFault(f"the id {id_[:_SHOWN]!r} stands in {unit} {seen[id_]} already")
-            # Before it is looked up, so that an unknown id that comes again is reported as a double.
+            # Before it is looked up, so that a repeated unknown id is reported as a duplicate.
             seen[id_] = line
             if id_ not in known:
-                # Only for those that are listed: a hint goes through all ids.
+                # Only for faults that are listed, as a hint searches all ids.
                 hint = _hint(id_, known) if len(faults) < _MOST_LISTED else ""
                 raise LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}{hint}")
             predictions[id_] = predict(id_, record)
@@ -174,7 +174,7 @@ def collect_predictions(
     if not faults and not seen:
         faults.append("it holds no predictions")
     if faults:
-        # All faults are counted and a few are shown: a file with mixed-up columns has one in each line.
+        # All faults are counted but only a few are shown: a file with mixed-up columns has one in each line.
         more = f"\n… and {len(faults) - _MOST_LISTED:,} more" if len(faults) > _MOST_LISTED else ""
         raise BadRequest(
             f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_MOST_LISTED]) + more,
@@ -184,7 +184,7 @@ def collect_predictions(
 
 
 def _hint(id_: str, known: Collection[str]) -> str:
-    """Names the meme of the split whose id differs in leading zeros or an extension alone; empty if there is none."""
+    """Names the meme of the split whose id differs only in leading zeros or an extension; empty if there is none."""
 
     def plain(name: str) -> str:
         return name.rpartition("/")[2].rpartition(".")[0 if "." in name else 2].lstrip("0")
@@ -196,13 +196,13 @@ def _hint(id_: str, known: Collection[str]) -> str:
 def _with_benign_levels(
     predictions: dict[str, Prediction], places: Mapping[str, str], path: Path
 ) -> dict[str, Prediction]:
-    """In a file that names levels, not harmful is one of them; harmful alone is none, and would leave a gap.
+    """Adds the level "not harmful" in a file that has levels; a plain "harmful" has no level and is a fault.
 
-    Levels of some of the harmful memes only would make an error in levels of whichever memes have one.
+    If only some harmful memes had a level, the error in levels would be computed over an arbitrary subset.
     """
     if all(prediction.level is None for prediction in predictions.values()):
         return predictions
-    # Somewhat and very harmful differ in their distance from gold: a gap would leave out errors, not count them.
+    # Somewhat and very harmful differ in their distance from gold: a missing level would hide an error.
     gaps = [id_ for id_, one in predictions.items() if one.outcome is Outcome.HARMFUL and one.level is None]
     if gaps:
         raise BadRequest(
@@ -217,14 +217,14 @@ def _with_benign_levels(
 
 
 def _words_of(memes: Sequence[JudgedMeme]) -> Mapping[str, tuple[Outcome, Level | None]]:
-    """Words for labels: ours, and the data set's own where they are none of ours."""
+    """Meaning of label words: ours, and the data set's own unless they coincide with ours."""
     own = {
         word: (Outcome.HARMFUL if meme.harmful else Outcome.NOT_HARMFUL, meme.level)
         for meme in memes
-        # Numbers are ours: 1 is harmful, and a 2 is more often a level or a slip than a label.
+        # Numbers have our meaning: 1 is harmful, and a 2 is more likely a level or a mistake than a label.
         if (word := plain_word(meme.source_label)) and not word.isdecimal()
     }
-    # Ours go before the data set's words, so that "harmful" always means the same.
+    # Ours override the data set's words, so that "harmful" always means the same.
     return {**own, **_LABELS}
 
 
@@ -253,7 +253,7 @@ def _prediction(
         meme=id_,
         outcome=outcome,
         score=read_score(record.get("score")),
-        # A level in a data set without any would be scored against nothing.
+        # In a data set without levels, there is nothing to score a level against.
         level=level if levelled else None,
         reason=NO_ANSWER if outcome is Outcome.FAILED else "",
     )
@@ -261,10 +261,10 @@ def _prediction(
 
 def _id(record: Mapping[str, Any]) -> str:
     id_ = record.get("id")
-    # In Python true is a whole number, and would become the id "True".
+    # In Python, True is an int and would become the id "True".
     if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
         raise LineFault("it has no id")
-    # Ids of JSON may be numbers, and those of the split are texts.
+    # Ids in JSON may be numbers, while those of the split are strings.
     return str(id_).strip()
 
 
@@ -276,14 +276,14 @@ def _word(value: Any, what: str) -> str:
 
 
 def read_score(value: Any) -> float | None:
-    """A probability of a cell; None where it is empty. Raises LineFault for anything else."""
+    """The probability in a cell; None if it is empty. Raises LineFault for anything else."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     fault = LineFault("the score is no number from 0 to 1")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise fault
     try:
-        # A whole number of JSON may be longer than a float can be (OverflowError).
+        # An integer in JSON may be too large for a float (OverflowError).
         score = float(value)
     except (ValueError, OverflowError):
         raise fault from None

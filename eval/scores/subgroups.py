@@ -1,8 +1,8 @@
-"""Figures of subgroups of memes, each held against all other memes, with a correction for so many looks.
+"""Figures of subgroups of memes, each compared with all other memes, with a correction for multiple testing.
 
-Whoever looks at twenty groups finds one that is treated worse "with p < 0.05" where none is. So p-values are corrected
-by Holm's step-down procedure (Holm 1979), over all tests of a table, which holds however the tests depend on each
-other: groups overlap where memes are of several.
+Among twenty groups, one is expected to look worse "with p < 0.05" by chance alone. So p-values are adjusted by Holm's
+step-down procedure (Holm 1979) over all tests of a table. It is valid however the tests depend on each other, which
+they do: groups overlap if memes belong to several.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from eval.scores.task_card import arrays_of, question_of
 from retrieval.text import script_of
 
 NONE = "none"
-"""Name of the group of memes that are of no other."""
+"""Name of the group of memes that belong to no other group."""
 NO_LABEL = "no label"
-"""Name of the group of memes of which a task's gold says that they have none of its labels."""
+"""Name of the group of memes whose gold label for a task is that they have none of its labels."""
 UNKNOWN = "unknown"
-"""Name of the group of memes whose language can't be told."""
+"""Name of the group of memes whose language can't be detected."""
 AXES = ("label", "language", "script", "split", "target", "group")
-"""Properties that every meme has, by which they are grouped."""
+"""Properties of memes that they can be grouped by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class Share:
     """A share of a group's memes beside the same share of all others.
 
     Attributes:
-        n: Memes of the group that it is over.
-        count: Number of them that it counts.
-        figure: The share, with Wilson's 95 % interval; None where ``n`` is 0.
-        rest: The same share of the others; None where there are none.
-        p: Two-sided p-value of Fisher's exact test of the two; None where either is missing, or no meme differs.
-        corrected: The p-value after Holm's correction; None likewise.
+        n: Denominator of the share: number of memes of the group that it is over.
+        count: Numerator of the share.
+        figure: The share, with Wilson's 95 % interval; None if ``n`` is 0.
+        rest: The same share of the other memes; None if there are none.
+        p: Two-sided p-value of Fisher's exact test of the two shares; None if either is missing, or no meme differs.
+        corrected: The p-value after Holm's correction; None if there is none.
     """
 
     n: int
@@ -58,7 +58,7 @@ class Share:
 
     @property
     def sure(self) -> bool:
-        """True if the difference is larger than chance would often make it among so many."""
+        """True if the difference is significant after correction for the number of tests."""
         return self.corrected is not None and self.corrected < SURE
 
 
@@ -68,10 +68,10 @@ class Subgroup:
 
     Attributes:
         name: Name of the group.
-        n: Its memes.
-        harmful: Number of them whose gold label is harmful; in a table of a task's label, of those that have it.
+        n: Number of memes in the group.
+        harmful: Number of memes whose gold label is harmful or, in the table of a task's label, that have the label.
         accuracy: Share of labels that agree with gold.
-        false_alarms: Share of the memes that are not harmful which were called harmful.
+        false_alarms: Share of the memes that are not harmful that were called harmful.
         misses: Share of the harmful memes that were not called harmful.
         silent: Share of memes without a class.
     """
@@ -89,7 +89,7 @@ SHARES = ("accuracy", "false_alarms", "misses", "silent")
 """The fields of a subgroup that are tested."""
 _OF_WHOLE, _OF_LABEL = ("accuracy", "silent"), ("accuracy", "false_alarms", "misses")
 _NO_SHARE = Share(0, 0, None, None)
-"""Stands for a share that a table is not about."""
+"""Placeholder for a share that a table does not cover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ class SubgroupTable:
     """Figures of all groups.
 
     Attributes:
-        protocol: Protocol by which gold labels became two classes; None where a question was asked.
-        n: Memes that are scored.
-        groups: The largest first; a meme may be of several.
-        tests: Number of tests that were made of the run, over which p-values are corrected.
-        task: Task that was asked about; empty where trials were held.
-        label: Label whose memes stand for the harmful ones; empty in the table of whole answers, in which all memes do,
-            and in one of verdicts.
-        shares: Fields of a group that the table is about.
+        protocol: Protocol by which gold labels became two classes; None if the run asked a question.
+        n: Number of memes that are scored.
+        groups: Groups, the largest first; a meme may be in several.
+        tests: Number of tests on the run, over which p-values are corrected.
+        task: Task that the run asked about; empty for trials.
+        label: Label whose memes take the place of the harmful ones; empty in the table of whole answers, in which all
+            memes do, and in tables of verdicts.
+        shares: Fields of a group that the table covers.
     """
 
     protocol: Protocol | None
@@ -122,7 +122,7 @@ def groups_by(memes: Sequence[JudgedMeme], axis: str) -> dict[str, tuple[str, ..
     Args:
         memes: The memes.
         axis: One of :data:`AXES`: the card's group (a template, a source), the data set's own label, the language that
-            the card names or else the detected one, the script of most of the text's letters, the split, or the targets
+            the card names or else the detected one, the script of most letters of the text, the split, or the targets
             that the data set names.
 
     Raises:
@@ -147,8 +147,8 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
 
     Args:
         results: Results of the run.
-        by: A task of the data set's card, whose gold labels are the groups: memes of which the task says nothing are of
-            none. Or else a property, as of :func:`groups_by`.
+        by: A task of the data set's card, whose gold labels are the groups (memes without a gold label are in none),
+            or a property, as for :func:`groups_by`.
 
     Raises:
         BadRequest: There is no such task or property, or the data set's files are not where they were.
@@ -157,7 +157,7 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
     memes, manifest = [one.meme for one in results.judged], results.manifest
     try:
         dataset = dataset_of(manifest) if manifest else None
-    except BadRequest:  # its properties are known without the card
+    except BadRequest:  # the memes' own properties are known without the card
         dataset = None
     tasks = {task.id: task for task in dataset.card.all_tasks()} if dataset else {}
     if dataset is None or manifest is None or by not in tasks:
@@ -169,7 +169,7 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
                 field="by",
             )
         of_meme = groups_by(memes, by)
-        # By name, as no card puts these groups in an order.
+        # Sorted by name, as no card defines an order of these groups.
         return of_meme, tuple(sorted({name for names in of_meme.values() for name in names}))
     court = dataset.card.court_task
     if manifest.question is not None:
@@ -177,7 +177,7 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
     elif court is not None and by == court.id:
         gold = {meme.id: (meme.source_label,) for meme in memes}
     else:
-        # Runs of trials keep no labels of other tasks.
+        # Runs of trials do not store labels of other tasks.
         gold = gold_by_meme(dataset, Path(manifest.data_dir), results.split, by)
     return {meme: labels or (NO_LABEL,) for meme, labels in gold.items()}, (*tasks[by].labels, NO_LABEL)
 
@@ -188,10 +188,10 @@ def subgroup_table(results: Results, protocol: Protocol, groups: Mapping[str, Se
     Args:
         results: Gold labels and predictions.
         protocol: Protocol by which gold labels become two classes.
-        groups: Names of each meme's groups, by id; memes that it lacks are of the group :data:`NONE`.
+        groups: Names of each meme's groups, by id; missing memes are in the group :data:`NONE`.
 
     Raises:
-        BadRequest: The protocol leaves no meme to be scored.
+        BadRequest: The protocol leaves no meme to score.
         ValueError: The protocol is not for a data set of this kind.
     """
     pairs = results.under(protocol)
@@ -207,9 +207,9 @@ def subgroup_table(results: Results, protocol: Protocol, groups: Mapping[str, Se
 def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) -> tuple[SubgroupTable, ...]:
     """Figures of each group of memes in a run that asked a question, beside those of all others.
 
-    One table of whole answers, then one of each label: given to memes that lack it, or not given to memes that have it.
-    A task of two labels has that of its first one alone, as the other's is the same in a mirror. All p-values of all
-    tables are corrected together.
+    One table of whole answers, then one per label: given to memes that lack it, or not given to memes that have it. A
+    task with two labels only has the table of the first one, as that of the other is its mirror image. The p-values of
+    all tables are corrected together.
 
     Args:
         results: Results of a run that asked a question.
@@ -226,10 +226,10 @@ def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) 
         answers = zip(ids, gold, predicted, answered, strict=True)
         return [_YesOrNo(id_, label, answer if there else None) for id_, label, answer, there in answers]
 
-    # Missing one label of two is a false alarm of the other.
+    # With two labels, missing one is a false alarm of the other.
     mirrored = len(question.labels) == 2 and not question.multi
     tables = []
-    # No share stands in two tables: a second test of the same would weigh on the correction.
+    # No share is in two tables: testing it twice would make the correction stricter.
     if not mirrored:
         right = right_answers(arrays).tolist()
         tables.append(_table(rows([True] * len(ids), right), groups, task=question.task, shares=_OF_WHOLE))
@@ -242,7 +242,7 @@ def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) 
 
 @dataclass(frozen=True, slots=True)
 class _YesOrNo:
-    """Gold and answer of one meme, each yes or no; an answer of None stands for none."""
+    """Gold and answer of one meme, each yes or no; a missing answer is None."""
 
     meme: str
     gold: bool
@@ -261,14 +261,14 @@ def _table(
     """The table before p-values are corrected."""
     by_group: dict[str, list[int]] = {}
     for place, row in enumerate(rows):
-        # A group that is named twice counts the meme once.
+        # If a group is named twice, the meme still counts once.
         for name in dict.fromkeys(groups.get(row.meme) or (NONE,)):
             by_group.setdefault(name, []).append(place)
     found = []
     for name in sorted(by_group, key=lambda name: (-len(by_group[name]), name)):
         inside = set(by_group[name])
         own = [row for place, row in enumerate(rows) if place in inside]
-        # The others and not all: a large group would be compared with itself.
+        # The others instead of all memes: a large group would largely be compared with itself.
         outside = [row for place, row in enumerate(rows) if place not in inside]
         counted = {
             field: _share(*_counts(own)[field], others=_counts(outside)[field]) if field in shares else _NO_SHARE
@@ -282,7 +282,7 @@ def _table(
 
 def _corrected(tables: Sequence[SubgroupTable]) -> list[SubgroupTable]:
     """The tables, with all their p-values corrected together."""
-    # In one flat order, in which the corrected ones go back to their places.
+    # Flattened in a fixed order, so that corrected values can be put back in place.
     shares = [getattr(group, field) for table in tables for group in table.groups for field in SHARES]
     tested = [share.p for share in shares if share.p is not None]
     found = iter(holm(tested))
@@ -299,7 +299,7 @@ def _corrected(tables: Sequence[SubgroupTable]) -> list[SubgroupTable]:
 
 
 def wilson(count: int, n: int) -> Figure | None:
-    """A share with Wilson's 95 % interval (1927), which holds for few memes and shares near 0 and 1; None of none."""
+    """A share with Wilson's 95 % interval (1927), valid for few memes and shares near 0 and 1; None if ``n`` is 0."""
     if not n:
         return None
     span = binomtest(count, n).proportion_ci(confidence_level=0.95, method="wilson")
@@ -307,7 +307,7 @@ def wilson(count: int, n: int) -> Figure | None:
 
 
 def _counts(rows: Sequence[_YesOrNo]) -> dict[str, tuple[int, int]]:
-    """Counts the memes of each share, and those that it is over."""
+    """Counts the numerator and denominator of each share."""
     outcomes = [(row.gold, row.answer) for row in rows]
     harmful = [label for gold, label in outcomes if gold]
     benign = [label for gold, label in outcomes if not gold]
@@ -321,7 +321,7 @@ def _counts(rows: Sequence[_YesOrNo]) -> dict[str, tuple[int, int]]:
 
 def _share(count: int, n: int, others: tuple[int, int]) -> Share:
     other_count, of = others
-    # Where no meme counts, or all do, no test could tell anything; it would only weigh on the correction.
+    # If no meme counts, or all do, a test is pointless and would only make the correction stricter.
     testable = n and of and 0 < count + other_count < n + of
     return Share(
         n=n,

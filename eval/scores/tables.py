@@ -1,4 +1,4 @@
-"""Figures as aligned text: how a terminal is told of them, whichever command made them."""
+"""Figures as aligned text for terminals, shared by all commands."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
     """Rows as aligned columns, two spaces apart; the first row is the header.
 
     Args:
-        rows: Cells, as many in each row.
-        numbers: True if all columns but the first are set flush right.
+        rows: Cells, the same number in each row.
+        numbers: True to right-align all columns but the first.
     """
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
-            # Numbers to the right; the first column has names.
+            # Right-aligns numbers; the first column has names.
             cell.rjust(width) if numbers and place else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
@@ -27,7 +27,7 @@ def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
 
 
 def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.0) -> str:
-    """A figure, with its interval where it has one; a dash where there is none.
+    """A figure, with its interval if it has one; a dash if there is no figure.
 
     Args:
         value: The figure.
@@ -38,7 +38,7 @@ def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.
         case None:
             return "–"
         case Figure():
-            # Multiplied before it is rounded, or the last digit of a percentage would be lost.
+            # Multiplied before rounding, or the last digit of a percentage would be lost.
             low, high = times * value.low, times * value.high
             return f"{times * value.value:{form}} [{low:{form}}, {high:{form}}]"
         case _:
@@ -46,10 +46,10 @@ def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.
 
 
 def cards_table(cards: Sequence[tuple[str, Card]]) -> str:
-    """Cards side by side, a column each: what is scored, the figures, and the baselines.
+    """Cards side by side, one per column: counts, figures and baselines.
 
     Args:
-        cards: Heading of each column, and its score card.
+        cards: Heading and score card of each column.
     """
     rows = [["", *(name for name, _ in cards)]]
 
@@ -85,7 +85,7 @@ def cards_table(cards: Sequence[tuple[str, Card]]) -> str:
 
 
 def confusion_table(card: Card) -> str:
-    """Counts, gold labels down, what was said across."""
+    """Confusion counts, with a row per gold label and a column per outcome."""
     words = [word(outcome) for outcome in OUTCOMES]
     rows = [["gold \\ said", *words]]
     rows += [[name, *(f"{n:,}" for n in row)] for name, row in zip(words[:2], card.confusion, strict=True)]
@@ -93,9 +93,9 @@ def confusion_table(card: Card) -> str:
 
 
 def noise_in_words(card: Card) -> str:
-    """Describes how far the strict accuracy would vary with another draw of as many memes."""
+    """Describes how much the strict accuracy would vary with another sample of the same size."""
     accuracy = card.strict.accuracy
-    # The normal approximation leaves no width there, and takes memes of a group for independent.
+    # The normal approximation has no width at 0 and 1, and assumes that memes of a group are independent.
     if accuracy.value in (0.0, 1.0) or card.groups:
         known, within = f"to lie between {accuracy.low:.3f} and {accuracy.high:.3f}", "a difference within that"
     else:

@@ -1,8 +1,8 @@
-"""Figures of a run that asked a question: the authors' metrics with intervals, label by label, beside the baseline.
+"""Figures of a run that asked a question: the authors' metrics with intervals, figures per label, and the baseline.
 
-Intervals are 95 %, by percentile bootstrap over memes; where the card names a group (a template, a source), whole
-groups are drawn, since memes of one group are no independent witnesses (Field & Welsh 2007). The baseline always says
-the same: the label that most memes have, or no label at all where a meme may have none.
+Intervals are 95 %, by percentile bootstrap over memes; if the card names groups (templates, sources), whole groups are
+drawn, since memes of one group are not independent (Field & Welsh 2007). The baseline is a constant answer: the most
+frequent label, or no label at all if a meme may have none.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ MULTI = (
     "exact",
 )
 SCORED = ("auroc", "micro-auroc", "brier")
-"""Metrics of probabilities, which are added where there are some."""
+"""Metrics of probabilities, added if there are any."""
 _OF_SCORES = frozenset({"auroc", "micro-auroc", "brier"})
-"""Metrics of probabilities, in which nothing may vary: those of probabilities that are all equal."""
+"""Metrics of probabilities, which legitimately have no variance if all probabilities are equal."""
 _OVER_LABELS = frozenset({"macro-f1", "binary-macro-f1", "mean-binary-macro-f1", "weighted-binary-macro-f1"})
-"""Means that labels which no meme has, or all have, hold below 1."""
+"""Means that stay below 1 if no meme, or every meme, has some label."""
 # Sixteen mebibytes of weights, whatever the number of memes.
 _AT_ONCE = 1 << 21
 """Weights held in memory at once, over all resamples."""
@@ -66,17 +66,17 @@ class LabelFigures:
 
     Attributes:
         label: The label.
-        gold: Memes that have it.
-        said: Memes that it was given.
-        prevalence: Share of the memes that have it.
-        precision: Share of hits among the memes that were given it; None where none was.
-        recall: Share of hits among the memes that have it; None where none has.
-        f1: Their harmonic mean; 0 where the label is neither there nor said.
-        accuracy: Share of the memes of which it was rightly given or denied.
+        gold: Number of memes that have the label.
+        said: Number of memes that were given the label.
+        prevalence: Share of the memes that have the label.
+        precision: Share of hits among the memes that were given the label; None if there are none.
+        recall: Share of hits among the memes that have the label; None if there are none.
+        f1: Harmonic mean of both; 0 if the label is neither present nor predicted.
+        accuracy: Share of the memes on which the label was correctly given or denied.
         macro_f1: Mean of the F1 of yes and of no.
-        auroc: Area under the ROC curve of its probabilities; None without them.
-        baseline_accuracy: Accuracy of always saying no.
-        baseline_macro_f1: Macro-F1 of the same.
+        auroc: Area under the ROC curve of the label's probabilities; None without them.
+        baseline_accuracy: Accuracy of always answering no.
+        baseline_macro_f1: Macro-F1 of always answering no.
     """
 
     label: str
@@ -99,16 +99,16 @@ class TaskCard:
 
     Attributes:
         question: The question.
-        n: Memes that have a gold label.
-        groups: Groups that intervals were drawn over; 0 where memes were.
-        unanswered: Memes without an answer, which count as wrong.
-        failed: Number of these that failed, instead of being left open.
-        scored: Memes with a probability of each label.
-        figures: Figures by metric, the official one first; None where there is no value.
-        baseline: Figures of always saying the same.
-        baseline_words: Words for what that is.
+        n: Number of memes that have a gold label.
+        groups: Number of groups that the bootstrap drew; 0 if it drew memes.
+        unanswered: Number of memes without an answer, which count as wrong.
+        failed: Number of these that failed instead of being left open.
+        scored: Number of memes with a probability of each label.
+        figures: Figures by metric, the official one first; None if undefined.
+        baseline: Figures of the constant answer.
+        baseline_words: Description of the constant answer.
         labels: Figures of each label, in the card's order.
-        by_order: Values of the metrics for each order of the options, where it was asked with several.
+        by_order: Values of the metrics for each order of the options, if the question was asked with several.
     """
 
     question: Question
@@ -125,7 +125,7 @@ class TaskCard:
 
     @property
     def official(self) -> str:
-        """Metric that the data set's authors rank by; the first where the card names none."""
+        """Metric that the data set's authors rank by; the first one if the card names none."""
         return self.question.official or next(iter(self.figures))
 
 
@@ -143,7 +143,7 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
     names = metrics_of(question, scored=bool((~np.isnan(arrays.scores)).any()), votes=arrays.votes is not None)
     per_label = [f"{kind}:{label}" for label in question.labels for kind in _LABEL_KINDS]
     every = (*names, *per_label)
-    # All metrics over the same draws, so that figures of one run can be set beside each other.
+    # All metrics share the same draws, so that figures of one run can be compared.
     drawn = resampled(
         [metric_of(name, question.labels) for name in every], arrays, groups, resamples=resamples, seed=seed
     )
@@ -171,8 +171,8 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
         scored=int((~np.isnan(arrays.scores).any(axis=1)).sum()),
         figures={name: figure(name) for name in names},
         baseline={
-            # Always saying the same ranks nothing, so that a baseline of AUROC or Brier would be a
-            # figure of the code and not of the data.
+            # A constant answer ranks nothing, so that a baseline of AUROC or Brier would be an
+            # artefact of the code.
             name: None if name in BASELINE_FREE else value_of(metric_of(name, question.labels), always)
             for name in names
         },
@@ -183,7 +183,7 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
 
 
 def question_of(results: Results) -> Question:
-    """The question that a run asked. Raises BadRequest where it held trials."""
+    """The question that a run asked. Raises BadRequest if the run held trials."""
     question = results.question
     if question is None:
         raise BadRequest(f"{results.name} asked no question of a card: its verdicts are scored by protocols.")
@@ -191,7 +191,7 @@ def question_of(results: Results) -> Question:
 
 
 def arrays_of(results: Results) -> tuple[tuple[Judged, ...], TaskArrays]:
-    """Memes with a gold label and their answers, as arrays. Raises BadRequest where no meme has one."""
+    """Memes with a gold label, and their answers as arrays. Raises BadRequest if no meme has one."""
     question = question_of(results)
     # Without a gold label a meme is in no figure, not even as one without labels: "none" is an answer,
     # absent is not.
@@ -201,7 +201,7 @@ def arrays_of(results: Results) -> tuple[tuple[Judged, ...], TaskArrays]:
     labels = question.labels
     gold = [gold_of(one.meme, question.task) or frozenset() for one in judged]
     answers = [one.prediction.said.get(question.task) for one in judged]
-    # NaN and not 0: a label without a probability must not rank below those that were given one.
+    # NaN instead of 0: a label without a probability must not rank below those that have one.
     scores = [[(a.scores if a else {}).get(label, np.nan) for label in labels] for a in answers]
     return judged, TaskArrays(
         labels=labels,
@@ -214,7 +214,7 @@ def arrays_of(results: Results) -> tuple[tuple[Judged, ...], TaskArrays]:
 
 
 def require_metrics(task: str, labels: Sequence[str], *names: str) -> None:
-    """Raises BadRequest if a card names a metric that there is none of for its task; an empty name is none."""
+    """Raises BadRequest if a card names a metric that does not exist for its task; empty names are ignored."""
     for name in filter(None, names):
         try:
             metric_of(name, labels)
@@ -230,14 +230,14 @@ def metrics_of(question: Question, *, scored: bool, votes: bool) -> tuple[str, .
     """Names of the metrics of a question: the card's, the official one first, then the usual ones of its kind.
 
     Raises:
-        BadRequest: The card names a metric that there is none of.
+        BadRequest: The card names an unknown metric.
     """
     require_metrics(question.task, question.labels, question.official, *question.metrics)
     usual = MULTI if question.multi else (*SINGLE, *(("mmae",) if question.kind == "ordinal" else ()))
-    # The card's own metrics before the usual ones, since the first of them is what authors rank by.
+    # The card's own metrics come before the usual ones, since the first is the one that authors rank by.
     named = (*((question.official,) if question.official else ()), *question.metrics)
     also = (*(SCORED if scored else ()), *(("agreement-ceiling",) if votes else ()))
-    # A metric that a card names and that is usual as well is computed once, at the earlier place.
+    # A usual metric that the card names too is computed once, at its earlier position.
     return tuple(dict.fromkeys((*named, *usual, *also)))
 
 
@@ -249,9 +249,9 @@ def resampled(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> list[Floats]:
-    """Values of metrics over the same resamples, each of shape (resamples,), NaN where it has none."""
+    """Values of metrics over the same resamples, each of shape (resamples,), NaN if undefined."""
     rng, n = np.random.default_rng(seed), len(arrays.answered)
-    # At least one resample at a time, even where a single one is above the bound.
+    # At least one resample at a time, even if a single one exceeds the bound.
     step = max(1, _AT_ONCE // n)
     parts: list[list[Floats]] = [[] for _ in metrics]
     for start in range(0, resamples, step):
@@ -262,34 +262,34 @@ def resampled(
 
 
 def baseline_of(question: Question, arrays: TaskArrays) -> tuple[TaskArrays, str]:
-    """Answers of always saying the same, and what that is in words."""
+    """The baseline's constant answers, and their description."""
     if question.multi:
         return arrays.replaced(np.zeros_like(arrays.predicted)), "always none"
     most = int(arrays.gold.sum(axis=0).argmax())
-    # The first of equals, as `argmax` has it: the card's order decides, not the order of the memes.
+    # Ties go to the first, as in `argmax`: the card's order decides, not the order of the memes.
     always = np.zeros_like(arrays.predicted)
     always[:, most] = True
     return arrays.replaced(always), f"always {question.labels[most]}"
 
 
 def _with_interval(name: str, value: float, over: Floats, *, arrays: TaskArrays, n: int) -> Figure:
-    """A figure with its percentiles, or the exact interval of a share of ``n`` draws where the resamples all agree."""
+    """A figure with its percentiles, or the exact interval of a share of ``n`` draws if all resamples agree."""
     kind = name.partition(":")[0]
-    # It says nothing about the answers, and annotators may all agree.
+    # It does not depend on the answers, and annotators may all agree.
     if kind == "agreement-ceiling":
         return Figure(value, *resampling.interval(over))
     if kind == "mmae":
         return error_figure(value, over, n=n, largest=len(arrays.labels) - 1)
     if kind in _OF_SCORES or not n:
         return edge_figure(value, over, n)
-    # All is right, and yet the mean is below 1: known as well as a share of 1, on that scale.
+    # All answers are right, yet the mean is below 1: scales the interval of a share of 1.
     if kind in _OVER_LABELS and value and _all_right(arrays, name.partition(":")[2]):
         return error_figure(value, over, n=n, largest=value)
     return share_figure(value, over, n)
 
 
 def _all_right(arrays: TaskArrays, label: str) -> bool:
-    """True if all answers are right: about this label, or about all of them where it is empty."""
+    """True if all answers are right, about this label or, if it is empty, about all labels."""
     if not label:
         return bool(right_answers(arrays).all())
     place = arrays.labels.index(label)
@@ -297,7 +297,7 @@ def _all_right(arrays: TaskArrays, label: str) -> bool:
 
 
 def _draws_of(arrays: TaskArrays, groups: NDArray[np.int64] | None) -> dict[str, int]:
-    """Independent draws that a figure rests on, by its name, where they are not all; and of all, without a name."""
+    """Number of independent draws behind each figure, by name; the empty name is for figures over all memes."""
     scored = ~np.isnan(arrays.scores)
     found = {
         "": draws_among(np.ones_like(arrays.answered), groups),
@@ -306,7 +306,7 @@ def _draws_of(arrays: TaskArrays, groups: NDArray[np.int64] | None) -> dict[str,
     }
 
     def rarer(yes: NDArray[np.bool_], no: NDArray[np.bool_]) -> int:
-        """The area under a curve rests on the rarer of yes and no."""
+        """Draws of the rarer of yes and no, which limit the area under a curve."""
         return min(draws_among(yes, groups), draws_among(no, groups))
 
     for place, label in enumerate(arrays.labels):
@@ -325,7 +325,7 @@ _LABEL_KINDS = ("precision", "recall", "f1", "binary-accuracy", "binary-macro-f1
 
 def _label_figures(arrays: TaskArrays, label: str, place: int, figure: Callable[[str], Figure | None]) -> LabelFigures:
     gold = arrays.gold[:, place]
-    # Always saying no is the baseline of one label, whichever the baseline of the whole task is.
+    # A single label's baseline always answers no, whatever the baseline of the whole task is.
     never = arrays.replaced(np.zeros_like(arrays.predicted))
     values: dict[str, Figure | None] = {kind: figure(f"{kind}:{label}") for kind in _LABEL_KINDS}
 
@@ -355,7 +355,7 @@ def _label_figures(arrays: TaskArrays, label: str, place: int, figure: Callable[
 def _by_order(
     judged: Sequence[Judged], arrays: TaskArrays, question: Question, names: Sequence[str]
 ) -> tuple[Mapping[str, float | None], ...]:
-    """Metrics of the answers to each order of the options; a meme without an answer has none to any."""
+    """Metrics of the answers to each order of the options; a meme without an answer has none for any order."""
     turns = len(question.orders)
     if turns == 1:
         return ()
@@ -378,8 +378,8 @@ def _flags(sets: Sequence[frozenset[str] | tuple[str, ...]], labels: Sequence[st
 
 
 def _votes_of(memes: Sequence[JudgedMeme], question: Question) -> NDArray[np.int64] | None:
-    """Votes of annotators by label, shape (memes, labels); None where no meme has several."""
-    # With one annotator a meme there is no agreement to compute a ceiling from.
+    """Votes of annotators by label, shape (memes, labels); None if no meme has several annotators."""
+    # With one annotator per meme there is no agreement to compute a ceiling from.
     if not any(meme.annotators.get(question.task, 0) > 1 for meme in memes):
         return None
     return np.array(

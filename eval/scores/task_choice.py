@@ -1,4 +1,4 @@
-"""Choosing among ways of asking a question: which is best, what is as good, and how much the best owes to luck."""
+"""Choice between ways of asking a question: the best, those within noise of it, and the optimism of the choice."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class QuestionVariant:
     """One way of asking.
 
     Attributes:
-        run: Name of its run.
+        run: Name of the run.
         value: Official metric, with its interval.
-        behind: Lead of the best over it, paired bootstrap; 0 for the best itself.
-        differing: Independent draws (memes, or groups of them) on which its answers differ from the best one's.
+        behind: Lead of the best way over this one, by paired bootstrap; 0 for the best itself.
+        differing: Number of independent draws (memes, or groups of them) on which its answers differ from the best's.
     """
 
     run: str
@@ -38,7 +38,7 @@ class QuestionVariant:
 
     @property
     def within_noise(self) -> bool:
-        """True if these memes can't tell it from the best."""
+        """True if its difference from the best is not significant on these memes."""
         return self.behind.low <= 0 or self.differing < FEWEST_TO_SAY
 
 
@@ -48,8 +48,8 @@ class Choice:
 
     Attributes:
         metric: Metric by which they are ordered.
-        ways: Best first, ties in the order given.
-        flattered_by: Part of the best one's value that is due to its having been picked as the best of all.
+        ways: Ways of asking, best first, ties in the order of the runs.
+        flattered_by: Selection bias: how much the best one's value is inflated by being picked as the best.
     """
 
     metric: str
@@ -60,15 +60,15 @@ class Choice:
 def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: int = 0) -> Choice:
     """Orders runs that asked the same question of the same memes.
 
-    What the picking adds is measured on the memes that a resample did not draw, as
-    :func:`eval.studies.sweeping.rank` measures it for settings of trials.
+    The selection bias is measured on the memes that a resample did not draw, as in :func:`eval.studies.sweeping.rank`
+    for settings of trials.
 
     Raises:
-        BadRequest: They were not asked of the same memes, or one has no value of the official metric.
+        BadRequest: The runs are on different memes, or the official metric is undefined for one.
     """
     read = [arrays_of(run) for run in runs]
     memes = [[one.meme.id for one in judged] for judged, _ in read]
-    # In the same order too: rows of the arrays are compared place by place.
+    # In the same order too: rows of the arrays are compared by position.
     if any(other != memes[0] for other in memes[1:]):
         raise BadRequest("The runs did not ask about the same memes.", reason="MEMES_DIFFER")
     question = question_of(runs[0])
@@ -81,13 +81,13 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
         raise BadRequest(
             f"{name} has no value on these memes: nothing can be chosen by it.", reason="TOO_FEW_TO_CHOOSE"
         )
-    # Rounded, else the last bits of a sum would decide between ways that are equally good.
+    # Rounded, or the last bits of a sum would decide between equally good ways.
     order = np.argsort(-values.round(12), kind="stable")
     best, rng = int(order[0]), np.random.default_rng(seed)
     inside, lost = [], []
     for start in range(0, resamples, _AT_ONCE):
         weights = draw_weights(groups, len(memes[0]), min(_AT_ONCE, resamples - start), rng)
-        # Memes that a resample left out had no part in its pick, and so can judge it.
+        # Memes that a resample left out did not influence its pick, so they measure it without bias.
         left = (weights == 0).astype(np.float64)
         drawn = np.stack([metric(each, weights) for each in arrays], axis=1)
         outside = np.stack([metric(each, left) for each in arrays], axis=1)
@@ -112,6 +112,6 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
             )
             for place in order.tolist()
         ),
-        # By chance a pick may do better outside its resample; a gain below 0 means nothing.
+        # By chance a pick may do better outside its resample; a bias below 0 is meaningless.
         flattered_by=max(0.0, float(losses.mean())) if losses.size else 0.0,
     )

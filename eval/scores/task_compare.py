@@ -1,4 +1,4 @@
-"""Two runs that asked the same question of the same memes: which is better, and whether the memes can tell."""
+"""Comparison of two runs that asked the same question on the same memes, with significance tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from eval.scores.task_card import arrays_of, metrics_of, question_of, resampled
 
 @dataclass(frozen=True, slots=True)
 class ChangedAnswer:
-    """A meme of which A and B did not say the same; None for no answer."""
+    """A meme on which the answers of A and B differ; None for no answer."""
 
     meme: str
     gold: tuple[str, ...]
@@ -37,18 +37,18 @@ class TaskComparison:
         task: Task that was asked about.
         name_a: Name of A.
         name_b: Name of B.
-        n: Memes compared.
-        groups: Groups that intervals were drawn over; 0 where memes were.
-        only_one: Memes that one of the two alone was asked about; not compared.
+        n: Number of memes compared.
+        groups: Number of groups that the bootstrap drew; 0 if it drew memes.
+        only_one: Number of memes that only one of the two was asked about; not compared.
         official: Metric that the data set's authors rank by.
         a: Figures of A by metric.
         b: Figures of B.
-        differences: A less B by metric, with a 95 % interval by paired bootstrap.
-        only_a_right: Memes that A answered exactly as gold and B did not.
-        only_b_right: Memes the other way round.
+        differences: A minus B by metric, with a 95 % interval by paired bootstrap.
+        only_a_right: Number of memes on which only A's answer equals gold.
+        only_b_right: Number of memes on which only B's answer equals gold.
         mcnemar_p: Two-sided p-value of the exact McNemar test on these.
-        changed: Every meme of which they did not say the same, in the order of A.
-        differing: Independent draws (memes, or groups of them) on which they differ in labels or probabilities.
+        changed: Every meme on which their answers differ, in the order of A.
+        differing: Number of independent draws (memes, or groups) on which they differ in labels or probabilities.
     """
 
     task: str
@@ -69,10 +69,10 @@ class TaskComparison:
 
     @property
     def sure(self) -> bool:
-        """True if the difference in the official metric is larger than its interval leaves to chance.
+        """True if the interval of the difference in the official metric excludes 0.
 
-        Never with fewer than six memes on which they differ: resamples of so few may all fall on one side, and yet each
-        of the two would be ahead on all of them by chance more often than one time in twenty.
+        Never true with fewer than six memes on which they differ: resamples of so few may all fall on one side, yet one
+        of the two is ahead on all of them by chance more often than one time in twenty.
         """
         difference = self.differences.get(self.official)
         outside = difference is not None and not difference.low <= 0 <= difference.high
@@ -82,13 +82,13 @@ class TaskComparison:
 def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: int = 0) -> TaskComparison:
     """Compares A and B meme by meme, matched by id.
 
-    The bootstrap draws memes, or groups of them, with what both said of them.
+    The bootstrap draws memes, or groups of them, together with the answers of both.
 
     Raises:
-        BadRequest: They asked different questions, share no meme, or disagree on the gold label of one.
+        BadRequest: They asked different questions, share no meme, or disagree on a gold label.
     """
     question_a, question_b = question_of(a), question_of(b)
-    # How they were asked may differ: that is what is compared.
+    # The way of asking may differ: that is the purpose of the comparison.
     if question_a.material() != question_b.material():
         raise BadRequest(
             f"{a.name} asked for {question_a.task} and {b.name} for {question_b.task}, or with other labels: their "
@@ -100,7 +100,7 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
     pairs = [(one, in_b[id_]) for id_, one in in_a.items() if id_ in in_b]
     if not pairs:
         raise BadRequest(f"{a.name} and {b.name} share no meme: there is nothing to compare.", reason="NOTHING_SHARED")
-    # A figure on two versions of gold would compare the versions.
+    # With two versions of gold, the comparison would be between the versions.
     at_odds = [x.meme.id for x, y in pairs if gold_of(x.meme, task) != gold_of(y.meme, task)]
     if at_odds:
         raise BadRequest(
@@ -113,7 +113,7 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
         arrays_of(replace(results, judged=tuple(pair[place] for pair in pairs))) for place, results in enumerate((a, b))
     )
     groups = group_numbers_of(judged)
-    # Metrics of probabilities only where both have some.
+    # Metrics of probabilities only if both have some.
     scored = bool((~np.isnan(of_a.scores)).any() and (~np.isnan(of_b.scores)).any())
     # The ceiling of agreement is a figure of the annotators, the same for both runs.
     names = metrics_of(question_a, scored=scored, votes=False)

@@ -1,8 +1,8 @@
-"""Anyone's answers to a question of a data set's card, from a file: scored by the rules that runs of classify are.
+"""Answers of any system to a question of a data set's card, read from a file and scored like runs of classify.
 
-A file is one that :mod:`eval.scores.scored_file` reads. What an answer is stands in ``label``, in a column for each
-label (``yes`` or ``no``; of tasks that allow several), in ``said_TASK`` as ``memecourt-eval export --parquet`` writes
-it, or in the predictions of an Inspect log of ours. Cells become labels by the very rules that gold labels are read by.
+The file formats are those of :mod:`eval.scores.scored_file`. Answers are in the column ``label``, in a column per label
+(``yes`` or ``no``, for tasks that allow several labels), in ``said_TASK`` as written by ``memecourt-eval export
+--parquet``, or in the predictions of our own Inspect logs. Cells are mapped to labels by the same rules as gold labels.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from eval.scores.prediction_rows import prediction_rows
 from eval.scores.scored_file import NO_ANSWER, LineFault, ScoredFile, collect_predictions, read_score
 
 _PARTED_BY = ";"
-"""Between labels of a cell of text."""
+"""Separator between labels in a text cell."""
 SCORE_COLUMN = "score:"
-"""Before a label, in the name of the column of its probability."""
+"""Prefix of the column with a label's probability."""
 _ANSWER = "label"
 
 
@@ -39,8 +39,8 @@ def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, sco
         scorer: Scorer of a log of Inspect AI whose answers are the labels.
 
     Raises:
-        BadRequest: The file can't be read, or a row is at fault: an id that is unknown or stands twice, or a cell that
-            is no label and no probability.
+        BadRequest: The file can't be read, or a row is invalid: an unknown or duplicate id, or a cell that is neither
+            a label nor a probability.
         NotLoaded: The library that reads a file of this kind is not installed.
     """
     rules = _AnswerRules.of(task)
@@ -51,14 +51,14 @@ def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, sco
 
 @dataclass(frozen=True, slots=True)
 class _AnswerRules:
-    """Rules that make an answer of a row, whichever columns it has.
+    """Rules that turn a row into an answer, whichever columns it has.
 
     Attributes:
         task: The task.
-        whole: Labels of the column of whole answers.
-        by_label: Labels of a column for each label; None where the task allows one label alone.
+        whole: Rules for the column of whole answers.
+        by_label: Rules for a column per label; None if the task allows only one label.
         columns: Names of these columns.
-        scores: Label by the name of the column of its probability.
+        scores: Label by the name of its probability column.
         said: Name of the column of whole answers in our Parquet files.
     """
 
@@ -71,11 +71,11 @@ class _AnswerRules:
 
     @classmethod
     def of(cls, task: CardTask) -> _AnswerRules:
-        # Names of columns are read in lower case.
+        # Column names are read in lower case.
         named = {label: label.lower() for label in task.labels}
-        # The labels' own names, too, where files of the data set have other values for them.
+        # Accepts the labels' own names, too, if the data set's files use other values for them.
         raw = {} if task.columns else dict(task.map)
-        # Beside the labels' names the reader of labels no longer takes true for 1.
+        # With the labels' names added, the reader of labels no longer accepts true for 1.
         if raw.keys() == {"0", "1"}:
             raw |= {"true": raw["1"], "false": raw["0"]}
         whole = task.model_copy(
@@ -87,7 +87,7 @@ class _AnswerRules:
                 "votes": None,
             }
         )
-        # As rules of gold labels, with columns of our own: what is a yes there is one here.
+        # The rules of gold labels with our own columns: a yes there is a yes here.
         multi = task.kind is TaskKind.MULTI
         each = task.model_copy(
             update={
@@ -115,7 +115,7 @@ class _AnswerRules:
             raise LineFault(str(bad)) from None
         if labels is None:
             return Prediction(meme=id_, outcome=Outcome.FAILED, reason=NO_ANSWER)
-        # In the card's order, so that the same answer is always written alike.
+        # In the card's order, so that the same answer is always written the same way.
         ordered = tuple(label for label in self.task.labels if label in labels)
         return Prediction(
             meme=id_, outcome=Outcome.ANSWERED, said={self.task.id: TaskAnswer(labels=ordered, scores=scores)}
@@ -123,7 +123,7 @@ class _AnswerRules:
 
     def _answer(self, record: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, dict[str, float]]:
         if "said" in record:
-            # Of a log of ours: this task's answer, or none.
+            # In our own logs: the answer for this task, or none.
             answer = record["said"].get(self.task.id) if isinstance(record["said"], Mapping) else None
             if answer is None:
                 raise LineFault(f"its prediction is of another task than {self.task.id}")
@@ -152,7 +152,7 @@ class _AnswerRules:
             if isinstance(cell, str) and cell.strip():
                 cell = [part.strip() for part in cell.split(_PARTED_BY) if part.strip()]
         elif isinstance(cell, list):
-            # Our Parquet files have a list whatever the task.
+            # Our Parquet files have a list for every kind of task.
             if len(cell) != 1:
                 raise LineFault(f"it has {len(cell)} labels, and a meme has one of {self.task.id}")
             cell = cell[0]
@@ -161,7 +161,7 @@ class _AnswerRules:
     def _scores(self, record: Mapping[str, Any]) -> dict[str, float]:
         read = {label: read_score(record.get(column)) for column, label in self.scores.items()}
         found = {label: score for label, score in read.items() if score is not None}
-        # A label without one would rank last or first by nothing but its absence.
+        # A label without a probability would rank last or first merely because it is missing.
         if found and len(found) < len(read):
             missing = ", ".join(label for label in read if label not in found)
             raise LineFault(f"it has a probability of some labels and none of {missing}")

@@ -1,4 +1,4 @@
-"""Gold labels of a task that are likely wrong, label by label, by confident learning."""
+"""Gold labels of a task that are likely wrong, found label by label with confident learning."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class TaskNoise:
 
     Attributes:
         task: The task.
-        by_label: Label noise by label, each as if having it were being harmful.
-        too_few: Labels that too few memes have, or lack, to say anything of.
+        by_label: Label noise by label, where having the label takes the place of being harmful.
+        too_few: Labels that too few memes have, or lack, for a result.
     """
 
     task: str
@@ -35,7 +35,7 @@ def find_task_noise(read: Sequence[Results]) -> TaskNoise:
         read: Runs that asked the same question of the same split.
 
     Raises:
-        BadRequest: The runs disagree on a gold label, none has probabilities, or of no label there are enough memes.
+        BadRequest: The runs disagree on a gold label, none has probabilities, or no label has enough memes.
         NotLoaded: cleanlab is not installed.
     """
     question = question_of(read[0])
@@ -44,10 +44,10 @@ def find_task_noise(read: Sequence[Results]) -> TaskNoise:
     for results in read:
         judged, arrays = arrays_of(results)
         for one, has, probabilities in zip(judged, arrays.gold.tolist(), arrays.scores, strict=True):
-            # On two versions of gold, noise in one could not be told from a change between them.
+            # With two versions of gold, noise in one could not be distinguished from a change between them.
             if gold.setdefault(one.meme.id, tuple(has)) != tuple(has):
                 raise BadRequest(f"The runs disagree on the gold label of {one.meme.id}.", reason="GOLD_DIFFERS")
-            # Of some labels alone, a mean over runs would be of other runs for each label.
+            # With probabilities of only some labels, the mean would be over different runs for each label.
             if not np.isnan(probabilities).any():
                 scores.setdefault(one.meme.id, []).append(probabilities)
     if not scores:
@@ -56,12 +56,12 @@ def find_task_noise(read: Sequence[Results]) -> TaskNoise:
             "take the vote of labelled memes.",
             reason="NO_SCORES",
         )
-    # The mean over runs, so that a slip of one system alone seldom makes a label look wrong.
+    # The mean over runs, so that a mistake of a single system seldom makes a label look wrong.
     mean = {id_: np.mean(each, axis=0) for id_, each in scores.items()}
     found, too_few = {}, []
     for place, label in enumerate(question.labels):
         memes = [(id_, has[place], float(mean[id_][place]) if id_ in mean else None) for id_, has in gold.items()]
-        # One rare label must not keep the others from being looked at.
+        # One rare label must not prevent the others from being checked.
         try:
             found[label] = find_label_noise(memes)
         except BadRequest as error:

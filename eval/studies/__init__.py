@@ -1,1 +1,1 @@
-"""Questions about the court that take more than one run, or another measure than a score."""
+"""Studies of the court that need several runs, or measure something other than a score."""

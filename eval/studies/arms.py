@@ -1,13 +1,13 @@
-"""Studies: one split judged several times, each time with one thing altered, so that the difference is that thing's.
+"""Studies: one split judged several times, each time with one change, so that a difference is due to that change.
 
 ::
 
-    STUDY/study.json          what is studied, and the arms (:class:`StudyManifest`)
-    STUDY/calls.sqlite        replies of models, shared by all arms: what arms have in common is asked once
-    STUDY/library/            the precedents that all arms are held with, but those with shuffled labels or with leaks
+    STUDY/study.json          description of the study and its arms (:class:`StudyManifest`)
+    STUDY/calls.sqlite        model replies shared by all arms: calls that arms have in common are made once
+    STUDY/library/            precedents of all arms except those with shuffled labels or leaks
     STUDY/ARM/                a run (:mod:`eval.runs.folder`)
 
-Arms run one after the other. What is there is taken up: finished arms are passed over, the others go on.
+Arms run one after the other. A study can be resumed: finished arms are skipped, and the others continue.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ from serving.settings import ModelSettings, RoleSettings, Settings
 STUDY = "study.json"
 FORMAT = 1
 FULL_ARM = "full"
-"""What the other arms are compared with."""
+"""Reference arm that the others are compared with."""
 Roles = Literal["all", "proposer", "accuser", "defender", "judge"]
 
 
 class ModelOf(BaseModel):
-    """Another model, for one role or for all."""
+    """Replacement model for one role or for all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Roles = "all"
     model: str = Field(min_length=1)
     url: str = ""
-    """Of its server; empty for the one that the settings name."""
+    """Address of the model's server; empty for the one in the settings."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``[ROLE=]NAME[@URL]``. Raises BadRequest if it is none."""
+        """Parses ``[ROLE=]NAME[@URL]``. Raises BadRequest if it is malformed."""
         # A role is one of five words; anything else before an equals sign is part of the model's name.
         match = re.fullmatch(r"(?:(all|proposer|accuser|defender|judge)=)?([^@]+)(?:@(https?://\S+))?", text.strip())
         if match is None or not text.isprintable():
@@ -81,18 +81,18 @@ class Arm(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # A folder's name: no slash, and no leading dot or dash.
+    # Also the name of the arm's folder: no slash, and no leading dot or dash.
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.,=_+-]{0,99}$")
-    """Also of its folder."""
+    """Name of the arm and of its folder."""
     what: str = ""
-    """What is altered, in words."""
+    """Description of the change."""
     overlay: dict[str, JsonValue] = Field(default_factory=dict)
-    """Settings of the trial that differ from those of the study."""
+    """Trial settings that differ from those of the study."""
     models: tuple[ModelOf, ...] = ()
     control: str = ""
-    """Of :class:`eval.runs.controls.Control`; empty for none."""
+    """Value of :class:`eval.runs.controls.Control`; empty for none."""
     comparator: str = ""
-    """Of :class:`eval.runs.comparators.Comparator`, where no trials are held; empty where they are."""
+    """Value of :class:`eval.runs.comparators.Comparator` if the arm holds no trials; empty if it does."""
 
 
 def _arm(name: str, what: str, control: str = "", comparator: str = "", **overlay: JsonValue) -> Arm:
@@ -144,17 +144,17 @@ ARMS: Mapping[str, Arm] = {
 """The ablations of the paper, controls that it lacks, and comparators."""
 
 _WITHOUT_MODELS = frozenset({FULL_ARM, "random-precedents", "shuffled-labels", "with-leaks"})
-"""Arms that alter something where no model is asked."""
+"""Arms that make a difference in a procedure without model calls."""
 _ONLY_NAMED = frozenset({Control.TRANSLATED, Control.LEAKS})
-"""Controls of arms that are run only where they are named."""
+"""Controls of arms that run only if they are named."""
 _LIBRARIES: Mapping[str, str] = {Control.SHUFFLED: f"{LIBRARY}-shuffled", Control.LEAKS: f"{LIBRARY}-with-leaks"}
-"""Folders of the libraries that controls need for themselves."""
+"""Folders of the libraries of controls that need their own."""
 
 
 def arms_named(
     names: Sequence[str], models: Sequence[ModelOf], procedure: Procedure, prompts: Sequence[str] = ()
 ) -> tuple[Arm, ...]:
-    """The arms of a study: those of these names (all that alter anything, if nothing is named), and one a model or set.
+    """The arms of a study: the named ones (by default all that make a difference), and one per model or prompt set.
 
     Args:
         names: Names of arms.
@@ -163,10 +163,10 @@ def arms_named(
         prompts: Other sets of prompts: packaged versions, or folders.
 
     Raises:
-        BadRequest: There is no such arm, it alters nothing in this procedure, or one stands twice.
+        BadRequest: There is no such arm, it makes no difference in this procedure, or two have the same name.
     """
     possible = [name for name in ARMS if procedure is not Procedure.SUMMARY or name in _WITHOUT_MODELS]
-    # Of texts in English a translation is a call for nothing; and figures with leaks are no figures of the court.
+    # Translating English texts wastes calls, and figures with leaks do not describe the court.
     usual = [name for name in possible if ARMS[name].control not in _ONLY_NAMED]
     chosen = list(names) or ([FULL_ARM] if prompts else usual)
     for name in chosen:
@@ -174,19 +174,19 @@ def arms_named(
             raise BadRequest(f"There is no arm {name!r}. There are: {', '.join(ARMS)}.", field="arms")
         if name not in possible:
             raise BadRequest(
-                # Refused instead of run: an arm that alters nothing would show a difference of 0 as if
-                # it had been measured.
+                # Rejected: an arm without effect would show a difference of 0 as if it had been
+                # measured.
                 f"The arm {name} alters nothing where no model is asked. In the procedure {procedure} there are: "
                 f"{', '.join(possible)}.",
                 field="arms",
             )
     if (models or prompts) and procedure is Procedure.SUMMARY:
         raise BadRequest(f"The procedure {procedure} asks no model: another one makes no difference.", field="arms")
-    # First, wherever it was named: the others are compared with it, and equal compute spends what it spent.
+    # Always first: the others are compared with it, and equal compute spends as many tokens as it did.
     arms = [ARMS[name] for name in dict.fromkeys((FULL_ARM, *chosen))]
     for model in models:
         role = "" if model.role == "all" else f"{model.role}="
-        # A model's name has slashes and the like, which no folder's may.
+        # Model names contain slashes and other characters that folder names must not.
         plain = re.sub(r"[^A-Za-z0-9.=_+-]+", "-", f"{role}{model.model}")
         arms.append(
             Arm(
@@ -197,17 +197,17 @@ def arms_named(
         )
     arms += [_arm_of_prompts(place) for place in prompts]
     names_given = [arm.name for arm in arms]
-    # Two models whose names differ only in such signs would share a folder.
+    # Two models whose names differ only in such characters would share a folder.
     if twice := sorted({name for name in names_given if names_given.count(name) > 1}):
         raise BadRequest(f"Each arm needs a name of its own; there twice: {', '.join(twice)}.", field="arms")
     return tuple(arms)
 
 
 def _arm_of_prompts(place: str) -> Arm:
-    """An arm with another set of prompts. Raises BadRequest if there is something wrong with it."""
+    """An arm with another set of prompts. Raises BadRequest if the set is invalid."""
     found = open_set(place)
     plain = re.sub(r"[^A-Za-z0-9.=_+-]+", "-", found.name)
-    # As a whole path: the same study may be taken up from another folder.
+    # An absolute path, as the study may be resumed from another working directory.
     named = place if place.isdecimal() else str(Path(place).expanduser().resolve())
     what = f"models are asked in the words of {found.name} ({found.digest.removeprefix('sha256:')[:12]})"
     return Arm(name=f"prompts-{plain}"[:100], what=what, overlay={"prompts": named})
@@ -231,11 +231,11 @@ class StudyManifest(BaseModel):
     drop_precedents: bool = False
     """True if memes that no protocol of the study scores are neither precedents nor judged."""
     language: str = ""
-    """As :attr:`eval.runs.folder.RunManifest.language`."""
+    """Language, as in :attr:`eval.runs.folder.RunManifest.language`."""
     templates_apart: bool = False
     """True if no precedent is on the template of a judged meme."""
     settings: dict[str, JsonValue]
-    """Of the trial, before an arm alters them."""
+    """Trial settings before the changes of an arm."""
     arms: tuple[Arm, ...]
     command: str
 
@@ -249,24 +249,24 @@ class Study:
         kind: ``ablate``, ``sweep`` or ``reproduce``.
         dataset: Data set to judge.
         data: Directory of the data set.
-        split: Which part of it.
+        split: Split of the data set.
         procedure: Procedure of the trials.
-        protocols: Under which it is scored.
-        settings: Settings of the court, before an arm alters them.
+        protocols: Protocols by which it is scored.
+        settings: Settings of the court before the changes of an arm.
         arms: Arms to compare, the reference first.
-        limit: Judge so many memes only.
-        seed: Seed of the sample, of replies, and of what controls draw.
-        concurrency: Memes on trial at once.
+        limit: Largest number of memes to judge; None for all.
+        seed: Seed of the sample, of replies, and of random draws by controls.
+        concurrency: Number of memes on trial at once.
         command: Command line of the study.
         server: Name of the model servers in the store of calls.
-        patience_s: Seconds that a meme waits for a model server that is busy or away.
-        allow_missing: True if memes without a picture fail, each by itself.
-        retry_failed: True to retry memes that failed for a passing reason.
+        patience_s: Seconds that a meme waits for a busy or unreachable model server.
+        allow_missing: True if a missing picture only fails its meme, not the run.
+        retry_failed: True to retry memes that failed for a transient reason.
         drop_precedents: True if memes that no protocol of the study scores are neither precedents nor judged.
-        language: Language of the memes, as of :class:`eval.runs.plan.Plan`.
+        language: Language of the memes, as in :class:`eval.runs.plan.Plan`.
         templates_apart: True if no precedent is on the template of a judged meme.
-        vllm: Server to start for all roles; arms with another model have that started in its turn. None where the
-            settings name servers.
+        vllm: Server to start for all roles; for arms with another model, a server with that model is started in turn.
+            None if the settings name servers.
     """
 
     out: Path
@@ -305,7 +305,7 @@ class Study:
             drop_precedents=self.drop_precedents,
             templates_apart=self.templates_apart,
             language=self.language,
-            # Of the trial alone: servers and keys are no part of what is studied.
+            # Trial settings only: servers and keys are not part of the study.
             settings=self.settings.trial.model_dump(mode="json"),
             arms=self.arms,
             command=self.command,
@@ -315,22 +315,22 @@ class Study:
 async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
     """Runs all arms, one after the other; returns their runs, in order.
 
-    Where model servers are started for it, arms of one model follow one another, so that each is started once.
+    If it starts model servers, arms with the same model run in succession, so that each server is started once.
 
     Raises:
-        BadRequest: The folder holds something else, another study, or an arm can't be held with these settings.
-        VllmFailed: A server did not come up, or ended. What was judged is kept, and the same call goes on.
-        As :func:`eval.runs.run.run`: what was judged is kept, and the same call goes on.
+        BadRequest: The folder holds something else or another study, or an arm can't run with these settings.
+        VllmFailed: A server did not start, or exited. Judged memes are kept, and calling this again resumes the study.
+        As :func:`eval.runs.run.run`: judged memes are kept, and calling this again resumes the study.
     """
-    # Before anything is run: an arm that can't be held is an error at once.
+    # Before anything runs, so that an arm with invalid settings fails at once.
     arms = [(arm, settings_of(study.settings, arm), _started_for(study, arm)) for arm in study.arms]
     if study.vllm is None:
-        # A server that is started has its model; otherwise a missing one is found out before anything
-        # is written.
+        # A server that we start has its model; otherwise a missing model is reported before anything is
+        # written.
         require_models(study.procedure, study.settings)
     await asyncio.to_thread(_begin, study)
     started = list(dict.fromkeys(model for _, _, model in arms))
-    # Stable, and the reference's model comes first: so the full trial is over before its tokens become a budget.
+    # A stable sort with the reference's model first: the full trials finish before their tokens are used as a budget.
     arms.sort(key=lambda one: started.index(one[2]))
     done: dict[str, RunFolder] = {}
     libraries: dict[str, Path] = {}
@@ -341,32 +341,32 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
     ) as sessions:
         for number, (arm, own, model) in enumerate(arms, 1):
             folder = RunFolder(study.out / arm.name)
-            # The manifest decides and not the number of predictions: a run is over when it was closed.
+            # The manifest decides, not the number of predictions: a run is finished once it was closed.
             if _finished(folder) and not study.retry_failed:
                 progress.tell(f"{arm.name} ({number} of {len(arms)}): finished before.")
                 done[arm.name] = folder
                 continue
             progress.tell(f"{arm.name} ({number} of {len(arms)}): {arm.what}.")
-            # Arms share a library, as they must differ in one thing alone; false labels and leaks need their own.
+            # Arms share a library, as they must differ in one respect only; shuffled labels and leaks need their own.
             place = _LIBRARIES.get(arm.control, LIBRARY)
             if place not in libraries:
-                # Prepared when an arm first needs it: a study that is taken up with all arms but one
-                # finished prepares one at most.
+                # Prepared when an arm first needs it: resuming a study with one unfinished arm prepares at most
+                # one.
                 libraries[place] = (await _prepared(study, arm, place, progress=progress)).library.root
             if model:
                 llm = (await sessions.serve(model)).in_all_roles(own.llm)
                 own = own.model_copy(update={"llm": llm})
             plan = _plan(study, arm, own, libraries[place])
             if arm.comparator == Comparator.SAMPLES:
-                # The full trial is done by now, as the arms were sorted; its tokens are the budget.
+                # The full trials are finished by now, as the arms were sorted; their tokens are the budget.
                 plan = replace(plan, budgets=_tokens_spent(done[study.arms[0].name]))
             done[arm.name] = await run(plan, progress)
-    # In the order of the plan, whatever order they were run in.
+    # In the order of the plan, whatever the order of execution.
     return tuple(done[arm.name] for arm in study.arms)
 
 
 def _started_for(study: Study, arm: Arm) -> str:
-    """The model that a server is started with for an arm; empty where one is there already.
+    """The model that a server is started with for an arm; empty if a server is already running.
 
     Raises:
         BadRequest: Two models would have to be served at once.
@@ -380,51 +380,51 @@ def _started_for(study: Study, arm: Arm) -> str:
                 "servers, and name them with --llm-url, --model and --with-model ROLE=NAME@URL.",
                 field="with-model",
             )
-        # An arm's model that has a server of its own needs none to be started.
+        # A model with its own server needs none to be started.
         return "" if other.url else other.model
     return study.vllm.model
 
 
 def _tokens_spent(full: RunFolder) -> dict[str, int]:
-    """Tokens, read and written, that each meme's full trial took; of trials that took none, the mean of the others.
+    """Tokens, read and written, that each meme's full trial used; for trials without any, the mean of the others.
 
     Prompt tokens that a server had in its prefix cache count like any other.
     """
     spent = {one.meme: one.cost.tokens_in + one.cost.tokens_out for one in full.predictions()}
     known = [tokens for tokens in spent.values() if tokens]
-    # Of a trial that failed no tokens may be on record; the mean of the others stands for what it would
-    # have taken.
+    # A failed trial may have no recorded tokens; the mean of the others estimates what it would have
+    # used.
     mean = sum(known) // len(known) if known else 0
     return {meme: tokens or mean for meme, tokens in spent.items()}
 
 
 def settings_of(settings: Settings, arm: Arm) -> Settings:
-    """The settings that an arm is held with.
+    """The settings of an arm.
 
     Raises:
-        BadRequest: The overlay names no setting of a trial, or a value that it can't have.
+        BadRequest: The overlay has an unknown trial setting, or an invalid value.
     """
     try:
-        # Through validation once more: the overlay is from a file or a command line, and a copy would
-        # take any value.
+        # Validated again: the overlay comes from a file or a command line, and `model_copy` accepts any
+        # value.
         trial = TrialSettings.model_validate({**settings.trial.model_dump(), **arm.overlay})
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
         raise BadRequest(f"The arm {arm.name} can't be held: {faults}.", reason="BAD_SETTINGS") from None
     llm = settings.llm
     for other in arm.models:
-        # One after the other, so that an arm may name a model for each of several roles.
+        # Applied in turn, so that an arm may name a model for each of several roles.
         llm = _with_model(llm, other)
     return settings.model_copy(update={"trial": trial, "llm": llm})
 
 
 def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:
-    # A key is for the server that it was given for, and is sent to no other.
+    # A key must only be sent to the server that it belongs to.
     named: dict[str, Any] = {"model": other.model}
     if other.url:
         named |= {"url": _servers(other.url), "api_key": None}
     if other.role == "all":
-        # Roles keep how they speak, and nothing by which they would be somebody else.
+        # Roles keep their call settings, but not their own model, server or key.
         roles = {
             name: own.model_copy(update={"url": None, "model": None, "api_key": None})
             for name, own in llm.roles.items()
@@ -442,19 +442,19 @@ def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:
 
 def _servers(url: str) -> tuple[str, ...] | None:
     try:
-        # Checked as an address in the settings is.
+        # Validated like an address in the settings.
         return RoleSettings.model_validate({"url": url}).url
     except ValidationError as error:
         raise BadRequest(f"{url} is no model server: {error.errors()[0]['msg']}.", field="with-model") from None
 
 
 def _begin(study: Study) -> None:
-    """Writes down what is studied, or sees that it is what was begun here; arms may be added."""
+    """Writes the study's manifest, or checks that it matches the existing one; arms may be added."""
     place, manifest = study.out / STUDY, study.manifest()
     try:
         before = StudyManifest.model_validate_json(place.read_bytes())
     except FileNotFoundError:
-        # A folder with files of something else is not written into, and an empty one is as good as none.
+        # A folder with foreign files is rejected; an empty one is fine.
         refuse_others(study.out, "study", ours=())
     except ValidationError:
         raise BadRequest(
@@ -466,15 +466,15 @@ def _begin(study: Study) -> None:
 
 
 def _continued(study: Study, before: StudyManifest, now: StudyManifest) -> StudyManifest:
-    # What decides the figures; command and time may differ.
+    # Everything that determines the figures; command and time may differ.
     same = (
         *("kind", "dataset", "split", "procedure", "protocols", "limit", "seed"),
         *("drop_precedents", "templates_apart", "language", "settings"),
     )
-    # Arms are compared below, as more of them may come.
+    # Arms are compared below, as more may be added.
     differ = [name for name in same if getattr(before, name) != getattr(now, name)]
     known = {arm.name: arm for arm in before.arms}
-    # New arms may come; one of the same name and other content would mix two ways of judging in one folder.
+    # A changed arm of the same name would mix two ways of judging in one folder.
     differ += [f"the arm {arm.name}" for arm in now.arms if known.get(arm.name, arm) != arm]
     if differ:
         raise BadRequest(
@@ -491,7 +491,7 @@ def _finished(folder: RunFolder) -> bool:
 
 
 async def _prepared(study: Study, arm: Arm, place: str, *, progress: Progress) -> Prepared:
-    """The precedents of an arm, in a folder of this name; made once, found there the next time."""
+    """The precedents of an arm, in a folder of this name; built once, then reused."""
     dropped = labels_dropped(study.dataset, study.protocols) if study.drop_precedents else ()
     chosen = partial(judged_memes, limit=study.limit, seed=study.seed, dropped_labels=dropped)
     read = await asyncio.to_thread(read_split, study.dataset, study.data, study.split, choose=chosen)
@@ -509,12 +509,12 @@ async def _prepared(study: Study, arm: Arm, place: str, *, progress: Progress) -
             pictures=read.pictures,
             encoder=encoder,
             reader=reader,
-            # The seed of the study, so that the same labels are permuted in the same way when it is
-            # taken up.
+            # The seed of the study, so that labels are permuted in the same way when it is
+            # resumed.
             shuffled_labels=study.seed if arm.control == Control.SHUFFLED else None,
             dropped_labels=dropped,
             keep_leaks=arm.control == Control.LEAKS,
-            # As for single runs, so that the arms' figures and theirs can be set beside each other.
+            # As for single runs, so that their figures and those of arms are comparable.
             nearness=LeakThresholds(template=TEMPLATE if study.templates_apart else None),
             cache=study.settings.home / "train-libraries",
             progress=progress.step,
@@ -537,7 +537,7 @@ def _plan(study: Study, arm: Arm, settings: Settings, library: Path) -> Plan:
         limit=study.limit,
         seed=study.seed,
         concurrency=study.concurrency,
-        # One store for all arms: what they have in common is asked once.
+        # One store for all arms: calls that they have in common are made once.
         calls=study.out / CALLS,
         library=library,
         control=arm.control,
@@ -554,7 +554,7 @@ def _plan(study: Study, arm: Arm, settings: Settings, library: Path) -> Plan:
 
 
 def parse_setting(text: str) -> tuple[str, JsonValue]:
-    """A trial setting from ``name=value``; the value as JSON where it is some, else as the word that it is.
+    """Parses a trial setting ``name=value``; the value is parsed as JSON if possible, and else taken as a string.
 
     Raises:
         BadRequest: There is no such setting.
@@ -571,7 +571,7 @@ def parse_setting(text: str) -> tuple[str, JsonValue]:
 
 def _value(text: str) -> JsonValue:
     with suppress(ValueError):
-        # What is no JSON is a word: `stance_at=summary` needs no quotes.
+        # Anything but JSON is a string: `stance_at=summary` needs no quotes.
         found: JsonValue = json.loads(text)
         return found
     return text

@@ -1,4 +1,4 @@
-"""Share of texts that the steering detector flags. Reports counts only, and nothing of a text."""
+"""Share of texts that the steering detector flags. Reports counts only, never any part of a text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
 
 FORMS = frozenset({SignalKind.IMITATES_CONTROL_TOKENS, SignalKind.HIDDEN_TEXT, SignalKind.FLOODS})
-"""Kinds of sign that are told by their form, whatever the words say."""
+"""Kinds of signal that are recognised by form, whatever the words say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class Share:
 
     @classmethod
     def of(cls, flagged: int, n: int) -> Share:
-        """The share with its interval. Raises ValueError where there is no text."""
+        """The share with its interval. Raises ValueError if there are no texts."""
         interval = binomtest(flagged, n).proportion_ci(confidence_level=0.95, method="exact")
         return cls(flagged, n, float(interval.low), float(interval.high))
 
     @property
     def value(self) -> float:
-        """In [0, 1]."""
+        """The share, in [0, 1]."""
         return self.flagged / self.n
 
 
@@ -45,10 +45,10 @@ class SteeringReport:
     """Report of the detector on some texts.
 
     Attributes:
-        flagged: Share of texts with a sign of any kind.
-        in_words: Share of texts with a sign that is not recognised by its form alone (:data:`FORMS`).
-        kinds: Share of texts with a sign of that kind.
-        left_out: Rows that could not be read.
+        flagged: Share of texts with a signal of any kind.
+        in_words: Share of texts with a signal that is not recognised by its form alone (:data:`FORMS`).
+        kinds: Share of texts with a signal of each kind.
+        left_out: Number of rows that could not be read.
     """
 
     flagged: Share
@@ -58,14 +58,14 @@ class SteeringReport:
 
 
 def measure_steering(paths: Iterable[Path]) -> SteeringReport:
-    """Asks the detector about every text of some files.
+    """Runs the detector on every text of some files.
 
     Args:
         paths: Paths of memes in any format that precedents are built from, of texts line by line (``.txt``), or of one
             JSON array of texts (``.json``).
 
     Raises:
-        BadRequest: A file can't be read, or there is no text in any.
+        BadRequest: A file can't be read, or none contains a text.
     """
     texts: list[str] = []
     left_out = 0
@@ -83,7 +83,7 @@ def report_of(texts: Iterable[str], left_out: int = 0) -> SteeringReport:
     counts: Counter[SignalKind] = Counter()
     n = flagged = in_words = 0
     for text in texts:
-        # A text counts once for each kind, however many signs of it there are.
+        # A text counts once per kind, however many signals of that kind it has.
         kinds = {signal.kind for signal in find_injection_signals(text)}
         n += 1
         flagged += bool(kinds)
@@ -106,10 +106,10 @@ def _texts(path: Path) -> tuple[list[str], int]:
     except (OSError, UnicodeDecodeError):
         raise BadRequest(f"The texts in {path.name} can't be read as UTF-8.", reason="SOURCE_UNREADABLE") from None
     if path.suffix == ".txt":
-        # Not splitlines(), which also divides at form feeds and U+2028, that may stand within a text.
+        # Not splitlines(), which also splits at form feeds and U+2028, which may occur within a text.
         return [line for line in content.split("\n") if line.strip()], 0
     try:
-        # Deeply nested JSON is no array of texts either, and ends in RecursionError.
+        # Deeply nested JSON raises RecursionError, and is not an array of texts either.
         texts = json.loads(content)
     except (ValueError, RecursionError):
         texts = None

@@ -1,4 +1,4 @@
-"""Choosing settings on a validation split, and how much the best of many owes to luck."""
+"""Choice of settings on a validation split, and the selection bias of the best of many."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from eval.studies.arms import Arm, parse_setting
 _AT_ONCE = 500
 """Resamples held in memory at once."""
 _FEWEST = 4
-"""Harmful and harmless memes each, below which nothing can be chosen."""
+"""Fewest harmful and fewest harmless memes for a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Candidate:
 
     Attributes:
         run: Name of the run whose predictions these are.
-        threshold: Score from which on a meme counts as harmful; None for the verdicts as they were given.
-        macro_f1: Strict, with a 95 % interval by bootstrap over memes, or over groups of them where there are some.
-        accuracy: Strict.
+        threshold: Lowest score that counts as harmful; None for the verdicts as they were given.
+        macro_f1: Strict macro-F1, with a 95 % interval by bootstrap over memes, or over groups if there are any.
+        accuracy: Strict accuracy.
         coverage: Share of the memes with a class.
-        behind: Lead of the best over it in macro-F1, paired bootstrap; 0 for the best itself.
-        differing: Independent draws (memes, or groups of them) on which it and the best did not say the same.
+        behind: Lead of the best candidate over this one in macro-F1, by paired bootstrap; 0 for the best itself.
+        differing: Number of independent draws (memes, or groups of them) on which it differs from the best.
     """
 
     run: str
@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def within_noise(self) -> bool:
-        """True if the split can't tell it from the best; with fewer than six memes of difference it never can."""
+        """True if its difference from the best is not significant, as always with fewer than six differing memes."""
         return self.behind.low <= 0 or self.differing < FEWEST_TO_SAY
 
 
@@ -60,9 +60,9 @@ class Sweep:
 
     Attributes:
         protocol: Protocol by which gold labels became two classes.
-        n: Memes.
-        candidates: Best first.
-        flattered_by: Share of the best one's macro-F1 that is due to its having been picked as the best of all, by
+        n: Number of memes.
+        candidates: Candidates, best first.
+        flattered_by: Selection bias: how much the best one's macro-F1 is inflated by being picked as the best, by
             bootstrap.
     """
 
@@ -73,7 +73,7 @@ class Sweep:
 
     @property
     def best(self) -> Candidate:
-        """The first."""
+        """The best candidate."""
         return self.candidates[0]
 
 
@@ -82,7 +82,7 @@ def require_not_test(dataset: Dataset, split: str) -> None:
     if split not in dataset.splits:
         raise BadRequest(f"{dataset.title} has no split {split!r}; it has {', '.join(dataset.splits)}.")
     role = dataset.splits[split].role
-    # Validation alone: train memes are the precedents, and test memes measure what was chosen.
+    # Validation only: train memes are the precedents, and test memes measure what was chosen.
     if role is SplitRole.VALIDATION:
         return
     fit = ", ".join(one.name for one in dataset.of_role(SplitRole.VALIDATION)) or "none"
@@ -100,13 +100,13 @@ def require_not_test(dataset: Dataset, split: str) -> None:
 
 
 def grid(axes: Mapping[str, Sequence[JsonValue]]) -> tuple[Arm, ...]:
-    """An arm for every combination; the study's own settings where there is no axis.
+    """An arm for every combination; a single arm with the study's own settings if there is no axis.
 
     Raises:
-        BadRequest: An axis has no value, or the same one twice.
+        BadRequest: An axis has no values, or a duplicate.
     """
     for name, values in axes.items():
-        # By words, since values that are written alike would share a folder.
+        # Compared as strings, since values that are written the same would share a folder.
         if not values or len({_word(value) for value in values}) < len(values):
             raise BadRequest(f"The grid's axis {name} needs values, each of them once.", field="grid")
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
@@ -121,7 +121,7 @@ def grid(axes: Mapping[str, Sequence[JsonValue]]) -> tuple[Arm, ...]:
 
 
 def parse_axis(text: str) -> tuple[str, tuple[JsonValue, ...]]:
-    """A setting and its values from ``name=v1,v2``. Raises BadRequest if there is no such setting."""
+    """Parses a setting and its values, ``name=v1,v2``. Raises BadRequest if there is no such setting."""
     name, _, values = text.partition("=")
     each = [parse_setting(f"{name}={value}") for value in values.split(",") if value.strip()]
     if not each:
@@ -130,12 +130,12 @@ def parse_axis(text: str) -> tuple[str, tuple[JsonValue, ...]]:
 
 
 def parse_thresholds(text: str) -> tuple[float, ...]:
-    """Thresholds from ``t1,t2``, each once. Raises BadRequest if one is no number between 0 and 1."""
+    """Parses thresholds, ``t1,t2``, without duplicates. Raises BadRequest if one is not a number in [0, 1]."""
     try:
-        # A threshold that is named twice would stand in the table twice.
+        # A duplicate threshold would be in the table twice.
         each = tuple(dict.fromkeys(float(one) for one in text.split(",") if one.strip()))
     except ValueError:
-        # Outside of [0, 1], so that the error below names it.
+        # Outside of [0, 1], so that the check below fails.
         each = (-1.0,)
     if not all(0 <= one <= 1 for one in each):
         raise BadRequest(f"{text!r} holds something that is no score: thresholds lie in [0, 1].", field="thresholds")
@@ -151,23 +151,23 @@ def _word(value: JsonValue) -> str:
 def rank(
     runs: Sequence[Results], protocol: Protocol, thresholds: Sequence[float], *, resamples: int = 10_000, seed: int = 0
 ) -> Sweep:
-    """All runs, each as it judged and at each threshold on its scores; best first, ties in the order given.
+    """All runs, with their verdicts and with each threshold on their scores; best first, ties in the order given.
 
-    A meme without a score keeps the verdict that it has at every threshold, and one without a verdict is wrong.
+    A meme without a score keeps its verdict at every threshold, and one without a verdict is wrong.
 
     Args:
-        runs: On the same memes.
+        runs: Runs on the same memes.
         protocol: Protocol by which gold labels become two classes.
-        thresholds: On scores, in [0, 1]; none needed.
+        thresholds: Thresholds on scores, in [0, 1]; may be empty.
         resamples: Number of resamples of the bootstrap.
         seed: Seed of the bootstrap.
 
     Raises:
-        BadRequest: The runs are not of the same memes, or those are too few of a kind to choose anything by.
+        BadRequest: The runs are on different memes, or there are too few memes of a class.
     """
     pairs = [run.under(protocol) for run in runs]
     memes = [[(one.meme.id, gold) for gold, one in each] for each in pairs]
-    # In the same order too: candidates are compared column by column.
+    # In the same order too, as candidates are compared column by column.
     if any(other != memes[0] for other in memes[1:]):
         raise BadRequest("The runs of the sweep were not held on the same memes.", reason="MEMES_DIFFER")
     gold = np.array([harmful for _, harmful in memes[0]], dtype=np.bool_)
@@ -180,12 +180,12 @@ def rank(
     names: list[tuple[str, float | None]] = []
     predicted: list[NDArray[np.int64]] = []
     for run, each in zip(runs, pairs, strict=True):
-        # Class 2 is none, for undecided and failed alike.
+        # 2 means no class, for undecided and failed memes.
         outcomes = np.array([_CLASS.get(one.prediction.outcome, 2) for _, one in each])
         scores = np.array([np.nan if (s := one.prediction.score) is None else s for _, one in each])
         names.append((run.name, None))
         predicted.append(outcomes)
-        # Without any score each threshold would repeat the verdicts, as one more candidate that is as good.
+        # Without any score, each threshold would add a candidate with the same verdicts.
         if np.isnan(scores).all():
             continue
         for threshold in thresholds:
@@ -193,12 +193,12 @@ def rank(
             predicted.append(np.where(np.isnan(scores), outcomes, (scores >= threshold).astype(np.int64)))
     table = np.stack(predicted)
     whole = _macro_f1(np.ones((1, gold.size)), gold, table)[0]
-    # Rounded, else the last bits of a sum would decide between candidates that are equally good.
+    # Rounded, or the last bits of a sum would decide between equally good candidates.
     order = np.argsort(-whole.round(12), kind="stable")
-    # What shares a group or a template is no independent draw, as in all other intervals.
+    # Memes that share a group or a template are not independent draws, as in all other intervals.
     groups = group_numbers_of([one for _, one in pairs[0]])
     drawn, flattered_by = _resampled(gold, table, groups, best=int(order[0]), resamples=resamples, seed=seed)
-    # Class 2, none, equals no gold label: it is wrong here, as in all strict figures.
+    # 2 (no class) never equals a gold label: it counts as wrong, as in all strict figures.
     right = (table == gold).mean(axis=1)
     return Sweep(
         protocol=protocol,
@@ -231,13 +231,13 @@ def _resampled(
     resamples: int,
     seed: int,
 ) -> tuple[Floats, float]:
-    """Macro-F1 of every candidate in every resample, and by how much picking the best flatters it.
+    """Macro-F1 of every candidate in every resample, and the selection bias of the best.
 
-    In each resample the candidate is picked that is best on the memes drawn, and looked at on the memes that were not
-    drawn, about 37 % of them (the bootstrap of Tsamardinos, Greasidou & Borboudakis 2018, "Bootstrapping the
-    out-of-sample predictions for efficient and accurate cross-validation", section 3). What the best of all scores
-    there, less what those picked score there, is what the picking adds. Both are taken on the same memes, so that
-    what fewer memes do to a macro-F1 falls out.
+    Each resample picks the candidate that is best on the drawn memes and scores it on the memes that were not drawn,
+    about 37 % of them (the bootstrap of Tsamardinos, Greasidou & Borboudakis 2018, "Bootstrapping the out-of-sample
+    predictions for efficient and accurate cross-validation", section 3). The bias is the mean score of the overall best
+    on these memes minus that of the picked ones. Both use the same memes, so that the effect of having fewer memes on a
+    macro-F1 cancels out.
 
     Returns:
         float of shape (resamples, candidates), and the mean.
@@ -248,28 +248,28 @@ def _resampled(
     losses: list[Floats] = []
     for start in range(0, resamples, _AT_ONCE):
         size = min(_AT_ONCE, resamples - start)
-        # Memes and not classes are drawn, so that the share of harmful ones varies as it would.
+        # Draws are not stratified by class, so that the share of harmful memes varies naturally.
         weights = rng.multinomial(units, np.full(units, 1 / units), size=size).astype(np.float64)
-        # A meme comes up as often as its group.
+        # A meme occurs as often as its group.
         weights = weights if groups is None else weights[:, groups]
         left = (weights == 0).astype(np.float64)
         inside, outside = _macro_f1(weights, gold, predicted), _macro_f1(left, gold, predicted)
         drawn.append(inside)
-        # Where one class is not among those left, there is no macro-F1 to speak of.
+        # The macro-F1 is meaningless if the memes left out lack a class.
         both = (left @ gold > 0) & (left @ ~gold > 0)
         each = np.arange(size)
-        # Best on the drawn memes, looked at on those left: the first of equals, as in the table itself.
+        # Picked on the drawn memes, scored on those left out; ties go to the first, as in the table itself.
         losses.append((outside[each, best] - outside[each, inside.argmax(axis=1)])[both])
     lost = np.concatenate(losses)
-    # Below 0 it is chance: picking the best can't make it worse than it is.
+    # A negative bias is due to chance: picking the best can't deflate its score.
     return np.concatenate(drawn), max(0.0, float(lost.mean())) if lost.size else 0.0
 
 
 def _macro_f1(weights: Floats, gold: NDArray[np.bool_], predicted: NDArray[np.int64]) -> Floats:
-    """Strict macro-F1, as :func:`eval.scores.resampling.rates` has it, of many candidates on many draws of the memes.
+    """Strict macro-F1, as in :func:`eval.scores.resampling.rates`, of many candidates on many draws of the memes.
 
     Args:
-        weights: float of shape (draws, memes): how often each meme was drawn.
+        weights: float of shape (draws, memes): number of times that each meme was drawn.
         gold: bool of shape (memes,).
         predicted: int of shape (candidates, memes): 0, 1, or 2 for no class.
 
@@ -280,6 +280,6 @@ def _macro_f1(weights: Floats, gold: NDArray[np.bool_], predicted: NDArray[np.in
     for number, of_class in enumerate((~gold, gold)):
         hits = weights @ ((predicted == number) & of_class).T
         claimed = weights @ (predicted == number).T
-        # 0 / 0 counts 0, as in eval.scores.resampling.rates.
+        # 0 / 0 counts as 0, as in eval.scores.resampling.rates.
         f1.append(2 * hits / np.maximum(claimed + (weights @ of_class)[:, None], 1))
     return np.asarray((f1[0] + f1[1]) / 2, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Worth of the precedents' vote on labelled memes that the library has not seen."""
+"""Quality of the precedents' vote on labelled memes that are not in the library."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from retrieval.open import BUILTIN, load_encoder_for, name_of
 from retrieval.precedents.finder import LibraryFinder
 
 _SPARE = 75
-"""Precedents found beyond those that vote, in the place of near-duplicates by text."""
+"""Number of spare precedents to retrieve, which replace near-duplicates by text."""
 
 
 @dataclass(frozen=True, slots=True)
 class VoteReport:
-    """Worth of a library's vote.
+    """Quality of a library's vote.
 
     Attributes:
         library: Digest of the library.
-        scores: Over all memes, each judged by the vote, however far its precedents are.
-        undecided: Memes that the court would not decide: every precedent is too far.
-        same_text: Memes whose own text stands in the library.
-        without_picture: Memes that were judged by their text alone: no pictures were given, or theirs can't be read.
+        scores: Scores over all memes, each judged by the vote, however distant its precedents are.
+        undecided: Number of memes that the court would not decide, as every precedent is too distant.
+        same_text: Number of memes whose exact text is in the library.
+        without_picture: Number of memes judged by text alone, as their picture was not given or can't be read.
         problems: Rows that could not be used.
         protocol: Protocol by which the memes' labels became two classes.
-        dropped: Memes that the protocol drops; they are not judged.
+        dropped: Number of memes that the protocol drops; they are not judged.
         precedents: Number of precedents that voted.
         precedents_dropped: Number of precedents that did not vote, because the protocol drops their label too.
     """
@@ -68,28 +68,28 @@ class VoteReport:
 async def measure_vote(
     place: Path, source: Source, *, protocol: Protocol = Protocol.MERGED, drop_precedents: bool = False, seed: int = 0
 ) -> VoteReport:
-    """Asks the library in ``place`` about every labelled meme of ``source`` that the protocol keeps.
+    """Measures the vote of the library in ``place`` on every labelled meme of ``source`` that the protocol keeps.
 
     Args:
         place: The library.
         source: The memes.
         protocol: ``MERGED``, or ``EXTREME`` to drop memes that are somewhat harmful.
-        drop_precedents: True if precedents of the labels that the protocol drops give no vote either; the rest is then
-            calibrated anew. The court's paper drops the label entirely; a court in use would keep what it knows.
+        drop_precedents: True to exclude precedents with labels that the protocol drops from the vote, too; the library
+            is then recalibrated. The court's paper drops the label entirely; a deployed court would keep them.
         seed: Seed of the bootstrap.
 
     Raises:
         BadLibrary: The library can't be opened.
-        BadRequest: The source can't be read, nothing of it is left, or its labels don't fit the protocol.
+        BadRequest: The source can't be read, no meme is left, or its labels don't fit the protocol.
     """
     rows = read_source(source)
-    # Of the file's own rows; precedents are restricted in `_voters`.
+    # Filters the judged memes only; precedents are filtered in `_voters`.
     usable = [row for row in rows.good if _keeps_label(row.source_label, protocol)]
     if not usable:
         raise BadRequest(f"No meme of {source.path.name} is left to be judged under the protocol {protocol}.")
     encoder = await asyncio.to_thread(load_encoder_for, place)
     whole = Library.open(place, encoder.identity)
-    # The report below names the whole library's digest: the reduced one exists only while it is measured.
+    # The report has the whole library's digest: the reduced one is temporary.
     with _voters(whole, protocol, drop_precedents) as library:
         report = await _measured(library, encoder, source=source, rows=usable, seed=seed)
     return VoteReport(
@@ -104,16 +104,16 @@ async def measure_vote(
 
 
 NEAR_TEXT = 0.95
-"""Cosine from which on two texts are nearly the same, where there are no pictures to tell."""
+"""Smallest cosine similarity of near-duplicate texts if there are no pictures to compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainVote:
-    """Worth of an unweighted majority of the nearest precedents.
+    """Quality of an unweighted majority vote of the nearest precedents.
 
     Attributes:
         k: Number of voters.
-        scores: Over all memes, however far their precedents are.
+        scores: Scores over all memes, however distant their precedents are.
     """
 
     k: int
@@ -125,8 +125,8 @@ class PlainVotes:
     """Unweighted votes on the same memes by number of voters.
 
     Attributes:
-        votes: In the order that they were asked for.
-        with_near: Memes that had a near-duplicate, or their own text, in the library; None where that was not asked.
+        votes: Votes in the order of the requested numbers of voters.
+        with_near: Number of memes with a near-duplicate or the same text in the library; None if not requested.
         problems: Rows that could not be used.
     """
 
@@ -138,23 +138,23 @@ class PlainVotes:
 async def measure_plain_votes(
     place: Path, source: Source, ks: Sequence[int], *, without_duplicates: bool = False, seed: int = 0
 ) -> PlainVotes:
-    """Asks the library in ``place`` about every labelled meme of ``source``, by the majority of its k nearest.
+    """Measures majority votes of the k nearest precedents of the library in ``place`` on labelled memes of ``source``.
 
-    Nothing is chosen by these figures, and nothing was calibrated for them but alpha; clones count once. Labels are
-    those of the protocol ``merged``.
+    These figures are not used to choose anything, and only alpha is calibrated; clones count once. Labels are those of
+    the protocol ``merged``.
 
     Args:
         place: The library.
         source: The memes.
-        ks: Odd numbers of voters, so that there is no tie.
-        without_duplicates: True to exclude precedents that are near-duplicates of the meme: see
-            :meth:`retrieval.precedents.finder.LibraryFinder.find`; and where no pictures are compared, those whose text
-            lies at :data:`NEAR_TEXT` or nearer.
+        ks: Odd numbers of voters, so that there are no ties.
+        without_duplicates: True to exclude near-duplicates of the meme (see
+            :meth:`retrieval.precedents.finder.LibraryFinder.find`) and, if no pictures are compared, precedents whose
+            text has a similarity of at least :data:`NEAR_TEXT`.
         seed: Seed of the bootstrap.
 
     Raises:
         BadLibrary: The library can't be opened.
-        BadRequest: The source can't be read, nothing of it can be used, or a number of voters is even or not positive.
+        BadRequest: The source can't be read or has no usable row, or a number of voters is even or not positive.
     """
     if not ks or any(k < 1 or k % 2 == 0 for k in ks):
         raise BadRequest("Numbers of voters must be odd: an even number can be divided equally.")
@@ -175,13 +175,13 @@ async def measure_plain_votes(
                 frames=picture.frames if picture else (),
                 pixels_sha256=picture.pixels_sha256 if picture else "",
                 exhibits=1,
-                # Near copies by text are dropped after the search, hence the spare ones.
+                # Near-duplicates by text are dropped after the search, hence the spares.
                 tally=max(ks) + (_SPARE if without_duplicates else 0),
                 alpha=None,
                 leave_out_duplicates=without_duplicates,
             )
             tally = list(findings.tally)
-            # At 1 texts alone were compared: the search could not tell near-duplicates by picture and text.
+            # At alpha 1 only texts were compared, so the search could not detect near-duplicates by picture and text.
             by_text = findings.search.alpha == 1
             if without_duplicates and by_text:
                 tally = [entry for entry in tally if entry.similarity < NEAR_TEXT]
@@ -189,12 +189,12 @@ async def measure_plain_votes(
             gold.append(row.label is Label.HARMFUL)
             for votes, k in zip(predicted, ks, strict=True):
                 voters = tally[:k]
-                # Twice the count against the number: exact, and of an odd k never even. Fewer than k
-                # voters may be even, which is then not harmful.
+                # An exact majority; an odd k has no ties. Fewer than k voters may tie, which counts as not
+                # harmful.
                 votes.append(2 * sum(entry.label is Label.HARMFUL for entry in voters) > len(voters))
     finally:
         finder.close()
-        # Also where a meme raised: both hold threads or processes.
+        # Also if a meme raised: both hold threads or processes.
         await pictures.aclose()
     return PlainVotes(
         votes=tuple(PlainVote(k, score(gold, votes, seed=seed)) for k, votes in zip(ks, predicted, strict=True)),
@@ -234,11 +234,11 @@ async def _measured(
             )
             vote = vote_of(findings)
             if vote is None:
-                continue  # nothing of it could be compared
+                continue  # no part of the meme could be compared
             gold.append(row.label is Label.HARMFUL)
             predicted.append(vote.probability >= vote.settings.threshold)
             probabilities.append(vote.probability)
-            # Beside the vote: the figure is of all memes, this says how many the court would pass on.
+            # The scores cover all memes; this counts those that the court would leave undecided.
             undecided += vote_if_close(findings) is None
             without_picture += picture is None
             same = (Relation.SAME_TEXT, Relation.SAME_MEME)
@@ -263,27 +263,27 @@ def measure_left_out(
     drop_precedents: bool = False,
     seed: int = 0,
 ) -> Scores:
-    """Asks the library in ``place`` about each of its own memes, that meme left out; with the library's own settings.
+    """Measures the vote on each meme of the library in ``place``, leaving that meme out, with the library's settings.
 
-    The settings were chosen on the same memes, so this flatters a little; the manifest's own figure does not.
+    The settings were chosen on the same memes, so the result is slightly optimistic; the manifest's own figure is not.
 
     Args:
         place: The library.
-        twins_too: True to leave out memes with the same picture or words together with it.
-        templates_too: True to leave out, too, memes on the same template: cross-validation with templates held apart.
-            Intervals are then drawn over whole templates.
+        twins_too: True to also leave out memes with the same picture or the same words.
+        templates_too: True to also leave out memes on the same template, that is, to cross-validate with templates held
+            apart. The bootstrap then draws whole templates.
         protocol: Protocol, as for :func:`measure_vote`.
         drop_precedents: True to drop precedents, as for :func:`measure_vote`.
         seed: Seed of the bootstrap.
 
     Raises:
         BadLibrary: The library can't be opened.
-        BadRequest: Its labels don't fit the protocol, none is left, or templates are to be held apart by pictures that
-            another encoder than the built-in one embedded: the threshold was measured of that one.
+        BadRequest: Its labels don't fit the protocol, no meme is left, or templates are to be held apart in a library
+            that was not embedded by the built-in encoder, for which the threshold was measured.
     """
-    # Without an encoder: nothing is embedded, rows of the library are compared with each other.
+    # Opened without an encoder: nothing is embedded, as rows of the library are compared with each other.
     whole = Library.open(place, None)
-    # An encoder of one's own texts describes pictures as the built-in one does.
+    # A custom text encoder embeds pictures like the built-in one.
     if templates_too and whole.manifest.encoder.name not in (name_of(BUILTIN), ONNX_TEXTS):
         raise BadRequest(
             f"Templates are told by the built-in encoder, and {whole.manifest.name} was made with "
@@ -297,9 +297,8 @@ def measure_left_out(
 def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
     """Id and label of each meme of a library, and the probability of harm by the vote of the others.
 
-    As calibration holds them apart, what is nearly the same is left out with a meme, and its neighbours in the library:
-    memes that were labelled together would vouch for each other's labels. The probability is None where nothing is
-    left.
+    As in calibration, near-duplicates and the meme's neighbours in the library are left out, too: memes that were
+    labelled together would confirm each other's labels. The probability is None if no precedent is left.
 
     Raises:
         BadLibrary: The library can't be opened.
@@ -307,20 +306,20 @@ def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
     library = Library.open(place, None)
     neighbours, probabilities = _votes_left_out(library, apart=True)
     by_row = dict(zip(neighbours.rows.tolist(), probabilities, strict=True))
-    # A meme that can be compared with nothing has no probability.
+    # A meme that can't be compared with any other has no probability.
     return [(meme.id, meme.harmful, by_row.get(row)) for row, meme in enumerate(library.memes)]
 
 
 def _votes_left_out(
     library: Library, *, twins_too: bool = True, apart: bool = False, template: float | None = None
 ) -> tuple[Neighbours, list[float]]:
-    """Neighbours of each meme with what is left out, and the probability of harm by their vote."""
+    """Leave-one-out neighbours of each meme, and the probability of harm by their vote."""
     tuning = library.manifest.tuning
     (neighbours,) = leave_one_out_neighbours(
         library.rows,
         library.memes,
         library.manifest.encoder.text_dim,
-        # One alpha, so that one result comes back.
+        # One alpha, so that there is one result.
         alphas=[tuning.alpha],
         depth=tuning.vote.k + 1,
         limit=len(library.memes),
@@ -338,13 +337,13 @@ def _left_out(library: Library, twins_too: bool, *, templates_too: bool, protoco
     neighbours, probabilities = _votes_left_out(
         library, twins_too=twins_too, template=TEMPLATE if templates_too else None
     )
-    # Dropped after the vote, not before: memes that are not judged are precedents all the same, unless
-    # `_voters` took them out.
+    # Dropped after the vote: memes that are not judged still vote as precedents, unless `_voters`
+    # removed them.
     counted = [_keeps_label(library.memes[row].source_label, protocol) for row in neighbours.rows.tolist()]
     gold = [label for label, keep in zip(neighbours.labels.tolist(), counted, strict=True) if keep]
     probabilities = [p for p, keep in zip(probabilities, counted, strict=True) if keep]
     groups = None
-    # What is left out together is no independent draw either.
+    # Memes that are left out together are not independent draws.
     if templates_too:
         judged = neighbours.rows[np.asarray(counted, dtype=np.bool_)]
         groups = template_numbers(library.rows[judged][:, library.manifest.encoder.text_dim :], TEMPLATE)
@@ -356,7 +355,7 @@ def _left_out(library: Library, twins_too: bool, *, templates_too: bool, protoco
 
 def _keeps_label(source_label: str, protocol: Protocol) -> bool:
     """True if the protocol keeps memes of this label. Raises BadRequest if it knows no such label."""
-    # Merged keeps every label, so that data sets with labels of other kinds pass too.
+    # Merged keeps every label, so that data sets with other labels are accepted too.
     if protocol is not Protocol.EXTREME:
         return True
     if source_label not in LEVELS:
@@ -368,15 +367,15 @@ def _keeps_label(source_label: str, protocol: Protocol) -> bool:
 
 @contextmanager
 def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Library]:
-    """The library, or what is left of it without the labels that the protocol drops, calibrated anew."""
+    """The library or, if labels that the protocol drops are to be excluded, a recalibrated copy without them."""
     places = [row for row, meme in enumerate(library.memes) if not drop or _keeps_label(meme.source_label, protocol)]
-    # Nothing was dropped: the library as it is, with the calibration that it came with.
+    # Nothing was dropped: the library itself, with its own calibration.
     if len(places) == len(library.memes):
         yield library
         return
     if not places:
         raise BadRequest(f"No precedent is left under the protocol {protocol}.")
-    # Without their stored pictures: a vote needs rows and labels alone.
+    # Without stored pictures: a vote only needs rows and labels.
     memes = [library.memes[row].model_copy(update={"kept": None}) for row in places]
     rows = np.ascontiguousarray(library.rows[places])
     manifest = library.manifest
@@ -389,7 +388,7 @@ def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Librar
         error=manifest.tuning.settle_error,
         safeguards=manifest.tuning.safeguards,
     )
-    # A library is a folder; this one is needed for as long as it is asked and no longer.
+    # A library is a folder; this one is only needed while it is queried.
     with TemporaryDirectory(prefix="memecourt-") as folder:
         yield Library.create(
             Path(folder), name=manifest.name, encoder=manifest.encoder, memes=memes, rows=rows, tuning=tuning
@@ -401,6 +400,6 @@ async def _picture(row: Row, source: Source, reader: GuardedPictureReader) -> Pi
         return None
     try:
         return await reader.read(await asyncio.to_thread(read_picture, source.pictures / row.image))
-    # A picture that can't be read leaves the text to be judged alone, and is counted in `without_picture`.
+    # If a picture can't be read, the text alone is judged, which `without_picture` counts.
     except (OSError, BadPicture):
         return None
