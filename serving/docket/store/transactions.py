@@ -1,4 +1,4 @@
-"""Reads and writes of a docket's database, with separate queues for logged, unlogged and fingerprint writes."""
+"""Reads and writes of a docket's database, in PostgreSQL with a queue each for log, other and fingerprint writes."""
 
 from __future__ import annotations
 
