@@ -100,7 +100,7 @@ def from_canonical(value: Any) -> Any:
 
 
 def parse(text: str) -> Any:
-    """The value whose canonical JSON this is. Raises ValueError if it is none."""
+    """Parses canonical JSON. Raises ValueError if the text is not canonical JSON."""
     value = json.loads(text, parse_int=_number)
     # Marks and escaped keys are all keys that begin with $, which canonical JSON writes like this.
     return from_canonical(value) if '"$' in text else value
