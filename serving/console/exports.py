@@ -1,4 +1,4 @@
-"""Trials to take away: one as a page, JSON, PDF or a draft of a statement of reasons; a selection as a table."""
+"""Exports: one trial as HTML, JSON, PDF or a draft statement of reasons; a selection of trials as a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from serving.export.source import Pictures, gather
 from serving.export.trial_file import TrialForm, file_name, write_trial
 
 FONTS = "fonts"
-"""Name of the console's part that holds font files for PDFs, of scripts that the packaged fonts lack."""
+"""Name of the console's part with PDF font files for scripts that the packaged fonts lack."""
 
 _ALL = TrialFilter()
 _TYPES: Mapping[str, str] = {
@@ -38,19 +38,19 @@ _TYPES: Mapping[str, str] = {
 
 
 async def one(request: Request) -> Response:
-    """A trial as a file; its pictures veiled."""
+    """Exports a trial as a file with blurred pictures."""
     return await _file(request, Pictures.VEILED)
 
 
 async def one_sharp(request: Request) -> Response:
-    """A trial as a file with its pictures as they were judged, which is noted before."""
+    """Exports a trial as a file with the pictures as judged, after logging the access."""
     if form_of(request).get("pictures") != Pictures.SHARP:
         raise BadRequest("Only pictures as they were judged are asked for like this.", field="pictures")
     return await _file(request, Pictures.SHARP)
 
 
 async def _file(request: Request, pictures: Pictures) -> Response:
-    # From the address, and so anything: checked against the list before it names a type or a file.
+    # Untrusted, from the address: checked against the list before it selects a media type or file name.
     named = request.path_params["form"]
     if named not in list(TrialForm):
         raise TrialUnknown(f"A trial can be taken away as {', '.join(TrialForm)}.", field="form")
@@ -58,16 +58,16 @@ async def _file(request: Request, pictures: Pictures) -> Response:
     record = await trial_of(request)
     console = console_of(request)
     if form is TrialForm.DSA:
-        # A draft has no picture in it, so no access to one is noted.
+        # A draft contains no picture, so no access is logged.
         pictures = Pictures.NONE
     source = await gather(
         record.trial_id, trials=console.trials, log=console.log, pictures=pictures, library=console.pictures
     )
-    # Before the file is written: what can't be noted must not go out.
+    # Logged before the file is written: an access that can't be logged must not happen.
     if pictures is Pictures.SHARP:
         for what in ("meme", *(f"precedent:{id_}" for id_ in source.precedents)):
             await note(request, record, what)
-    await note_verdict_shown(request, source.record)  # who has read a verdict can't review it blind any more
+    await note_verdict_shown(request, source.record)  # a visitor who has read a verdict can't review it blind
     fonts = console.parts.get(FONTS, ())
     assert isinstance(fonts, Sequence)
     # A PDF with many pictures takes seconds; other pages are served meanwhile.
@@ -82,13 +82,13 @@ async def ask(request: Request) -> Response:
 
 
 async def many(request: Request) -> Response:
-    """A selection, as long as it is: it is sent while it is read."""
+    """Exports a selection of any size, streamed while it is read."""
     from serving.export.tables import Form, Selection
 
     named = request.path_params["form"]
     if named not in list(Form):
         raise TrialUnknown(f"A selection can be taken away as {', '.join(Form)}.", field="form")
-    # Who asks sees what is of the own namespaces, whatever was asked for.
+    # Restricted to the visitor's namespaces, whatever the filter says.
     which = replace(_chosen(request), namespaces=visitor_of(request).namespaces)
     console = console_of(request)
     selection = Selection(console.index, console.trials, which, partial(note_shown, request))
@@ -98,7 +98,7 @@ async def many(request: Request) -> Response:
 
 
 def _chosen(request: Request) -> TrialFilter:
-    """The filter that the address asks for. Raises BadRequest for what is no filter."""
+    """Parses the filter in the address. Raises BadRequest if it is malformed."""
     params = request.query_params
     try:
         labels = frozenset(Label(label) for label in params.getlist("label") if label)
@@ -123,7 +123,7 @@ def _midnight(day: str) -> datetime | None:
 
 
 def _attached(name: str) -> dict[str, str]:
-    """A file to be kept and not shown: a page shown here has our cookies, and this one holds what strangers wrote."""
+    """Headers of a download: shown inline, a file with untrusted text would run in an origin with our cookies."""
     return {"content-disposition": f'attachment; filename="{name}"'}
 
 

@@ -24,13 +24,13 @@ class Standing(StrEnum):
     """Standing of an entry in the log."""
 
     PROVEN = "PROVEN"
-    """It is what was logged, and the signed checkpoint covers it."""
+    """Matches the log, and is covered by the signed checkpoint."""
     ERASED = "ERASED"
-    """The same holds of its header; its body was erased."""
+    """Header proven likewise; the body was erased."""
     UNSIGNED = "UNSIGNED"
-    """It came after the last checkpoint."""
+    """Added after the last checkpoint."""
     WRONG = "WRONG"
-    """It is not what was logged."""
+    """Differs from what was logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Shown:
         entry: Entry as stored.
         standing: Standing of the entry in the log.
         why: Fault in a sentence; empty if there is none.
-        who: Person who looked at a picture, if the entry says that.
-        what: At which.
+        who: Person who viewed a picture, if the entry is about that.
+        what: Picture that was viewed.
     """
 
     entry: Entry
@@ -53,7 +53,7 @@ class Shown:
 
     @property
     def digest(self) -> str:
-        """The first digits of the commitment."""
+        """Returns the first digits of the commitment."""
         return self.entry.commitment.hex()[:12]
 
 
@@ -62,7 +62,7 @@ class Proof:
     """Log proof of a trial.
 
     Attributes:
-        entries: All about it, in order.
+        entries: All entries about the trial, in order.
         checkpoint: Checkpoint of the check; None if none could be opened.
         why: Fault of the checkpoint, or its absence; empty if it is valid.
     """
@@ -78,46 +78,46 @@ class Proof:
 
     @property
     def wrong(self) -> Sequence[Shown]:
-        """Entries that are not what was logged."""
+        """Returns the entries that differ from what was logged."""
         return [one for one in self.entries if one.standing is Standing.WRONG]
 
     @property
     def root(self) -> str:
-        """The first digits of the root of the tree."""
+        """Returns the first digits of the tree's root."""
         return self.checkpoint.root.hex()[:12] if self.checkpoint else ""
 
     @property
     def by_event(self) -> Mapping[int, Shown]:
-        """The entries of events, by their numbers in the record."""
+        """Returns the entries of events by sequence number."""
         return {one.entry.seq: one for one in self.entries if one.entry.seq != NO_SEQ}
 
     @property
     def others(self) -> Sequence[Shown]:
-        """Entries that are no events: who looked at a picture, what was erased."""
+        """Returns the entries that are not events: picture accesses and erasures."""
         return [one for one in self.entries if one.entry.seq == NO_SEQ and one.entry.kind != PART]
 
 
 async def proof_of(auditor: Auditor, trial_id: str) -> Proof:
-    """The proof of all entries about a trial.
+    """Proves all entries about a trial.
 
-    It is held against what the docket itself has signed. That the whole docket was not replaced shows only against a
-    checkpoint that was kept elsewhere: ``memecourt docket verify --anchor``.
+    The entries are checked against the docket's own signature. Replacement of the whole docket is only detected with a
+    checkpoint that is kept elsewhere: ``memecourt docket verify --anchor``.
 
     Raises:
-        TrialUnknown: There is none of that id.
+        TrialUnknown: There is no trial with that id.
         Unavailable: The docket can't be read now.
     """
     return await auditor.read(lambda connection: _proof(connection, trial_id))
 
 
 def unreadable(entry: Entry) -> Sequence[str]:
-    """Why the body of an event can't be read as one, sentence by sentence; none where it can, or was erased."""
+    """Explains in sentences why an event's body can't be parsed; empty if it can, or if it was erased."""
     if entry.body is None or entry.seq == NO_SEQ:
         return ()
     try:
         event_of(entry.body)
     except ValidationError as error:
-        # Parts stand elsewhere, and make a stored body differ from the event in these places.
+        # Parts are stored separately, so a stored body differs from the event in these places.
         faults = [one for one in error.errors(include_input=False) if not _of_part(entry.body, one["loc"])]
         return [f"{'.'.join(map(str, one['loc']))}: {one['msg'].removeprefix('Value error, ')}" for one in faults]
     except ValueError as error:
@@ -133,7 +133,7 @@ def _of_part(body: str, loc: Sequence[str | int]) -> bool:
         try:
             at = at[step]
         except (KeyError, IndexError, TypeError):
-            continue  # the kind of an event is a step of its own
+            continue  # the event's kind is a step of the location
     return isinstance(at, dict) and set(at) == {"part"}
 
 
@@ -154,11 +154,11 @@ def _proof(connection: Connection, trial_id: str) -> Proof:
     for entry in entries:
         standing, wrong = Standing.ERASED if entry.erased else Standing.PROVEN, ""
         try:
-            # Against its own commitment first: an entry that was altered is wrong, whether or not it is signed yet.
+            # Its own commitment first: an altered entry is wrong, whether or not it is signed yet.
             check(entry)
-            # The log may have grown since it was signed: that is no fault of an entry.
+            # The log may have grown since it was signed; that is not a fault.
             if checkpoint is None or entry.number >= checkpoint.size:
-                # What is erased says so, also before it is signed: that tells more.
+                # ERASED takes precedence over UNSIGNED, as it is more informative.
                 standing = standing if entry.erased else Standing.UNSIGNED
             else:
                 proof = inclusion_proof(entry.number, checkpoint.size, read)
@@ -174,7 +174,7 @@ def _looked(entry: Entry) -> tuple[str, str]:
     if entry.kind != "PictureShown" or entry.body is None:
         return "", ""
     try:
-        # An altered body may be anything: the page that shows it as wrong has to open all the same.
+        # An altered body may contain anything, and the page that reports it must still render.
         content = parse(entry.body)
     except ValueError:
         return "", ""

@@ -1,4 +1,4 @@
-"""Templates, and what they may call. Everything that is put into one is escaped."""
+"""Templates and the functions available in them. All values are escaped."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from serving.views.text import environment
 
 
 def render(request: Request, template: str, *, status: int = 200, **values: object) -> HTMLResponse:
-    """A page.
+    """Renders a page.
 
-    Besides ``values`` a template has ``request``, ``visitor`` (or None), ``proof`` (what forms send back), ``nav`` and
-    ``Role``.
+    Besides ``values`` a template gets ``request``, ``visitor`` (or None), ``proof`` (the forms' CSRF token), ``nav``
+    and ``Role``.
 
     Args:
         request: Request to answer.

@@ -1,1 +1,1 @@
-"""A record made ready to be shown, for pages, PDF, HTML and the terminal alike."""
+"""Views of a record, shared by pages, PDF, HTML and the terminal."""

@@ -1,4 +1,4 @@
-"""Pictures as they are shown unasked: small, grey and without any detail; and those of precedents."""
+"""Blurred pictures, as shown by default (small, grey, without detail), and pictures of precedents."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from retrieval.library.thumbnails import frame_of
 from retrieval.library.verify import Check
 
 _VEILED_SIDE = 20
-"""Pixels that are left of the longer side: no face and no letter can be told in so many."""
+"""Length of the longer side in pixels: too few to recognize a face or a letter."""
 _SHOWN_SIDE = 160
 _MOST_PIXELS = 4_000_000
-"""Of a kept frame, more than any that we keep: what a docket holds may have been altered."""
+"""Limit on the pixels of a stored frame, above any that we store: a docket may have been altered."""
 
 
 def blurred(frame: bytes) -> bytes:
-    """A kept frame so that nothing can be made out but where it is light and dark, as a PNG.
+    """Blurs a stored frame until only light and dark areas are left; returns a PNG.
 
-    Only some 400 numbers of the picture are in it: there is nothing to be brought back by whoever has the file.
+    It contains at most 400 grey values of the picture, so the original can't be restored from the file.
 
     Raises:
-        Unavailable: The bytes are no picture.
+        Unavailable: The bytes can't be decoded as a picture.
     """
     try:
         with Image.open(io.BytesIO(frame), formats=("PNG", "JPEG")) as opened:
-            # By the head of the file, before anything of it is decoded.
+            # Taken from the file's header, before any pixel is decoded.
             if opened.width * opened.height > _MOST_PIXELS:
                 raise OSError("too large")
             grey = opened.convert("L")
@@ -63,7 +63,7 @@ def media_type(frame: bytes) -> str:
 
 
 class LibraryPictures:
-    """Pictures of the precedents in libraries on disk, without an encoder: for a console in a process of its own."""
+    """Pictures of precedents in libraries on disk, without an encoder: for a console in a separate process."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         """Looks for pictures.
@@ -83,7 +83,7 @@ class LibraryPictures:
             BadLibrary: A library or a picture is damaged.
             Unavailable: They could not be read now.
         """
-        # One at a time: `_libraries` is changed in the thread.
+        # One at a time: the thread modifies `_libraries`.
         async with self._reading:
             try:
                 return await asyncio.to_thread(lambda: [self._picture(id_) for id_ in ids])

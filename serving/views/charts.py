@@ -1,4 +1,4 @@
-"""Drawings for the pages, as SVG: no script, no style of their own; colours come from the page's classes."""
+"""SVG charts for the pages, without script or inline style; colours come from the page's classes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def bar(begin: float, length: float, *, whole: float, kind: str, cached: float =
     if whole <= 0:
         whole = 1.0
     left = 100 * min(max(begin / whole, 0.0), 1.0)
-    # However short a step is, its bar can be seen.
+    # A minimum width keeps the bar of the shortest step visible.
     wide = max(0.4, min(100 * length / whole, 100 - left))
     drawn = Markup('<rect class="bar-{kind}" x="{left:.2f}%" y="2" width="{wide:.2f}%" height="10" rx="2"/>').format(
         kind=kind, left=left, wide=wide
@@ -113,9 +113,9 @@ def bar(begin: float, length: float, *, whole: float, kind: str, cached: float =
 
 
 def gauge(probability: float) -> Markup:
-    """A probability of harm as a mark on a line, which the page tells in figures beside it."""
+    """Draws a probability of harm as a mark on a line; the page states the figure beside it."""
     at = 100 * min(max(probability, 0.0), 1.0)
-    # Not quite to the end: there the mark would stand outside of the line.
+    # Not quite to the ends, where the mark would overhang the line.
     return Markup(
         '<svg class="gauge-line" width="100%" height="14" aria-hidden="true"><rect class="gauge-benign" y="4" '
         'width="50%" height="6"/><rect class="gauge-harm" x="50%" y="4" width="50%" height="6"/>'

@@ -1,4 +1,4 @@
-"""Claims of fact as a page tells them: what was searched, what was read, and what the witness found."""
+"""Claims of fact as pages show them: searches, documents and the witness's findings."""
 
 from __future__ import annotations
 

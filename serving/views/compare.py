@@ -1,4 +1,4 @@
-"""Two trials side by side: what is the same, and what differs."""
+"""Side-by-side comparison of two trials."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from court.transcript import Transcript, transcript
 
 _PIECE = re.compile(r"\w+|\s+|[^\w\s]")
 _MOST_PIECES = 4000
-"""Of both texts together that are compared word by word: the comparison takes time with the square of it."""
+"""Limit on the pieces of both texts in a word-by-word comparison, whose time is quadratic."""
 _KINDRED = 0.5
-"""Share of common words from which on it helps to mark those that differ; below, all of it is another text."""
+"""Least similarity at which differing words are marked; below it, the whole text is marked as different."""
 NOTHING = "–"
 
 
@@ -43,12 +43,12 @@ class ComparedRow:
 
     @property
     def pieces(self) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
-        """Either text in pieces, and whether the other has each."""
+        """Returns the pieces of both texts, each with True if the other text has it."""
         left, right = (_PIECE.findall(text) for text in (self.left, self.right))
-        # Whole, and marked as a whole: a page must not take minutes for two long texts.
+        # Marked as a whole: a page must not take minutes for two long texts.
         if len(left) + len(right) > _MOST_PIECES:
             return [(self.left, self.same)], [(self.right, self.same)]
-        # With autojunk difflib passes over what is frequent in a long text, such as spaces.
+        # With autojunk, difflib ignores frequent pieces of a long text, such as spaces.
         matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
         # Two texts about different things share small words everywhere: marking those would only confuse.
         if matcher.ratio() < _KINDRED:
@@ -75,7 +75,7 @@ class Group:
 
 
 def compare(first: TrialRecord, second: TrialRecord) -> tuple[Group, ...]:
-    """Everything that two trials can differ in, in the order in which a trial is read."""
+    """Compares everything in which two trials can differ, in reading order."""
     left, right = ({name: dict(rows) for name, rows in _sections(record)} for record in (first, second))
     groups = []
     # The order of the first, then what only the second has, so that no section or row is lost.

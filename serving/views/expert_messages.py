@@ -1,4 +1,4 @@
-"""The messages to the expert witness, made again from a record."""
+"""Messages to the expert witness, rebuilt from a record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ExpertMessages:
     prompts: PromptSet = field(default_factory=packaged)
 
     def claims(self, text: str, description: str | None) -> Messages[Any]:
-        """The question for the claims of a meme."""
+        """Rebuilds the question for the claims of a meme."""
         return find_claims(
             self.fence,
             text=text,
@@ -59,7 +59,7 @@ class ExpertMessages:
         claim = next((each for each in found.claims if each.number == event.claim), None) if found else None
         if claim is None:
             return None
-        # What came on record after the call was not in its question.
+        # Events recorded after the call were not part of its question.
         before: Sequence[Any] = self.record.events[: event.seq]
         brief = ClaimBrief(
             fence=self.fence,

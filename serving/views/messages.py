@@ -1,4 +1,4 @@
-"""The messages that were sent to models, made again from a record.
+"""Messages sent to models, rebuilt from a record.
 
 A record keeps what was said, and not the messages: these hold nothing but the court's own words and what stands in the
 record anyway, and where a part of it is erased it must not live on in them. They are made by the code that sent them
@@ -49,7 +49,7 @@ from court.untrusted import Fence
 from serving.views.expert_messages import ClaimEvent, ExpertMessages
 
 _LOST_MARK = "not-kept"
-"""Stands for the mark of the fences in records of before it was kept."""
+"""Placeholder for the fence mark in old records that lack it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
         event: One of its events.
     """
     recorded = _RecordedSoFar(record, event)
-    # Functions, so that what is missing in a record is found where each call is made again, and spares the others.
+    # Functions, so that a gap in the record only affects the call that needs it.
     calls: list[tuple[ModelCall, Callable[[], Sequence[Messages[PictureShown]]]]] = []
     match event:
         case Described():
@@ -160,7 +160,7 @@ def _why_not(digest: str, call: ModelCall, request: Messages[Any]) -> str:
         return "The record is of before digests of messages were kept: nobody can say whether these are the same."
     if digest == call.messages_digest:
         return ""
-    # The likeliest reason is looked for first: it is harmless, and must not be told as an alteration.
+    # The likeliest reason first: it is harmless, and must not be reported as an alteration.
     if request.prompt.digest != call.prompt_digest:
         return f"The prompt {request.prompt.id} is worded otherwise here than it was then: these are not what was sent."
     return "These are not what was sent: the record was altered, a part of it erased, or the software is another."

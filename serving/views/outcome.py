@@ -34,9 +34,9 @@ _Fields = Iterator[tuple[str, int, str]]
 
 
 def outcome(record: TrialRecord) -> dict[str, tuple[int, str]]:
-    """Every field of a trial that could come out otherwise, in the order in which a trial is read.
+    """Returns every field of a trial whose value a replay could change, in reading order.
 
-    What was said in rounds that do not count, costs, times and the texts of precedents are no part of it.
+    Excludes statements in rounds that do not count, costs, times and the texts of precedents.
 
     Args:
         record: Record of the trial.
@@ -203,5 +203,5 @@ def _lines(evidence: Iterable[str]) -> str:
 
 
 def _figure(value: float) -> str:
-    # The last digits of a sum may differ from one machine to another.
+    # The last digits of a sum may differ between machines.
     return f"{value:.6f}"

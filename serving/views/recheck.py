@@ -1,6 +1,6 @@
 """Recomputed values of a record: entropies, stop reasons, the vote, the verdict's label.
 
-It is worked out again whenever a trial is shown, and where it comes out otherwise the page says so, where it stands.
+They are recomputed whenever a trial is shown, and the page marks each recorded value that differs.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from court.verdict import RULE, Label, rule
 from serving.docket.store.bodies import GONE
 
 _SAME = 1e-9
-"""Bits or shares: what the last digits of a sum may differ by from one machine to another."""
+"""Tolerance in bits or shares: the last digits of a sum may differ between machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that stands in a record and comes out otherwise.
+    """Recorded value that differs from the recomputed one.
 
     Attributes:
         seq: Number of the event.
-        what: Is different.
+        what: Name of the value.
         recorded: Recorded value.
         found: Recomputed value.
     """
@@ -51,7 +51,7 @@ class Difference:
 
 
 def differences(record: TrialRecord) -> tuple[Difference, ...]:
-    """Everything that comes out otherwise than it stands in the record; nothing where all is as it should be."""
+    """Returns all recorded values that differ from the recomputed ones; empty if the record is consistent."""
     return (
         *_entropies(record),
         *_stop_reasons(record),

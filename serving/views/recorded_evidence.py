@@ -1,4 +1,4 @@
-"""Stand-ins for the expert witness's model and its source of evidence, which say what a record has of them."""
+"""Stand-ins for the expert witness's model and evidence source that play back a record."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def place_of(event: Event) -> Place:
 
 
 class RecordedExpert(ChatModel):
-    """Answers as the witness's model did, fails where it failed, and ends the work where the record ends it."""
+    """Plays back the replies and failures of the witness's model, and stops where the record stops."""
 
     def __init__(self, recorded: RecordedModel, record: TrialRecord) -> None:
         """Takes the model with the replies on record, and the record for the failures."""
@@ -98,7 +98,7 @@ def _failures(record: TrialRecord) -> list[tuple[str, Place, str]]:
 
 
 class RecordedEvidence(EvidenceSource):
-    """Finds what was found then, and reads what was read."""
+    """Plays back the recorded searches and documents."""
 
     def __init__(self, record: TrialRecord, *, by_claim: bool = True) -> None:
         """Takes searches and documents of a record.
@@ -158,7 +158,7 @@ class RecordedEvidence(EvidenceSource):
 
 
 class EvidenceOnRecord(EvidenceSource):
-    """Gives again what the record of a trial has of a source, and asks the source for the rest alone.
+    """Plays back what a trial's record has of a source, and asks the source only for the rest.
 
     A document that was erased since is still found, without its words, and can't be read: so the record says why it is
     no evidence.

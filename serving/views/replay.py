@@ -1,4 +1,4 @@
-"""Replay: a recorded trial is held again by the code of today, with the answers that models gave then.
+"""Replay: runs a recorded trial with the current code and the recorded replies of the models.
 
 Evidence and replies come from the record; messages, parsers, the examination's stop, the vote, the rule and the reasons
 for review are today's. What then comes out otherwise is a change of ours, for nothing else has changed. A trial that
@@ -87,7 +87,7 @@ class ReplayedTrial:
 
 
 async def replay(record: TrialRecord) -> ReplayedTrial:
-    """Holds a recorded trial again and compares its outcome with the recorded one.
+    """Reruns a recorded trial and compares its outcome with the recorded one.
 
     Args:
         record: Record of a trial that has ended.
@@ -99,7 +99,7 @@ async def replay(record: TrialRecord) -> ReplayedTrial:
     if reason := _no_outcome(record):
         return ReplayedTrial(record.trial_id, software, obstacle=reason, without_outcome=True)
     try:
-        # Nothing is written: the court gets a sink that keeps no events, and stand-ins for all that it asks.
+        # Nothing is written: the court gets a sink that discards events, and stand-ins for all its services.
         again = _with_answers(await _rerun(record), record)
     except _Obstacle as obstacle:
         return ReplayedTrial(record.trial_id, software, obstacle=str(obstacle))
@@ -149,7 +149,7 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
     except TrialAborted as aborted:
         if isinstance(aborted.cause, PromptChanged):
             raise _Obstacle(aborted.message) from None
-        # A crash of today's code is no other outcome: as a difference it would pass for a change that was meant.
+        # A crash of the current code is not an outcome: reported as a difference, it would pass for an intended change.
         if aborted.reason == "INTERNAL":
             raise _Obstacle("Today's code fails on this record by a mistake of its own; the log says where.") from None
         # A trial that fails is an outcome too, to be compared with the recorded one.
@@ -190,7 +190,7 @@ def _read_again(ruled: QuestionRuled) -> QuestionRuled:
 
 
 def _no_outcome(record: TrialRecord) -> str:
-    """Why there is nothing to compare a replay with; empty where there is."""
+    """Explains why a record has no outcome to compare a replay with; empty if it has one."""
     failed = record.last(TrialFailed)
     if record.state is TrialState.OPEN:
         return "It has not ended: there is nothing to compare with."
@@ -256,11 +256,11 @@ def _picture(record: TrialRecord) -> Picture | None:
 
 
 async def _nowhere(*events: AnyEvent) -> None:
-    """A sink that keeps nothing: a replay leaves no trace."""
+    """Discards events: a replay stores nothing."""
 
 
 class _RecordedReader:
-    """Reads the text that was read then."""
+    """Returns the recorded text."""
 
     def __init__(self, text: TextRead | None) -> None:
         self._text = text
@@ -276,7 +276,7 @@ class _RecordedReader:
 
 
 class _RecordedFinder:
-    """Finds the precedents that were found then, without their pictures."""
+    """Returns the recorded precedents, without their pictures."""
 
     def __init__(self, record: TrialRecord) -> None:
         cited, versions = record.last(PrecedentsCited), record.opened.versions
@@ -298,7 +298,7 @@ class _RecordedFinder:
 
 
 class _RecordedDuplicates:
-    """Finds the near-duplicates that were found then."""
+    """Returns the recorded near-duplicates."""
 
     def __init__(self, record: TrialRecord) -> None:
         found = record.last(NearDuplicatesFound)
@@ -311,7 +311,7 @@ class _RecordedDuplicates:
 
 
 def _models(record: TrialRecord) -> RoleModels:
-    """One model for all roles, for each call is known by its place."""
+    """Returns one model for all roles, as each call is identified by its place."""
     verdict, failed = record.last(VerdictGiven), record.last(TrialFailed)
     replies = dict(_replies(record))
     decided = record.state is TrialState.DECIDED

@@ -14,7 +14,7 @@ from serving.views.charts import gauge
 
 
 def show_hidden(text: object) -> Markup:
-    """Text of strangers with everything visible: what can't be seen stands as its code point, marked as ours."""
+    """Escapes untrusted text, and shows each invisible character as its code point, marked as ours."""
     parts = []
     for piece, hidden in split_hidden(str(text)):
         if hidden:
@@ -34,7 +34,7 @@ def when(at: datetime) -> Markup:
 
 
 def clock(at: datetime) -> Markup:
-    """The time of day of a moment, where the day stands elsewhere."""
+    """Formats the time of day only, for use where the day is shown elsewhere."""
     utc = at.astimezone(UTC)
     return Markup('<time datetime="{}">{:%H:%M:%S}</time>').format(utc.isoformat(timespec="milliseconds"), utc)
 

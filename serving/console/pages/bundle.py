@@ -1,4 +1,4 @@
-"""A trial with its proofs, to be handed over and checked elsewhere."""
+"""Download of a trial with its proofs, for verification elsewhere."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from serving.console.visitors import Role
 
 
 async def bundle(request: Request) -> Response:
-    """The bundle that ``memecourt docket bundle`` writes, without who looked at the picture.
+    """Returns the bundle that ``memecourt docket bundle`` writes, without the names of those who viewed the picture.
 
     Raises:
-        DocketError: The docket's private key is not here: nothing can be signed.
+        DocketError: The docket's private key is not available here, so nothing can be signed.
     """
     record, console = await trial_of(request), console_of(request)
     text = await console.auditor.bundle(record.trial_id)
     await note_verdict_shown(
         request, await console.trials.record(record.trial_id)
-    )  # as it is by now: the bundle may hold more
-    # A download and no page: it contains what strangers wrote, and pages here have our cookies.
+    )  # reread: the bundle may contain newer events
+    # Sent as a download, not a page: it contains untrusted text, and pages of this origin have our cookies.
     headers = {"content-disposition": 'attachment; filename="trial.bundle.json"'}
     return Response(text, media_type="application/json", headers=headers)
 

@@ -1,4 +1,4 @@
-"""A trial beside another of the same meme."""
+"""Page that compares two trials of the same meme."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MOST = 50
 
 
 async def beside(request: Request) -> Response:
-    """Both trials, row by row; without another one, those that there are to choose from."""
+    """Compares both trials row by row; if no second one is named, lists the candidates."""
     record = await trial_of(request)
     other = request.query_params.get("with", "").strip()
-    # By the same check as the first: the visitor names this one too.
+    # Same access check as for the first: the visitor names this id too.
     second = await trial_of(request, other) if other else None
     which = TrialFilter(namespaces=visitor_of(request).namespaces, pixels_sha256=record.opened.meme.digest)
     lines = await console_of(request).index.list(limit=_MOST, which=which)
     others: list[DocketLine] = [line for line in lines if line.trial_id != record.trial_id]
     duplicates = record.last(NearDuplicatesFound)
-    # Before the page is made: whoever reads a verdict here can't review it blind afterwards.
+    # Recorded before rendering: a visitor who reads a verdict here can't review it blind afterwards.
     for each in (record, second) if second else ():
         await note_verdict_shown(request, each)
     named = {line.trial_id for line in others if line.label} | {

@@ -1,7 +1,7 @@
-"""Pictures: veiled for who does not ask, sharp once for who does, which is noted first.
+"""Pictures: blurred by default, shown sharp once on request, after the access was logged.
 
-A sharp picture has no address that could be guessed, linked to or opened twice. Asking for it (a form) notes who asked
-and gives one that is good for one look; the picture is not sent to a browser, not even hidden, before that.
+A sharp picture has no address that could be guessed, linked to or opened twice. Requesting it (a form) logs the visitor
+and returns a single-use address; before that the picture is not sent to the browser, not even hidden.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ _log = logging.getLogger("memecourt.console")
 
 
 def path_of(trial_id: str) -> str:
-    """The page of a trial."""
+    """Returns the path of a trial's page."""
     return f"/trials/{quote(trial_id, safe='')}"
 
 
 async def veiled_picture(request: Request) -> Response:
-    """A picture, small, grey and blurred; an empty one where none is kept, which a trial's page says in words."""
+    """Returns a picture, small, grey and blurred; an empty one if none is stored (the trial's page then says so)."""
     record = await trial_of(request)
     try:
         frames = await frames_of(request, record, request.query_params.get("of", MEME))
     except TrialUnknown:
         return Response(empty(), media_type="image/png")
     place = _place(request.query_params.get("frame", "0"), len(frames))
-    # A list is drawn again with each case that is opened beside it: its pictures are kept by the browser for a while,
-    # for this session alone (the cookie names it), since nothing can be made out on them.
+    # The list is rendered again with each case that is opened beside it, so the browser may cache its pictures briefly,
+    # for this session only (hence vary: cookie); nothing is recognizable in them.
     headers = {"cache-control": "private, max-age=600", "vary": "cookie"}
     return Response(await asyncio.to_thread(blurred, frames[place]), media_type="image/png", headers=headers)
 
 
 async def show(request: Request) -> Response:
-    """Notes that somebody wants to see a picture, and lets it be fetched once."""
+    """Logs that the visitor asked for a sharp picture, and lets it be fetched once."""
     record, what = await trial_of(request), form_of(request).get("of", MEME)
     frames = await frames_of(request, record, what)
-    # After the picture was found and before it can be fetched: the log has every picture that was shown, and no other.
+    # After the picture was found and before it can be fetched: the log lists exactly the pictures that were shown.
     await note(request, record, what)
     session, sessions = session_of(request), console_of(request).sessions
     key = session.grant(record.trial_id, what, sessions.now())
@@ -68,14 +68,14 @@ async def show(request: Request) -> Response:
 
 
 async def hide(request: Request) -> Response:
-    """The veiled picture again, in the place of the sharp one."""
+    """Replaces the sharp picture by the blurred one."""
     record, what = await trial_of(request), request.query_params.get("of", MEME)
     back = request.query_params.get("back", "")
     return await _figure(request, record, what, frames=len(await frames_of(request, record, what)), key="", back=back)
 
 
 async def sharp_picture(request: Request) -> Response:
-    """The picture as it is, to who has just been allowed to fetch it; each frame once."""
+    """Returns the unblurred picture to the visitor who was just granted access; each frame once."""
     record = await trial_of(request)
     sessions = console_of(request).sessions
     grant = session_of(request).granted(request.path_params["key"], sessions.now())
@@ -83,10 +83,10 @@ async def sharp_picture(request: Request) -> Response:
         raise TrialUnknown("This look at the picture is over. Ask for it again on the trial’s page.")
     frames = await frames_of(request, record, grant.what)
     place = _place(request.path_params["frame"], len(frames))
-    # Each frame once: an address that leaks by history or logs shows nothing any more.
+    # Each frame once: an address leaked by browser history or logs is useless.
     if place in grant.fetched:
         raise TrialUnknown("This look at the picture is over. Ask for it again on the trial’s page.")
-    # Only now: a picture that could not be read has not been seen.
+    # Marked only now: a picture that could not be read has not been seen.
     grant.fetched.add(place)
     return Response(frames[place], media_type=media_type(frames[place]))
 
@@ -110,7 +110,7 @@ async def _figure(request: Request, record: TrialRecord, what: str, *, frames: i
 
 
 def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bool:
-    """True if a precedent's picture differs now from the one that the Judge was shown, where that is known."""
+    """True if a precedent's picture is known to differ from the one that the Judge was shown."""
     verdict = record.last(VerdictGiven)
     readings = verdict.ruling.precedents if verdict and verdict.ruling else ()
     then = next((one.picture for one in readings if f"{_PRECEDENT}{one.id}" == what), "")
@@ -118,18 +118,18 @@ def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bo
 
 
 async def note(request: Request, record: TrialRecord, what: str) -> None:
-    """Keeps who looked at what; where that can't be kept, nothing is shown."""
+    """Logs who viewed which picture; raises if that can't be stored, so that nothing is shown."""
     who = visitor_of(request).name
     await console_of(request).reviews.note_access(record.trial_id, who=who, what=what, at=datetime.now(UTC))
     _log.info("picture shown trial=%s visitor=%s", record.trial_id, who)
 
 
 async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequence[bytes]:
-    """The frames of the meme, or the picture of a precedent that was cited in the trial.
+    """Returns the frames of the meme, or the picture of a precedent that was cited in the trial.
 
     Raises:
-        TrialUnknown: The picture is not stored, or not of this trial.
-        BadRequest: The name is none of a picture.
+        TrialUnknown: The picture is not stored, or does not belong to this trial.
+        BadRequest: The name does not denote a picture.
     """
     if what == MEME:
         frames = await console_of(request).trials.frames(record.opened.meme.pixels_sha256)
@@ -142,7 +142,7 @@ async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequenc
     if not what.startswith(_PRECEDENT):
         raise BadRequest("There is no picture of that name.", field="of")
     id_, cited, pictures = what.removeprefix(_PRECEDENT), record.precedents, console_of(request).pictures
-    # Only what this trial cites: a trial must not be a way to any picture of the library.
+    # Only precedents that this trial cites: a trial must not give access to every picture of the library.
     if cited is None or id_ not in {one.id for one in cited.findings.exhibits} or pictures is None:
         raise TrialUnknown("That precedent has no picture here.", reason="PICTURE_MISSING")
     (frame,) = await pictures.pictures([id_])
@@ -152,7 +152,7 @@ async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequenc
 
 
 def _place(value: str, count: int) -> int:
-    # isdecimal is true of the digits of any script, and int() of a long number takes long.
+    # isdecimal accepts digits of any script, and int() is slow for long numbers.
     if not value.isascii() or not value.isdecimal() or len(value) > 4 or int(value) >= count:
         raise BadRequest("There is no such frame.", field="frame")
     return int(value)

@@ -25,7 +25,7 @@ _PAGE = 50
 
 
 async def trials(request: Request) -> Response:
-    """The trials that the visitor may see, the last opened first, page by page."""
+    """Lists the trials that the visitor may see, newest first, page by page."""
     params = request.query_params
     which = TrialFilter(
         labels=frozenset({_member(Label, params["label"])} if params.get("label") else ()),
@@ -38,7 +38,7 @@ async def trials(request: Request) -> Response:
     filters = {name: params.get(name, "") for name in ("label", "state", "look")}
     own = {name: value for name, value in filters.items() if value}
     older = urlencode({**own, "after": _place(page[-1])}) if len(lines) > _PAGE else ""
-    # Reviewers decide before they see what the court said.
+    # Reviewers decide before they see the verdict.
     values: dict[str, Any] = {
         "hidden": await hidden_and_noted(request, [line.trial_id for line in page if line.label and not line.erased]),
         "left_out": _tells(which) and bool(blinded_ids(request)),
@@ -54,10 +54,10 @@ async def trials(request: Request) -> Response:
 
 
 async def _lines(request: Request, which: TrialFilter, after: tuple[datetime, str] | None) -> Sequence[DocketLine]:
-    """The lines of a page, and one more where there is another page.
+    """Returns the lines of a page, and one more if there is another page.
 
-    What a verdict came to can't be read off a filter either, nor off where a page ends: where it is filtered by what
-    the court said, trials are left out whose verdict the visitor is not shown yet.
+    Neither a filter nor the end of a page may reveal a verdict: if the list is filtered by
+    the outcome, trials whose verdict is still hidden from the visitor are left out.
     """
     index, found = console_of(request).index, list[DocketLine]()
     while True:
@@ -66,7 +66,7 @@ async def _lines(request: Request, which: TrialFilter, after: tuple[datetime, st
         found += [line for line in lines if line.trial_id not in hidden]
         if len(lines) <= _PAGE or len(found) > _PAGE:
             return found
-        # By the last line that was read, hidden or not: the next page of the index begins behind it.
+        # The cursor is the last line read, hidden or not: the next page of the index starts after it.
         after = (lines[-1].opened_at, lines[-1].trial_id)
 
 
@@ -92,7 +92,7 @@ def _after(value: str) -> tuple[datetime, str] | None:
     at, _, trial_id = value.partition(" ")
     try:
         opened = datetime.fromisoformat(at)
-        # Without a zone it would be read in that of this machine; at the ends of the calendar UTC may not exist.
+        # Without a zone it would be taken as local time; at the ends of the calendar conversion to UTC may overflow.
         if opened.tzinfo is not None and trial_id:
             return opened.astimezone(UTC), trial_id
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Page of the agreement of reviewers among themselves and with the court."""
+"""Page on how far reviewers agree with each other and with the court."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serving.console.visitors import Role
 
 
 async def agreement(request: Request) -> Response:
-    """The figures, of all reviews or of some."""
+    """Shows the agreement figures of all reviews, or of a selection."""
     params, visitor = request.query_params, visitor_of(request)
     filters = {name: params[name].strip()[:20] for name in ("since", "until") if params.get(name, "").strip()}
     times = search_of(filters)

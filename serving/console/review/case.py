@@ -1,4 +1,4 @@
-"""A case: taken by one reviewer, decided before the verdict is shown, and then compared with it."""
+"""Page of a case: one reviewer takes it, decides before the verdict is shown, then compares."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from serving.views.trial_view import view_of
 _log = logging.getLogger("memecourt.console")
 
 NO_CLAUSE = "none"
-"""What a review names where it found that no clause applies."""
+"""Value of a review's clause if no clause applies."""
 _WRITTEN = ("label", "clause", "other_clause", "reason", "precedent", "why")
 """Fields of the forms that a reviewer fills in."""
 
 
 async def case(request: Request) -> Response:
-    """A case, its verdict shown or not."""
+    """Shows a case, with or without its verdict."""
     return await _page(request, await trial_of(request))
 
 
@@ -58,26 +58,26 @@ async def take(request: Request) -> Response:
 
 
 async def renew(request: Request) -> Response:
-    """Keeps a case for longer, or says that it is lost: the page asks for it by itself while it is open."""
+    """Renews the lease of a case, or reports that it is lost; an open page requests this periodically."""
     record, visitor = await trial_of(request), visitor_of(request)
     lost = ""
     try:
         await review_queue_of(request).renew(record.trial_id, visitor.name)
     except CaseError as error:
-        # Said on the page and not as an error: what is being written there stays on the screen.
+        # Shown on the page, not as an error: what the reviewer is writing stays on the screen.
         lost = error.message
     return render(request, "review/renewed.html", lost=lost)
 
 
 async def release(request: Request) -> Response:
-    """Gives a case back."""
+    """Releases a case."""
     record = await trial_of(request)
     await review_queue_of(request).release(record.trial_id, visitor_of(request).name)
     return RedirectResponse(f"/desk{place_in(request)}", status_code=303)
 
 
 async def see(request: Request) -> Response:
-    """Shows the verdict to somebody who has not decided, and notes it."""
+    """Shows the verdict to a visitor who has not decided, and logs that."""
     record = await trial_of(request)
     if record.verdict is not None:
         await note_shown(request, [record.trial_id])
@@ -85,7 +85,7 @@ async def see(request: Request) -> Response:
 
 
 async def review(request: Request) -> Response:
-    """Keeps what a reviewer found. Where that can't be, the page comes back with all that was written."""
+    """Stores a review. If that fails, the page is returned with everything that was entered."""
     record, visitor, form = await trial_of(request), visitor_of(request), form_of(request)
     label = form.get("label", "")
     clause = form.get("clause", "") or form.get("other_clause", "")
@@ -109,7 +109,7 @@ async def review(request: Request) -> Response:
 
 
 async def ask_opinion(request: Request) -> Response:
-    """Asks for another person's word."""
+    """Requests a second opinion."""
     record, form = await trial_of(request), form_of(request)
     try:
         await review_queue_of(request).ask_opinion(record.trial_id, visitor_of(request).name, form.get("why", ""))
@@ -121,7 +121,7 @@ async def ask_opinion(request: Request) -> Response:
 
 
 async def take_back(request: Request) -> Response:
-    """Takes out of the library what an overruling put in."""
+    """Removes from the library the precedent that an overruling added."""
     record, rulings, form = await trial_of(request), rulings_of(request), form_of(request)
     try:
         if rulings is None:
@@ -133,16 +133,16 @@ async def take_back(request: Request) -> Response:
 
 
 async def _follow(request: Request, trial_id: str, event: VerdictReviewed, *, chosen: bool) -> str:
-    """Brings the library in line with a review; says what came of it: made, changed, none or failed."""
+    """Updates the library according to a review; returns the result: made, changed, none or failed."""
     rulings = rulings_of(request)
     if rulings is None:
         return "none"
     try:
-        # Read anew: the record at hand is from before the review.
+        # Read again: the record at hand predates the review.
         record = await console_of(request).trials.record(trial_id)
         change = await rulings.follow(record, event, chosen=chosen)
     except CourtError as error:
-        # The review stands; whoever gave it is told that the library does not follow yet.
+        # The review stands; the reviewer is told that the library is not updated yet.
         _log.warning("precedent of trial=%s not changed reason=%s", trial_id, error.reason)
         return "failed"
     return "none" if change is None else str(change.kind)
@@ -156,7 +156,7 @@ async def _page(
     mine = found.lock is not None and found.lock.holder == visitor.name
     knows_verdict = await queue.knows_verdict(record.trial_id, visitor.name)
     shown = knows_verdict or not blind_first(request)
-    # Before the page is made: from then on a review of this visitor is no blind one.
+    # Recorded before rendering: from then on, a review by this visitor is not blind.
     if shown and not knows_verdict and record.verdict is not None:
         await note_shown(request, [record.trial_id])
     policy = policy_of(record)
@@ -181,7 +181,7 @@ async def _page(
         mine=mine,
         decided=shown,
         own=[one for one in reviews if one.reviewer == visitor.name],
-        # Other people's reviews would tell what the court said, or lead the reviewer.
+        # Other people's reviews would reveal the verdict or influence the reviewer.
         reviews=reviews if shown else (),
         opinions=record.all(SecondOpinionAsked),
         appeals=record.all(AppealOpened),
@@ -201,7 +201,7 @@ async def _page(
 
 
 def _status(fault: CourtError | None) -> int:
-    # The first that fits: the last is a base of the others.
+    # The first match counts: the last is a base class of the others.
     codes = ((CaseError, 409), (Unavailable, 503), (CourtError, 400))
     return next((code for kind, code in codes if isinstance(fault, kind)), 200)
 
@@ -229,7 +229,7 @@ def _pictures(request: Request, record: TrialRecord) -> Mapping[str, str]:
     """Returns the keys that unblur pictures in this very answer, where one was requested without script."""
     key = request.query_params.get("shown", "")
     grant = session_of(request).granted(key, console_of(request).sessions.now()) if key else None
-    # Once, and for this trial alone: an address that is passed on or opened again shows nothing.
+    # Single use, for this trial only: an address that is shared or opened again shows nothing.
     usable = grant is not None and grant.trial_id == record.trial_id and not grant.fetched
     return {grant.what: key} if grant is not None and usable else {}
 

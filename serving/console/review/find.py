@@ -1,4 +1,4 @@
-"""Finding trials, by words and by what they came to; searches can be kept under a name."""
+"""Search for trials by words and outcome; searches can be saved under a name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST = 1000
 
 
 async def find(request: Request) -> Response:
-    """Trials that all of what is asked holds for, the last opened first."""
+    """Lists the trials that match all criteria, newest first."""
     visitor, reviews, params = visitor_of(request), review_queue_of(request), request.query_params
     fields = {name: params[name].strip()[:_LONGEST] for name in FIELDS if params.get(name, "").strip()}
     which = search_of(fields)
@@ -56,7 +56,7 @@ async def find(request: Request) -> Response:
         labels=list(Label),
         words=PRIORITY_WORDS,
         hidden=names,
-        # Always said, and not how many: that would tell what they came to.
+        # Always stated, and without a count, which would reveal the outcomes.
         left_out=bool(blind) and (which.label is not None or bool(which.category)),
         saved={name: urlencode(query) for name, query in (await reviews.saved(visitor.name)).items()},
         query=urlencode(fields),
@@ -64,10 +64,10 @@ async def find(request: Request) -> Response:
 
 
 async def save(request: Request) -> Response:
-    """Keeps a search under a name."""
+    """Saves a search under a name."""
     form = form_of(request)
     fields = {name: form[name].strip()[:_LONGEST] for name in FIELDS if form.get(name, "").strip()}
-    # Only to check it: what can't be searched for is not worth keeping.
+    # Only to validate it: an invalid search is not saved.
     search_of(fields)
     await review_queue_of(request).save(visitor_of(request).name, form.get("name", ""), fields)
     return RedirectResponse(f"/desk/find?{urlencode(fields)}", status_code=303)
@@ -83,10 +83,10 @@ _KNOWN = {"namespace": "namespace", "category": "category", "model": "models", "
 
 
 def search_of(fields: Mapping[str, str]) -> Search:
-    """A search as a form says it.
+    """Parses a search from form fields.
 
     Raises:
-        BadRequest: A part of it can't be understood.
+        BadRequest: A field is malformed.
     """
     label = fields.get("label", "")
     if label and label not in Label.__members__:
@@ -96,7 +96,7 @@ def search_of(fields: Mapping[str, str]) -> Search:
         text=fields.get("text", ""),
         label=Label(label) if label else None,
         since=_day(fields.get("since", ""), "since"),
-        # Whoever names a last day means all of it.
+        # The last day is inclusive.
         until=until + timedelta(days=1) if until else None,
         namespace=fields.get("namespace"),
         model=fields.get("model", ""),

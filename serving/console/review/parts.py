@@ -30,7 +30,7 @@ PRIORITY_WORDS = {
     ReviewPriority.LOW_SCORE: "low score",
     ReviewPriority.SAMPLED: "drawn by chance",
 }
-"""Why a person should look, in words."""
+"""Reasons for review, in words."""
 
 
 def review_queue_of(request: Request) -> ReviewQueue:
@@ -60,7 +60,7 @@ def duplicate_index_of(request: Request) -> NearDuplicateIndex | None:
 
 
 def tell_reviewed(request: Request, event: VerdictReviewed) -> None:
-    """Tells the server that runs in the same process of a review, where there is one."""
+    """Notifies the server in the same process, if any, of a review."""
     listener = console_of(request).parts.get(REVIEWED)
     if callable(listener):
         listener(event)
@@ -78,7 +78,7 @@ async def behind(request: Request) -> int:
 
 
 def blinded_ids(request: Request) -> str:
-    """From whom verdicts are kept that wait for their word: the visitor, where they review; empty for nobody."""
+    """Returns the reviewer from whom undecided verdicts are hidden: the visitor, if they review; else empty."""
     visitor = visitor_of(request)
     there = isinstance(console_of(request).parts.get(REVIEW_QUEUE), ReviewQueue)
     # Somebody who can't review may see every verdict: there is no judgement of theirs to keep unbiased.
@@ -101,14 +101,14 @@ async def hidden_and_noted(request: Request, trial_ids: Collection[str]) -> froz
 
 
 async def note_shown(request: Request, trial_ids: Collection[str]) -> None:
-    """Notes that these trials' verdicts are shown to the visitor, where there is a desk and the visitor may review."""
+    """Logs that these trials' verdicts are shown to the visitor, if there is a queue and the visitor may review."""
     visitor = visitor_of(request)
     if isinstance(console_of(request).parts.get(REVIEW_QUEUE), ReviewQueue) and visitor.role >= Role.REVIEWER:
         await review_queue_of(request).saw(visitor.name, trial_ids)
 
 
 async def note_verdict_shown(request: Request, record: TrialRecord) -> None:
-    """Notes that all is shown to the visitor that a record tells: its verdict, and those that it cites of others."""
+    """Logs that the visitor is shown a record's verdict and those of other trials that it cites."""
     duplicates = record.last(NearDuplicatesFound)
     own = {record.trial_id} if record.verdict is not None else set()
     # The page names near duplicates with their labels, so those verdicts are shown as well.
@@ -116,5 +116,5 @@ async def note_verdict_shown(request: Request, record: TrialRecord) -> None:
 
 
 def case_path(trial_id: str) -> str:
-    """The page of a case."""
+    """Returns the path of a case's page."""
     return f"/desk/cases/{quote(trial_id, safe='')}"

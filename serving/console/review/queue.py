@@ -1,4 +1,4 @@
-"""The queue: cases that wait for a person, each with why, and the one to take next."""
+"""Page of the review queue: waiting cases with their reasons, and the one to take next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAGE = 50
 
 
 async def queue(request: Request) -> Response:
-    """Cases that this visitor may take, the most urgent first."""
+    """Lists the cases that this visitor may take, most urgent first."""
     return render(request, "review/queue.html", **await listing(request))
 
 
@@ -38,7 +38,7 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
     except BadRequest:
         if not at_case:
             raise
-        # Beside a case the list begins at its top: what somebody writes there must not be lost to a wrong address.
+        # Beside a case, fall back to the top of the list: a malformed address must not lose what is being written.
         why, after = None, None
     cases = list(
         await reviews.queue(visitor.name, limit=_PAGE + 1, after=after, why=why, namespaces=visitor.namespaces)
@@ -78,7 +78,7 @@ async def take_next(request: Request) -> Response:
     visitor = visitor_of(request)
     why = why_of(form_of(request).get("why", ""))
     case = await review_queue_of(request).take_next(visitor.name, why=why, namespaces=visitor.namespaces)
-    query = f"?why={why}" if why else ""  # who works on one kind of cases goes on with that kind
+    query = f"?why={why}" if why else ""  # keep the reviewer's filter
     return RedirectResponse("/desk?none=" if case is None else f"{case_path(case.trial_id)}{query}", status_code=303)
 
 

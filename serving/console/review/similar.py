@@ -1,4 +1,4 @@
-"""Similar trials: of the same or nearly the same picture, or of the same text."""
+"""Similar trials: same or near-duplicate picture, or same text."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Similar:
 
 
 async def similar(request: Request) -> Response:
-    """Trials like this one: a piece of a page for htmx, a page for everybody else."""
+    """Lists similar trials: a fragment for htmx, else a whole page."""
     record = await trial_of(request)
     found = await similar_to(request, record)
     template = "review/similar_list.html" if request.headers.get("hx-request") == "true" else "review/similar.html"
     ended = [one.case.trial_id for one in found if one.case.label is not None]
     if (who := blinded_ids(request)) and not await review_queue_of(request).knows_verdict(record.trial_id, who):
-        # Who has not decided yet is not told either what others came to: most are of the same picture.
+        # Before deciding, the outcomes of similar trials are hidden too: most are of the same picture.
         names = frozenset(ended)
     else:
         names = await hidden_and_noted(request, ended)
@@ -50,7 +50,7 @@ async def similar(request: Request) -> Response:
 
 
 async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
-    """Trials like this one that the visitor may see, the nearest first."""
+    """Returns the similar trials that the visitor may see, most similar first."""
     reviews, visitor = review_queue_of(request), visitor_of(request)
     own = await reviews.case(record.trial_id)
     found = {
@@ -70,7 +70,7 @@ async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
             # The index knows nothing of visitors and their namespaces.
             if case is None or one.trial_id == record.trial_id or not visitor.sees(case.namespace):
                 continue
-            # One that was found above already is known better.
+            # A trial already found above is described better there.
             if one.text_alone:
                 found.setdefault(one.trial_id, Similar(case, "", text=True))
             elif known is None or not known.picture:

@@ -70,7 +70,7 @@ def bundle(
             "header": entry.header().decode(),
             "proof": _encoded(inclusion_proof(entry.number, size, read)),
             "body": entry.body if is_shown else None,
-            # Withheld with the body: by the salt, guesses at the body could be tried.
+            # Withheld with the body: with the salt, guesses at the body could be verified.
             "salt": base64.b64encode(entry.salt or b"").decode() if is_shown else None,
         }
 

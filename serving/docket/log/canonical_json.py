@@ -34,7 +34,7 @@ _LARGEST = 2**53 - 1  # beyond it a double does not tell neighbouring integers a
 _LONE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\(\\|ud[89a-f][0-9a-f]{2})")
 _TEXT_KEY = "$text:"
-_MANY_KEYS = 64  # whose order is not remembered
+_MANY_KEYS = 64  # objects with more keys are not cached
 _DERIVED: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
     dict: dict,
@@ -43,7 +43,7 @@ _DERIVED: dict[type, Callable[[Any], Any]] = {
     list: list,
     tuple: tuple,
 }
-"""How what is derived from a kind that is known becomes that kind."""
+"""Conversions of subclasses to their known base types."""
 _MARKS = frozenset({"$float", "$int", "$text"})
 
 
@@ -100,7 +100,7 @@ def from_canonical(value: Any) -> Any:
 
 
 def parse(text: str) -> Any:
-    """The value whose canonical JSON this is. Raises ValueError if it is none."""
+    """Parses canonical JSON. Raises ValueError if the text is not canonical JSON."""
     value = json.loads(text, parse_int=_number)
     # Marks and escaped keys are all keys that begin with $, which canonical JSON writes like this.
     return from_canonical(value) if '"$' in text else value
@@ -117,7 +117,7 @@ def _made(value: Any, unlike: list[Any]) -> Any:
         return value if _well_formed(value) else {"$text": _escape(value)}
     if kind is dict:
         keys = tuple(value)
-        # Objects with very many keys hardly come twice, and would fill the cache with what strangers sent.
+        # Objects with very many keys rarely recur, and would fill the cache with untrusted input.
         order = _order(keys) if len(keys) <= _MANY_KEYS else _order.__wrapped__(keys)
         unlike += order.unlike
         made = {}
@@ -158,7 +158,7 @@ class _Order:
     unlike: tuple[str, ...]
 
 
-@lru_cache(4096)  # there are few, and they come again and again
+@lru_cache(4096)  # few sets of keys, often repeated
 def _order(keys: tuple[Any, ...]) -> _Order:
     written = sorted(((key, _loggable_key(key)) for key in keys), key=lambda each: each[1])
     # Python sorts by code points and RFC 8785 by UTF-16 units: beyond ASCII these may differ.

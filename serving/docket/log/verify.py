@@ -1,10 +1,10 @@
-"""Checks a docket: whatever can be computed again from its rows is, and is held against what is signed.
+"""Verifies a docket: recomputes everything that follows from its rows, and compares it with what is signed.
 
-What is found: any row that was altered, taken out, put in or put elsewhere, of the entries, the tree, the checkpoints,
-the trials and the pictures, by whoever has no key. What is not, without a copy kept outside: a tail that was cut off
-together with the checkpoints over it (an earlier state of the whole docket put back is the same), and anything that was
-written anew and signed with the docket's own key. Against a checkpoint that was kept outside, both are found as far as
-it reaches; what came after the newest of those is the unanchored tail.
+Detected: any row of the entries, the tree, the checkpoints, the trials or the pictures that was altered, removed,
+inserted or moved by somebody without the key. Not detected without an external checkpoint: a tail that was cut off
+together with its checkpoints (such as by restoring an earlier state of the whole docket), and anything
+rewritten and signed with the docket's own key. With an external checkpoint, both are detected for the entries that
+it covers; the entries after the newest one are the unanchored tail.
 """
 
 from __future__ import annotations
@@ -94,27 +94,27 @@ class Fault(StrEnum):
     ENTRY_MISPLACED = "ENTRY_MISPLACED"
     BODY_ALTERED = "BODY_ALTERED"
     BODY_MISSING = "BODY_MISSING"
-    """It is gone, and no entry says that it was erased."""
+    """Body missing, although no entry records its erasure."""
     BODY_NOT_ERASED = "BODY_NOT_ERASED"
-    """An entry says that it was erased, and it is there."""
+    """Body present, although an entry records its erasure."""
     BODY_DISAGREES = "BODY_DISAGREES"
-    """It tells of another event than its header."""
+    """Body about another event than its header."""
     SEQUENCE = "SEQUENCE"
-    """The events of a trial are not counted from 0 without gaps."""
+    """Events of a trial not numbered from 0 without gaps."""
     CHECKPOINT_UNSIGNED = "CHECKPOINT_UNSIGNED"
     CHECKPOINT_DIFFERS = "CHECKPOINT_DIFFERS"
-    """It was signed over other entries than are there."""
+    """Checkpoint signed over other entries than those stored."""
     CHECKPOINT_MISSING = "CHECKPOINT_MISSING"
     """One that was kept outside, and which a verdict has as its receipt, is not among those of the docket any more."""
     TAIL_MISSING = "TAIL_MISSING"
-    """There are fewer entries than were signed."""
+    """Fewer entries than were signed."""
     TAIL_UNSIGNED = "TAIL_UNSIGNED"
-    """There are more entries than were signed."""
+    """More entries than were signed."""
     TILE_DIFFERS = "TILE_DIFFERS"
     TRIAL_DIFFERS = "TRIAL_DIFFERS"
     PART_DIFFERS = "PART_DIFFERS"
     STATE_DIFFERS = "STATE_DIFFERS"
-    """What the docket says of its log as a whole is not so."""
+    """Wrong state of the log as a whole."""
     PICTURE_DIFFERS = "PICTURE_DIFFERS"
     INDEX_DIFFERS = "INDEX_DIFFERS"
     """An index leads elsewhere than to the rows of its table: lists and records leave some of them out."""
@@ -137,7 +137,7 @@ class Finding:
 
 
 MOST_FINDINGS = 1000
-"""That are told in words; all are counted."""
+"""Limit on findings that are described in words; all are counted."""
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class Report:
 
 
 Progress = Callable[[int], None]
-"""Told now and then how many entries have been checked."""
+"""Callback that receives the number of entries checked so far."""
 
 
 def verify(
@@ -247,7 +247,7 @@ async def verify_pictures(
     report: Report,
     patience_s: float = 3.0,
 ) -> None:
-    """Checks pictures, which need not lie where the rest does.
+    """Checks pictures, which may be stored apart from the database.
 
     Args:
         wanted: Digests of those that must be kept.
@@ -272,7 +272,7 @@ async def verify_pictures(
     doubtful = []
     for digest in sorted(wanted):
         report.pictures += 1
-        # Looked at again below, together: waiting for each by itself would take hours where many are missing.
+        # Rechecked together below: waiting for each separately would take hours if many are missing.
         if await wrong(digest):
             doubtful.append(digest)
     if doubtful:
@@ -284,10 +284,10 @@ async def verify_pictures(
 
 
 def _readable(rows: Iterator[T], fault: Fault, what: str, report: Report) -> Iterator[T]:
-    """The rows up to one that is nothing that such a row can be."""
+    """Yields rows until one is malformed."""
     try:
         yield from rows
-    # What conversions raise on altered values. It is a finding and does not end the check: other tables still count.
+    # Raised by conversions of altered values. This is a finding and does not end the check of other tables.
     except (TypeError, ValueError, LookupError, ArithmeticError):
         text = f"A row of the {what} can't be read at all; what stands after it was not looked at."
         report.wrong(fault, text)
@@ -539,7 +539,7 @@ def _erased(entry: Entry, body: str, report: Report) -> list[tuple[int, Erased]]
 
 
 def _checked_against_erasures(gone: set[int], erasures: Sequence[tuple[int, Erased]], report: Report) -> None:
-    """Every body that is gone was erased by an entry that says so, and none that was erased is there."""
+    """Checks that every missing body has an erasure entry, and that no erased body is present."""
     # What was erased was there before.
     by = {one for number, erased in erasures for one in erased.numbers if one < number}
     for number in sorted(gone - by):

@@ -28,7 +28,7 @@ FORMAT = 9
 
 metadata = MetaData()
 
-# Compared byte by byte in both, whatever the database's locale.
+# Compared byte by byte in both databases, independent of locale.
 WORD = String().with_variant(String(collation="C"), "postgresql")
 
 
@@ -58,8 +58,8 @@ entries = Table(
     metadata,
     # The log of all trials, in stored order. Only salts and bodies are ever deleted.
     Column("number", NUMBER, primary_key=True, autoincrement=False),
-    Column("trial_id", WORD, nullable=False),  # empty where it is of no trial
-    Column("seq", Integer, nullable=False),  # -1 where it is no event of a trial
+    Column("trial_id", WORD, nullable=False),  # empty if the entry belongs to no trial
+    Column("seq", Integer, nullable=False),  # -1 if the entry is not an event of a trial
     Column("kind", WORD, nullable=False),
     Column("at", String, nullable=False),  # ISO 8601, UTC: sorts as it reads
     Column("commitment", LargeBinary, nullable=False),
@@ -82,8 +82,8 @@ log = Table(
     Column("frontier", LargeBinary, nullable=False),  # of its Merkle tree
     Column("key", Text, nullable=False),  # the public key that its checkpoints are signed with; empty before the first
     Column("checkpoint", Text, nullable=False),  # the latest, a signed note; empty before the first
-    Column("signed", BigInteger, nullable=False),  # the size that it is of
-    Column("erased", BigInteger, nullable=False),  # how many entries have been erased
+    Column("signed", BigInteger, nullable=False),  # number of entries that it covers
+    Column("erased", BigInteger, nullable=False),  # number of erased entries
 )
 
 tiles = Table(

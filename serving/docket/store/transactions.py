@@ -1,4 +1,4 @@
-"""Reads and writes of a docket's database: what is logged, what is not, and what must wait for neither."""
+"""Reads and writes of a docket's database, in PostgreSQL with a queue each for log, other and fingerprint writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _READERS_S = 10.0
 
 
 class Rank(IntEnum):
-    """The order of the writes in one commit, the same in every process: else two could wait for each other."""
+    """Order of the writes in one commit, the same in every process to prevent deadlocks."""
 
     CLAIM = 1
     TAKE_OVER = 2
@@ -89,7 +89,7 @@ class Transactions:
             self.written(time.perf_counter() - began)
 
     async def write_unlogged(self, batch: Batch[A, T], ask: A) -> T:
-        """Writes in the next commit of what is no part of the log."""
+        """Writes in the next commit of unlogged data."""
         self.check_open()
         return await self._unlogged.submit(batch, ask)
 
@@ -99,12 +99,12 @@ class Transactions:
         return await self._fingerprints.submit(batch, ask)
 
     async def write_alone(self, work: Callable[[Connection], T]) -> T:
-        """Writes in a transaction of its own, in a thread; once more where it was rolled back."""
+        """Writes in a separate transaction, in a thread; retries once after a rollback."""
         self.check_open()
         return await asyncio.to_thread(self._write_now, work)
 
     async def read(self, read: Callable[[Connection], T]) -> T:
-        """Reads in a thread, all of it at one moment."""
+        """Reads a consistent snapshot in a thread."""
         self.check_open()
         return await asyncio.to_thread(self._read_now, read)
 
@@ -163,9 +163,9 @@ class Transactions:
                 except CourtError:
                     raise
                 except Exception as error:
-                    # A kept connection may have been broken for long: then once more with a new one.
+                    # A pooled connection may have broken long ago: retry once with a new one.
                     if last or not (isinstance(error, DBAPIError) and error.connection_invalidated):
-                        # Without its cause: what a database says may name hosts and users.
+                        # Without the cause: database messages may contain hosts and users.
                         raise self.database.translated(error) from None
             raise AssertionError("unreachable")
 

@@ -140,15 +140,15 @@ def trial_change(event: AnyEvent) -> dict[str, Any]:
 
 
 def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEvent]) -> None:
-    """Adds the entries of events to the log, and those of the parts that they quote."""
+    """Appends to the log the entries of events and of the parts that they quote."""
     documents: dict[int, list[Part]] = {}
 
     def numbers(parts: Sequence[Part]) -> Mapping[Part, int]:
-        # Dockets that have erased nothing, which are most, are spared this query.
+        # Most dockets have erased nothing and skip this query.
         graves = buried(connection, sorted({of for of, _ in parts})) if log.erased else {}
         found: dict[Part, int] = {part: graves[part[0]] for part in parts if part[0] in graves}
         keys = {part_key(part): part for part in parts if part not in found}
-        # In pieces: databases bound the parameters of a statement.
+        # In batches: databases limit the number of parameters of a statement.
         for some in _some(list(keys)):
             query = select(t.parts.c.key, t.parts.c.number).where(t.parts.c.key.in_(some))
             found |= {keys[bytes(key)]: number for key, number in connection.execute(query)}
@@ -159,7 +159,7 @@ def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEve
                 {"key": part_key(part), "number": number, "of": part[0]}
                 for part, number in zip(new, added, strict=True)
             ]
-            # Nobody else adds the same parts meanwhile: the log is locked.
+            # The log is locked, so no other writer adds the same parts.
             connection.execute(insert(t.parts), rows)
             found |= dict(zip(new, added, strict=True))
         for part in parts:
@@ -227,7 +227,7 @@ def _some(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
 
 
 def _refuse_erased(connection: Connection, trial_ids: Collection[str]) -> None:
-    """Raises TrialErased: what was erased while a process still worked on it must not come back."""
+    """Raises TrialErased for erased trials: one erased while a process still worked on it must not come back."""
     query = select(t.trials.c.trial_id).where(t.trials.c.trial_id.in_(trial_ids), t.trials.c.erased).limit(1)
     if (found := connection.execute(query).scalar_one_or_none()) is not None:
         raise erased(found)

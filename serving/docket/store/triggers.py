@@ -1,6 +1,6 @@
 """Database triggers that refuse to change or remove log entries, except salts and bodies that are erased.
 
-They stop mistakes, and software that does not know better. Whoever may alter tables can drop them: against that stand
+They stop mistakes and faulty software. Anyone who may alter tables can drop them; the protection against that is
 the Merkle tree and its signed checkpoints.
 """
 
@@ -24,14 +24,14 @@ _ALLOWED = {
 }
 
 TABLES = tuple(_ALLOWED)
-"""Those that are guarded."""
+"""Tables with triggers."""
 
 
 def lay(connection: Connection, schema: str | None = None) -> None:
-    """Creates the triggers that are not there.
+    """Creates the missing triggers.
 
-    A migration that changes a table by making it anew (Alembic's batch mode, in SQLite) loses those of that table: they
-    are laid again after every migration.
+    A migration that recreates a table (Alembic's batch mode, in SQLite) loses that table's triggers, so they
+    are created again after every migration.
     """
     (_in_sqlite if connection.dialect.name == "sqlite" else _in_postgres)(connection, schema)
 
