@@ -289,13 +289,13 @@ def test_two_servers_share_fingerprints_at_once_and_across_restarts(place, run_s
 ELSEWHERE = """
 import asyncio, sys
 from pathlib import Path
-from tests.support.drawn_memes import drawn
+from tests.support.drawn_memes import captioned_meme
 from tests.unit.test_near import CAPTION, a_server, picture_of
 
 async def run():
     async with a_server(Path(sys.argv[1])) as server:
-        await server.record_trial("in another process", picture_of(drawn("chelsea.png", CAPTION)))
-        print(*await server.ids(picture_of(drawn("chelsea.png", CAPTION))), flush=True)
+        await server.record_trial("in another process", picture_of(captioned_meme("chelsea.png", CAPTION)))
+        print(*await server.ids(picture_of(captioned_meme("chelsea.png", CAPTION))), flush=True)
 
 asyncio.run(run())
 """
