@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -17,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from serving.models.vllm import free_port
+
+_log = logging.getLogger("memecourt.perf")
 
 _READY = "Ray runtime started"
 _STARTS_S = 240.0
@@ -117,8 +120,10 @@ def _started(count: int, processors: int) -> RayNodes:
     # Ray gives a node half a minute, which is not configurable, and a head whose state store stalls or finds its port
     # taken never starts. A new head, in another directory and on another port, does.
     for _ in range(_TRIES - 1):
-        with contextlib.suppress(NodeDown):
+        try:
             return _started_once(count, processors)
+        except NodeDown as error:
+            _log.warning("starting another Ray cluster: %s", error)
     return _started_once(count, processors)
 
 

@@ -142,3 +142,18 @@ def test_commands_and_options_in_the_docs_exist():
                         names = {name for one in known.params for name in (*one.opts, *one.secondary_opts)}
                         name = word.strip("[]").partition("=")[0]
                         assert name in names or isinstance(known, click.Group), f"{command.page}: {where} {name}"
+
+
+def test_tests_selected_by_a_keyword_in_the_docs_exist():
+    quoted = [
+        (file, keyword)
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        for file, keywords in re.findall(r"(test_\w+\.py)(?: -s)* -k \"?(\w+(?: or \w+)*)", page.read_text())
+        for keyword in keywords.split(" or ")
+    ]
+    assert len(quoted) > 10
+    for file, keyword in quoted:
+        found = [
+            path for path in (ROOT / "tests").rglob(file) if re.search(rf"def test_\w*{keyword}", path.read_text())
+        ]
+        assert found, f"no test of {file} has {keyword} in its name"

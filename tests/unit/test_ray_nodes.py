@@ -37,7 +37,7 @@ def starts(tmp_path, monkeypatch):
     return with_turns
 
 
-def test_cluster_is_restarted_elsewhere_when_its_head_fails_to_start(starts):
+def test_cluster_is_restarted_elsewhere_when_its_head_fails_to_start(starts, caplog):
     lines = starts("-++")
     with ray_nodes.ray_nodes(2) as cluster:
         first, second, third = lines()
@@ -45,6 +45,7 @@ def test_cluster_is_restarted_elsewhere_when_its_head_fails_to_start(starts):
         assert first.split("--port=")[1].split()[0] != second.split("--port=")[1].split()[0]
         assert f"--address={cluster.address}" in third
         assert len(cluster.nodes) == 2
+    assert "the store of state gave no answer" in caplog.text
     assert not cluster.place.exists()
     assert all(node.returncode is not None for node in cluster.nodes)
 
