@@ -19,11 +19,7 @@ _NO_TIME_S = 0.2
 
 
 class Deadline:
-    """Deadline of one trial, and the duration of its calls.
-
-    Attributes:
-        tally: Counts the calls.
-    """
+    """Deadline of one trial, and the duration of its calls."""
 
     def __init__(self, seconds: float | None, call_s: float, meter: UsageMeter | None = None) -> None:
         """Starts the clock.

@@ -113,11 +113,7 @@ class Overrun(Unavailable):
 
 
 class ModelRefused(CourtError):
-    """The model server rejected a request: unknown model, prompt too long, unsupported feature.
-
-    Attributes:
-        status: HTTP status of its answer.
-    """
+    """The model server rejected a request: unknown model, prompt too long, unsupported feature."""
 
     default_reason = "MODEL_REFUSED"
 
@@ -132,8 +128,6 @@ class ReplyUnusable(CourtError):
     Attributes:
         reason: REPLY_EMPTY, REPLY_CUT, REPLY_LOOPS, THOUGHT_CUT, REPLY_REFUSED or REPLY_MALFORMED; SYSTEM_LEAKED if the
             reply leaked the model's instructions, in which case there is no second attempt.
-        role: Role that was asked.
-        task: Task of the request.
         replies: Replies as recorded (:class:`court.events.UnusableReplies`); None if one leaked its instructions.
     """
 

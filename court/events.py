@@ -234,7 +234,6 @@ class Event(_Value):
     """Common fields of all events.
 
     Attributes:
-        trial_id: Id of the trial.
         seq: Sequence number in the record, counted from 0 without gaps.
         at: Time of the event, UTC.
     """

@@ -26,11 +26,7 @@ class Evidence:
     """Gathers the evidence of a trial within its deadline.
 
     Attributes:
-        meme: The meme on trial.
-        namespace: Namespace of its content.
-        settings: Settings of the trial.
         text_reader: Reads the text if the caller gave none; None if callers must give it.
-        finder: Finds precedents.
         duplicates: Finds memes tried before; None to search for none.
         recorder: Records each piece of evidence, and finds those on record.
         deadline: Time left for the trial.

@@ -43,7 +43,6 @@ class SideCase:
 
     Attributes:
         argument: Its last summary and justification.
-        rounds: Number of rounds that count.
         reason: Reason why it stopped asking.
     """
 

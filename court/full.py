@@ -62,10 +62,8 @@ class FullTrial:
     Attributes:
         evidence: Meme, text and precedents, with the trial's settings, recorder and deadline.
         models: One chat model per role.
-        policy: Policy that defines harm.
         fence: Fence around all untrusted text.
         batch: True for a trial of a batch, whose single results nobody waits for.
-        prompts: Prompts of the trial.
         source: Source of evidence for the expert witness; None without one.
     """
 

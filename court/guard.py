@@ -173,7 +173,6 @@ def guard_messages(
     tokens are broken up for all.
 
     Args:
-        adapter: Family of the guard.
         pictures: Frames of the meme; see :func:`pictures_for`.
         policy: Policy of the court, for families that take a policy.
         fence: Fence around untrusted text.

@@ -64,8 +64,6 @@ def verdict_of(
     Args:
         opinions: Opinion of each judge; a single one without a panel.
         text: Text of the meme, with the confidence of its reading.
-        settings: Settings of the trial.
-        sides: Cases of the two sides.
         vote: Vote of the precedents; None if there was none.
         findings: Precedents that were found; None if none were searched.
         prior: Vote of the summary from which a cascade went on to the full trial; None otherwise.
@@ -134,7 +132,6 @@ def mean_score(opinions: Sequence[Opinion], least_mass: float) -> float | None:
     """P(harmful) as the mean over the judges whose models gave one; None if none did.
 
     Args:
-        opinions: Opinion of each judge.
         least_mass: Minimum mass of the two labels, as for :func:`score_of`.
     """
     scores = [score_of(opinion.odds, least_mass) for opinion in opinions]
@@ -321,7 +318,6 @@ async def give_verdict(recorder: Recorder, *before: Drafted, verdict: Verdict, *
         before: Last events, stored together with the verdict.
         verdict: Verdict of the procedure. Reasons for review are added for signs of steering, and, if it is not
             harmful, for a harmful near-duplicate or parts that were not judged. Label, strengths and score stay.
-        values: Further values of its event.
     """
 
     def draft(events: Sequence[AnyEvent]) -> EventDraft:

@@ -36,7 +36,6 @@ class Limits:
         max_scaled_pixels: The same for a PNG that is not interlaced and an opaque lossy WebP, which are scaled down
             too.
         max_side: Width or height, in pixels.
-        max_frames: Frames of an animated file.
         max_total_pixels: Frames x width x height, in pixels.
         max_png_chunks: Chunks of a PNG file, counted before a decoder runs.
         max_jpeg_scans: Scans of a JPEG file, counted before a decoder runs.
@@ -44,7 +43,6 @@ class Limits:
         long_ratio: Ratio of longer to shorter side from which a scaled-down picture gets a second, larger copy for
             reading its text.
         representative_frames: Largest number of frames of an animated file that are used.
-        max_text: Length of the text, in characters.
     """
 
     max_bytes: int = 32 * 1024 * 1024
@@ -97,13 +95,11 @@ class Picture:
     """A decoded picture.
 
     Attributes:
-        format: Format of the uploaded file.
         bytes_sha256: SHA-256 of the uploaded bytes, in hex.
         pixels_sha256: SHA-256 of the normalised pixels of all representative frames, in hex; equal for copies that were
             losslessly re-encoded or re-tagged.
         width: Width of the upright upload before any scaling down, in pixels.
         height: Height of the upright upload before any scaling down, in pixels.
-        frame_count: Frames in the file.
         frames: Representative frames, at least one, in file order; for an animated file the first, and then those that
             differ most from the ones already chosen.
         frames_unlike: Number of other frames that differ visibly from all representative ones.

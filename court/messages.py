@@ -51,12 +51,8 @@ class Messages(Generic[P]):
     """One system message and one user message.
 
     Attributes:
-        prompt: Prompt that the messages are rendered from.
-        task: Task of the request.
-        system: The system message.
         parts: Parts of the user message: texts, each followed by an empty line, and pictures.
         schema: JSON schema of the reply; None for free text.
-        prompts: Set that the prompt belongs to.
     """
 
     prompt: Prompt
@@ -102,7 +98,6 @@ def describe(pictures: Sequence[P], chars: int, prompts: PromptSet | None = None
     """Builds the first question to the Proposer.
 
     Args:
-        pictures: Frames of the meme.
         chars: Longest requested description, in characters.
         prompts: Prompts of the trial; None for the packaged ones.
     """
@@ -140,12 +135,10 @@ class AdvocateBrief:
     """Everything that an Advocate is shown before its first question: no picture.
 
     Attributes:
-        policy: Policy that defines harm.
         fence: Fence around untrusted text.
         text: Caption of the meme; empty if it has none.
         description: The Proposer's description of the picture; None without a picture.
         precedents: Precedents shown as text and label; empty unless the settings ask for them.
-        prompts: Prompts of the trial.
         on_claim: True to ask for the claim of fact on which its case rests, if any.
         language: BCP 47 tag of the caption's language to show; empty for none.
     """
@@ -222,19 +215,15 @@ class JudgeBrief(Generic[P]):
 
     Attributes:
         pictures: Frames of the meme; none where no picture was sent.
-        policy: Policy that defines harm.
         fence: Fence around untrusted text.
-        text: Text of the meme.
         description: The Proposer's description, possibly empty; None without a picture.
         accuser: Argument of the Accuser; empty if there were no arguments.
         defender: Argument of the Defender; empty if there were no arguments.
-        exhibits: The precedents that are shown.
         vote: The precedents' vote, or None.
         guard: Family of the guard whose opinion is shown; empty if there is none.
         opinion: The guard's opinion, in words.
         claims: The expert witness's findings, in words; empty if there are none.
         meme_only: True to show only the meme (ablation).
-        prompts: Prompts of the trial.
         defender_first: True to show the Defender's argument before the Accuser's.
         similarity_shown: True to show each precedent's similarity to the meme.
         original_labels: True to show the data set's own labels of precedents, if they are in :data:`ORIGINAL_LABELS`.
@@ -280,7 +269,6 @@ class JudgeBrief(Generic[P]):
         """Builds the request for a ruling on a further question, from the same material.
 
         Args:
-            further_question: The question.
             chars: Longest requested rationale, in characters.
             precedent_labels: Options that people gave to precedents, by id; only those of shown precedents are used.
             vote: Probability of each option by labelled memes; empty for none.

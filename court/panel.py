@@ -19,7 +19,6 @@ class Opinion:
     """The opinion of one judge.
 
     Attributes:
-        ruling: The ruling.
         odds: Probabilities of the two labels by its model; None if unknown.
     """
 

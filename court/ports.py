@@ -142,7 +142,6 @@ class DuplicateFinder(Protocol):
                 texts.
             text: Text of the meme; empty if it has none.
             text_read: True if the text was read off the picture and may contain misread letters.
-            namespace: Namespace of the content.
 
         Raises:
             Unavailable: The search can't be made now.
@@ -155,8 +154,6 @@ class CallPlace:
     """Place of a call in its trial.
 
     Attributes:
-        role: Role that is asked.
-        task: Task of the request.
         prompt_digest: Digest of the prompt.
         side: Side whose examination it is; None outside an examination.
         round: Round of the examination; 0 outside of one.
@@ -220,9 +217,6 @@ class ChatReply:
     Attributes:
         text: Reply, possibly empty; truncated if ``finish`` is LENGTH or REPETITION.
         finish: Reason why it ended.
-        model: Name of the model, as the server gives it.
-        tokens_in: Number of tokens of the prompt.
-        tokens_out: Number of tokens of the reply.
         tokens_cached: Number of the prompt's tokens found in the server's prefix cache; 0 if it does not say.
         latency_s: Seconds from sending the request to the end of the reply, retries included.
         server: Address of the server, without a key; empty if there is none.
@@ -258,7 +252,6 @@ class Odds:
         masses: Probability of each option among all tokens of the vocabulary, in the order asked, each in [0, 1]. They
             need not add up to 1, as other tokens have the rest. Empty if the answer lacked the requested probabilities;
             the call has its cost all the same.
-        reply: Reply with the figures of the call.
     """
 
     masses: tuple[float, ...]
@@ -277,7 +270,6 @@ class ChatModel(Protocol):
         """Requests one reply.
 
         Args:
-            request: Request to send.
             within_s: Timeout in seconds, retries included.
 
         Raises:
@@ -348,9 +340,7 @@ class EvidenceDocument:
     """Text of a document that a search found.
 
     Attributes:
-        id: Id of the document within its source.
         title: Title of the document; empty if it has none.
-        source: Publisher of the document.
         date: Date of the document as given by its source; empty if unknown.
         text: Text of the document, or the passage of it that was found.
         sha256: SHA-256 of the text in UTF-8, in hex.
@@ -381,7 +371,6 @@ class EvidenceSource(Protocol):
         """Searches for documents, best first; empty if none are found.
 
         Args:
-            query: Words to search for.
             most: Largest number of hits.
             within_s: Timeout in seconds.
 
@@ -395,7 +384,6 @@ class EvidenceSource(Protocol):
         """Reads the document of a hit.
 
         Args:
-            document_id: Id of a hit.
             within_s: Timeout in seconds.
 
         Raises:

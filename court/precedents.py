@@ -243,7 +243,6 @@ def share(similarities: Sequence[float], harmful: Sequence[bool], settings: Vote
     Args:
         similarities: Similarities of the precedents, nearest first.
         harmful: True for each precedent that is labelled harmful, in the same order.
-        settings: Vote settings of the library.
 
     Raises:
         ValueError: There is no precedent, or the two sequences differ in length.
@@ -281,7 +280,6 @@ def vote(tally: Sequence[TallyEntry], settings: VoteSettings, regression: float 
 
     Args:
         tally: Precedents, nearest first.
-        settings: Vote settings of the library.
         regression: Calibrated log-odds of harm by the library's regression, to be averaged with the vote's.
 
     Raises:

@@ -140,7 +140,6 @@ class TrialAborted(CourtError):
 
     Attributes:
         record: Record up to the failure; its last event is the ``TrialFailed``.
-        cause: The error that ended it.
     """
 
     default_reason = "TRIAL_ABORTED"

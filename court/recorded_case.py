@@ -30,11 +30,7 @@ class NotOnRecord(Exception):
 
 @dataclass(frozen=True)
 class RecordedCase:
-    """The parts of a recorded trial from which messages are built. Its properties raise NotOnRecord.
-
-    Attributes:
-        record: The record.
-    """
+    """The parts of a recorded trial from which messages are built. Its properties raise NotOnRecord."""
 
     record: TrialRecord
 
@@ -121,7 +117,6 @@ class RecordedCase:
             pictures: Frames of the meme, or stand-ins such as digests.
             precedent_pictures: Pictures of precedents, or stand-ins, by id; precedents without one are absent.
             fence: Fence around untrusted text.
-            prompts: Prompts of the trial.
         """
         settings, cited = self.settings, self._cited
         accuser, defender = (self.justification(side) for side in Side)

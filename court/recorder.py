@@ -46,8 +46,6 @@ class Recorder:
         """Begins or continues a record.
 
         Args:
-            trial_id: Id of the trial.
-            keep: Stores the events.
             now: Clock; returns the current time in UTC.
             before: Events stored before the trial was interrupted.
         """

@@ -142,7 +142,6 @@ def text_schema(kind: type[Description] | type[Answer] | type[Question] | type[A
     """JSON schema of a reply that consists of texts, in field order; bounded, as unbounded strings may never end.
 
     Args:
-        kind: Type of the reply.
         chars: Longest description, summary or justification; a question, an answer or a claim has a quarter of it.
     """
     most = chars // 4 if kind in (Question, Answer) else chars
@@ -182,12 +181,7 @@ def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]
 
 
 def question_schema(question: CourtQuestion, chars: int) -> dict[str, Any]:
-    """JSON schema of a ruling on a further question; the rationale comes first, as a model writes in order.
-
-    Args:
-        question: The question.
-        chars: Longest rationale.
-    """
+    """JSON schema of a ruling on a further question; the rationale comes first, as a model writes in order."""
     rationale = {"type": "string", "minLength": 1, "maxLength": chars}
     strength = _strength_schema()
     # Each option is a property of its own, so that none can be omitted.
@@ -409,9 +403,6 @@ def find_loop_in_reply(reply: str) -> int | None:
 
     Under a schema, a looping string ends at its maximum length and the reply continues. So each part between quotation
     marks is checked, in addition to the end of the reply.
-
-    Args:
-        reply: Reply as the model wrote it.
     """
     start = 0
     for piece in reply.split('"'):

@@ -81,7 +81,6 @@ def most_tokens(role: Role, chars: int) -> int:
     This is only an upper bound; the schema sets the intended length.
 
     Args:
-        role: Role that replies.
         chars: Longest requested text, in characters; see :mod:`court.replies`.
     """
     longest = _LENGTHS[role] * chars
@@ -99,7 +98,6 @@ class RoleModel:
     """A role's model with its call settings.
 
     Attributes:
-        model: The model.
         temperature: 0 for the most likely reply.
         max_tokens: Largest number of tokens of a reply; None for enough in any script.
         servers: The model at all its servers, if each trial is pinned to one of them; None to call ``model`` directly.
@@ -125,7 +123,6 @@ class GuardModel:
     """Guard model of a court, consulted as an additional witness (:mod:`court.guard`).
 
     Attributes:
-        model: The model.
         adapter: Family of the guard, which determines the form of request and answer.
     """
 
@@ -138,10 +135,6 @@ class RoleModels:
     """Chat models of a full trial; each role may have its own model, and there may be a guard.
 
     Attributes:
-        proposer: Model of the Proposer.
-        accuser: Model of the Accuser.
-        defender: Model of the Defender.
-        judge: Model of the Judge.
         judges: Additional judging models, which make the Judge a panel.
         guard: Guard model, or None.
         expert: Model of the expert witness, or None.
@@ -291,7 +284,6 @@ class Speaker:
         reply_chars: Longest requested description, summary, justification or rationale, in characters; see
             :mod:`court.replies`.
         batch: True for a trial of a batch: requests of other trials go first.
-        prompts: Prompts of the trial.
     """
 
     model: RoleModel
@@ -317,12 +309,9 @@ class Speaker:
         """Makes a call, and a repair call that names the fault if the first reply is unusable.
 
         Args:
-            role: Role that is asked.
-            conversation: Messages of the call.
             parse: Parses a reply; its second argument is True for the last attempt.
             side: Side whose examination it is; None outside an examination.
             number: Round of the examination; 0 outside of one.
-            judge: Number of the judge on a panel.
             claim: Number of the claim of fact that the expert witness checks; 0 for other roles.
             step: Number of its search or document for that claim.
             progress: Number of rounds reached; of two waiting requests, that of the more advanced trial goes first.
@@ -519,7 +508,6 @@ class Judge:
     """Sees everything in its brief: picture, text, description, both justifications and the precedents.
 
     Attributes:
-        speaker: Model of the judge.
         number: Number on the panel; 1 for a single judge.
     """
 
@@ -552,7 +540,6 @@ class Judge:
 
         Args:
             conversation: Messages of :meth:`court.messages.JudgeBrief.question`.
-            question: The question.
         """
         return await self.speaker.say(
             Role.JUDGE,

@@ -31,7 +31,6 @@ class QuestionBrief:
     """A question, with what labelled memes say about it.
 
     Attributes:
-        question: The question.
         precedent_labels: Options that people gave to memes of the library, by id; the Judge is shown those of its
             precedents.
         vote: Probability of each option by a calibrated vote of labelled memes; empty if there is none.
@@ -64,7 +63,6 @@ async def rule_on_question(
         record: Record of a trial that asked models and has a verdict.
         picture: Picture of its meme, as decoded then; None if only its text was sent.
         further_question: The question, with what labelled memes say about it.
-        keep: Sink for the event.
         within_s: Seconds until the caller's deadline; None if there is none.
         batch: True for a request of a batch.
 

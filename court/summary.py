@@ -27,9 +27,7 @@ class Statement:
     """Statement of a side.
 
     Attributes:
-        summary: Finding of the side.
         justification: Reason why the finding supports its side.
-        cites: Ids of the precedents that it cites.
     """
 
     summary: str
@@ -43,7 +41,6 @@ class Coverage:
 
     Attributes:
         text: Highest text similarity among the precedents found, or None if texts could not be compared.
-        picture: The same for pictures.
         text_weighed: True if the text similarity is high enough to count as evidence.
         picture_weighed: True if the picture similarity is high enough to count as evidence.
         enough: True if the halves above their minimum similarity carry at least half of the weight. A half below it

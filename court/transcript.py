@@ -86,10 +86,7 @@ class Transcript:
     """A record in reading order.
 
     Attributes:
-        trial: Id of the trial.
-        procedure: Procedure of the trial.
         seconds: Seconds from the first to the last event of the trial.
-        text: Text of the meme, as judged.
         source: Source of the text; None if it was never read.
         frames: Number of frames in the picture's file.
         description: The Proposer's description; empty if there is none.
@@ -98,7 +95,6 @@ class Transcript:
         searched: Name and size of the library; empty if nothing was searched.
         precedents: Precedents shown, nearest first.
         vote: Vote of the precedents; None if there was none.
-        notes: Notes of the search.
         duplicates: Near-duplicates tried before, nearest first.
         panel: Rulings of a panel, ordered by judge number; empty with a single judge.
         guard: Event of the guard model's opinion or failure; None without a guard.

@@ -63,10 +63,7 @@ class TrialCase:
 
     Attributes:
         trial_id: Unique; names the record.
-        meme: Meme on trial.
-        procedure: Procedure of the trial.
         request_id: Caller's id of the request.
-        namespace: Namespace of the content.
         content_id: Caller's id of the content.
         trace_id: W3C trace id, 32 hex digits, or empty.
         within_s: Seconds until the caller's deadline, or None. When time runs short, the sides stop asking early.
@@ -92,12 +89,7 @@ class Court:
     """Everything that trials are run with.
 
     Attributes:
-        finder: Finds precedents.
         text_reader: Reads the text off the picture if the caller gives none; None if callers must give it.
-        software: Version of MemeCourt.
-        settings: Settings of every trial.
-        policy: Policy that defines harm.
-        prompts: Prompts of the models.
         chairs: Chat models of a full trial; None for a court without chat models.
         fence_mark: Mark of the fences around untrusted text; None for a fresh mark in each trial. Set it only to
             compare messages.

@@ -46,10 +46,8 @@ class BuildReport:
     """Report on the rows of all sources.
 
     Attributes:
-        rows: Number of rows read.
         added: Number of memes added to the library.
         problems: Rows that were skipped, or added by their text alone, in order.
-        notes: Notes on sources as a whole.
         without_picture: Number of memes added by their text alone.
         text_cut: Ids of memes whose text is longer than the encoder reads.
     """
@@ -91,10 +89,7 @@ async def build_library(
     """Builds a library: reads, decodes, embeds, calibrates and writes.
 
     Args:
-        path: Directory of the library.
         sources: Sources of the memes; of duplicate ids the first is used.
-        name: Name of the library.
-        encoder: Encoder of the library and its searches.
         picture_reader: Decodes pictures; None to use only the texts.
         progress: Progress callback, called in the event loop's thread or a worker's.
         replace: True to replace an existing library.
@@ -232,10 +227,7 @@ def tune(
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
         memes: Memes of the rows; at least one.
-        encoder: Encoder of the rows.
         error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
-        safeguards: Safeguards of search and calibration.
-        progress: Progress callback.
     """
     text_dim = encoder.identity.text_dim
     return calibrate(

@@ -12,7 +12,6 @@ def number_linked(n: int, pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]
     """Returns the component number of each of n items, from 0 in the order of first occurrence.
 
     Args:
-        n: Number of items.
         pairs: Indices of two linked items each.
     """
     root = list(range(n))

@@ -104,7 +104,6 @@ def open_facts(place: Path, name: str | None = None, *, at_hand: Encoder | None 
     """Opens a corpus of facts with its encoder, which is loaded unless already at hand.
 
     Args:
-        place: Directory of the corpus.
         name: Name of the encoder; None for the built-in one.
         at_hand: Encoder that is already loaded, or None.
 

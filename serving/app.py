@@ -77,7 +77,6 @@ async def serve(
     """Serves until SIGTERM or SIGINT, then gives running trials the grace period to finish.
 
     Args:
-        settings: Settings of the server.
         address: ``host:port``; port 0 for a free one.
         resume: True to resume interrupted trials while serving new ones.
         ended: Returns when a model server started for this court has exited on its own; the court then stops too.

@@ -22,8 +22,6 @@ async def open_evidence(
     """Opens the source of evidence in the settings; None if there is none.
 
     Args:
-        settings: Settings of the court.
-        stack: Stack that closes the source.
         encoder: The court's encoder, which a corpus may have been built with.
 
     Raises:

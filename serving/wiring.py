@@ -75,7 +75,6 @@ async def open_court(
     """Opens and warms up everything that the settings name, so that the first request is as fast as later ones.
 
     Args:
-        settings: Settings of the court.
         read_text: True to start the text reader now because pictures will need it; otherwise it starts on first use.
         tell: Called with a sentence about each slow startup step.
         follow_library: True to pick up changes of the library within a second; otherwise it stays as it was opened.
@@ -338,13 +337,7 @@ def rules_of(settings: Settings) -> Rules:
 def parts_beside(
     executor: TrialExecutor, settings: Settings, reviewed: Callable[[VerdictReviewed], None]
 ) -> Mapping[str, object]:
-    """Returns the parts of a console that is served by the court's own process.
-
-    Args:
-        executor: Executor of the court.
-        settings: Settings of the court.
-        reviewed: Called with each review.
-    """
+    """Returns the parts of a console that is served by the court's own process."""
     # Imported lazily: the console's packages are an optional extra, and a server without a console works without them.
     from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
 

@@ -31,8 +31,6 @@ def download(client: httpx2.Client, url: str, path: Path, *, sha256: str, max_by
 
     Args:
         client: From :func:`download_client`.
-        url: Address of the file.
-        path: Path to write to.
         sha256: SHA-256 of the file, in hexadecimal.
         max_bytes: Maximum size, beyond which the download stops.
         reason: Reason code of the error if the digest differs.

@@ -48,10 +48,8 @@ def http_client(
 
     Args:
         connections: Maximum number of concurrent connections; up to 31 more if they can't be divided evenly.
-        base_url: Base of relative URLs.
         public_only: True to refuse hosts that resolve to non-public addresses.
         ca_file: PEM file of certificate authorities to trust instead of the default ones.
-        max_answer_bytes: Longest body of an answer.
     """
     # Imported lazily, as its dependencies are not needed without HTTP.
     from court.backends.http_transport import BoundedTransport

@@ -21,8 +21,6 @@ class BoundedTransport(httpx2.AsyncHTTPTransport):
         """Opens nothing yet.
 
         Args:
-            context: Settings of TLS.
-            limits: Bounds of the pool.
             public_only: True to connect to public addresses alone.
         """
         super().__init__(verify=context, limits=limits)

@@ -34,7 +34,6 @@ class BoundedSource:
     scanning all texts at once for the verdict would block the event loop.
 
     Attributes:
-        source: The source.
         deadline: Time left for the trial.
     """
 
@@ -104,7 +103,6 @@ def readable(document: EvidenceDocument, hit: RankedHit) -> EvidenceDocument:
     """Returns the document as shown to the witness: truncated if long, with the digest of the truncated text.
 
     Args:
-        document: Document as returned by its source.
         hit: Result that led to it, whose title, publisher and date are recorded.
 
     Raises:

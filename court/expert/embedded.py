@@ -48,9 +48,7 @@ class SentenceWitness:
     """The witness of one trial.
 
     Attributes:
-        source: Finds documents.
         entailment: Compares a claim with a sentence; None without an NLI model.
-        settings: Settings of the trial.
         recorder: Records each step, and finds those on record when a trial is resumed.
         deadline: Time left for the trial.
     """

@@ -51,8 +51,6 @@ def with_testimony(verdict: Verdict, testimony: Testimony, *, facts: bool) -> Ve
     """Adds findings to a verdict, and reasons for review; its label, strengths and score stay.
 
     Args:
-        verdict: Verdict to add to.
-        testimony: Testimony of the witness.
         facts: True if the policy has a clause about facts.
     """
     review = (*verdict.review, *review_of(testimony, verdict.label, facts=facts))
@@ -63,8 +61,6 @@ def review_of(testimony: Testimony, label: Label, *, facts: bool) -> list[Review
     """Returns reasons for review that follow from the witness's findings and failures.
 
     Args:
-        testimony: Testimony of the witness.
-        label: Label of the meme.
         facts: True if the policy has a clause about facts.
     """
     reasons = []

@@ -54,7 +54,6 @@ class ClaimBrief:
 
     Attributes:
         fence: Fence around untrusted text.
-        claim: The claim.
         evidence: Documents found helpful so far, in order.
         chars: Longest requested text, in characters.
         prompts: Prompts of the trial, for a repair request.
@@ -74,7 +73,6 @@ class ClaimBrief:
         """Builds the request to rank search results.
 
         Args:
-            query: Query that found the results.
             hits: Results in the source's own order.
         """
         shown = [
@@ -88,7 +86,6 @@ class ClaimBrief:
 
         Args:
             task: ``weigh`` for all questions in one, or ``comprehensible`` or ``helpful``.
-            document: The document.
         """
         words = self._prompt.task("document", document=self.fence.around(document_text(document)))
         return self._messages(task, replies.weighing_schema(task, self.chars), *self._evidence(), words)

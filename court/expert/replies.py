@@ -96,7 +96,6 @@ class Statements:
     """The claims of fact among a meme's statements.
 
     Attributes:
-        claims: Claims to check.
         left_out: Number of statements that are opinions, jokes or wishes.
     """
 
@@ -114,7 +113,6 @@ class Weighing:
         quotes: Quoted passages, not yet verified.
         leaning: Label by the evidence including it; None if that was not asked.
         enough: True if the evidence is sufficient; None if that was not asked.
-        queries: Further queries.
     """
 
     comprehensible: bool = False
@@ -130,7 +128,6 @@ class Classification:
     """A final answer about a claim.
 
     Attributes:
-        label: The label.
         quotes: Verified passages, each with the index of its document in the evidence.
         dropped: Number of passages that do not occur in their documents.
     """
@@ -219,7 +216,6 @@ def parse_statements(reply: str, most: int, *texts: str) -> Statements:
     """Parses the claims of fact in a reply. Raises UnusableReply.
 
     Args:
-        reply: Reply of the model.
         most: Largest number of claims.
         texts: Text and description, in which the words of a claim are searched.
     """
@@ -287,7 +283,6 @@ def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Cla
     "not enough".
 
     Args:
-        reply: Reply of the model.
         texts: Texts of the evidence, in order.
         last: True on the last attempt.
 

@@ -84,9 +84,6 @@ class ExpertWitness:
     """The witness of one trial. It sees only the meme's text and description, to find claims in them.
 
     Attributes:
-        speaker: Model of the witness.
-        source: Finds documents.
-        settings: Settings of the trial.
         recorder: Records each step, and finds those on record when a trial is resumed.
         called: Event that starts the witness when set.
     """

@@ -99,7 +99,6 @@ class _TextVariant:
     """One reading of a text.
 
     Attributes:
-        text: Text to read.
         start: Index in the original of the source of each character.
         end: Index in the original after the source of each character.
         glued: True if the spaces between its words are lost.
@@ -463,10 +462,8 @@ class _Rule:
     """Meanings that are a sign where they stand together.
 
     Attributes:
-        kind: Kind of the sign.
         within: Characters that the others may be from the first.
         meanings: Keys of :data:`court.injection.phrases.WORDS`.
-        needs: The same, as a set.
     """
 
     kind: SignalKind

@@ -32,7 +32,6 @@ class Prompt:
     Attributes:
         id: Role and version, ``judge/1``.
         digest: SHA-256 of its content.
-        content: Content of its file.
         secret: Canary in the system message, which tells the model never to write it. It is derived from the digest, so
             that system messages are the same in all trials; untrusted text can't contain it (court.untrusted).
     """
@@ -41,7 +40,6 @@ class Prompt:
         """Takes the content as it is.
 
         Args:
-            content: Content of the file.
             optional: Placeholders that a task, or ``system``, may omit; their values are then dropped.
         """
         self.content = dict(content)
@@ -78,9 +76,6 @@ class PromptSet:
 
     Attributes:
         name: Packaged version, or the last part of a folder's path.
-        proposer: Prompt of the Proposer.
-        advocate: Prompt of both advocates.
-        judge: Prompt of the Judge.
         repair: Prompt that asks again after an unusable reply.
     """
 
@@ -106,7 +101,6 @@ class PromptSet:
         This detects verbatim leaks of instructions, not paraphrases.
 
         Args:
-            reply: Reply of a model.
             of_prompt: Prompt of the request, if it may not be in the set, such as a guard's.
         """
         shown = [self.by_file[role] for role in ROLES] + ([of_prompt] if of_prompt else [])

@@ -41,7 +41,6 @@ class PanelAccuracy:
     """Agreement between panels of one size and people.
 
     Attributes:
-        size: Number of judges in a panel.
         panels: Number of panels that judged at least one battle together. If a size has more than 1,000 panels, only
             1,000 are sampled, always the same ones.
         battles: Mean number of battles per panel.
@@ -89,7 +88,6 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
     """Compares the overall verdicts of the panel with those of people.
 
     Args:
-        events: Events of an arena.
         humans: Verdicts of people; battles that the panel did not judge count only towards agreement among people.
     """
     panel: dict[Key, list[str]] = defaultdict(list)

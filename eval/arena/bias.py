@@ -95,7 +95,6 @@ class OwnCase:
     """A judge's verdicts on its own answers, compared with those of the rest of the panel.
 
     Attributes:
-        judge: Judge in question.
         own: Its win rate according to itself.
         others: Its win rate in the same battles according to judges that do not take part in them.
         lift: Difference between the two.
@@ -121,7 +120,6 @@ class JudgeAgreement:
     """One judge's ranking compared with that of the rest of the panel, without judges' verdicts on themselves.
 
     Attributes:
-        judge: Judge in question.
         ndcg: NDCG of its ranking, with the others' ranking as reference.
         tau: Kendall's τ-b of the two rankings; None if either ties all models.
         chance: Mean NDCG of a random order with the same reference.
@@ -145,9 +143,7 @@ class UnderSetting:
 
     Attributes:
         setting: Reference that judges were shown.
-        battles: Number of judgements.
         judges: Each judge compared with the others.
-        ndcg: Mean NDCG of the judges.
         tau: Mean Kendall's τ-b of the judges that have one; None if none has.
         chance: Mean NDCG that the judges would reach by chance.
         joint: Mean NDCG with the joint vote as reference.
@@ -173,8 +169,6 @@ class PanelSize:
     """Closeness of panels of one size to the whole panel.
 
     Attributes:
-        size: Number of judges.
-        panels: Number of panels examined.
         ndcg: Mean NDCG, with the whole panel's ranking as reference.
         tau: Mean Kendall's τ-b; None if there is none.
         chance: Mean NDCG of a random order.
@@ -205,15 +199,7 @@ class BiasReport:
 def bias_report(
     events: Sequence[Event], models: Sequence[str], judges: Sequence[str], *, resamples: int, seed: int
 ) -> BiasReport | None:
-    """Reports the bias study; None if it was not run.
-
-    Args:
-        events: Events of an arena.
-        models: The targets.
-        judges: The panel.
-        resamples: Number of resamples of the bootstrap.
-        seed: Seed of the bootstrap.
-    """
+    """Reports the bias study; None if it was not run."""
     of_study = [event for event in events if isinstance(event, Judged) and event.study == "bias"]
     settings = []
     for setting in Setting:

@@ -34,7 +34,6 @@ class Estimate:
     """A figure with its 95 % interval.
 
     Attributes:
-        value: The figure.
         low: Lower end of its 95 % interval; None if it could not be computed.
         high: Upper end of the interval.
     """
@@ -49,7 +48,6 @@ class BoardRow:
     """One model in one dimension.
 
     Attributes:
-        model: Name of the model.
         group: Number of its group, 1 for the best: models are rated within groups. None if verdicts are noise.
         rating: Bradley-Terry rating within its group; None if it is alone there.
         first: Best place in its group that the resamples allow; None without intervals.
@@ -60,7 +58,6 @@ class BoardRow:
         styled: Rating with style controlled for; overall only, None if it could not be computed.
         against_anchor: Win probability against the anchor by its rating; None without an anchor or ratings in its
             group.
-        battles: Number of battles of the model.
     """
 
     model: str
@@ -89,9 +86,7 @@ class Board:
     """Ratings of all models in one dimension.
 
     Attributes:
-        dimension: Name of the dimension.
         rows: Rows of the models, best first, group by group.
-        battles: Number of battles.
         tied: Share of battles that were tied.
         not_ranked: Reason why there are no ratings; empty if there are. If verdicts are noise, rows are sorted by name.
         grouped: Reason why ratings hold only within groups; empty if all models can be rated together, or none.
@@ -143,9 +138,7 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
     """Rates the models of an arena in one dimension, which must have at least one battle.
 
     Args:
-        manifest: Manifest of the arena.
         events: Its events, or those of some of its memes.
-        dimension: Dimension of the verdicts.
         vote: Rule for several judgements of a battle; as the settings say if None.
     """
     settings, seed = manifest.settings, manifest.seed
@@ -266,9 +259,7 @@ def table_of(
     shuffles them here.
 
     Args:
-        manifest: Manifest of the arena.
         events: Its events, or those of some of its memes.
-        dimension: Dimension of the verdicts.
         vote: Rule for several judgements of a battle; as the settings say if None.
 
     Returns:

@@ -31,12 +31,9 @@ class Shift:
     """Difference between a target's ratings by one judge under two settings.
 
     Attributes:
-        judge: Judge in question.
-        target: Rated target.
         own_family: True if judge and target have the same maker, or are the same model.
         ratings: Ratings under the two settings.
         points: Difference between the ratings, with its interval over memes.
-        memes: Number of memes.
     """
 
     judge: str
@@ -57,10 +54,7 @@ class SettingContrast:
     """Comparison of two settings, over the battles that were judged under both.
 
     Attributes:
-        one: Setting whose ratings are compared.
-        other: Setting that they are compared with.
         battles: Number of judgements under each.
-        shifts: Shifts by judge and target.
         own_family: Mean shift of targets of a judge's own family minus that of all others, with its interval; None if
             no judge has both.
         spread: Standard deviation of ratings under ``one``, mean over judges.
@@ -84,11 +78,7 @@ def contrasts(
     """Compares every setting of the bias study with the fused guideline or, without it, the first that was run.
 
     Args:
-        events: Events of an arena.
-        models: The targets.
         families: Maker of each model; empty if unknown.
-        resamples: Number of resamples.
-        seed: Seed of the bootstrap.
     """
     scores: dict[Setting, dict[Battle, float]] = {}
     for event in events:
@@ -203,7 +193,6 @@ def contrast_sections(found: Sequence[SettingContrast], models: Sequence[str]) -
     """Builds a table for each contrast, with targets as rows and judges as columns.
 
     Args:
-        found: The contrasts.
         models: Targets in display order, such as that of the whole board.
     """
     return [_section(one, models) for one in found]

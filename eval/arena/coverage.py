@@ -22,10 +22,7 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
     least so far is chosen.
 
     Args:
-        targets: All targets.
-        tasks: Number of tasks.
         size: Number of targets that meet on each task.
-        seed: Seed of the draws.
 
     Raises:
         ValueError: There are fewer targets than ``size``.

@@ -37,8 +37,6 @@ async def tasks_of_run(root: Path, sides: Sequence[Side], *, prefixed: bool = Fa
     """Makes tasks from the questions asked in a run's trials.
 
     Args:
-        root: Directory of the run.
-        sides: Sides whose questions to include.
         prefixed: True to prefix meme ids with the id of their data set, as arenas over several data sets do.
 
     Raises:

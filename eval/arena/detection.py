@@ -31,7 +31,6 @@ class DetectionRow:
     """Labels of one model.
 
     Attributes:
-        model: Name of the model.
         labelled: Number of memes with a usable label.
         unlabelled: Number of memes without one; they count as wrong.
         accuracy: Share of all memes that were labelled correctly, with its interval over memes.
@@ -52,7 +51,6 @@ class DetectionReport:
     """Labels of all models, and their correlation with battles.
 
     Attributes:
-        memes: Number of memes.
         majority: Share of the larger class: the accuracy of always predicting it.
         rows: Models, best accuracy first.
         spearman: Spearman's rank correlation between accuracy and win rate over models, with its interval over memes;
@@ -76,9 +74,6 @@ async def detect(
     """Asks every target for a bare label of every meme and stores it; skips labels that are stored already.
 
     Args:
-        folder: Folder of the arena.
-        memes: Memes of the arena.
-        chairs: Targets of the arena, by name.
         concurrency: Number of memes in progress at once.
         progress: Called with the number of labels done and their total.
 
@@ -109,12 +104,6 @@ def detection_report(
     manifest: ArenaManifest, events: Sequence[Event], *, resamples: int = 2000, seed: int = 0
 ) -> DetectionReport:
     """Scores the labels and compares them with the battles.
-
-    Args:
-        manifest: Manifest of the arena.
-        events: Its events.
-        resamples: Number of resamples.
-        seed: Seed of the bootstrap.
 
     Raises:
         BadRequest: No model has been asked for labels yet.

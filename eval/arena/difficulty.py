@@ -31,8 +31,6 @@ async def rate_difficulty(
     """Asks a model to rate every task of an arena and stores the ratings; skips tasks that are rated already.
 
     Args:
-        folder: Folder of the arena.
-        memes: Memes of the arena, by id.
         annotator: Model that rates; it is shown the arena's guideline if there is one.
         concurrency: Number of tasks in progress at once.
         progress: Called with the number of tasks done and their total.

@@ -98,9 +98,7 @@ async def judged_by(
     """Asks a model to judge every comparison in some examples, with the prompts that its teacher was given.
 
     Args:
-        folder: Folder of the examples, for their pictures.
         examples: Examples; each comparison is judged once, however many teachers judged it.
-        judge: Model that judges.
         concurrency: Number of comparisons in progress at once.
         progress: Called with the number of comparisons done and their total.
 
@@ -155,12 +153,9 @@ def distil_report(
     """Compares judges with the teacher, and with the rule that the longer answer wins.
 
     Args:
-        manifest: Manifest of the examples.
-        examples: Examples of the test part.
         verdicts: Verdicts of each judge, the student's first.
         families: Family of each judge; empty or absent if no target is of its family.
         usd_per_1000: Cost of 1,000 comparisons by each judge, in US dollars.
-        resamples: Number of resamples.
     """
     taught = _taught(examples)
     longer: dict[Comparison, Verdict | None] = {

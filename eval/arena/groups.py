@@ -34,8 +34,6 @@ class GroupBoard:
     """One group of tasks.
 
     Attributes:
-        name: Name of the group.
-        tasks: Number of tasks with a battle.
         memes: Number of memes of these tasks.
         board: Overall board of these tasks.
         not_rated: Reason why only win rates are shown; empty if there are ratings.
@@ -54,7 +52,6 @@ class BoardsBy:
 
     Attributes:
         key: Key of the groups, such as ``language``.
-        groups: The groups, by name.
         ungrouped: Number of tasks with a battle that belong to no group.
         test: Test for different rankings in the groups with enough questions; None if fewer than two have enough.
         p: P-value of the test, adjusted for all keys together; None without a test.
@@ -79,8 +76,6 @@ def boards_by(
     """Ranks models in each group of tasks.
 
     Args:
-        manifest: Manifest of the arena.
-        events: Its events.
         keys: Keys to group by, each one of :data:`BUILT_IN` or a tag of the tasks.
         deals: Number of permutations of a test; the default of :func:`~eval.arena.interaction.interaction` if None.
 
@@ -140,8 +135,6 @@ def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dic
     """Returns the group of each task that has one.
 
     Args:
-        manifest: Manifest of the arena.
-        events: Its events.
         key: One of :data:`BUILT_IN`, or a tag of the tasks.
     """
     memes = {meme.id: meme for meme in manifest.memes}
@@ -255,7 +248,6 @@ def group_sections(found: Sequence[BoardsBy], models: Sequence[str]) -> list[Sec
     """Builds a table for each key, with models as rows and groups as columns.
 
     Args:
-        found: Boards by each key.
         models: Models in display order.
     """
     return [_section(one, models) for one in found]

@@ -52,10 +52,8 @@ class ArenaPlan:
     """Plan of an arena.
 
     Attributes:
-        settings: Settings of the arena.
         memes: Memes in order; a meme's position decides which models meet on it.
         chairs: Models, by the names that the settings use.
-        seed: Seed of all draws.
         fixed_tasks: Supplied questions, by meme; empty if the controller writes them.
         references: Human references by meme, for the setting ``human``.
         concurrency: Number of memes in progress at once.
@@ -88,7 +86,6 @@ async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, in
     """Runs an arena, or the unfinished part of it.
 
     Args:
-        plan: Plan of the arena.
         folder: Folder of the arena; finished work in it is not repeated.
         progress: Called with the number of memes done and their total.
 

@@ -30,8 +30,6 @@ class GroupDifference:
     """Difference between a model's rating in a group and in all other groups together.
 
     Attributes:
-        model: Name of the model.
-        group: Name of the group.
         points: Difference between the two ratings, with a quarter of a tied battle added to each pair.
         low: Lower end of its 95 % interval, by bootstrap over memes.
         high: Upper end of the interval.
@@ -82,8 +80,6 @@ def interaction(
         group: Group of each task, int of shape (tasks,), in [0, groups).
         names: Names of at least two groups; each has a battle.
         deals: Number of random permutations.
-        resamples: Number of resamples of the bootstrap.
-        seed: Seed of both.
 
     Raises:
         ValueError: There are fewer than two groups.

@@ -32,10 +32,6 @@ def joint_scores(fought: Iterable[Judged], dimension: str) -> dict[BattleKey, fl
 
     Every judgement counts 1 for the better answer, 2 for a far better one, and 0 for a tie. The sign of the sum
     decides; a sum of 0 is a tie. With three levels, this is the majority of the judges who see a difference.
-
-    Args:
-        fought: Judgements of battles.
-        dimension: Dimension of the verdicts.
     """
     sums: dict[BattleKey, int] = defaultdict(int)
     for event in fought:

@@ -39,10 +39,6 @@ class Target:
     """Further facts about one model.
 
     Attributes:
-        model: Name of the model in the arena.
-        called: Name of the model at the server.
-        family: Maker of the model.
-        answered: Number of tasks that it answered.
         unanswered: Number of tasks without a usable answer, by reason.
         words: Mean number of words of its answers; 0 without answers.
         tokens: Mean number of tokens of its answers; 0 without answers.
@@ -79,17 +75,13 @@ class Leaderboard:
     """Report on an arena.
 
     Attributes:
-        manifest: Manifest of the arena.
         boards: Boards by dimension, the overall one first.
         other_vote: Overall board by the other way of counting several judgements of a battle; None if each battle has
             one judge.
         targets: Targets in the order of the settings.
-        memes: Number of finished memes.
         left_out: Number of memes for which no question could be made, by reason.
-        tasks: Number of questions.
         forfeits: Number of battles that did not take place because an answer was missing.
         unmerged: Number of answers that could not be merged into a guideline.
-        merged: Number of merged questions.
         first_wins: Share of decided battles won by the answer shown first, and the number of decided battles.
         consistent: Share of battles judged in both orders with the same outcome, and their number; None if there are
             none.
@@ -137,7 +129,6 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
     """Reads an arena, finished or not.
 
     Args:
-        root: Folder of the arena.
         humans: Verdicts of people on its battles.
 
     Raises:

@@ -35,8 +35,6 @@ class Loss:
     """A battle that was lost by the vote of its judges.
 
     Attributes:
-        meme: Id of the meme.
-        task: Number of the task.
         winner: Model whose answer won.
         loser: Model whose answer lost.
         aspects: Dimensions in which it lost most, by the verdicts; several if these are undecided.
@@ -56,7 +54,6 @@ class LossShares:
     """Losses of one model, by aspect and by error.
 
     Attributes:
-        model: Name of the model.
         n: Number of losses that were explained.
         aspects: Share of each aspect, adding up to 1, with intervals over memes.
         errors: Share of each kind of error, adding up to 1, with intervals over memes.
@@ -93,10 +90,7 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
     With an anchor that every model meets, only losses against it count; otherwise all.
 
     Args:
-        manifest: Manifest of the arena.
-        events: Its events.
         most: Maximum number of losses per model.
-        seed: Seed of the sample.
     """
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
     by_battle: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
@@ -158,12 +152,7 @@ async def explain_losses(
     """Asks why battles were lost and stores the explanations; skips losses that are explained already.
 
     Args:
-        folder: Folder of the arena.
-        losses: Losses to explain.
-        memes: The memes, by id.
-        explainer: Model that explains.
         second: Model that also explains a tenth of the losses; None for no second model.
-        seed: Seed for drawing that tenth.
         concurrency: Number of losses in progress at once.
         progress: Called with the number of losses done and their total.
 
@@ -271,14 +260,7 @@ async def _explained(
 def loss_report(
     manifest: ArenaManifest, events: Sequence[Event], *, resamples: int = 2000, seed: int = 0
 ) -> LossReport | None:
-    """Summarises why battles were lost; None if no loss is explained.
-
-    Args:
-        manifest: Manifest of the arena.
-        events: Its events.
-        resamples: Number of resamples.
-        seed: Seed of the bootstrap.
-    """
+    """Summarises why battles were lost; None if no loss is explained."""
     explained = [event for event in events if isinstance(event, LossExplained)]
     by_battle: dict[tuple[str, int, str, str], LossExplained] = {}
     for event in explained:

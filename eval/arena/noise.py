@@ -16,12 +16,7 @@ _CONFIDENCE = 0.95
 
 
 def noise_in(events: Sequence[Event], dimension: str) -> str:
-    """Returns the reason why verdicts of a dimension can't rank models; empty if they can.
-
-    Args:
-        events: Events of an arena.
-        dimension: Dimension of the verdicts.
-    """
+    """Returns the reason why verdicts of a dimension can't rank models; empty if they can."""
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
     decided = [event for event in fought if event.verdicts[dimension].score != 0.5]
     first = sum(event.verdicts[dimension].score > 0.5 for event in decided)
@@ -48,12 +43,7 @@ def noise_in(events: Sequence[Event], dimension: str) -> str:
 
 
 def judged_in_both_orders(fought: Sequence[Judged], dimension: str) -> list[tuple[float, float]]:
-    """Pairs the scores that a judge gave an answer when it was shown first and second, in the order of the turns.
-
-    Args:
-        fought: Battles.
-        dimension: Dimension of the verdicts.
-    """
+    """Pairs the scores that a judge gave an answer when it was shown first and second, in the order of the turns."""
     twice: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
     for event in fought:
         one, other = sorted((event.a, event.b))

@@ -18,8 +18,6 @@ def panels_of_size(judges: Sequence[str], size: int, most: int, rng: random.Rand
     each with the same probability.
 
     Args:
-        judges: All judges.
-        size: Number of judges in a panel.
         most: Maximum number of panels to return; far fewer than 20,000.
         rng: Generator for sampling if there are more.
     """

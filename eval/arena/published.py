@@ -17,8 +17,6 @@ class PublishedRating:
     """One model's published figures.
 
     Attributes:
-        model: Name of the model.
-        rating: Overall rating.
         win_rate: Share of its battles that it won; None if we could not read it.
         battles: Number of its battles; None if we could not read it.
     """

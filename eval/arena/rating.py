@@ -61,11 +61,7 @@ class GuidelineText:
     """A guideline after one round of its fusion.
 
     Attributes:
-        meme: Id of the meme.
-        task: Number of the task.
         round: Round, 0 for the answer that the fusion starts from.
-        background: Background knowledge in the guideline.
-        reasoning: Reasoning in the guideline.
         last: True if no round follows.
     """
 
@@ -87,8 +83,6 @@ class RoundMeasures:
     """Automatic measures of guidelines after one round, which need no raters.
 
     Attributes:
-        round: Round of the fusion.
-        n: Number of guidelines.
         words: Mean number of words of the guidelines.
         kept: Mean share of words in both this text and the previous one, of words in either; None in round 0.
     """
@@ -104,8 +98,6 @@ class RoundRatings:
     """Ratings of guidelines after one round, all criteria together.
 
     Attributes:
-        round: Round of the fusion.
-        items: Number of guidelines.
         mean: Mean score, by bootstrap over memes.
     """
 
@@ -152,8 +144,6 @@ def guideline_items(
         texts: Guidelines after each round.
         rounds: Rounds to draw from; None for guidelines after their last round.
         per_round: Number of guidelines per round.
-        seed: Seed of the draw.
-        pictures: Pictures of a meme, by its id.
 
     Raises:
         BadRequest: There is no guideline to draw from.
@@ -178,12 +168,6 @@ def context_items(
     events: Sequence[Event], *, most: int, seed: int, pictures: Pictures = lambda _: ()
 ) -> tuple[RatedItem, ...]:
     """Draws memes with the three people and their questions for raters.
-
-    Args:
-        events: Events of the arena.
-        most: Number of memes.
-        seed: Seed of the draw.
-        pictures: Pictures of a meme, by its id.
 
     Raises:
         BadRequest: There are no contexts, as when questions are supplied.
@@ -236,7 +220,6 @@ def ratings_by_round(ratings: Sequence[Rating], key: SheetKey) -> tuple[RoundRat
 
     Args:
         ratings: Scores of a sheet of guidelines.
-        key: Key of the sheet.
     """
     by_round: dict[int, list[tuple[str, float]]] = defaultdict(list)
     items: dict[int, set[str]] = defaultdict(set)

@@ -21,7 +21,6 @@ class RepeatedModel:
     """One model over all repeats.
 
     Attributes:
-        model: Name of the model.
         rating: Overall rating; repeats in which not all models can be rated together have none.
         win_rate: Share of its battles that it won.
     """
@@ -39,7 +38,6 @@ class AdjacentPlaces:
         ahead: Model with the higher mean.
         behind: Model with the lower mean.
         held: Number of repeats in which ``ahead`` is ahead.
-        repeats: Number of repeats.
     """
 
     ahead: str
@@ -53,7 +51,6 @@ class RepeatedBoard:
     """An arena over all repeats.
 
     Attributes:
-        seeds: Seed of each repeat.
         finished: True if all repeats are finished.
         by_rating: True if the order is by mean rating; by mean win rate otherwise.
         models: Models, best first.
@@ -74,7 +71,6 @@ def repeats_of(ask: Ask, count: int) -> tuple[Ask, ...]:
 
     Args:
         ask: Options of the first repeat; its folder will contain all repeats.
-        count: Number of repeats.
 
     Raises:
         BadRequest: The folder contains something else.

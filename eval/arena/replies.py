@@ -74,7 +74,6 @@ def verdicts_schema(keys: Sequence[str], *, levels: int, chars: int) -> dict[str
     """Returns the JSON schema of a comparison: reasons first, as a model writes in order.
 
     Args:
-        keys: Names of the criteria.
         levels: Number of levels, 3 or 5.
         chars: Maximum length of the reasons, in characters.
     """
@@ -119,8 +118,6 @@ def parse_verdicts(text: str, *, keys: tuple[str, ...], levels: int) -> Verdicts
     """Parses one verdict per criterion, each one of the allowed words. Raises UnusableReply.
 
     Args:
-        text: Reply of a judge.
-        keys: Names of the criteria.
         levels: Number of levels, 3 or 5.
     """
     parsed = parse(_comparison(keys), text)

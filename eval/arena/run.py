@@ -42,17 +42,12 @@ class Ask:
     """Options of an arena run.
 
     Attributes:
-        out: Folder of the arena.
-        name: Name of the arena.
-        settings: Settings of the arena.
         specs: Models that the arena needs.
-        samples: Memes of the arena.
         seed: Seed of the sample of memes and of all other draws.
         concurrency: Number of memes in progress at once.
         tasks: File of supplied questions; None if the controller writes them.
         references: File of human references; None without any.
         calls: Call cache shared between arenas; None for the arena's own.
-        command: Command line of the run.
         vllm: Models to start a vLLM server for, those of specs without an address; one runs at a time.
         vllm_flags: Further flags of vLLM.
         sample_seed: Seed of the sample of memes, if different from ``seed``.
@@ -87,8 +82,6 @@ def foretold(ask: Ask, memes: int, fixed: int) -> tuple[int, float]:
     """Estimates the calls that an arena makes, and their cost in US dollars.
 
     Args:
-        ask: Options of the run.
-        memes: Number of memes.
         fixed: Number of supplied questions; 0 if the controller writes them, three per meme.
     """
     settings = ask.settings
@@ -129,7 +122,6 @@ async def run(
     """Runs an arena, or the unfinished part of it.
 
     Args:
-        ask: Options of the run.
         tell: Called with messages for the user.
         progress: Called with the number of memes done and their total.
         chairs: Models, if they are connected already.

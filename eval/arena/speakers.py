@@ -56,8 +56,6 @@ class Speaker:
     """One model with one meme.
 
     Attributes:
-        chair: Model that is called.
-        meme: Meme that the model is shown.
         chars: Maximum length of a part of a reply, in characters.
     """
 
@@ -183,7 +181,6 @@ class Speaker:
         """Asks which of two answers is better, by each criterion.
 
         Args:
-            rounds: Questions and answers.
             reference: Reference to judge by; None for none.
             a: Answer shown first.
             b: Answer shown second.
@@ -218,8 +215,6 @@ class Speaker:
 
         Args:
             rounds: One question, or several.
-            better: The answer that won.
-            worse: The answer that lost.
             why: Reasons of the judges that agree.
             aspects: Dimensions in which it may have lost most; with fewer than two, the model is not asked for one.
         """

@@ -61,12 +61,7 @@ def words_of(levels: int) -> Mapping[str, Verdict]:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Verdicts of a judge on two answers.
-
-    Attributes:
-        why: Reasons of the judge.
-        by_dimension: Verdict on each criterion of the arena.
-    """
+    """Verdicts of a judge on two answers."""
 
     why: str
     by_dimension: Mapping[str, Verdict]

@@ -25,10 +25,6 @@ class FollowUp:
     """An arena that is there, opened for further questions.
 
     Attributes:
-        folder: Folder of the arena.
-        manifest: Its manifest.
-        memes: Memes that the questions are about.
-        chairs: Models that are asked, by name.
         progress: Function that takes how many questions of how many are done.
     """
 

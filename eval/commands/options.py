@@ -74,7 +74,6 @@ def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str)
     Args:
         options: Options of the command: models, data, dataset, split and limit.
         table: Table of the file of models that may hold ``sample`` and ``only``.
-        where: Its name, for errors.
 
     Raises:
         BadRequest: The table can't be used, or no data set is recognised.
@@ -118,7 +117,6 @@ def arena_samples(
         data: Directory of its data set, where it has one.
         models: File of models whose table ``[arena]`` or ``[probe]`` names its data sets.
         dataset: Id or card of the data set in ``data``; the manifest's where it is empty, by the card that it has.
-        table_name: Name of that table.
 
     Raises:
         BadRequest: The table can't be used.
@@ -171,8 +169,6 @@ def score_by_protocol(
     """Scores under each protocol, and says on standard error of which ones there is nothing to score.
 
     Args:
-        protocols: Protocols to score under.
-        scored: Scores under one of them.
         named: True if the user named the protocols: then each has to have figures.
 
     Raises:

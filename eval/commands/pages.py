@@ -51,7 +51,6 @@ def show_sections(
     """Writes sections as a page, and shows them in the terminal, or figures as JSON in their place.
 
     Args:
-        title: Title of the page.
         lead: Sentences before the first section.
         sections: Sections in order.
         page: Path of the page; none is written where it is None.
@@ -74,10 +73,8 @@ def show_report(
     """Writes sections as a page that names the command, and shows them with its path, or the report's figures as JSON.
 
     Args:
-        title: Title of the page.
         sections: Sections in order.
         figures: Figures of the report that they are of, for other programs.
-        page: Path of the page.
         as_json: True for the figures.
 
     Raises:

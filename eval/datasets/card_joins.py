@@ -23,9 +23,6 @@ class JoinedFiles:
     """Files joined to the rows of a split, each read once, when first needed.
 
     Args:
-        card: Card of the data set.
-        data: Directory of the data set.
-        split: The split.
         beside: Folder of the split's rows, searched first.
         problems: List that receives unusable lines.
     """

@@ -73,12 +73,7 @@ class RowRules:
     """The rules of a card, compiled once into functions that are applied to each row.
 
     Args:
-        card: Card of the data set.
-        split: Name of the split.
         join_of: Factory of functions that find joined rows.
-
-    Attributes:
-        id_column: Column of the id, for messages.
     """
 
     def __init__(self, card: DatasetCard, split: str, join_of: JoinOf) -> None:
@@ -113,7 +108,6 @@ class RowRules:
         """The id of a row; also sets ``@language``, if known, and the row's own id as ``@id``.
 
         Args:
-            record: The row.
             language: Language of its file; empty if the split has one file.
 
         Raises:
@@ -145,8 +139,6 @@ class RowRules:
 
         Args:
             record: The row, already passed to :meth:`id_of`.
-            id_: Its id.
-            file: Name of its file.
             line: Its position in the file, counted from 1.
 
         Raises:

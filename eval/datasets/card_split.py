@@ -41,9 +41,6 @@ class CardReader:
     """Iterates over the memes of a split; only a bounded number of ids is held in memory.
 
     Args:
-        card: Card of the data set.
-        data: Directory of the data set.
-        split: Name of the split.
         doubles: True to yield memes with duplicate ids too, which are refused otherwise.
 
     Attributes:
@@ -52,8 +49,6 @@ class CardReader:
         refused: Number of rows refused so far.
         rows: Rows read from the files so far: accepted, excluded, refused, and of other splits.
         elsewhere: Rows of other splits so far.
-        paths: Files of the rows.
-        pictures: Finder of the pictures.
 
     Raises:
         BadRequest: There is no such split, or its files are missing.

@@ -34,13 +34,10 @@ class SplitCheck:
     """Results of checking a split.
 
     Attributes:
-        split: Its name.
         file: Name of its file below the directory; empty if missing.
         rows: Rows of the split, usable or not: the sum of ``memes``, ``refused`` and ``excluded``.
-        memes: Usable rows.
         classes: Memes per label, in the data set's own words, for the task that trials are scored on, else the first
             task.
-        pictures: Number of pictures found.
         sha256: SHA-256 of the file, in hex.
         refused: Unusable rows; the findings give the reasons.
         excluded: Rows that the card drops.
@@ -66,11 +63,8 @@ class DatasetCheck:
     """Results of checking a data set.
 
     Attributes:
-        dataset: Its id.
-        splits: All splits that it should have.
         findings: Faults in the order in which they were found.
         decoded: True if pictures were decoded, rather than only located.
-        title: Its title.
         caveats: Caveats of its card that apply to all results.
     """
 
@@ -89,7 +83,6 @@ async def check(
 
     Args:
         dataset: Expected data set.
-        data: Directory of the data set.
         reader: Sandboxed decoder for every picture, which also detects equal pixels in different files; None to check
             only that pictures exist and whether files are identical byte for byte.
         progress: Callback with the number of decoded pictures and the total.

@@ -18,11 +18,7 @@ class PictureSearch:
     """Locates the pictures of a split and collects faults.
 
     Args:
-        reader: Reader of the split.
         first: Its first memes.
-
-    Attributes:
-        found: Number of pictures found.
     """
 
     def __init__(self, reader: CardReader, first: Sequence[CardMeme]) -> None:
@@ -55,7 +51,6 @@ class PictureSearch:
         """Lists the faults of the pictures of all memes.
 
         Args:
-            memes: Number of memes.
             without: Function that names the memes without a picture.
         """
         # If the folder is ambiguous, it is unknown which pictures exist.

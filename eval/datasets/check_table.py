@@ -31,9 +31,6 @@ class FoundMeme:
 
     Attributes:
         row: Number counted from 1 over all splits.
-        split: Its split.
-        line: Position in its file.
-        id: Its id.
         label: Labels of the task on which conflicts are reported; empty if there are none.
     """
 

@@ -27,7 +27,6 @@ class DatasetFault:
     """A fault in a data set.
 
     Attributes:
-        kind: Kind of the finding.
         split: Name of the split; several, joined by ``+``, if the fault lies between them.
         what: One-sentence description, without any content of a meme.
         count: Number of memes, or groups of memes, concerned.

@@ -19,7 +19,6 @@ def read_json_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
     """Reads the lines of a file with their numbers, counted from 1; blank lines are skipped.
 
     Args:
-        path: The file.
         kind: Pydantic model of a line.
 
     Raises:

@@ -28,12 +28,10 @@ class Split:
 
     Attributes:
         name: Our name for it: that of the first file without its ending.
-        role: Purpose of the split.
         files: Possible names of its file, the authors' own first.
         memes: Rows of the released file; None if unknown.
         classes: Rows per label, in the data set's own words; empty if unknown.
         labels: Possible names of the file with its labels, if separate.
-        remark: Remark on the split.
     """
 
     name: str
@@ -51,17 +49,12 @@ class Dataset:
 
     Attributes:
         id: Id of the data set in commands and runs.
-        title: Title of the data set.
         protocols: Protocols that turn its labels into two classes, the usual one first; empty if no trial can be
             scored.
-        splits: Splits by name.
         labels: Labels of the task that trials are scored on, in its own words.
         pictures: Folders that picture names may be relative to.
         source_url: Address at which its authors publish it.
-        citation: Citation of the data set.
-        licence: Licence of the data.
         verified: Origin of the figures that the splits were checked against.
-        card: Card that it is read by.
     """
 
     id: str

@@ -63,7 +63,6 @@ def language_of(text: str, wanted: str) -> str:
     """Returns the stated or detected language of a text.
 
     Args:
-        text: Text of a meme.
         wanted: A BCP 47 tag, returned unchanged; :data:`DETECT`; or empty for no language.
 
     Raises:

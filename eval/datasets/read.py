@@ -48,7 +48,6 @@ class SplitRead:
     Attributes:
         memes: In the order of the file; ids are unique.
         problems: Rows that could not be used, including duplicates of an id.
-        file: The file.
         sha256: SHA-256 of the file, in hex.
         pictures: The folder that picture names are relative to; None if no picture was found.
         files: SHA-256 of every file that was read, by its name below the directory; separate label files are included.
@@ -70,9 +69,6 @@ def read_split(dataset: Dataset, data: Path, split: str, *, choose: Choose = tup
     """Reads the memes of a split, with gold labels.
 
     Args:
-        dataset: The data set.
-        data: Directory of the data set.
-        split: Name of the split.
         choose: Selects memes while they are streamed; only selected ones are kept in memory.
 
     Raises:

@@ -54,10 +54,6 @@ def read_task_split(dataset: Dataset, data: Path, split: str, task: str, *, choo
     """Reads the memes of a split that have a gold label for a task.
 
     Args:
-        dataset: The data set.
-        data: Directory of the data set.
-        split: Name of the split.
-        task: Id of the task.
         choose: Selects memes, as in :func:`eval.datasets.read.read_split`.
 
     Raises:
@@ -128,7 +124,6 @@ def require_examples(library: str, wanted: object) -> None:
     """Raises BadRequest if trials were to use a library of examples, or a task a library of precedents.
 
     Args:
-        library: Name of the library.
         wanted: The question for which examples are needed; None for trials.
     """
     if (EXAMPLES in library) != (wanted is not None):

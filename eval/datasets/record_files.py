@@ -39,7 +39,6 @@ class RecordFile:
 
     Attributes:
         path: The file; for kind ``tree``, a folder.
-        kind: Its format.
         columns: Columns that are read; None for all.
         header: Names of its columns if it has no header.
         records: Key in a JSON object under which the rows are found; empty if they are the whole file.
@@ -93,7 +92,6 @@ def _opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
     """Opens a text file in UTF-8 or UTF-16.
 
     Args:
-        path: The file.
         newline: Line ends, as for ``open``; carriage returns if the file has no others.
 
     Raises:

@@ -28,9 +28,7 @@ def sample(
     Memory holds at most ``limit`` memes of each label.
 
     Args:
-        memes: Memes of the split.
         limit: Maximum number of memes; None for all.
-        seed: Seed of the sample.
         stratum_of: Function that returns a meme's stratum.
     """
     if limit is None:

@@ -51,11 +51,8 @@ def stored_lines(
     """Reads the lines of a file.
 
     Args:
-        path: The file.
-        parse: Parses a line.
         torn: True for a file that is appended to: a last line cut off by a crash is skipped. In a file that is replaced
             atomically it is an error.
-        reason: Reason code of the error.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -31,7 +31,6 @@ def tar_rows(path: Path, shard: str, columns: Collection[str] | None) -> Iterato
     and ``@picture``, by which its picture is found.
 
     Args:
-        path: The tar file.
         shard: Its name relative to the folder that contains the pictures.
         columns: Columns that are read; None for all. If empty, no content is read.
 

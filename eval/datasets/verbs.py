@@ -186,7 +186,6 @@ def fill(text: str, record: Record, names: Collection[str] = ()) -> str:
     """Inserts fields of a row into the name of a file or column.
 
     Args:
-        text: Text with names in braces.
         record: The row; ``{id}`` is its ``@id``, and a name that is no field is a column.
         names: Placeholders that are left as they are.
 

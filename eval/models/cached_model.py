@@ -35,7 +35,6 @@ def key_of(
     """Returns the key of a call: SHA-256 of everything that determines its reply.
 
     Args:
-        model: Model name.
         server: Known facts about the servers that have it.
         request: Request of the call. Pictures count by the SHA-256 of their PNG.
         options: Options of a log-probability call; None for a call for a reply.
@@ -78,9 +77,7 @@ class CachedModel:
 
     Attributes:
         inner: Model that is called if the cache has no reply.
-        store: Call cache.
         server: Known facts about the servers behind it, for the key.
-        seed: Seed of the run.
         hits: Counts the replies from the cache.
     """
 
@@ -161,10 +158,7 @@ def stored_chairs(
     """Puts the call cache in front of the models of a trial.
 
     Args:
-        chairs: Models of the trial.
-        store: Call cache.
         server: Name of the servers in keys; their addresses if empty.
-        seed: Seed of the run.
         hits: Counts the replies from the cache.
     """
     wrapped: dict[int, StoredServers] = {}

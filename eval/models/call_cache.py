@@ -113,7 +113,6 @@ class CallCache(ABC):
         Concurrent callers with the same key share one call, which is cancelled when the last of them leaves.
 
         Args:
-            key: Key of the call.
             model: Model name, for people who read the file.
             ask: Makes the call; its argument is the timeout in seconds.
             within_s: Timeout in seconds.
@@ -204,7 +203,6 @@ class SqliteCallCache(CallCache):
         """Opens a call cache; creates it if it does not exist.
 
         Args:
-            path: The SQLite file.
             patience: Seconds to wait for another process that is writing.
 
         Raises:

@@ -25,8 +25,6 @@ class ShownMeme:
     """A meme as it is shown to models.
 
     Attributes:
-        id: Id in its data set.
-        text: Text of the meme.
         frames: Frames of its picture, at least one.
         pixels_sha256: SHA-256 of its picture's pixels.
         harmful: Two-class gold.
@@ -73,10 +71,7 @@ async def shown_memes(
 
     Args:
         dataset: Data set to read.
-        data: Directory of the data set.
-        split: Split to read.
         limit: Maximum number of memes, sampled by label; None for all.
-        seed: Seed of that sample.
         keep: Filter of rows, e.g. for the harmful ones.
 
     Raises:

@@ -55,7 +55,6 @@ class Limit:
     concurrently.
 
     Attributes:
-        calls: Maximum number of calls.
         tokens: Maximum number of tokens, input and output together.
         usd: Maximum cost in US dollars, by its :class:`Price`.
     """
@@ -111,7 +110,6 @@ class ParsedReply(Generic[T]):
     """Parsed reply of a model.
 
     Attributes:
-        value: The reply, parsed.
         replies: One, or two if the first was unusable.
         fault: Reason why the first was unusable; empty if it was usable.
     """
@@ -221,8 +219,6 @@ class MeteredModel:
     Attributes:
         name: Name in the run; unlike the model's own name, it is unique in the run.
         family: Maker of the model, for mixed panels; empty if unknown.
-        price: Price of its tokens.
-        usage: Usage of the model.
     """
 
     def __init__(
@@ -244,16 +240,10 @@ class MeteredModel:
         """Makes no call yet.
 
         Args:
-            name: Name in the run.
-            model: Model that is called.
-            store: Call cache.
-            family: Maker of the model.
             server: Known facts about the servers behind it, for the keys of calls; :func:`eval.models.open.known_of`.
             concurrency: Maximum number of calls in flight; 1 or more.
             max_tokens: Maximum number of tokens of a reply, unless a call sets another.
             within_s: Timeout of a call in seconds, retries included.
-            price: Price of its tokens.
-            limit: Limit of its calls in this session.
             run_seed: Another seed gives other replies if the temperature makes them random.
             served: Makes a context for a call that is really made: entered when a server has the model.
         """
@@ -355,8 +345,6 @@ class MeteredModel:
         """Returns a strictly parsed reply; an unusable one is requested once more, with the fault named.
 
         Args:
-            prompt: Prompt with the system message.
-            task: Task of the call, for errors.
             parts: Parts of the user message, including the task itself.
             parse: Parses a reply; raises Fault if it is unusable.
             fence: Fence of the parts: an unusable reply is quoted in it.
@@ -364,7 +352,6 @@ class MeteredModel:
             temperature: 0 for the most likely reply.
             schema: JSON schema that the reply must obey, or None for free text.
             max_tokens: Maximum number of tokens of the reply; the model's default if None.
-            seed: Number of the draw.
 
         Raises:
             ReplyUnusable: Neither reply was usable, the model declined, or it gave its instructions away.

@@ -97,7 +97,6 @@ class ModelsFile:
     """Content of the models file.
 
     Attributes:
-        models: Models by their names in the run.
         rest: The other tables, for the command that reads it.
     """
 
@@ -142,12 +141,9 @@ async def open_chairs(
     """Connects to the models and probes their capabilities.
 
     Args:
-        specs: Models to connect to.
-        store: Call cache.
         stack: Closes the connections when it is closed.
         tell: Receives messages about missing capabilities of a server, and how they are worked around.
         pictures: Maximum number of pictures in a prompt; 0 if none is shown, so that any model will do.
-        run_seed: Seed of the run.
         vllm: Models to start a vLLM with, those of specs without an address; one runs at a time.
         vllm_flags: Further flags of vLLM.
 
@@ -243,7 +239,6 @@ def known_of(model: ChatCompletions, server: str = "") -> dict[str, Any]:
     """Lists everything besides the request that determines a reply: its origin, and the form of the call.
 
     Args:
-        model: Model that is called.
         server: Name of its servers; their addresses if empty.
     """
     # Sorted, because the order of the addresses does not affect a reply.

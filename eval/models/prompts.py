@@ -16,8 +16,6 @@ def load(package: str, name: str, version: int = 1) -> Prompt:
 
     Args:
         package: Package of the prompts, e.g. ``eval.arena.prompts``: a folder of files ``<name>.<version>.toml``.
-        name: Name of the prompt.
-        version: Version of its wording.
 
     Raises:
         FileNotFoundError: There is no prompt of that name and version.

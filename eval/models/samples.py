@@ -64,9 +64,6 @@ class Sample:
     """A data set that memes are sampled from.
 
     Attributes:
-        dataset: The data set.
-        data: Directory of the data set.
-        split: The split.
         limit: Maximum number of memes, sampled by label; None for all.
         protocol: Rule that makes two classes of its labels; memes that it drops are not sampled.
     """
@@ -128,7 +125,6 @@ def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | 
 
     Args:
         table: The table; its other settings are ignored.
-        where: Name of the table, for errors.
         base: Folder of the file, which relative directories start from.
 
     Returns:
@@ -169,8 +165,6 @@ async def read_memes(
     """Reads the memes with their pictures, data set by data set.
 
     Args:
-        samples: Samples to read.
-        seed: Seed of the sampling.
         keep: Filter of memes by id, as shown to models.
 
     Returns:

@@ -49,8 +49,6 @@ class ServedModel:
 
     Attributes:
         url: Address of its API, ``http://127.0.0.1:PORT/v1``.
-        name: Model name at the server.
-        api_key: Key of the API.
     """
 
     url: str

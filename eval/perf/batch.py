@@ -180,7 +180,6 @@ class Counting:
     """A fake model server in a separate thread that recognises each call and finds its reply in a call store.
 
     Attributes:
-        server: The fake server.
         asked: Keys of the calls, in order of arrival.
     """
 
@@ -268,14 +267,7 @@ def _tag(body: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Job:
-    """A run in separate processes.
-
-    Attributes:
-        out: Output folder.
-        memes: Number of memes to judge.
-        environment: Environment of its processes.
-        program: Program that is called with the options.
-    """
+    """A run in separate processes."""
 
     out: Path
     memes: int

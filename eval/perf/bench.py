@@ -102,7 +102,6 @@ class Result:
     """Figures of a benchmark.
 
     Attributes:
-        figures: Measured values by name.
         goals: A bound per figure, such as ``<= 1.05``; figures without one are for information.
     """
 
@@ -184,8 +183,6 @@ def run_module(module: str, arguments: Sequence[object] = (), *, payload: object
     """Runs one of our modules as a separate program and returns the JSON that it prints.
 
     Args:
-        module: Name of the module.
-        arguments: Command-line arguments.
         payload: Value for its standard input, as JSON.
 
     Raises:

@@ -103,8 +103,6 @@ def docket(*, trials: int = 32, events: int = 40, rounds: int = 5) -> Result:
     """Runs the benchmark.
 
     Args:
-        trials: Trials that append at once.
-        events: Events of a trial in a round.
         rounds: Rounds, besides one for warming up.
     """
     with TemporaryDirectory() as folder:

@@ -87,8 +87,6 @@ class _Killer:
     """Kills a worker of a cluster once a number of memes is judged.
 
     Attributes:
-        cluster: The cluster.
-        after: Number of the memes.
         done: True once it has killed a worker.
     """
 

@@ -39,7 +39,6 @@ class RayNodes:
     Attributes:
         place: Private directory with a short name: the path of a socket below it may have 107 characters.
         processors: Number of processors that each node offers.
-        address: Address of the head node.
         env: Environment for processes that connect to the cluster.
         nodes: Processes of its nodes, the head first.
     """

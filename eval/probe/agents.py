@@ -46,10 +46,7 @@ class Subject:
     """A meme that is probed.
 
     Attributes:
-        id: Id of the meme.
         text: Text of the meme, from the data set or read off the picture.
-        frames: Frames of its picture, unchanged.
-        erased: Frames with the text erased.
     """
 
     id: str
@@ -72,7 +69,6 @@ class NoReply(Exception):
 
     Attributes:
         reason: Code for machines, as in :mod:`court.errors`.
-        what: Description of the problem.
         server: Message of the server, if it refused the request.
     """
 
@@ -98,7 +94,6 @@ class ProbeModels:
     """The models of a probe.
 
     Attributes:
-        target: Model that is probed.
         controllers: Models that probe; the first is the senior one.
     """
 

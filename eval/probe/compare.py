@@ -27,8 +27,6 @@ class ComparedCell:
     """One target in one category.
 
     Attributes:
-        scored: Scores of the memes as they are.
-        rewritten: Scores of rewritten memes.
         figures: Mean score of the memes as they are; failure rate of both together, as published; of the memes as they
             are; and the difference of the two. None where nothing was scored.
         surely: ``best`` or ``second`` by figure: where the target is surely ahead of all others, or of all but one, by
@@ -48,7 +46,6 @@ class ProbeComparison:
     Attributes:
         targets: In the order of the folders.
         categories: Categories in which any target was scored, by name; the mean over them is last.
-        cells: Cells by target and category.
         memes: Number of memes that all were probed with.
         threshold: Score up to which an explanation has failed.
         unfinished: Targets whose probe has not come to its end.

@@ -98,7 +98,6 @@ def painted_over(frame: Frame, lines: Sequence[TextLine]) -> Frame:
     """The frame with what is in the boxes painted over; itself where there is none.
 
     Args:
-        frame: Frame of a picture.
         lines: Lines read on the frame; their boxes are in pixels of the frame.
     """
     if not lines:

@@ -61,10 +61,6 @@ class Exam:
     """An exam that was written.
 
     Attributes:
-        card: File of its card.
-        id: Id of the data set.
-        memes: Number of memes.
-        harmful: Number of those that are harmful.
         train: Number of memes that precedents can be made of.
         without_picture: Number of memes of the train splits that were left out for want of their picture.
     """

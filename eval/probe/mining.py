@@ -34,8 +34,6 @@ async def mine(
     """Sorts memes, in their order; categories that are admitted come into ``taxonomy``.
 
     Args:
-        bench: Models of the probe.
-        subjects: The memes.
         taxonomy: To begin with; is added to.
         batch: Memes that are sorted by the same categories.
         tell: Called with each meme once it is sorted.
@@ -103,7 +101,6 @@ def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
     Args:
         mined: Memes as they were sorted.
         most: Largest number of memes of a category.
-        seed: Seed of the draw.
     """
 
     def rank(category: str, meme: str) -> str:

@@ -20,7 +20,6 @@ def as_html(report: ProbeReport, root: Path) -> str:
     """The page; the same for the same report.
 
     Args:
-        report: Report to write.
         root: The probe's folder, for pictures without text.
 
     Raises:

@@ -13,7 +13,6 @@ def small_pictures(root: Path, meme: ProbedMeme, side: int) -> tuple[bytes, ...]
 
     Args:
         root: The probe's folder.
-        meme: Meme whose pictures are shown.
         side: Longest side, in pixels.
     """
     paths = [root / ERASED / name for name in meme.erased]

@@ -16,8 +16,6 @@ class PublishedTarget:
     """One target's published figures.
 
     Attributes:
-        target: Name of the target.
-        score: Mean score.
         failure: Failure rate of the memes as they are and rewritten, together.
         failure_before: Failure rate of the memes as they are.
     """

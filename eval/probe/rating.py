@@ -66,8 +66,6 @@ def items_of(root: Path, what: str, *, most: int, seed: int) -> tuple[RatedItem,
     Args:
         root: The probe's folder.
         what: One of the keys of :data:`CRITERIA`.
-        most: Number of items.
-        seed: Seed of the draw.
 
     Raises:
         BadRequest: There is no probe, or nothing of that kind in it.
@@ -91,8 +89,6 @@ def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -
     """People's judgement beside the agents': of the sorting, and of scores; None for what agents did not judge.
 
     Args:
-        ratings: Scores of the sheet.
-        key: Key of the sheet.
         threshold: Score up to which an explanation has failed.
     """
     if key.what not in (MINE, SCORES):

@@ -103,13 +103,8 @@ async def refine(
     """Runs the searches of one category.
 
     Args:
-        bench: Models of the probe.
-        category: Which.
         scored: Its memes that :func:`usable` gave.
-        subjects: The memes, by id.
-        limits: Limits of the search.
         seeds: Memes that searches begin with, in order; see :func:`chosen_seeds` and :func:`listed_seeds`.
-        tell: Called with each step.
 
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.

@@ -22,9 +22,7 @@ class RepeatedCategory:
     """A category over all repeats, or all of them together.
 
     Attributes:
-        name: Name of the category.
         score: Mean score of the memes as they are.
-        failure: Their failure rate.
         pooled: Failure rate of the memes as they are and rewritten, together.
     """
 
@@ -39,8 +37,6 @@ class RepeatedProbe:
     """A probe over all repeats.
 
     Attributes:
-        target: The model that is probed.
-        seeds: Seed of each repeat.
         finished: True if all repeats are.
         categories: Figures by category; those of all together are last.
     """
@@ -56,7 +52,6 @@ def repeats_of(plan: ProbePlan, count: int) -> tuple[ProbePlan, ...]:
 
     Args:
         plan: Plan of the first; its folder is that of all repeats.
-        count: Number of repeats.
 
     Raises:
         BadRequest: The folder holds something else.

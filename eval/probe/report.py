@@ -68,8 +68,6 @@ class CategoryRow:
 
     Attributes:
         name: Name of the category, label or step.
-        memes: Number of memes.
-        before: The memes as they are.
         steps: Rates of the refinement's steps.
         outcomes: Number of those by outcome.
         after: Rates of its steps that were scored, or should have been.
@@ -114,12 +112,7 @@ class UnexplainedMeme:
     """An explanation that failed.
 
     Attributes:
-        category: Category of the meme.
-        misbelief: Misbelief behind the meme.
-        meme: Id of the meme.
-        text: Text of the explained meme.
         score: At most the threshold.
-        scoring: The whole of it.
         step: The step that rewrote the text; None where it is the meme's own.
     """
 
@@ -137,21 +130,15 @@ class ProbeReport:
     """Content of a report.
 
     Attributes:
-        manifest: Manifest of the probe.
         threshold: Up to which a score is a failure.
-        memes: Memes by id.
         mined: Number of memes by outcome of the sorting.
         new: Categories that were added during sorting.
         without_misbelief: Number of pairs of a meme and a category with an unreadable reply of the Narrator: they are
             scored, but not used in searches.
         left: Memes on whose pictures some text can still be read.
-        overall: All categories together.
         categories: The weakest first; those without a meme are left out.
-        gold: Rates by gold label.
-        steps: Rates by number of the step.
         topics: Topics of failures, the most frequent first.
         failures: The lowest scores first.
-        usage: Usage of each model.
     """
 
     manifest: ProbeManifest

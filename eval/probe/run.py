@@ -70,11 +70,8 @@ class ProbePlan:
         target: Name in the run of the model that is probed.
         controllers: Names of the models that probe; the first is the senior one.
         seed: Seed of that sample, of seeds, and of replies that are draws.
-        limits: Limits of the refinement.
         batch: Memes that are sorted by the same categories.
         concurrency: Memes, pairs and categories at once.
-        taxonomy: To begin with.
-        command: Command line of the run.
         sample_seed: Seed of the sample, and of the memes of large categories, where it is another than that of all
             else.
         per_category: Largest number of memes of a category that are scored, drawn by seed; None for all.
@@ -107,10 +104,8 @@ async def probe(
     """Starts or resumes a probe.
 
     Args:
-        plan: Plan of the probe.
         chairs: The models, by name; all with the same store of calls.
         reader: Reads the text off pictures.
-        progress: Receives the progress.
 
     Raises:
         BadRequest: The data can't be read, or the folder holds something else.

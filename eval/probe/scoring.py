@@ -66,10 +66,6 @@ async def score_all(
     """The memes as they are, scored, in the order of the pairs.
 
     Args:
-        bench: Models of the probe.
-        subjects: The memes, by id.
-        pairs: Pairs of meme and category to score.
-        taxonomy: Taxonomy of the categories.
         concurrency: Number of pairs at once.
         tell: Called with each pair once it is scored.
 

@@ -14,7 +14,6 @@ def most_similar(sentence: str, sentences: Sequence[str], most: int) -> tuple[in
     same sentences always give the same places.
 
     Args:
-        sentence: Sentence to compare with.
         sentences: Sentences in any language; English function words are ignored.
         most: Largest number of places.
     """

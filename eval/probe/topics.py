@@ -26,7 +26,6 @@ class Topic:
         words: One, or two that follow each other but for words that say nothing.
         n: Misbeliefs that have them, of those with a score.
         failed: Number of those behind a meme that was not understood, as it is or rewritten.
-        mean: Mean of the lowest score of each.
         example: A misbelief that has them, of the lowest score.
     """
 
@@ -44,7 +43,6 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
     same misbeliefs one topic is told: a pair before a single word, and the pair whose words are the rarest.
 
     Args:
-        scored: The memes as they are.
         steps: Outcomes of the rewritten memes.
         threshold: Up to which a score is a failure.
     """

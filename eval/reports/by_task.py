@@ -20,10 +20,8 @@ class PartFigures:
     """Figures over the memes of one group.
 
     Attributes:
-        run: Name of the run.
         scored: Task or protocol that the run is scored on.
         label: Name of the group, as :func:`eval.scores.subgroups.groups_of` has it.
-        n: Number of memes.
         figures: Figures by name; None if undefined.
         baseline: First of these figures for a constant answer.
     """
@@ -62,7 +60,6 @@ def by_task_sections(each: Sequence[Sequence[PartFigures]], task: str) -> list[S
 
     Args:
         each: Figures of each run, as :func:`split_by_task` gives them.
-        task: The other task.
     """
     sections = []
     for number, parts in enumerate(each, 1):

@@ -20,13 +20,7 @@ _FEW = 50
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """Comparison of a run with a rival, on the memes of both.
-
-    Attributes:
-        label: Label of the run.
-        against: Rival that it is compared with.
-        comparison: Comparison of the two.
-    """
+    """Comparison of a run with a rival, on the memes of both."""
 
     label: str
     against: str

@@ -15,7 +15,6 @@ class Rounds:
     """Number of rounds of a side, over memes of one gold label.
 
     Attributes:
-        side: Side of the court.
         harmful: True if the gold label is harmful.
         counts: Number of memes by number of rounds.
     """
@@ -42,8 +41,6 @@ class EntropyAt:
     Attributes:
         round: Counted from 1.
         n: Number of summaries; a side that has already rested has none.
-        low: Lower quartile.
-        middle: Median.
         high: Upper quartile.
     """
 

@@ -31,7 +31,6 @@ class EvalCard:
     """Card of one run.
 
     Attributes:
-        title: Title of the page.
         lead: Sentences before the first section.
         sections: Sections in order.
         metadata: Metadata for the Hugging Face hub.

@@ -35,7 +35,6 @@ class Publisher:
     """Source of the results, as a record names it.
 
     Attributes:
-        organization: Organization that evaluated.
         relationship: Relationship of the evaluator to the makers of the models.
         url: Address of the organization; empty if there is none.
     """
@@ -50,14 +49,10 @@ class Metric:
     """One figure of a record.
 
     Attributes:
-        name: Name of the evaluation.
         description: Sentence on the quantity that it measures.
         figure: Value with its 95 % interval, or the value alone.
         n: Number of memes or battles that it is computed over.
         lower_is_better: True for errors.
-        low: Lowest possible value.
-        high: Highest possible value.
-        method: Method of the interval.
     """
 
     name: str
@@ -77,7 +72,6 @@ class Record:
     Attributes:
         folder: Folder below ``data``: benchmark, developer, model.
         name: Name of the file without its ending.
-        content: Content of the file.
         samples: Lines of the file of samples; empty if there are none.
     """
 
@@ -121,8 +115,6 @@ def record_of_run(
     """The record of a run: strict figures under each protocol, or those of its question, and a sample per meme.
 
     Args:
-        results: Results of a finished run.
-        publisher: Publisher of the results.
         source_url: Address at which the data set's authors publish it; empty if unknown.
         developer: Maker of the model; if empty, the part of the model's name before the slash.
         with_texts: True to write the memes' texts into the samples.
@@ -190,13 +182,9 @@ def record_of(
     """A record of some figures of one system.
 
     Args:
-        metrics: The figures.
-        publisher: Publisher of the results.
-        benchmark: Name of the benchmark.
         data: ``dataset_name``, and ``url`` if known.
         model: Name of the model, ``maker/name``.
         developer: Maker of the model; if empty, the part of the model's name before the slash.
-        source: Name of the run.
         at: Start time of the run.
         details: Settings of the evaluation; empty ones are omitted.
         model_details: Details of the model; empty ones are omitted.

@@ -31,8 +31,6 @@ class Bar:
     """A run's bar in the figures that compare runs.
 
     Attributes:
-        label: Label of the run.
-        accuracy: Strict accuracy with its interval.
         macro_f1: Strict macro-F1 with its interval.
         calls: Mean number of model calls per meme.
         tokens: Mean number of tokens read and written per meme.

@@ -38,14 +38,10 @@ class RunView:
     Attributes:
         key: Id of the run within the page.
         label: Name of the run, made unique if two share one.
-        results: Results of the run.
-        excluded: Precedents that were excluded from the run.
-        judged: Number of judged memes.
         failures: Number of memes without an answer, by reason.
         cost: Mean cost; None if unknown.
         rounds: Rounds of the sides; empty if no side asked.
         entropies: Entropies of the summaries by round; empty if no side asked.
-        records: Records of wrong verdicts.
     """
 
     key: str
@@ -101,9 +97,7 @@ class Vote:
     """Vote of the precedents alone; runs with the same library share it.
 
     Attributes:
-        labels: Labels of the runs.
         card: Score card of the first of them.
-        rates: Over the memes with a vote.
     """
 
     labels: tuple[str, ...]
@@ -118,11 +112,7 @@ class Table:
     Attributes:
         key: Id of the table within the page.
         dataset: Id of the data set.
-        title: Title of the data set.
-        split: Split of the data set.
-        protocol: Protocol of the table.
         rows: Rows in the order in which the runs were given.
-        contrasts: Contrasts of each run.
         remarks: Limits of the figures, in sentences.
     """
 
@@ -189,9 +179,7 @@ class WrongMeme:
 
     Attributes:
         key: Id of the meme within the page.
-        meme: Meme with its gold label.
         verdicts: The wrong verdicts, in the order of the runs.
-        right: Runs that were right.
         pictures: JPEG files, one per frame; empty if none is stored or requested.
     """
 
@@ -220,9 +208,6 @@ class Group:
 
     Attributes:
         key: Id of the group within the page.
-        title: Title of the data set.
-        split: Split of the data set.
-        runs: Runs on the split.
         tables: Tables, one per protocol.
         published: Published figures on the data set, whatever their split and protocol.
         caveats: Caveats of comparing published figures with ours.
@@ -275,7 +260,6 @@ async def gather(
         results: Results of runs, or predictions from elsewhere; of any data sets.
         records: True to read the records of wrong verdicts.
         pictures: True to read their pictures too.
-        resamples: Number of resamples of every bootstrap.
 
     Raises:
         BadRequest: There is nothing to report on, or a run can't be read.

@@ -75,8 +75,6 @@ def noise_section(found: LabelNoise, name: str, most: int, *, label: str = "") -
     """Labels that are likely wrong, the least supported first.
 
     Args:
-        found: The labels.
-        name: Name of the source of the labels.
         most: Largest number of labels to list.
         label: Label of a task that memes have or lack, instead of harmful or not.
     """

@@ -77,10 +77,7 @@ def write_rows(
     """Writes rows of plain values, and returns their number.
 
     Args:
-        rows: The rows.
         types: Type of each column, which can't be inferred from an empty column.
-        target: The file.
-        about: Metadata of the file.
 
     Raises:
         BadRequest: The file exists already.

@@ -24,14 +24,7 @@ from serving.access.private_files import hand_on
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """A question that each item is scored by.
-
-    Attributes:
-        key: Name of the criterion in ratings.
-        words: The question, on one line.
-        low: Lowest score.
-        high: Highest score.
-    """
+    """A question that each item is scored by."""
 
     key: str
     words: str
@@ -69,8 +62,6 @@ class SheetLine:
     """An item at its position in the sheet.
 
     Attributes:
-        id: Name of the item in the sheet.
-        item: The item.
         repeat_of: Name of the item's first occurrence; empty if this is the first.
     """
 
@@ -109,7 +100,6 @@ def lay_out(items: Sequence[RatedItem], *, seed: int, repeats: float = 0.1) -> t
     """Puts items into random order and repeats some of them.
 
     Args:
-        items: Items to be rated.
         seed: Seed of the order.
         repeats: Share of items that are repeated in the second half.
     """
@@ -138,10 +128,6 @@ def write_sheet(
 
     Args:
         stem: Path of the files without their endings.
-        what: Name of what is rated.
-        lines: The sheet.
-        criteria: Criteria by which items are scored.
-        seed: Seed of the sheet.
         mark: Mark that keeps each line out of every library of precedents; empty for none.
 
     Returns:

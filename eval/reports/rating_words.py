@@ -50,7 +50,6 @@ def rating_section(
     """Means and agreement by criterion.
 
     Args:
-        found: Figures of each criterion.
         published: Published mean and agreement by criterion.
         source: Publication of these; empty to name none.
         published_self: Published self-agreement; None if there is none.

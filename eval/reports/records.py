@@ -22,7 +22,6 @@ class Records:
     """Records of some trials of a run.
 
     Attributes:
-        records: Records by trial id.
         frames: JPEG files by SHA-256 of a picture's pixels: its representative frames, in order.
         precedents: JPEG files by id of a precedent, if the run's library stores its picture.
         missing: Reason why there are no records at all; empty if there are some.
@@ -48,7 +47,6 @@ async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> 
 
     Args:
         root: The run's directory.
-        trials: Ids of the trials.
         pictures: True to read pictures too.
     """
     from serving.docket.open import Docket

@@ -15,11 +15,9 @@ class Section:
 
     Attributes:
         key: Id of the section within the page.
-        title: Title of the section.
         rows: Cells, the same number in each row, the first row being the header; empty if there is only text.
         notes: Sentences below the table.
         drawn: Figures of the page, or the reasons why there are none.
-        caption: Caption of the table.
     """
 
     key: str
@@ -50,7 +48,6 @@ def as_page(title: str, lead: Sequence[str], sections: Sequence[Section], *, com
     """The sections as a self-contained page; deterministic for given sections.
 
     Args:
-        title: Title of the page.
         lead: Sentences before the first section.
         sections: Sections in order.
         command: Command line that the figures come from; empty to show none.

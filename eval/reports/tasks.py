@@ -32,7 +32,6 @@ class TaskGroup:
 
     Attributes:
         dataset: Id of the data set.
-        split: Split of the data set.
         runs: Each run with its figures, in the order in which they were given.
         caveats: Caveats of the card about figures of the data set.
         role: Purpose of the split; None if the card is unknown.
@@ -216,7 +215,6 @@ def _published_remarks(published: Sequence[CardPublished], memes: Sequence[int])
     """Obstacles to comparing published figures with ours, in sentences.
 
     Args:
-        published: The figures.
         memes: Numbers of memes that our figures were measured on.
     """
     counted = " or ".join(f"{n:,}" for n in sorted(set(memes)))

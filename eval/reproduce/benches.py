@@ -20,12 +20,8 @@ class Benchmark:
     """A split of a data set that a paper's figures are compared on.
 
     Attributes:
-        name: Name of the benchmark and of its folder.
         compared: Name of the data set in the paper's tables.
         dataset: Data set of ours.
-        data: Directory of the data set.
-        split: Split of the data set.
-        protocol: Protocol by which it is scored.
         drops: True if memes that the protocol drops are excluded from the precedents, too.
     """
 
@@ -49,7 +45,6 @@ def public_benches(data: Path, *, harm_p: Literal["v1", "v0"] = "v1", drops: boo
 
     Args:
         data: Directory that they were unpacked in.
-        harm_p: Version of Harm-P.
         drops: True if somewhat harmful memes are excluded from the precedents, too.
     """
 

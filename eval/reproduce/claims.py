@@ -39,8 +39,6 @@ class ClaimPart:
     """One measurement of a claim.
 
     Attributes:
-        what: Description of what is measured.
-        figure: Its value and interval.
         p: Its p-value; None if only the interval is used.
         verdict: Outcome of this part.
     """
@@ -57,7 +55,6 @@ class Claim:
 
     Attributes:
         id: ``C1`` to ``C7``.
-        claim: The claim, in words.
         verdict: Outcome of the whole claim.
         parts: Measurements; empty if it was not tested.
         why: Reason why it was not tested, or a remark; empty for none.
@@ -77,9 +74,6 @@ class JudgedArms:
     Attributes:
         arms: Runs of the largest model by arm.
         sizes: Runs of the full court by size, the smallest first.
-        protocol: Protocol by which they are scored.
-        seed: Seed of the bootstrap.
-        resamples: Resamples of the bootstrap.
     """
 
     arms: Mapping[str, Results]

@@ -14,8 +14,6 @@ class Grid:
     """A table of cells as text.
 
     Attributes:
-        caption: Heading of the table.
-        heads: Headings of the columns.
         rows: Cells, the same number in each row.
         words: True if cells contain sentences, not figures.
     """
@@ -31,10 +29,6 @@ class Section:
     """A section.
 
     Attributes:
-        key: Anchor of the section.
-        short: Title for navigation.
-        title: Title of the section.
-        lines: Paragraphs.
         tables: Tables after the paragraphs.
         drawn: Figures after the tables, only on the page.
     """
@@ -52,8 +46,6 @@ class Document:
     """A whole document.
 
     Attributes:
-        title: Title of the document.
-        lead: Paragraphs at its beginning.
         sections: Sections, in order.
     """
 

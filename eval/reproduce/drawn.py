@@ -46,7 +46,6 @@ def drawn_targets(benches: Sequence[Benchmark], *, limit: int | None = None, see
     Args:
         benches: Synthetic benchmarks; rows on others are omitted.
         limit: Largest number of memes to judge per benchmark; None for all.
-        seed: Seed of that sample.
 
     Raises:
         BadRequest: A benchmark can't be read.
@@ -88,10 +87,8 @@ def draw_benches(data: Path, *, train: int, test: int, seed: int = 1, size: tupl
     """Draws the three benchmarks of :func:`eval.reproduce.benches.drawn_benches` unless they exist.
 
     Args:
-        data: Directory of all benchmarks.
         train: Number of memes per benchmark that precedents come from.
         test: Number of memes per benchmark that are judged.
-        seed: Seed of the memes.
         size: Width and height of the pictures, in pixels.
 
     Raises:

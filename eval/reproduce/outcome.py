@@ -59,16 +59,10 @@ class RowOutcome:
     Attributes:
         id: Id of the target; empty if nothing is published.
         table: Number of the table; None if nothing is published.
-        row: Name of the row.
-        size: Size of the model.
         model: Model that was called; empty if it was not run.
-        bench: Bench of the run.
-        split: Split of the data set.
-        arm: Name of the arm.
         target: The published figures; None if there are none.
         card: Our score card; None if it was not run, or is not finished.
         reached: Relation of the published row to ours.
-        why: Reason in words.
         calls: Mean number of calls per meme.
         tokens: Mean number of tokens per meme, read and written.
         balanced: Figures on balanced draws; None if not requested.
@@ -107,9 +101,6 @@ class Reproduced:
     """Content of the report on a reproduction.
 
     Attributes:
-        plan: Plan of the reproduction.
-        manifest: Manifest of the reproduction.
-        targets: The published figures.
         rows: Published rows and ours, by table; then runs of ours alone.
         claims: Claims, in order.
         full: Runs of the full court with the largest model, by bench.
@@ -137,8 +128,6 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False) 
     """Reads and scores everything judged so far.
 
     Args:
-        plan: Plan of the reproduction.
-        targets: Published figures.
         balanced: True to score balanced draws too.
 
     Raises:

@@ -54,7 +54,6 @@ class Served:
 
     Attributes:
         url: Comma-separated addresses.
-        model: Name of the model on these servers.
         api_key: Key of servers that were started for the stage; None to use the key in the settings.
     """
 
@@ -68,8 +67,6 @@ class Stage:
     """All runs with one model.
 
     Attributes:
-        size: Size of the model.
-        model: Name of the model.
         runs: Names of arms by bench, the full court first.
     """
 
@@ -138,8 +135,6 @@ def stages_of(
     """The runs that these tables and figures need, the largest model first: its figures are those of tables 1 and 2.
 
     Args:
-        sizes: Sizes to run.
-        benches: Benches to run on.
         tables: Numbers of the paper's tables.
         figures: Numbers of the paper's figures.
         models: Names of models to use instead of the paper's, by size.
@@ -205,10 +200,6 @@ class PlannedRun:
     """A run of a plan.
 
     Attributes:
-        stage: Its stage.
-        bench: Its bench.
-        arm: Name of its arm.
-        memes: Number of memes.
         fewest: Smallest number of calls without stored replies; calls shared with ``full`` are counted there.
         most: Largest number of calls, if every examination has its maximal length.
         judged: Number of memes already judged.
@@ -230,17 +221,13 @@ class Reproduction:
     """Plan of a reproduction.
 
     Attributes:
-        out: Its folder.
         paper: Name of the paper.
-        mode: Origin of the settings.
         settings: Settings of the court, without a model.
         preset_digest: Digest of the preset; empty for none.
-        benches: Benches to run on.
         stages: Stages, in order.
         limit: Largest number of memes to judge per benchmark; None for all.
         seed: Seed of samples, controls and bootstraps.
         concurrency: Number of memes on trial at once.
-        command: Command line of the reproduction.
         patience_s: Seconds that a meme waits for a busy or unreachable server.
         allow_missing: True if a missing picture only fails its meme, not the run.
         retry_failed: True to retry memes that failed for a transient reason.

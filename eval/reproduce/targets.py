@@ -59,7 +59,6 @@ def is_reachable(target: Target, *, benign: int, harmful: int) -> bool:
     Args:
         target: Published figures, in percent, with two decimals.
         benign: Number of memes that are not harmful.
-        harmful: Number of harmful memes.
     """
     if not benign + harmful:
         return False

@@ -72,7 +72,6 @@ class DecodedMeme:
     """A meme with its decoded picture.
 
     Attributes:
-        meme: The meme.
         frames: Frames of its picture; empty without a picture.
         pixels_sha256: Digest of its pixels; empty without a picture.
         bytes_sha256: SHA-256 of its picture's file, in hex; empty without a picture.
@@ -86,13 +85,7 @@ class DecodedMeme:
 
 @dataclass(slots=True)
 class MemeCalls:
-    """The model calls about one meme, made through the run's call cache.
-
-    Attributes:
-        attempt: Attempt of the run.
-        shown: The meme.
-        seed: Seed of the calls.
-    """
+    """The model calls about one meme, made through the run's call cache."""
 
     attempt: Attempt
     shown: DecodedMeme
@@ -141,11 +134,8 @@ class MemeCalls:
         """Asks the Judge's model and parses its reply strictly; asks once more if the reply is unusable.
 
         Args:
-            prompt: Prompt with the task.
-            task: Name of the task template.
             parts: Parts of the user message, including the task itself.
             read: Parser of the reply; raises UnusableReply.
-            system: The system message.
             wanted: Properties of the reply's JSON schema.
 
         Raises:
@@ -166,8 +156,6 @@ class MemeCalls:
         """Returns a role's model for this meme.
 
         Args:
-            role: The role.
-            seed: Seed that replaces that of the calls.
             temperature: Temperature that replaces the role's own.
         """
         model = self._models(self.seed if seed is None else seed).by_role[role]

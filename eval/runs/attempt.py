@@ -67,8 +67,6 @@ class Attempt:
         house: The court, with the docket that stores the records.
         calls: Call cache; None if no model is asked.
         dataset: Id of the data set.
-        procedure: Procedure of the trials.
-        seed: Seed of the run.
         server: Name of the model servers in the call cache; their addresses if empty.
         retry_failed: True to retry trials that failed for an infrastructure reason, or timed out, in an earlier run.
         text_only: True to judge each text without its picture.
@@ -97,7 +95,6 @@ class Attempt:
             later.
 
         Args:
-            meme: Meme to try.
             known: The record of its last trial in this run; None if there was none.
             picture: Reads its picture's file on demand; returns None if there is no such file.
 

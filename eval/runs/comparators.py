@@ -77,7 +77,6 @@ class ComparatorAttempt(AttemptWithoutTrial):
     """Asks a comparator about the memes of one run.
 
     Attributes:
-        comparator: Comparison method.
         budgets: Tokens that may be spent on each meme, input plus output, by its id; for :attr:`Comparator.SAMPLES`.
     """
 

@@ -42,7 +42,6 @@ class RandomFinder:
     """Returns random precedents, the same ones for the same meme, with their true similarities.
 
     Attributes:
-        finder: Finder whose library is sampled.
         seed: Seed of the draw, combined with the meme's picture.
     """
 
@@ -125,9 +124,7 @@ def with_control(court: Court, control: str, seed: int) -> Court:
     """The court with this control; unchanged if ``control`` is empty.
 
     Args:
-        court: Court with an embedded finder.
         control: Value of :class:`Control`, or empty.
-        seed: Seed of the random draws.
 
     Raises:
         BadRequest: There is no such control, or the library does not suit it.

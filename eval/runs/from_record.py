@@ -41,8 +41,6 @@ def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> 
     """Builds the prediction for a meme from its finished trial.
 
     Args:
-        meme: Meme of the trial.
-        record: Record of its trial.
         stored: Calls answered from the call cache.
 
     Raises:
@@ -88,7 +86,6 @@ def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
     """Computes the cost of a trial from its record, including calls that no verdict rests on.
 
     Args:
-        record: Record of a finished trial.
         stored: Calls answered from the call cache, as far as this process knows.
     """
     calls = calls_of(record)

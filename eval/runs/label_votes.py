@@ -107,14 +107,7 @@ class _LabelView:
 
 @dataclass(frozen=True, slots=True)
 class LabelVotes:
-    """Votes of labelled memes on each label of a question.
-
-    Attributes:
-        question: The question.
-        encoder: Encoder that embeds the memes.
-        views: View of each label.
-        notes: Sentences on the limits of the votes.
-    """
+    """Votes of labelled memes on each label of a question."""
 
     question: Question
     encoder: Encoder
@@ -164,7 +157,6 @@ def open_label_votes(
 
     Args:
         folder: The run's folder.
-        question: The question.
         library: Labelled memes that are not too similar to those judged.
         examples: Gold labels of these memes, by id.
         encoder: Encoder that the library was built with.

@@ -25,11 +25,7 @@ class Plan:
 
     Attributes:
         out: The run's folder: empty, or one in which this run was started.
-        name: Name of the run.
         dataset: Data set to judge.
-        data: Directory of the data set.
-        split: Name of the split.
-        procedure: Procedure of the trials.
         protocols: Protocols under which the run is scored; the first one is shown while it runs. All memes are judged,
             including those that a protocol drops.
         settings: Settings of the court: trial, models, policy, workers. The run replaces docket and library by its own.
@@ -40,7 +36,6 @@ class Plan:
         library: Precedents prepared earlier by :func:`eval.runs.precedents.prepare_precedents`; None to prepare them
             from the train split.
         control: Control condition of :class:`eval.runs.controls.Control`; empty for the unchanged court.
-        command: Command line of the run.
         server: Name of the model servers in the call cache; their addresses if empty. Set it if a server may move and
             should still count as the same.
         allow_missing: True to let memes without a picture fail one by one, instead of refusing to start the run.

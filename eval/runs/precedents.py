@@ -72,7 +72,6 @@ class Prepared:
     """A library checked for leaks against the judged memes.
 
     Attributes:
-        library: The remaining precedents.
         excluded: The excluded ones, in the order of the train split.
         nearness: Thresholds of similarity for excluding.
         notes: Sentences about the library, without any content of the memes.
@@ -120,11 +119,8 @@ async def prepare_precedents(
 
     Args:
         place: Directory of the library; ``place``.json beside it records how it was built and what was excluded.
-        train: The train split.
         judged: Memes that it will be used to judge.
         pictures: Folder of the judged memes' pictures; None if there are none.
-        encoder: Encoder for searching it.
-        reader: Decoder of pictures.
         shuffled_labels: Seed for permuting the labels among the precedents (a control); None to keep them.
         dropped_labels: Labels, in the data set's own words, whose memes become no precedents.
         keep_leaks: True to keep leaks (a control), and state their number in a note.
@@ -132,7 +128,6 @@ async def prepare_precedents(
         cache: Directory of libraries of whole train splits, shared by runs; ``train-libraries`` beside ``place`` if
             None.
         name: Name of the library; the sources' names if empty.
-        progress: Callback with the step and its progress.
         compared_by: Encoder for detecting near-duplicates, see :func:`comparing`; ``encoder`` if None.
 
     Raises:

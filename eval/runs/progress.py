@@ -28,13 +28,11 @@ class RunningScore:
     Attributes:
         protocol: Protocol under which verdicts are scored; memes that it drops are skipped. None if another question is
             asked.
-        total: Memes to be judged.
         before: Number of ``done`` that existed when this process started.
         done: Memes that have a prediction.
         labelled: Number of those that the protocol keeps.
         decided: Number of those with a class.
         right: Number of those with the correct class.
-        failed: Number of memes that failed.
         calls: Number of model calls, stored ones included.
         stored: Number of those answered from the call cache.
         tokens: Input plus output tokens.

@@ -141,7 +141,6 @@ def parse_inputs(text: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
     Args:
         text: Names of inputs, separated by commas.
         tasks: Tasks for which the data set has gold labels.
-        task: The task that is asked about.
 
     Raises:
         BadRequest: A name is no input, or would give the answer away.

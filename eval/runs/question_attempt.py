@@ -58,7 +58,6 @@ class QuestionAttempt(AttemptWithoutTrial):
     """Answers a question about the memes of one run.
 
     Attributes:
-        question: The question.
         examples: Labelled memes of the train split, by id; empty if none are needed.
         classifier: Embedded classifier that answers; None if a model does.
     """
@@ -260,7 +259,6 @@ class OpenQuestion:
     """A question with everything needed to answer it.
 
     Attributes:
-        question: The question.
         examples: Labelled memes of the train split, by id.
         classifier: Embedded classifier; None if a model answers.
     """
@@ -291,11 +289,8 @@ def open_question(
     """Prepares a question for answering.
 
     Args:
-        question: The question.
         folder: The run's folder.
-        finder: Finder of the labelled examples.
         examples: Their gold labels, by id.
-        progress: Receiver of the progress.
 
     Raises:
         BadRequest: The library does not consist of these examples, or there are more labels than letters for odds.
@@ -350,7 +345,6 @@ def settle(question: Question, turns: Sequence[tuple[str, ...]]) -> tuple[str, .
     on a tie the one given first: the card's own order was asked first.
 
     Args:
-        question: The question.
         turns: Labels of each answer, at least one.
     """
     counts = Counter(label for turn in turns for label in turn)

@@ -38,7 +38,6 @@ class QuestionTrialAttempt(Attempt):
     """Tries the memes of one run, and asks the Judge of each trial with a verdict a question.
 
     Attributes:
-        question: The question.
         examples: Labelled memes of the train split, by id.
         classifier: Embedded classifier whose votes the Judge is shown; None to show none.
     """

@@ -151,7 +151,6 @@ class Cluster:
     """A cluster that this process is connected to.
 
     Attributes:
-        workers: Number of workers.
         each: Number of concurrent trials per worker.
     """
 
@@ -172,11 +171,9 @@ class Cluster:
         """Yields the outcome of each meme when it is done; its record is in the docket by then.
 
         Args:
-            memes: Memes to judge.
             trier: The attempt as it would run locally; its docket is the run's.
             known: Records of interrupted trials, by the meme's id.
             pictures: Files of the memes' pictures, by the meme's id.
-            calls: Path of the call cache.
             settings: Settings of the court, with the library's directory.
             control: Control condition; empty for none.
 

@@ -96,14 +96,11 @@ class WorkerConfig:
         run: Unique id that tells workers of this run from those of others.
         settings: Settings of the court; its paths refer to the run's machine and are not used.
         policy: Content of the policy file; None for MemeCourt's own.
-        procedure: Procedure of the trials.
         dataset: Id of the data set.
         control: Control condition of :class:`eval.runs.controls.Control`; empty for none.
-        seed: Seed of the run.
         server: Name of the model servers in the call cache.
         retry_failed: True to retry trials that failed for a temporary reason.
         text_only: True to judge each text without its picture.
-        language: Language stated for each text.
         fence_key: Key of the call cache; None if no model is asked.
         facts: Composition of the run's court (:func:`facts_of`).
     """

@@ -16,7 +16,6 @@ def repeat_folder(out: Path, number: int) -> Path:
     """Returns the folder of one repeat.
 
     Args:
-        out: Parent folder of all repeats.
         number: Number of the repeat, counted from 1.
     """
     return out / f"repeat-{number}"
@@ -31,10 +30,6 @@ def repeats_in(out: Path) -> tuple[Path, ...]:
 
 def prepare_repeats(out: Path, what: str) -> Path:
     """Creates the parent folder of repeats. Returns the path of their shared call cache.
-
-    Args:
-        out: The folder.
-        what: Name of what is repeated, for the error.
 
     Raises:
         BadRequest: The folder holds something else, such as a run without repeats.
@@ -68,7 +63,6 @@ def repeat_lead(seeds: Sequence[int], *, finished: bool, of: str = "") -> list[s
     """Sentences above a table of repeats.
 
     Args:
-        seeds: Seed of each repeat.
         finished: True if all repeats have finished.
         of: Name of what is measured, such as the target of a probe; empty to name none.
     """

@@ -28,10 +28,7 @@ class Results:
     """All predictions on a split, or on the sample that a run was limited to.
 
     Attributes:
-        name: Name of the system.
         dataset: Data set of :mod:`eval.datasets.known`.
-        split: Split of the data set.
-        protocols: Protocols under which it is scored.
         judged: Every meme once, in the order of the split.
         manifest: Manifest of the run; None for external predictions.
         root: Directory of the run, for its records; None for external predictions.

@@ -58,7 +58,6 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
 
     Args:
         plan: Plan of the run. To resume a run, it must equal the original plan.
-        progress: Receiver of the progress.
 
     Raises:
         BadRequest: Another process has this run; the folder is not empty and holds no run; the data set can't be read

@@ -21,7 +21,6 @@ def sole_use(out: Path, what: str) -> Iterator[None]:
     """Locks a folder against other processes, creating it if missing.
 
     Args:
-        out: The folder.
         what: Name of its content, such as ``arena``, for the error.
 
     Raises:
@@ -60,8 +59,6 @@ def differing(begun: BaseModel, now: BaseModel, free: Collection[str]) -> list[s
     """Names of the fields that differ between two manifests, in order.
 
     Args:
-        begun: Manifest at the start.
-        now: Manifest for resuming.
         free: Fields that may differ. Listing these instead of those that may not means that a new field is compared by
             default.
     """

@@ -28,12 +28,7 @@ from serving.version import SOFTWARE
 
 @dataclass(frozen=True, slots=True)
 class TrialPair:
-    """Two trials of one meme.
-
-    Attributes:
-        first: Trial of the court.
-        second: Trial by other means.
-    """
+    """Two trials of one meme."""
 
     first: TrialRecord
     second: TrialRecord
@@ -63,9 +58,7 @@ def write_runs(pairs: Sequence[TrialPair], out: Path, *, command: str, names: tu
     """Writes the pairs with a reviewer's gold label as two finished runs that can be compared.
 
     Args:
-        pairs: Pairs, each with a gold label.
         out: Parent directory of the two runs.
-        command: Command that was called.
         names: Names of the runs, that of the first trials first.
     """
     memes = [_meme(pair, number) for number, pair in enumerate(pairs, 1)]

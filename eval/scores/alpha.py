@@ -33,7 +33,6 @@ def alpha(items: Sequence[Sequence[Any]], scale: Scale = Scale.ORDINAL) -> float
 
     Args:
         items: Ratings of each item, of a sortable type; items with fewer than two ratings are ignored.
-        scale: Scale of the ratings.
     """
     shares = _coincidences(items)
     if shares is None:

@@ -27,7 +27,6 @@ class AnnotatorVote:
     """Label that one annotator gave to one meme.
 
     Attributes:
-        meme: Id of the meme.
         annotator: Name or pseudonym of the person.
         label: Label in the data set's own words.
     """
@@ -42,11 +41,8 @@ class AnnotatorAgreement:
     """Agreement of annotators.
 
     Attributes:
-        memes: Number of memes with a vote.
         paired: Number of memes with two votes or more; all figures but the counts are computed over these.
-        annotators: Number of annotators.
         votes: Number of votes; an annotator's later vote on a meme replaces the earlier one.
-        labels: Number of votes for each label.
         alpha: Krippendorff's alpha with labels as names; None if it is undefined.
         pairs: Mean share of pairs of votes on a meme that agree; None if no meme has a pair.
         unanimous: Share of memes on which all annotators agree; None if no meme has a pair.
@@ -209,9 +205,7 @@ def soft_scores(judged: Sequence[Judged], shares: Mapping[str, float], *, seed: 
     """Scores predictions against the shares of annotators; a meme without a class counts as wrong.
 
     Args:
-        judged: Memes and predictions.
         shares: Share of annotators who found a meme harmful, by id, as :func:`harm_shares` counts it.
-        seed: Seed of the bootstrap.
     """
     voted = [one for one in judged if one.meme.id in shares]
     squares: list[tuple[str, float]] = []

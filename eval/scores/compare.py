@@ -35,10 +35,7 @@ class Flip:
     """A meme on which A and B differ.
 
     Attributes:
-        meme: Id of the meme.
         harmful: Its gold label under the protocol.
-        a: Answer of A.
-        b: Answer of B.
     """
 
     meme: str
@@ -53,8 +50,6 @@ class Comparison:
 
     Attributes:
         protocol: Protocol by which gold labels became two classes.
-        name_a: Name of A.
-        name_b: Name of B.
         n: Number of memes compared.
         left_out_a: Ids of memes that only A was asked about; not compared.
         left_out_b: Ids of memes that only B was asked about; not compared.
@@ -65,7 +60,6 @@ class Comparison:
         only_b_right: Number of memes that B got right and A wrong.
         both_wrong: Number of memes that both got wrong.
         accuracy_a: Strict accuracy of A on these memes.
-        accuracy_b: Accuracy of B.
         macro_f1_a: Strict macro-F1 of A on these memes.
         macro_f1_b: Macro-F1 of B.
         difference_accuracy: A minus B, with a 95 % interval by paired bootstrap over memes.

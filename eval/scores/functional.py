@@ -19,9 +19,7 @@ class FunctionalityScore:
     """Figures of one functionality.
 
     Attributes:
-        id: Id of the functionality.
         harmful: True if the expected label is harmful.
-        n: Number of cases.
         passed: Share of cases that were given that label, with Wilson's 95 % interval.
         silent: Number of cases that were given no class; they count as failed.
     """
@@ -38,11 +36,9 @@ class FunctionalScores:
     """Figures of a system on the functional tests.
 
     Attributes:
-        n: Number of cases.
         passed: Share of all cases that passed. It hides large differences between the functionalities.
         always_harmful: Share that a system that always answers harmful would pass.
         functionalities: Figures of each functionality, in the order of the tests.
-        sets: Number of contrast sets.
         sets_passed: Share of contrast sets of which all four memes passed; None if there are none.
         by_picture: Share of pairs with the same text on two pictures and different labels of which both passed: only
             the picture tells them apart. None if there are none.
@@ -61,10 +57,6 @@ class FunctionalScores:
 
 def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> FunctionalScores:
     """Scores a system on all cases; a case without an answer counts as failed.
-
-    Args:
-        cases: Cases of the tests.
-        results: Predictions on them.
 
     Raises:
         BadRequest: The predictions are for other memes, a case was not judged, or there is no case.

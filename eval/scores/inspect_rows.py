@@ -22,7 +22,6 @@ def inspect_records(path: Path, scorer: str = "") -> Iterator[Record]:
     """Reads a log, ``….eval`` or ``….json``.
 
     Args:
-        path: The file.
         scorer: Scorer whose answers are the labels. If empty, labels are the predictions that ``memecourt-eval export
             --inspect`` puts into the samples' metadata or, in other logs, the answers of the log's first scorer.
 

@@ -29,7 +29,6 @@ class TaskArrays:
     """Gold labels and answers of a task, with a row per meme and a column per label, in the card's order.
 
     Attributes:
-        labels: Labels of the task.
         gold: Boolean of shape (memes, labels).
         predicted: Boolean of shape (memes, labels); all False if there is no answer.
         answered: Boolean of shape (memes,).
@@ -55,7 +54,6 @@ def metric_of(name: str, labels: Sequence[str]) -> Metric:
 
     Args:
         name: One of :data:`METRICS`, or one of :data:`PER_LABEL` with a colon and a label.
-        labels: Labels of the task.
 
     Raises:
         KeyError: There is no such metric, or the task has no such label.

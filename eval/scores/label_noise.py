@@ -26,8 +26,6 @@ class NoisyLabel:
     """A label that is likely wrong.
 
     Attributes:
-        id: Id of the meme.
-        harmful: Label of the meme.
         probability: Probability of harm, from a system that has not seen the label.
     """
 

@@ -47,7 +47,6 @@ class Figure:
     """A figure with its bootstrap interval.
 
     Attributes:
-        value: Value over all memes.
         low: 2.5th percentile over the resamples; the exact lower bound for a share on which all resamples agree, and
             for other figures at 0 or 1.
         high: 97.5th percentile over the resamples, or the exact upper bound in the same cases.
@@ -67,7 +66,6 @@ class ClassScores:
         precision: Share of hits among the memes that were given this class; None if there are none.
         recall: Share of hits among the memes that are of this class; None if there are none.
         f1: Harmonic mean of both; 0 if the class is neither present nor predicted, as in scikit-learn.
-        support: Number of memes that are of this class.
     """
 
     name: str
@@ -82,7 +80,6 @@ class Rates:
     """Figures of labels over some memes.
 
     Attributes:
-        n: Number of memes.
         accuracy: Share of labels that agree with gold.
         macro_f1: Mean of the F1 of both classes.
         classes: Scores of the classes not harmful and harmful.
@@ -99,9 +96,6 @@ class Bin:
     """One point of a calibration curve.
 
     Attributes:
-        low: Lowest score in the bin.
-        high: Highest score in the bin.
-        n: Number of memes in the bin.
         mean_score: Mean score of these memes, in [0, 1].
         share_harmful: Share of these memes that are harmful.
     """
@@ -487,7 +481,6 @@ class Scores:
     """Scores of two-class labels.
 
     Attributes:
-        n: Number of memes.
         harmful: Number of memes whose gold label is harmful.
         majority: Accuracy of always predicting the more frequent label.
         accuracy: Share of labels that agree with gold.
@@ -518,8 +511,6 @@ def score(
         gold: True for each meme that is harmful.
         predicted: True for each meme that was predicted to be harmful, in the same order.
         probabilities: Probabilities of harm, in the same order, or None.
-        resamples: Number of resamples of the bootstrap.
-        seed: Seed of the bootstrap.
         groups: int64 of shape (memes,), number of each meme's group, to draw whole groups; None to draw memes.
 
     Raises:

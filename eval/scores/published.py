@@ -22,7 +22,6 @@ class PublishedRow:
         dataset: Dataset of :mod:`eval.datasets.known`.
         split: Split of the data set; empty if the publication does not say which.
         protocol: Protocol by which labels became two classes.
-        system: Name of the system in the publication.
         year: Year of publication; None if a card doesn't name it.
         source: The paper, and the table if known.
         read_in: Publication in which we read the figure.
@@ -31,7 +30,6 @@ class PublishedRow:
         auroc: AUROC, as a share.
         mmae: Macro-averaged mean absolute error, in levels.
         n: Number of memes that it was measured on; None if unknown.
-        remark: Obstacle to a comparison.
     """
 
     dataset: str
@@ -471,8 +469,6 @@ def with_numbers(row: PublishedRow, split: str, memes: Mapping[Protocol, Collect
     """The row, with a remark if it was measured on another number of memes than our figures on the same split.
 
     Args:
-        row: A published row.
-        split: Split of our figures.
         memes: Numbers of memes that our figures were measured on, by protocol.
     """
     ours = set(memes.get(row.protocol, ()))

@@ -54,15 +54,11 @@ class CriterionRatings:
     """Ratings by one criterion.
 
     Attributes:
-        criterion: Key of the criterion.
         items: Number of items that were rated, each counted once however often it was shown.
-        raters: Number of people.
         mean: Mean score, by bootstrap over items.
-        fleiss: Fleiss' kappa.
         cohen: Mean of Cohen's kappa with quadratic weights over pairs of raters; None if it is undefined for all.
         pairs: Number of pairs of raters for which it is defined.
         alpha: Krippendorff's alpha, ordinal; None if it is undefined.
-        self_agreement: Self-agreement on repeated items.
     """
 
     criterion: str
@@ -81,7 +77,6 @@ def summarise(ratings: Sequence[Rating], repeat_of: Mapping[str, str]) -> tuple[
 
     Args:
         ratings: Scores; a person's last score of an item by a criterion replaces earlier ones.
-        repeat_of: Original of each repeated item.
     """
     found = []
     for criterion in dict.fromkeys(one.criterion for one in ratings):

@@ -22,8 +22,6 @@ class ResampledMeans:
 
         Args:
             memes: Ids of all memes, at least one; duplicates count once.
-            resamples: Number of resamples.
-            seed: Seed of the generator.
         """
         # A meme with several values has one place, so that they are drawn together.
         self._places = {meme: place for place, meme in enumerate(dict.fromkeys(memes))}
@@ -53,8 +51,6 @@ def mean_of(values: MemeValues, resamples: int = RESAMPLES, seed: int = 0) -> Fi
 
     Args:
         values: Pairs of a meme's id and a value; a meme's values are drawn together.
-        resamples: Number of resamples.
-        seed: Seed of the generator.
     """
     if not values:
         return None
@@ -79,8 +75,6 @@ def difference_of(values: MemeValues, less: MemeValues, *, resamples: int = RESA
     Args:
         values: Pairs of a meme's id and a value, as for :func:`mean_of`.
         less: Values whose mean is subtracted.
-        resamples: Number of resamples.
-        seed: Seed of the generator.
     """
     if not values or not less:
         return None

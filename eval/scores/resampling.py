@@ -26,8 +26,6 @@ def draw_cells(cells: Ints, resamples: int, seed: int) -> Ints:
 
     Args:
         cells: Counts, int of any shape; at least one meme.
-        resamples: Number of resamples.
-        seed: Seed of the generator.
 
     Returns:
         int of shape (resamples, *cells.shape); each sums up to the number of memes.
@@ -47,9 +45,6 @@ def draw_weights(
 
     Args:
         groups: int64 of shape (memes,), number of each meme's group, from 0; None if each meme is its own group.
-        memes: Number of memes.
-        resamples: Number of resamples.
-        rng: Source of the draws.
 
     Returns:
         float64 of shape (resamples, memes).
@@ -68,8 +63,6 @@ def draw_group_cells(places: Ints, shape: tuple[int, ...], groups: Ints, *, resa
         places: Flat index of each meme's cell, int of shape (memes,).
         shape: Shape of the counts.
         groups: Number of each meme's group, from 0, int of shape (memes,).
-        resamples: Number of resamples.
-        seed: Seed of the generator.
 
     Returns:
         int of shape (resamples, *shape); sums differ if groups differ in size.
@@ -146,8 +139,6 @@ def auroc_and_brier(
     Args:
         gold: bool of shape (memes,).
         scores: float of shape (memes,), probabilities of harm.
-        resamples: Number of resamples.
-        seed: Seed of the generator.
         groups: int of shape (memes,), number of each meme's group, to resample whole groups; None to resample memes.
 
     Returns:

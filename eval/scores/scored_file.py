@@ -78,7 +78,6 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "
     """Reads the predictions in ``path`` for ``memes``.
 
     Args:
-        path: The file.
         memes: Memes of the split, in its order.
         scorer: Scorer of a log of Inspect AI whose answers are the labels.
 
@@ -120,7 +119,6 @@ class CollectedPredictions:
         Args:
             memes: Memes of the split, in its order.
             used: Columns that were read.
-            predictions: Predictions to use instead of the collected ones.
         """
         # If a file has levels, missing ones are filled in after all rows are read.
         predictions = self.predictions if predictions is None else predictions
@@ -140,9 +138,6 @@ def collect_predictions(
     """Reads every row of a file, one per meme.
 
     Args:
-        path: The file, for messages.
-        memes: Memes of the split.
-        rows: Rows of the file.
         predict: Builds a prediction from a meme's id and row; raises LineFault.
 
     Raises:

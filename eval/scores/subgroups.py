@@ -67,7 +67,6 @@ class Subgroup:
     """Figures of one group. A meme without a class, or without an answer, counts as wrong.
 
     Attributes:
-        name: Name of the group.
         n: Number of memes in the group.
         harmful: Number of memes whose gold label is harmful or, in the table of a task's label, that have the label.
         accuracy: Share of labels that agree with gold.
@@ -120,7 +119,6 @@ def groups_by(memes: Sequence[JudgedMeme], axis: str) -> dict[str, tuple[str, ..
     """Groups of each meme by one of its own properties, by id.
 
     Args:
-        memes: The memes.
         axis: One of :data:`AXES`: the card's group (a template, a source), the data set's own label, the language that
             the card names or else the detected one, the script of most letters of the text, the split, or the targets
             that the data set names.
@@ -146,7 +144,6 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
     """Groups of each meme of a run by id, and the names of all groups in order.
 
     Args:
-        results: Results of the run.
         by: A task of the data set's card, whose gold labels are the groups (memes without a gold label are in none),
             or a property, as for :func:`groups_by`.
 

@@ -30,7 +30,6 @@ def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.
     """A figure, with its interval if it has one; a dash if there is no figure.
 
     Args:
-        value: The figure.
         form: Format of a number, such as ``+.1f``.
         times: Factor of the figure and of its interval: 100 for per cent.
     """

@@ -65,7 +65,6 @@ class LabelFigures:
     """Figures of one label.
 
     Attributes:
-        label: The label.
         gold: Number of memes that have the label.
         said: Number of memes that were given the label.
         prevalence: Share of the memes that have the label.
@@ -98,7 +97,6 @@ class TaskCard:
     """All figures of one set of answers.
 
     Attributes:
-        question: The question.
         n: Number of memes that have a gold label.
         groups: Number of groups that the bootstrap drew; 0 if it drew memes.
         unanswered: Number of memes without an answer, which count as wrong.

@@ -25,7 +25,6 @@ class QuestionVariant:
     """One way of asking.
 
     Attributes:
-        run: Name of the run.
         value: Official metric, with its interval.
         behind: Lead of the best way over this one, by paired bootstrap; 0 for the best itself.
         differing: Number of independent draws (memes, or groups of them) on which its answers differ from the best's.

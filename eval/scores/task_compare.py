@@ -35,14 +35,10 @@ class TaskComparison:
 
     Attributes:
         task: Task that was asked about.
-        name_a: Name of A.
-        name_b: Name of B.
         n: Number of memes compared.
         groups: Number of groups that the bootstrap drew; 0 if it drew memes.
         only_one: Number of memes that only one of the two was asked about; not compared.
         official: Metric that the data set's authors rank by.
-        a: Figures of A by metric.
-        b: Figures of B.
         differences: A minus B by metric, with a 95 % interval by paired bootstrap.
         only_a_right: Number of memes on which only A's answer equals gold.
         only_b_right: Number of memes on which only B's answer equals gold.

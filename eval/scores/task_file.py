@@ -33,9 +33,7 @@ def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, sco
     """Reads the answers in ``path`` for ``memes``.
 
     Args:
-        path: The file.
         memes: Memes of the split that have a gold label of the task, in its order.
-        task: The task.
         scorer: Scorer of a log of Inspect AI whose answers are the labels.
 
     Raises:
@@ -54,10 +52,7 @@ class _AnswerRules:
     """Rules that turn a row into an answer, whichever columns it has.
 
     Attributes:
-        task: The task.
-        whole: Rules for the column of whole answers.
         by_label: Rules for a column per label; None if the task allows only one label.
-        columns: Names of these columns.
         scores: Label by the name of its probability column.
         said: Name of the column of whole answers in our Parquet files.
     """

@@ -18,7 +18,6 @@ class TaskNoise:
     """Labels of a task that are likely wrong.
 
     Attributes:
-        task: The task.
         by_label: Label noise by label, where having the label takes the place of being harmful.
         too_few: Labels that too few memes have, or lack, for a result.
     """

@@ -157,9 +157,6 @@ def arms_named(
     """The arms of a study: the named ones (by default all that make a difference), and one per model or prompt set.
 
     Args:
-        names: Names of arms.
-        models: Other models.
-        procedure: Procedure of the trials.
         prompts: Other sets of prompts: packaged versions, or folders.
 
     Raises:
@@ -248,16 +245,11 @@ class Study:
         out: The study's folder.
         kind: ``ablate``, ``sweep`` or ``reproduce``.
         dataset: Data set to judge.
-        data: Directory of the data set.
-        split: Split of the data set.
-        procedure: Procedure of the trials.
-        protocols: Protocols by which it is scored.
         settings: Settings of the court before the changes of an arm.
         arms: Arms to compare, the reference first.
         limit: Largest number of memes to judge; None for all.
         seed: Seed of the sample, of replies, and of random draws by controls.
         concurrency: Number of memes on trial at once.
-        command: Command line of the study.
         server: Name of the model servers in the store of calls.
         patience_s: Seconds that a meme waits for a busy or unreachable model server.
         allow_missing: True if a missing picture only fails its meme, not the run.

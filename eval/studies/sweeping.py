@@ -31,10 +31,8 @@ class Candidate:
     """One way of judging the split.
 
     Attributes:
-        run: Name of the run whose predictions these are.
         threshold: Lowest score that counts as harmful; None for the verdicts as they were given.
         macro_f1: Strict macro-F1, with a 95 % interval by bootstrap over memes, or over groups if there are any.
-        accuracy: Strict accuracy.
         coverage: Share of the memes with a class.
         behind: Lead of the best candidate over this one in macro-F1, by paired bootstrap; 0 for the best itself.
         differing: Number of independent draws (memes, or groups of them) on which it differs from the best.
@@ -60,7 +58,6 @@ class Sweep:
 
     Attributes:
         protocol: Protocol by which gold labels became two classes.
-        n: Number of memes.
         candidates: Candidates, best first.
         flattered_by: Selection bias: how much the best one's macro-F1 is inflated by being picked as the best, by
             bootstrap.
@@ -156,11 +153,8 @@ def rank(
     A meme without a score keeps its verdict at every threshold, and one without a verdict is wrong.
 
     Args:
-        runs: Runs on the same memes.
         protocol: Protocol by which gold labels become two classes.
         thresholds: Thresholds on scores, in [0, 1]; may be empty.
-        resamples: Number of resamples of the bootstrap.
-        seed: Seed of the bootstrap.
 
     Raises:
         BadRequest: The runs are on different memes, or there are too few memes of a class.

@@ -49,7 +49,6 @@ class VoteReport:
         problems: Rows that could not be used.
         protocol: Protocol by which the memes' labels became two classes.
         dropped: Number of memes that the protocol drops; they are not judged.
-        precedents: Number of precedents that voted.
         precedents_dropped: Number of precedents that did not vote, because the protocol drops their label too.
     """
 
@@ -71,12 +70,9 @@ async def measure_vote(
     """Measures the vote of the library in ``place`` on every labelled meme of ``source`` that the protocol keeps.
 
     Args:
-        place: The library.
-        source: The memes.
         protocol: ``MERGED``, or ``EXTREME`` to drop memes that are somewhat harmful.
         drop_precedents: True to exclude precedents with labels that the protocol drops from the vote, too; the library
             is then recalibrated. The court's paper drops the label entirely; a deployed court would keep them.
-        seed: Seed of the bootstrap.
 
     Raises:
         BadLibrary: The library can't be opened.
@@ -112,7 +108,6 @@ class PlainVote:
     """Quality of an unweighted majority vote of the nearest precedents.
 
     Attributes:
-        k: Number of voters.
         scores: Scores over all memes, however distant their precedents are.
     """
 
@@ -144,13 +139,10 @@ async def measure_plain_votes(
     the protocol ``merged``.
 
     Args:
-        place: The library.
-        source: The memes.
         ks: Odd numbers of voters, so that there are no ties.
         without_duplicates: True to exclude near-duplicates of the meme (see
             :meth:`retrieval.precedents.finder.LibraryFinder.find`) and, if no pictures are compared, precedents whose
             text has a similarity of at least :data:`NEAR_TEXT`.
-        seed: Seed of the bootstrap.
 
     Raises:
         BadLibrary: The library can't be opened.
@@ -268,13 +260,11 @@ def measure_left_out(
     The settings were chosen on the same memes, so the result is slightly optimistic; the manifest's own figure is not.
 
     Args:
-        place: The library.
         twins_too: True to also leave out memes with the same picture or the same words.
         templates_too: True to also leave out memes on the same template, that is, to cross-validate with templates held
             apart. The bootstrap then draws whole templates.
         protocol: Protocol, as for :func:`measure_vote`.
         drop_precedents: True to drop precedents, as for :func:`measure_vote`.
-        seed: Seed of the bootstrap.
 
     Raises:
         BadLibrary: The library can't be opened.

@@ -72,13 +72,8 @@ class FunctionalCase:
     """A meme of a functional test; one line of the key.
 
     Attributes:
-        id: Id in the annotations.
-        functionality: Functionality that it tests.
         harmful: Label that a classifier must give.
-        caption: Its text.
         sign: Words on the sign in the picture; empty for none.
-        scene: Scene behind it.
-        seed: Seed of that scene.
         contrast: Number of its contrast set; None if it belongs to none.
     """
 
@@ -101,7 +96,6 @@ def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
     """Returns cases of all functionalities, the same for the same arguments.
 
     Args:
-        count: Cases of each functionality.
         seed: Another seed gives other groups, captions and scenes.
     """
     words = suite()
@@ -150,7 +144,6 @@ def write_functional(
 
     Args:
         root: A directory that is new or empty.
-        count: Cases of each functionality.
         seed: Another seed gives other groups, captions and scenes.
         progress: Called with the number of pictures drawn and their total.
 

@@ -55,15 +55,8 @@ class SyntheticMeme:
     """A meme and its known properties; one line of ``key.jsonl``.
 
     Attributes:
-        id: Id in the annotations.
-        split: Name of its split.
-        image: Name of its picture in the annotations.
-        text: Its text.
         badge: The group whose badge its picture shows.
         level: Gold, by the hidden rule.
-        family: Number of its family.
-        scene: Scene behind the badge.
-        seed: Seed of that scene.
         planted: Kind of fault that it was planted for; empty for the others.
         of: Id of the test meme that it nearly duplicates, for leakage.
     """
@@ -91,7 +84,6 @@ class Made:
     """A synthetic benchmark on disk.
 
     Attributes:
-        root: Its directory.
         dataset: Id in :mod:`eval.datasets.known`.
         memes: All memes, planted ones last in their splits.
     """
@@ -117,12 +109,10 @@ def make(
 
     Args:
         root: A directory that is new or empty.
-        layout: Layout of the files.
         train: Memes in the train split, without planted ones.
         val: Memes in the validation split.
         test: Memes in the test split, likewise.
         seed: Another seed gives other memes.
-        plant: Faults to plant.
         size: Width and height of the pictures, in pixels; planted ones have the usual size.
         progress: Called with the number of pictures drawn and their total.
 

@@ -60,7 +60,6 @@ class JudgeInput:
     """Input of a Judge.
 
     Attributes:
-        text: Text of the meme.
         badge: Badge on the picture; None if there is no picture, or no badge on it.
         described: True if a description names that badge.
         argued: Evidence of the arguments, if they name that badge and are on the right sides.
@@ -79,7 +78,6 @@ class Opinion:
     """Opinion of the Judge.
 
     Attributes:
-        level: Level of harm that it gives.
         recognised: True if it recognised the badge; otherwise it goes by the text alone, and takes every bad word for
             an attack.
         probability: Probability of harm that it would give.
@@ -132,7 +130,6 @@ def expected(
     """Predicts the reply of the Judge of a full trial with these settings.
 
     Args:
-        text: Text of the meme.
         badge: Group whose badge its picture shows; None without one.
         ability: The model's, of all roles.
         dull: True for one call of the Judge with the meme alone.
@@ -179,7 +176,6 @@ class Oracle:
         """Returns the reply to a call; None if the call is not part of a full trial or of a comparator's.
 
         Args:
-            system: The system message.
             parts: The user message: texts, and pictures as PNG.
             wanted: Properties of the JSON schema that the reply must obey.
         """
@@ -269,11 +265,7 @@ class Oracle:
 
 
 def oracle(ability: Ability = _USUAL) -> ScriptedModel:
-    """Returns a chat model that replies as the oracle; it also counts its calls.
-
-    Args:
-        ability: Ability of the oracle.
-    """
+    """Returns a chat model that replies as the oracle; it also counts its calls."""
     speaker = Oracle(ability)
 
     def reply_to(request: ChatRequest) -> dict[str, Any]:

@@ -74,7 +74,6 @@ def task_reply(parts: Sequence[str | bytes], wanted: Mapping[str, Any], ability:
     Args:
         parts: The user message: texts, and pictures as PNG.
         wanted: Properties of the JSON schema that the reply must obey.
-        ability: Ability of the oracle.
     """
     why = {"rationale": "By what is said and shown."} if "rationale" in wanted else {}
     if set(wanted.get("label", {}).get("enum", ())) == set(TARGETS):

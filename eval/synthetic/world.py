@@ -131,7 +131,6 @@ class Claim:
     """Claim of a text.
 
     Attributes:
-        group: Group that the claim is about.
         level: Level of harm if the group is shown.
     """
 

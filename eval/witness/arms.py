@@ -47,11 +47,7 @@ SOURCE_AWAY = frozenset({"EVIDENCE_UNAVAILABLE", "EVIDENCE_TOO_SLOW", "EVIDENCE_
 
 
 class PassingError(Exception):
-    """Raised if a claim has no answer yet for a transient reason, such as an unreachable server.
-
-    Attributes:
-        cause: Underlying error.
-    """
+    """Raised if a claim has no answer yet for a transient reason, such as an unreachable server."""
 
     def __init__(self, cause: Unavailable | BudgetSpent) -> None:
         super().__init__(str(cause))
@@ -62,9 +58,6 @@ class ArmModel:
     """A :class:`~court.ports.ChatModel` for one claim in one arm: answers ablated steps itself and counts other calls.
 
     Attributes:
-        calls: Number of calls that went to the model.
-        tokens_in: Number of tokens of their prompts.
-        tokens_out: Number of tokens of their replies.
         failure: First transient error of a call; the witness records it and continues, the evaluation must not.
     """
 

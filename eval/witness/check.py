@@ -94,9 +94,7 @@ class Checking:
     """Everything that checks of claims share.
 
     Attributes:
-        model: Model of the witness.
         source: Source of documents; None if no arm needs any.
-        settings: Settings of the witness, as in a trial.
         temperature: Temperature of the witness's calls.
         forced: True to ask for true or false if a finding is NOT_ENOUGH.
         citations_by: Model that judges if a passage supports a finding; None to skip this judgement.

@@ -37,13 +37,7 @@ _GOLD: dict[object, Gold] = {
 
 @dataclass(frozen=True, slots=True)
 class GoldClaim:
-    """A claim of known truth.
-
-    Attributes:
-        id: Id of the claim within its file.
-        text: Text of the claim.
-        gold: Truth of the claim.
-    """
+    """A claim of known truth."""
 
     id: str
     text: str

@@ -65,17 +65,12 @@ class WitnessPlan:
 
     Attributes:
         out: Folder of the evaluation; either empty or that of the evaluation to resume.
-        claims: Claims to check.
-        arms: Arms in which each claim is checked.
         queries: Maximum number of searches per claim.
         results: Maximum number of documents read per search.
         steps: Mode of asking about a document: all questions in one call, or each in a separate call.
-        temperature: Temperature of the calls.
         forced: True to ask for true or false if the evidence is not enough.
         concurrency: Number of claims in progress at once.
-        seed: Seed of draws.
         demonstration: True for the synthetic world with its stand-in model.
-        command: Command line.
     """
 
     out: Path
@@ -116,12 +111,9 @@ async def run_witness(
     """Checks all claims in all arms, or resumes doing so.
 
     Args:
-        plan: Plan of the evaluation.
-        model: Model of the witness.
         source: Source of documents; None if all arms run without documents.
         store: Call cache, which also makes the fence marks.
         citations_by: Model that judges if passages support findings; None to skip this judgement.
-        progress: Receives the progress.
 
     Raises:
         BadRequest: The folder contains something else, or an evaluation with other settings.

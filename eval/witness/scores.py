@@ -50,7 +50,6 @@ class WitnessCard:
     """Figures of one arm.
 
     Attributes:
-        arm: Arm of the evaluation.
         n: Number of claims that are true or false.
         true: Number of the ``n`` that are true.
         unknown: Number of claims that the data set calls unknown; only ``unknown_abstained`` includes them.
@@ -64,7 +63,6 @@ class WitnessCard:
         labels: Scores of the labels False and True.
         unknown_abstained: Share of ``unknown`` on which it abstained; None if there are none.
         against: Difference in accuracy to the arm ``witness``, over the same claims; None for that arm, or without it.
-        citations: Citations of the arm.
         calls: Mean number of model calls per claim.
         tokens: Mean number of tokens per claim, in and out.
         documents: Mean number of documents read per claim.

@@ -45,7 +45,6 @@ class _Reading:
 
     Attributes:
         values: Values that the document states for the place, with the quotes.
-        half: Quotes that half state a value.
         names: Names of the place that the document explains, with the quotes.
         unclear: True if the document states a value for an unexplained name.
         authority: True if the publisher alone is sufficient evidence.
@@ -224,7 +223,6 @@ def open_drawn(stack: AsyncExitStack, seed: int = 0) -> tuple[EvidenceSource, Ch
 
     Args:
         stack: Exit stack that removes the corpus.
-        seed: Seed of the world.
     """
     facts = draw_world(seed)
     folder = Path(stack.enter_context(TemporaryDirectory())) / "facts"

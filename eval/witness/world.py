@@ -61,10 +61,8 @@ class Property:
     """A property of places.
 
     Attributes:
-        words: Search terms.
         statement: Sentence that states the value, with ``{who}`` and ``{value}``.
         half: Sentence that half states the value, with ``{who}``.
-        values: Possible values.
     """
 
     words: str
@@ -116,12 +114,9 @@ class Fact:
 
     Attributes:
         number: Number of the fact, from 1.
-        place: Name of the place.
-        trait: Key of the property.
         value: True value of the property.
         other: Another value, used by a false claim or a wrong document.
         true: True if the claim is true.
-        situation: Relation of the documents to the fact.
     """
 
     number: int
@@ -181,8 +176,6 @@ def expected(fact: Fact, arm: Arm, *, remembers: bool) -> ClaimLabel:
     """Returns the finding that a model with exact reading must reach.
 
     Args:
-        fact: Fact that the claim is about.
-        arm: Arm of the evaluation.
         remembers: True if the model knows the fact without any document.
     """
     truly = ClaimLabel.SUPPORTED if fact.true else ClaimLabel.REFUTED

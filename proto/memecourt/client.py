@@ -81,7 +81,6 @@ class Client:
             allow_plain_token: True to send the token to another machine without TLS, because something else encrypts.
             metadata: Function that returns further metadata, such as ``traceparent``; called before each call.
             options: Options of gRPC's channel, which override the client's own.
-            retries: Retry settings.
 
         Raises:
             ValueError: Arguments contradict each other.
@@ -160,7 +159,6 @@ class Client:
 
         Args:
             trial_id: Id of the trial; empty to name it by its request.
-            request_id: Id of the request that the trial answers.
             namespace: Namespace of that request's content.
             from_seq: Number of the first event to yield.
 
@@ -182,7 +180,6 @@ class Client:
 
         Args:
             trial_id: Id of the trial; empty to name it by its request.
-            request_id: Id of a request that the trial answers.
             namespace: Namespace of that request's content.
             timeout: Seconds that the call may take.
 

@@ -229,7 +229,6 @@ class Book:
         """Processes the end of a stream: unanswered requests in it are sent again, if that can help.
 
         Args:
-            stream: Number of the stream.
             error: Error that ended the stream; None for a regular end.
         """
         self.given_up.discard(stream)

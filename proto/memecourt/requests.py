@@ -46,16 +46,12 @@ def judge_request(
 
     Args:
         image: The picture file; None to have the text judged alone.
-        text: Text of the meme.
         language: BCP 47 tag of the text.
         procedure: Procedure of the trial; the server's default if not given.
         request_id: Caller's id of the request; if empty, the client generates one when it sends the request.
-        namespace: Namespace of the content.
         content_id: Caller's id of the content.
-        policy: Policy to apply.
         client_token: Bytes that the response returns unchanged.
         try_anew: True to demand a trial of its own even if an earlier verdict could be reused.
-        pins: Versions to insist on.
 
     Raises:
         ValueError: The picture has no bytes and there is a text: the server would judge that alone.

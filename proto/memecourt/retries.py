@@ -102,7 +102,6 @@ def passing(error: CallError, *, changes: bool = False) -> bool:
     """True if a retry may help and can do no harm.
 
     Args:
-        error: Error of the call.
         changes: True if the call changes something each time that it gets through. It is then retried only if the
             server itself asked for that: after a broken connection the fate of the call is unknown.
     """
@@ -186,8 +185,6 @@ class Attempts:
         """Starts with no attempt.
 
         Args:
-            retries: Retry settings.
-            budget: Retry budget of the client.
             timeout: Seconds for all of them together; None for as long as it takes.
             changes: True if the call changes something, as for :func:`passing`.
             stream: True if the answer is a stream that resumes where it was cut: see :func:`is_cut`.

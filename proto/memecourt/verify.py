@@ -51,8 +51,6 @@ class Checkpoint:
     """Signed checkpoint of a docket's log.
 
     Attributes:
-        origin: Names the docket.
-        size: Entries in the log.
         root: Root hash of the tree over them (RFC 6962), 32 bytes.
     """
 
@@ -89,9 +87,7 @@ class Trial:
     """The trial of a verified bundle.
 
     Attributes:
-        trial_id: Id of the trial.
         checkpoint: Checkpoint of the log that contains the entries.
-        entries: All entries of the trial, by number.
         parts: Entries that hold texts of precedents and documents quoted in it, by number.
         known: Earlier checkpoints that the log was proved to extend.
     """
@@ -165,11 +161,6 @@ def verify_receipt(
     """Checks the receipt of a verdict: the fields of ``memecourt.v1.Receipt``.
 
     Args:
-        keys: Public keys of the docket.
-        checkpoint: The signed checkpoint.
-        entry: Number of the entry of the verdict.
-        header: Header of that entry.
-        proof: Inclusion proof of the entry.
         trial_id: ``verdict_id`` of the response; empty if it is not known.
 
     Raises:

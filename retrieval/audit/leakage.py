@@ -73,8 +73,6 @@ class Leak:
     """A precedent that is too near to a judged meme.
 
     Attributes:
-        precedent: Id of the precedent.
-        meme: Id of the judged meme.
         why: One of :data:`WHYS`.
         text_similarity: Cosine similarity of the texts; None if either has none.
         picture_similarity: Cosine similarity of the pictures; None if either has none.
@@ -118,11 +116,7 @@ async def find_leaks(
     """Every precedent beside every judged meme.
 
     Args:
-        library: The precedents.
-        judged: Memes to be judged.
         pictures: Folder of their pictures; None where there are none.
-        encoder: Encoder that made the library.
-        reader: Decodes pictures.
         beside: Directory for temporary thumbnails during the comparison; created if missing.
         nearness: Similarities from which a precedent is too near.
         tell: Called with the step and its progress.
@@ -160,8 +154,6 @@ def _find_copies(
     """Every precedent beside every judged meme.
 
     Args:
-        whole: All precedents.
-        judged: Memes to be judged.
         pictures: Their pictures by index, without those that can't be imported.
         vectors: float32 of shape (judged, text_dim + picture_dim).
         nearness: Similarities from which a precedent is too near.

@@ -50,7 +50,6 @@ class Suspicion:
     """A label that its neighbours contradict.
 
     Attributes:
-        id: Id of the precedent.
         harmful: True if it is labelled harmful.
         probability: Probability of harm by the vote of its neighbours, in [0, 1].
     """
@@ -96,7 +95,6 @@ def check_library(
     """Compares all precedents with each other, in time quadratic in their number.
 
     Args:
-        library: Library to check.
         leaks: Result of :func:`retrieval.audit.leakage.find_leaks`.
         sure: Highest probability of a precedent's own label at which the label is suspicious, in (0, 0.5).
         progress: Called with the number of compared precedents and their total.

@@ -64,7 +64,6 @@ class _LeftOut:
     """Held-out log-odds of harm of the judged memes, for one alpha.
 
     Attributes:
-        neighbours: Their neighbours.
         fold: int64 of shape (q,): fold of each.
         regression: Log-odds by the regression, shape (strengths, q); without rows if there are too few memes to fit.
     """
@@ -91,7 +90,6 @@ def calibrate(
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
         memes: Memes of the rows, at least one.
-        text_dim: Width of the text half.
         floors: Minimum similarities of the library.
         text_floors: Minimum similarities of texts by script, if measured.
         error: Accepted share of wrong labels if the vote alone decides.
@@ -369,8 +367,6 @@ def safeguarded_votes(
     Args:
         similarities: Shape (q, depth), nearest first, padded with -inf; one more than the voters, if available.
         harmful: Labels of the neighbours, same shape.
-        settings: Vote settings.
-        safeguards: Safeguards of the library.
     """
     p = probabilities_of(shares(similarities, harmful, settings), settings)
     acquitted = np.flatnonzero(p < settings.threshold)

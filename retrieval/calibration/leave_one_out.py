@@ -63,10 +63,6 @@ def leave_one_out_neighbours(
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        memes: Memes of the rows.
-        text_dim: Width of the text half.
-        alphas: Weights of the text.
-        depth: Largest number of neighbours.
         limit: Largest number of memes to judge.
         twins_too: True to leave out, together with a meme, others that share its picture or its words.
         apart: True to also leave out near-duplicates (:data:`NEARLY`) and memes in the same block of :data:`GROUP`,
@@ -135,8 +131,6 @@ def repeated_memes(rows: NDArray[np.float32], memes: Sequence[LabelledMeme], tex
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        memes: Memes of the rows.
-        text_dim: Width of the text half.
         limit: Largest number of memes to check; more are sampled evenly, as for calibration.
     """
     n, count = len(memes), 0

@@ -79,7 +79,6 @@ def cross_validated_log_odds(
         y: Labels, shape (n,).
         folds: Fold of each meme, shape (n,).
         learnable: Mask of memes usable for training, shape (n,), which excludes clones of others.
-        strengths: Penalties that are tried.
     """
     z = np.zeros((len(strengths), len(y)))
     length = np.linalg.norm(x, axis=1, keepdims=True)

@@ -117,8 +117,6 @@ def measure_min_similarity(
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        memes: Memes of the rows.
-        text_dim: Width of the text half.
         known: Minimum similarities that the encoder knows.
     """
     text, picture = known.text, known.picture
@@ -145,8 +143,6 @@ def measure_text_floors(
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        memes: Memes of the rows.
-        text_dim: Width of the text half.
         known: Minimum similarities that the encoder knows; that of texts is for Latin script.
     """
     by_script: dict[str, dict[str, int]] = {}

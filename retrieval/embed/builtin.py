@@ -56,7 +56,6 @@ class BuiltinEncoder(DescribedPictures):
     nothing for longer ones. Pictures are described in the caller's thread.
 
     Attributes:
-        identity: Identity of the encoder.
         text_digest: Digest of everything that affects the text half, for encoders that reuse it.
     """
 
@@ -125,9 +124,7 @@ def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]]
 
     Args:
         text: Not blank.
-        ids: Tokens of the text.
         places: Start and end of each token in the text; empty spans for special tokens.
-        unknown: Id of the unknown token.
     """
     read = total = 0
     for token, (begin, end) in zip(ids, places, strict=True):

@@ -60,7 +60,6 @@ class TextHalf:
     Attributes:
         name: Name of the encoder that it comes from; empty if it is the same model.
         digest: Digest of everything that affects its vectors.
-        dim: Length of a vector.
         tokens: Maximum number of tokens that it reads of a text.
         floor: Its minimum similarity, if it was measured.
         embed: Returns one vector per text.
@@ -78,9 +77,6 @@ class OpenClipEncoder(Halves):
     """A CLIP model for pictures, on a GPU if available; in float32, so that the device hardly affects results.
 
     Runs one pass of the model at a time; meanwhile, pictures are decoded and scaled in worker threads.
-
-    Attributes:
-        identity: Identity of the encoder.
     """
 
     def __init__(
@@ -90,7 +86,6 @@ class OpenClipEncoder(Halves):
 
         Args:
             clip: The model; its text half is released if it is not used.
-            texts: Encoder of the texts.
             device: ``cuda``, ``mps``, ``cpu``, or ``auto`` for the first available of them.
             threads: CPU threads that models may use; None for all that the process has. PyTorch applies this to the
                 whole process.

@@ -32,11 +32,9 @@ class LoadedClip:
     """A model that is ready to run.
 
     Attributes:
-        name: Name of the encoder.
         model: The model in float32, on the CPU, in inference mode.
         known_as: Name under which open_clip finds its tokenizer.
         config: Its architecture, as open_clip describes it.
-        preprocessing: Preprocessing of pictures.
     """
 
     name: str

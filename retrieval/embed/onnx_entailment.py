@@ -36,9 +36,6 @@ class OnnxEntailment(Entailment):
     def __init__(self, folder: Path) -> None:
         """Loads the model and runs it on a pair.
 
-        Args:
-            folder: Folder of the model.
-
         Raises:
             NotLoaded: A package that runs it is not installed.
             BadRequest: The folder lacks a file, or the model does not classify these three relations.

@@ -42,8 +42,6 @@ class OnnxModel:
     Attributes:
         tokenizer: Its tokenizer, which neither truncates nor pads.
         session: Its session, which runs in the caller's thread.
-        path: File of the model.
-        folder: Folder that holds it.
     """
 
     tokenizer: Any
@@ -64,10 +62,6 @@ class OnnxModel:
 
 def open_folder(folder: Path, kind: ModelKind) -> OnnxModel:
     """Loads tokenizer and model.
-
-    Args:
-        folder: Folder of the model.
-        kind: Expected kind of model.
 
     Raises:
         NotLoaded: A package that runs it is not installed.

@@ -48,7 +48,6 @@ class OnnxTextEncoder(DescribedPictures):
         """Loads the model and embeds a word with it.
 
         Args:
-            folder: Folder of the model.
             threads: Number of texts embedded in parallel, each on one processor; None for at most four.
 
         Raises:

@@ -64,9 +64,6 @@ class PassageHit:
 
     Attributes:
         id: Id of the document, a number sign, and the passage's number within the document, from 1.
-        document: Document that contains it.
-        text: Text of the passage.
-        trust: Trust in the document.
         score: Sum of reciprocal ranks, for comparison within one search.
     """
 
@@ -81,9 +78,7 @@ class FactCorpus:
     """An open corpus; searches are thread-safe.
 
     Attributes:
-        manifest: Manifest of the corpus.
         digest: SHA-256 of the manifest, in hex, which vouches for all other files.
-        documents: Its documents.
     """
 
     def __init__(
@@ -118,7 +113,6 @@ class FactCorpus:
         Of adjacent passages only the better is returned: :meth:`read` gives both.
 
         Args:
-            query: Words to search for.
             most: Maximum number of passages.
 
         Raises:
@@ -200,7 +194,6 @@ def open_corpus(root: Path, encoder: Encoder | None = None, *, search: bool = Tr
     """Opens a corpus after checking every byte of it.
 
     Args:
-        root: Directory of the corpus.
         encoder: Encoder that it was built with; None if it was built without.
         search: False to open it only for reading, which needs no encoder.
 

@@ -62,7 +62,6 @@ class Passage:
     """A part of a document.
 
     Attributes:
-        document: Index of the document in its corpus.
         start: Offset of its first character in the document's text.
         end: Offset after its last character.
     """
@@ -77,10 +76,6 @@ def passages_of(text: str, document: int = 0) -> Iterator[Passage]:
 
     The passages cover all but white space. Without a paragraph border, sentences, lines or words are kept whole, in
     this order of preference.
-
-    Args:
-        text: Text of a document.
-        document: Index of the document in its corpus.
     """
     start = _after_space(text, 0)
     while start < len(text):

@@ -38,9 +38,6 @@ class ResultPaths:
 
     Attributes:
         results: Path of the list of results; empty if the answer is the list.
-        url: Path of the address in a result.
-        title: Path of the title in a result.
-        snippet: Path of the snippet in a result.
         date: Path of the date in a result; empty for none.
     """
 
@@ -63,7 +60,6 @@ class Endpoint:
     """A search endpoint.
 
     Attributes:
-        url: Address of the endpoint.
         shape: Format of its requests and answers.
         key: API key; None for none.
         paths: Paths of the results in its answer, for the shape ``json``.
@@ -84,7 +80,6 @@ class EndpointEvidence:
         """Opens no connection yet.
 
         Args:
-            endpoint: The endpoint.
             pages: Fetches the pages that it finds; None to use only its snippets.
         """
         self._endpoint = endpoint

@@ -67,7 +67,6 @@ class TextExtractor:
 
         Args:
             workers: Maximum number of processes.
-            guard: Resource limits of each.
         """
         self._guard = guard
         self._workers = GuardedWorkers("retrieval.facts.worker", guard, name="document reader", workers=workers)
@@ -78,8 +77,6 @@ class TextExtractor:
         """Extracts the text of a file.
 
         Args:
-            data: The file.
-            kind: Format of the file.
             charset: Encoding named by the server, for a page.
             strict: True to refuse a page that is not valid in its declared encoding.
 

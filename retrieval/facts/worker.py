@@ -21,7 +21,6 @@ def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any
     Args:
         job: ``kind``, ``pdf`` or ``html``; ``most``, the maximum length of the text in characters; for a page
             ``charset`` and ``strict``, as for :func:`retrieval.facts.html_text.html_text`.
-        payloads: The file.
 
     Returns:
         ``title``, ``date`` and ``url``, and the text as payload; or ``fault``, a reason code.

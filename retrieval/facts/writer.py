@@ -46,7 +46,6 @@ def write_corpus(
     Args:
         root: Directory of the corpus; new, empty, or with a corpus to replace.
         documents: Its documents, at least one, with unique ids.
-        name: Name of the corpus.
         encoder: Embeds passages; None to search by words alone.
         trust: Trust in each source or host.
         demonstration: True for a corpus that only demonstrates the feature.

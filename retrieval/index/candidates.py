@@ -80,8 +80,6 @@ class CandidateIndex:
     """Approximate scores of all rows of one library; immutable and thread-safe.
 
     Attributes:
-        rows: Number of indexed rows.
-        dim: Values of a row.
         text_dim: Width of the text half of a row.
     """
 
@@ -100,7 +98,6 @@ class CandidateIndex:
 
         Args:
             rows: float32 of shape (n, dim), n at least 1; may be memory-mapped, is read in blocks.
-            text_dim: Width of the text half.
             progress: Called with the number of encoded rows and the total.
 
         Raises:
@@ -166,7 +163,6 @@ class CandidateIndex:
         """Reads what :meth:`save` wrote.
 
         Args:
-            path: Path of the file.
             expected_digest: Digest of the vectors that will be searched.
 
         Raises:
@@ -231,9 +227,7 @@ def load_or_build(
     """Loads the candidate index of these rows, or builds and saves it if there is no matching file.
 
     Args:
-        path: Path of the index file.
         rows: Rows to index, as for :meth:`CandidateIndex.build`.
-        text_dim: Width of the text half.
         vectors_digest: Digest of the rows.
         progress: Called with the number of encoded rows and the total, if it is built.
 

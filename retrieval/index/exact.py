@@ -56,8 +56,6 @@ class Hits:
     """Rows found, best first, ties by row. All arrays have shape (found,), possibly fewer than requested.
 
     Attributes:
-        rows: Row numbers in the library.
-        scores: Fused similarities.
         text: Cosines of the text halves; 0 if either is missing.
         picture: Cosines of the picture halves; 0 if either is missing.
     """
@@ -92,7 +90,6 @@ class FusedIndex:
 
     Attributes:
         rows: float32 of shape (n, text_dim + picture_dim), contiguous; each half of a row has length 1 or 0.
-        text_dim: Width of the text half.
         fast: Index that selects candidates; None to scan all rows.
         plan: Policy for choosing between the two.
     """
@@ -136,7 +133,6 @@ class FusedIndex:
             picture: Picture half of the query, shape (picture_dim,), length 1 or 0; None for none.
             alpha: Weight of the text, in [0, 1].
             k: Number of rows to find; fewer come back if there are fewer.
-            exclude: Rows to exclude.
             among: Boolean mask of shape (n,) of the rows that may be found; None for all.
 
         Raises:

@@ -32,7 +32,6 @@ class PlannedChange:
     """A valid change, ready to be stored.
 
     Attributes:
-        change: The change.
         vector: float32 of shape (text_dim + picture_dim,) if a meme is added or restored from the history; otherwise
             None.
         picture: JPEG of that meme, if it has one.
@@ -100,8 +99,6 @@ def plan_add(
         meme: Meme with an id that was never used in the library, as records of trials refer to precedents by id.
         vector: float32 of shape (text_dim + picture_dim,), each half of length 1, or 0 if missing.
         picture: Small picture to store, a JPEG; None for none.
-        who: Person who adds it.
-        why: Reason for the change.
 
     Raises:
         PrecedentExists: The id is or was in use.

@@ -42,15 +42,10 @@ def add_precedent(
     Args:
         writer: Writer of the library, on disk or in a database.
         encoder: Identity of the encoder that made the library.
-        id_: Id of the precedent in records.
-        label: Label of the precedent.
         text: Text of the meme; empty if it has none.
         picture: Decoded picture; None if it has none.
-        who: Person who adds it.
-        why: Reason for the change.
         source: Source of the precedent; the person who adds it if empty.
         categories: Categories, in the words of the person who decided.
-        provenance: Further origin of the precedent.
         verified: True if the label counts as verified, as one given by a person does.
 
     Returns:
@@ -149,11 +144,7 @@ async def add_meme(
     """Decodes a meme's picture in a sandbox, embeds the meme and adds it to a library.
 
     Args:
-        opened: Opens a writer of the library.
         encoder: Identity of the encoder that made the library.
-        pictures: Decodes pictures.
-        id_: Id of the precedent in records.
-        label: Label of the precedent.
         text: Text of the meme; empty if it has none.
         image: Picture file; None if it has none.
         known: Further arguments of :func:`retrieval.library.edit.add_precedent`.

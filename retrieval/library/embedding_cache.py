@@ -38,7 +38,6 @@ class EmbeddedPicture:
         bytes_sha256: SHA-256 of the file, in hex.
         pixels_sha256: SHA-256 of the normalised pixels, in hex.
         vector: float32 of shape (picture_dim,).
-        jpeg: Small picture to store, a JPEG.
     """
 
     bytes_sha256: str

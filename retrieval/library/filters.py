@@ -15,10 +15,7 @@ class Filter:
 
     Attributes:
         sources: Data sets or people that precedents came from.
-        splits: Splits of the data sets.
-        namespaces: Namespaces of the content.
         languages: Languages of the texts, as BCP 47 tags.
-        policies: Policies of the labels.
         since: Earliest time of addition to the library; None for no bound.
         until: Exclusive latest time of addition to the library; None for no bound.
         verified: True if a person must have confirmed the label.

@@ -40,7 +40,6 @@ class JournalEntry:
     """One entry.
 
     Attributes:
-        change: Change of the entry.
         vector: float32 of shape (text_dim + picture_dim,) if a meme was added; otherwise None.
         kept: Location of its picture in the journal; None if it has none.
     """

@@ -63,12 +63,9 @@ class Library:
     """An immutable snapshot of a library.
 
     Attributes:
-        root: Directory of the library.
         pointer: Generation and committed part of its journal.
         manifest: Manifest of the generation, without later changes.
-        base: Files of the generation.
         overlay: Changes after the generation was written.
-        pictures: Store of the pictures.
     """
 
     root: Path
@@ -217,8 +214,6 @@ class Library:
 
         Args:
             root: Directory of the library; created if missing.
-            name: Name of the library.
-            encoder: Encoder of the rows.
             memes: Memes, at least one; iterated once.
             rows: float32 of shape (memes, text_dim + picture_dim), each half of length 1, or 0 if missing.
             tuning: Settings of search and vote.
@@ -258,7 +253,6 @@ class Library:
         first search is as fast as later ones.
 
         Args:
-            root: Directory of the library.
             encoder: Encoder to search with; None to read the library only.
             check: ``LATER`` to return at once and call :meth:`check` later.
             progress: Called with the number of bytes checked and the total.
@@ -365,8 +359,6 @@ class Library:
         """Writes a new generation of the visible memes and more; requires the lock and the current library.
 
         Args:
-            more: Memes to append.
-            rows: Rows of the memes.
             tuning: Settings; None to keep the current ones.
             forget: True to delete removed memes permanently; otherwise the history keeps them, so that they can be
                 restored.

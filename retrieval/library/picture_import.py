@@ -42,7 +42,6 @@ class Wanted:
     """A row and the directory of its picture.
 
     Attributes:
-        row: The row.
         folder: Directory that the image name is relative to; None to import no picture.
     """
 

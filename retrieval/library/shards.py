@@ -53,9 +53,6 @@ class ShardMember:
 class ShardFile(io.FileIO):
     """A tar file opened for reading.
 
-    Args:
-        path: The file.
-
     Raises:
         OSError: The file can't be opened.
     """
@@ -148,7 +145,6 @@ def picture_name(shard: str, member: ShardMember) -> str:
 
     Args:
         shard: Name of the shard relative to that directory.
-        member: The member.
     """
     return f"{shard}/{member.offset}/{member.name}"
 

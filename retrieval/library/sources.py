@@ -39,7 +39,6 @@ class Provenance:
 
     Attributes:
         split: Split of their data set; empty if it has none.
-        namespace: Namespace of their content.
         language: BCP 47 tag of their texts; empty if it is not known.
         policy: Name of the policy that they were labelled by.
         verified: True if people have confirmed the labels for this court; the labels of a data set are not.
@@ -57,7 +56,6 @@ class Source:
     """Source of labelled memes.
 
     Attributes:
-        path: File of the memes.
         name: Source name of its precedents; the file's own name if empty.
         pictures: Directory that image names are relative to; None to go by the texts alone.
         format: Layout of the file; None to detect it from the content.
@@ -90,14 +88,12 @@ class Row:
 
     Attributes:
         line: Line number, counted from 1.
-        id: Id of the meme in the source.
         label: Label in the court's terms.
         source_label: Label in the source's own words.
         text: Text of the meme; empty if it has none.
         categories: Categories in the source's own words.
         image: Name of the picture's file; empty if there is none.
         scene: Scene to draw instead of reading a file; empty if there is a file or none.
-        source: Name of the source.
     """
 
     line: int
@@ -116,7 +112,6 @@ class Problem:
     """Fault of a row.
 
     Attributes:
-        source: Name of the source.
         line: Line number, counted from 1.
         id: Id of the meme; empty if it could not be read.
         reason: Description of the fault, which quotes nothing of the meme.
@@ -132,13 +127,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Rows:
-    """Rows read from a source.
-
-    Attributes:
-        format: Layout of the source.
-        good: Usable rows.
-        problems: Faults of the other rows.
-    """
+    """Rows read from a source."""
 
     format: SourceFormat
     good: list[Row] = field(default_factory=list)

@@ -44,7 +44,6 @@ def read_text(path: Path, what: str) -> str:
     """The text of a UTF-8 or UTF-16 file.
 
     Args:
-        path: The file.
         what: Its content in words, for messages.
 
     Raises:

@@ -105,7 +105,6 @@ class Base:
         rows: float32 of shape (memes, text_dim + picture_dim), ``[t|g]``, memory-mapped, read-only.
         flags: uint8 of shape (memes,): see :mod:`retrieval.library.manifest`.
         table: All other data of the memes.
-        pictures: The stored thumbnails.
     """
 
     rows: NDArray[np.float32]
@@ -131,9 +130,6 @@ def read_base(directory: Path, manifest: Manifest, check: Check, progress: Progr
     each is checked against its own digest when it is read.
 
     Args:
-        directory: Directory of the generation.
-        manifest: Manifest of the generation.
-        check: Extent of the check of the rest.
         progress: Called with the bytes checked and the total.
 
     Raises:

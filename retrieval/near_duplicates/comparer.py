@@ -87,9 +87,6 @@ class GuardedComparer:
 
         Args:
             known: Frames of the known meme, as PNG files of ours.
-            picture: The other picture.
-            nearness: Thresholds of the comparison.
-            agreement: Agreement of the texts.
         """
         job = {"known": len(known), "nearness": dataclasses.asdict(nearness), "agreement": agreement.value}
         reply = await self._run(job, [*known, *(frame.png for frame in picture.frames)])

@@ -111,7 +111,6 @@ class Fingerprint:
     Attributes:
         frames: Views of each frame: the whole frame and the parts within its outer and inner plain borders, if it has
             any. Views with a PDQ quality below 50 are omitted, so a frame may have no view.
-        words: Text of the meme.
     """
 
     frames: tuple[tuple[HashedPicture, ...], ...]
@@ -200,9 +199,6 @@ def pictures_differ(
     """Returns the reason why two memes look different; None if all frames match in one position.
 
     Args:
-        known: Known meme.
-        new: New meme.
-        nearness: Thresholds of the comparison.
         agreement: Agreement of their texts; if it relies on misread letters, the tiles are compared more strictly.
     """
     # Omitted frames can't be compared, and may contain the difference.

@@ -191,11 +191,7 @@ class _IssuedIds:
 
 
 class ThreadedFinder(ABC):
-    """Base of finders whose searches run in their own threads; see :class:`court.ports.PrecedentFinder`.
-
-    Attributes:
-        encoder: Encoder of the queries.
-    """
+    """Base of finders whose searches run in their own threads; see :class:`court.ports.PrecedentFinder`."""
 
     def __init__(self, encoder: Encoder, threads: int, name: str) -> None:
         """Starts no thread yet; ``name`` is the prefix of thread names."""
@@ -233,7 +229,6 @@ class ThreadedFinder(ABC):
             exhibits: Number of precedents to show.
             tally: Minimum number of precedents to count.
             alpha: Weight of the text, in [0, 1]; None for the library's own.
-            exclude: Ids of precedents to exclude.
             where: Filter of the precedents; None for all.
             leave_out_duplicates: True to exclude the meme itself and its near-duplicates: same picture, same text, or
                 both halves within :data:`retrieval.precedents.search.NEAR`.

@@ -37,11 +37,7 @@ _MOST_ISSUED = 10_000
 
 
 class PgvectorFinder(ThreadedFinder):
-    """Finds precedents in a database.
-
-    Attributes:
-        address: Address of the database.
-    """
+    """Finds precedents in a database."""
 
     def __init__(self, address: Address, connections: Connections, encoder: Encoder, state: State) -> None:
         """Takes ownership of the connections; use :meth:`open`."""
@@ -57,10 +53,6 @@ class PgvectorFinder(ThreadedFinder):
     @classmethod
     async def open(cls, address: Address, encoder: Encoder) -> Self:
         """Opens the finder on the current library.
-
-        Args:
-            address: Address of the database.
-            encoder: Encoder that the library is to be searched with.
 
         Raises:
             BadLibrary: There is no library or no pgvector, or the library has another encoder or format.

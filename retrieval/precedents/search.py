@@ -35,8 +35,6 @@ class LibraryInfo:
     """Description of a library at one moment.
 
     Attributes:
-        identity: Identity for records.
-        counts: Number of memes.
         tuning: Settings of search and vote.
     """
 

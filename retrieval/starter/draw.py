@@ -29,7 +29,6 @@ class CaptionLine:
     """One line of a caption and its position.
 
     Attributes:
-        text: Words of the line.
         box: Left, top, right and bottom of the drawn line with its outline, in pixels.
         origin: Start position for Pillow, in pixels.
         font_size: Size of the font, in pixels.

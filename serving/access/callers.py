@@ -122,10 +122,6 @@ def check_namespace(namespace: str, field: str = "content.namespace") -> None:
 
     The empty namespace is like any other: a caller limited to some namespaces must name one of them.
 
-    Args:
-        namespace: Namespace to check.
-        field: Field of the request that contains it.
-
     Raises:
         NotAllowed: The caller has no access to the namespace.
     """

@@ -31,7 +31,6 @@ def require_guarded(listener: str, host: str, settings: Settings, *, field: str)
 
     Args:
         listener: Name of the listener, used at the start of the error message.
-        host: Host that it listens on.
         settings: Certificates, tokens and lifted requirements.
         field: Setting or argument to name in the error.
 

@@ -21,7 +21,6 @@ def read_all(paths: Sequence[Path], what: str) -> Contents:
     """Reads the contents of files.
 
     Args:
-        paths: The files.
         what: Description of the files for the error.
 
     Raises:
@@ -50,7 +49,6 @@ async def follow_files(
     is used.
 
     Args:
-        paths: The files.
         use: Called with the new contents; raises BadRequest if they are invalid, and the old ones stay in use.
         what: Description of the files for the log: "The file of tokens".
         in_use: Contents of the files as first read.

@@ -37,7 +37,6 @@ class Certificates:
 
     Attributes:
         paths: Files of the certificate chain, its key and, if given, the authorities; all PEM.
-        contents: Contents in use.
     """
 
     paths: Sequence[Path]

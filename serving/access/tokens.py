@@ -119,8 +119,6 @@ class Tokens:
     """The tokens in force.
 
     Attributes:
-        path: File of the tokens.
-        contents: Contents in use.
         callers: Callers by the hash of their token.
     """
 
@@ -174,9 +172,7 @@ def add(
     """Appends a new token's hash to the file, which is created if missing; existing contents are unchanged.
 
     Args:
-        path: The file.
         name: Name of the caller.
-        scopes: Permissions of the token.
         namespaces: Namespaces that the token is limited to; None for all.
         expires: Expiry time; None for never.
         widen: True to allow more namespaces than the caller's other tokens are limited to.
@@ -209,7 +205,6 @@ def remove(path: Path, name: str, number: str | None = None) -> Sequence[Entry]:
     """Removes tokens of a caller from the file; comments in it are lost.
 
     Args:
-        path: The file.
         name: Name of the caller.
         number: First digits of the hash of a single token; None for all of the caller's.
 

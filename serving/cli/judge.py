@@ -304,8 +304,6 @@ def show_verdict(
     """Prints a verdict for a person to read.
 
     Args:
-        name: Name of the meme.
-        response: The verdict.
         where: Note on the machine that has the record; empty for this one.
         docket: Option that opens the record, if the docket is not in its usual place.
     """

@@ -99,7 +99,6 @@ class RotatedKey:
     """Result of the command.
 
     Attributes:
-        public: Public key that signs from here on.
         retired: File of the retired private key; None where that is gone.
         finished: Earlier rotation that was finished; None where one was made.
     """

@@ -26,7 +26,6 @@ class _Inspection:
 
     Attributes:
         what: Name of the thing: docket, library or tokens.
-        found: State of it, as a sentence.
         remedy: Steps to take, as a sentence; empty where there are none.
         readable: False if this version can't read it.
     """

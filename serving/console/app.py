@@ -58,9 +58,7 @@ def create_app(
     Args:
         docket: Docket whose trials are shown; the caller closes it.
         tokens: Tokens of visitors; None for a console that only this machine can reach.
-        host: Host that it listens on.
         origin: Public address (``https://console.example.org``), if it differs.
-        pictures: Pictures of precedents.
         parts: Further dependencies of pages, by name.
 
     Raises:

@@ -51,7 +51,6 @@ class RequestGuard:
         """Wraps an application.
 
         Args:
-            app: The application.
             hosts: Allowed host names; None for any. With DNS rebinding, a malicious page sends its own name.
         """
         self._app = app

@@ -38,8 +38,6 @@ class Shown:
     """An entry as a page shows it.
 
     Attributes:
-        entry: Entry as stored.
-        standing: Standing of the entry in the log.
         why: Fault in a sentence; empty if there is none.
         who: Person who viewed a picture, if the entry is about that.
         what: Picture that was viewed.

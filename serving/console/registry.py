@@ -50,13 +50,8 @@ class Console:
     """Dependencies of the pages.
 
     Attributes:
-        trials: Records of trials, and their pictures.
-        index: Index for listing trials.
-        log: Log with the receipts of verdicts.
         reviews: Store that records accesses.
         auditor: Auditor that proves log entries.
-        sessions: Sessions of the visitors.
-        pages: All pages.
         pictures: Pictures of precedents; None if the library can't be read here.
         origin: Public address such as ``https://console.example.org``; empty if there is none.
         parts: Further dependencies of pages, by name.
@@ -106,7 +101,6 @@ async def trial_of(request: Request, trial_id: str | None = None) -> TrialRecord
 
     Args:
         request: Request with the ``trial_id`` and the visitor.
-        trial_id: Id of another trial to use instead.
 
     Raises:
         TrialUnknown: The trial does not exist, or the visitor may not see it: the two can't be told apart.

@@ -18,10 +18,7 @@ def render(request: Request, template: str, *, status: int = 200, **values: obje
     and ``Role``.
 
     Args:
-        request: Request to answer.
         template: Its file under ``templates/``.
-        status: HTTP status.
-        values: Values for the template.
     """
     console = console_of(request)
     visitor: Visitor | None = getattr(request.state, "visitor", None)

@@ -36,11 +36,9 @@ async def open_console(
     """Serves the console inside the block; yields its URL.
 
     Args:
-        docket: Docket whose trials are shown.
         settings: TLS settings and public address.
         address: ``host:port``; port 0 for a free one.
         tokens: Tokens of visitors; None to allow everybody on this machine and nobody else.
-        pictures: Pictures of precedents.
         parts: See :func:`serving.console.app.create_app`.
 
     Raises:

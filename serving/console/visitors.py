@@ -49,7 +49,6 @@ class Visitor:
 
     Attributes:
         name: Name in the file of tokens, or ``local``.
-        role: Role of the visitor.
         namespaces: Namespaces that the visitor may see; None for all.
     """
 
@@ -71,7 +70,6 @@ class Grant:
     """Permission to fetch an unblurred picture after the access was recorded, each frame once.
 
     Attributes:
-        trial_id: Id of the trial whose page shows it.
         what: Picture to fetch: ``meme``, or ``precedent:`` and its id.
         until: Expiry, in seconds of the monotonic clock.
         fetched: Frames that were already fetched.

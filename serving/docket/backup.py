@@ -63,12 +63,9 @@ async def back_up(
     """Backs up a docket while it may be written to, and verifies the copy as ``docket verify`` does.
 
     Args:
-        docket: The docket.
-        place: File of the docket.
         folder: Folder of the backup, which is created; a crash leaves one with the suffix ``.unfinished`` next to it.
         settings: Settings in force, as the text of a file.
         software: Version of the software that writes the backup.
-        tell: Is told each step.
 
     Raises:
         BadRequest: The docket is in PostgreSQL, or the folder exists already.
@@ -115,10 +112,8 @@ async def restore(folder: Path, place: Path | Address, pictures: Path | str | No
     """Restores and verifies a backup. The database gets its name last: until then there is no docket.
 
     Args:
-        folder: Folder of the backup.
         place: File of the docket, which must not exist yet.
         pictures: Directory of its pictures; next to the file if not given.
-        tell: Is told each step.
 
     Raises:
         BadRequest: The folder is not a complete backup, the docket exists already, or the docket or its pictures would

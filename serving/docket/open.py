@@ -52,18 +52,7 @@ class Docket:
     """The stores of one docket; code that needs one of them should take only that one.
 
     Attributes:
-        writer: Writer of events and pictures.
-        trials: Reader of records.
-        index: Index for listing trials.
-        leases: Leases on requests.
-        heartbeats: Heartbeats of the servers.
-        verdict_keys: Keys of reusable verdicts.
-        fingerprints: Fingerprints of the pictures of trials.
-        log: The transparency log.
-        log_keys: Keys of the log.
         reviews: Reviews of verdicts, and records of access.
-        eraser: Eraser of memes and precedents.
-        hooks: Webhook receivers.
         deliveries: Undelivered webhook messages.
         auditor: Auditor that verifies the docket and proves its contents.
         transactions: Transactions of the database, which all stores share.

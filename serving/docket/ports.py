@@ -61,7 +61,6 @@ class RequestName:
 
     Attributes:
         namespace: Namespace of the content, or empty.
-        request_id: Id of the request.
     """
 
     namespace: str
@@ -73,8 +72,6 @@ class Lease:
     """Lease on a request: the server that answers it, and with which trial.
 
     Attributes:
-        name: Name of the request.
-        payload: Fingerprint of the request.
         trial_id: Id of the trial that answers the request; it may have ended, be running, or not have started.
         owner: Server that runs the trial.
     """
@@ -92,7 +89,6 @@ class Failure:
     Attributes:
         begun: Number of the log entry of its start.
         ended: Number of the log entry of its failure.
-        failed: Failure event.
     """
 
     begun: int
@@ -105,8 +101,6 @@ class TrialFilter:
     """Filter of trials that must meet all conditions. Empty or None means no condition.
 
     Attributes:
-        labels: Labels by the Judge.
-        states: States of the trial.
         opened_from: Earliest opening time, inclusive.
         opened_until: Latest opening time, exclusive.
         reviewed: True for reviewed verdicts, False for others.
@@ -115,7 +109,6 @@ class TrialFilter:
         namespaces: Namespaces that the caller may see. An empty set matches no trial.
         pixels_sha256: SHA-256 of the picture's pixels; for a text without picture, the text's digest.
         erased: True for erased trials, False for others.
-        other_than: Namespaces to exclude.
         content_id: Caller's id of the content.
     """
 
@@ -138,15 +131,11 @@ class DocketLine:
     """One trial in a listing.
 
     Attributes:
-        trial_id: Id of the trial.
         opened_at: Opening time, UTC.
-        procedure: Procedure of the trial.
-        namespace: Namespace of the content.
         content_id: Caller's id of the content.
         state: State of the trial; OPEN includes interrupted trials.
         label: Label by the Judge; None if there is no verdict.
         needs_human_review: True if the verdict needs human review.
-        request_id: The request that it was opened for.
         review: The last review, or None where there was none.
         failure_reason: Machine-readable reason of a failure; empty if there was none.
         erased: True if the record was erased, so that nothing of the meme is left.
@@ -174,7 +163,6 @@ class Receipt:
 
     Attributes:
         checkpoint: Signed note with the size of the log and the root hash of its tree.
-        number: Number of the entry.
         header: Header of the entry; its hash is a leaf of the tree.
         proof: Hashes from the leaf to the root (RFC 6962 §2.1.1).
     """
@@ -190,7 +178,6 @@ class Hook:
     """Shared state of a webhook receiver.
 
     Attributes:
-        name: Name of the receiver in the settings.
         next_entry: Number of the log entry to be read next.
         owner: Server that sends to it; empty if none does.
         paused_until: Time until which the receiver has asked for a pause; None if it has not.
@@ -214,8 +201,6 @@ class Delivery:
 
     Attributes:
         entry: Number of the log entry that it reports.
-        event: Type of the event.
-        since: Time of the entry.
         attempts: Number of attempts so far.
         due_at: Time of the next attempt; None if it was given up.
         error: Error of the last attempt, as a message of our own.
@@ -249,8 +234,6 @@ class HookStates:
     """Snapshot of the state of all receivers.
 
     Attributes:
-        log_size: Number of entries in the log.
-        hooks: Receivers by name.
         backlogs: Undelivered messages by receiver; receivers without any may be missing.
     """
 
@@ -264,9 +247,7 @@ class Subject:
     """Fields of a trial that messages contain.
 
     Attributes:
-        namespace: Namespace of the content.
         content_id: Caller's id of the content.
-        request_id: The request that it was opened for.
         erased: True if its record was erased.
     """
 
@@ -281,7 +262,6 @@ class AwaitingReview:
     """Counts of verdicts that wait for human review.
 
     Attributes:
-        count: Number of verdicts.
         oldest: Opening time of the oldest of their trials; None if there is none.
     """
 
@@ -352,7 +332,6 @@ class TrialIndex(Protocol):
         Args:
             limit: Maximum number of lines.
             after: Cursor: ``opened_at`` and ``trial_id`` of the last line of the previous page.
-            which: Filter of the trials.
             oldest_first: True to reverse the order.
         """
         ...
@@ -425,7 +404,6 @@ class HeartbeatStore(Protocol):
         """Removes the counter of a server that is gone.
 
         Args:
-            owner: The server.
             count: Counter when last read; if it has advanced since, it is not removed. None for a server that shuts
                 down itself.
         """
@@ -484,11 +462,8 @@ class LogKeys(Protocol):
 
         Args:
             old: Current key of the docket.
-            new: New key, with the same name.
             who: Person or system that wants it.
-            why: Why.
             compromised: True if the old key may have leaked.
-            at: Time of the request.
 
         Raises:
             DocketError: The docket has another key by now, or the new key is not in the key file (``DOCKET_KEY``).
@@ -505,7 +480,6 @@ class TransparencyLog(Protocol):
 
         Args:
             first: Number of the first entry.
-            most: Maximum number of entries.
             kinds: Kinds of entries to include; None for all.
         """
         ...
@@ -623,10 +597,7 @@ class Eraser(Protocol):
         The records of who viewed it and that it was erased remain, and so do earlier copies of the docket.
 
         Args:
-            trial_id: Id of the trial.
             who: Person or system that requests the erasure.
-            why: Why.
-            at: Time of the request.
             precedents: Ids of precedents made from the trial; their texts are erased from all records that quote them.
 
         Raises:

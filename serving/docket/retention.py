@@ -99,7 +99,6 @@ async def erase_expired(
     """Erases all expired trials, and the precedents made from their overrulings.
 
     Args:
-        docket: Docket of the trials.
         periods: Periods, no two of which apply to the same namespace.
         now: Reference time for ages.
         forget: Takes a precedent out of the library; None where there is none that can be changed.
@@ -169,8 +168,6 @@ async def keep_retention(
     """Erases expired trials periodically until cancelled. Several servers may do so on one docket.
 
     Args:
-        docket: Docket of the trials.
-        settings: Settings with the periods.
         forget: Takes a precedent out of the library; None where there is none that can be changed.
         report: Called after each pass with the numbers of erased and overdue trials.
         every_s: Seconds between two passes.

@@ -27,7 +27,6 @@ def document(source: ExportSource, *, pictures: Pictures = Pictures.NONE, messag
     """A trial, fit to be written as JSON.
 
     Args:
-        source: The trial.
         pictures: Form of the picture's frames in the document, in Base64.
         messages: True to include the messages sent to models.
     """

@@ -27,7 +27,6 @@ def page(
     """The file's text, to be written as UTF-8.
 
     Args:
-        source: The trial.
         pictures: Form of its pictures. Only with SHARP does the file contain anything by which they can be made out.
         messages: True to include the messages sent to models, each behind a click.
         now: Time of the export, UTC.

@@ -55,7 +55,6 @@ def pdf(
     """The file.
 
     Args:
-        source: The trial.
         pictures: Form of its pictures. With SHARP they stand veiled in their places, and sharp on pages of their own at
             the end: nobody comes upon them unasked.
         messages: True to include the messages sent to models, at the end.

@@ -38,7 +38,6 @@ class ExportSource:
     """One trial, to be exported.
 
     Attributes:
-        record: Record as stored in the docket.
         frames: Frames of the meme as PNG files, in the order of ``record.opened.meme.frames_used``; empty if they are
             not wanted, or not stored.
         precedents: Pictures of precedents by their ids; of those that are wanted and still there.
@@ -71,8 +70,6 @@ async def gather(
     """A trial with its pictures.
 
     Args:
-        trial_id: Its id.
-        trials: Its record and its pictures.
         log: Gives the receipt of its verdict.
         pictures: True to read the pictures; veiling them is up to the writer of the export.
         library: Library of the precedents; None if their pictures can't be had.

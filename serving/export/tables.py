@@ -67,9 +67,6 @@ class Selection:
         """Has read nothing yet.
 
         Args:
-            index: Lists trials.
-            trials: Reads their records.
-            which: Filter of the trials.
             noted: Is told the ids of trials with a verdict, some at a time, before any of these is given.
         """
         self._index = index

@@ -15,7 +15,6 @@ def own_names(host: str, origin: str = "") -> frozenset[str] | None:
     """Returns the allowed names of a listener; None for any.
 
     Args:
-        host: Host that it listens on.
         origin: Public address of the listener, if it differs: ``https://console.example.org``.
     """
     # If reachable from elsewhere it may have any name, which only its operator knows.

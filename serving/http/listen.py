@@ -31,9 +31,7 @@ class Listener:
     """Name and limits of a listener.
 
     Attributes:
-        name: Name, used at the start of messages.
         field: Setting that its address comes from.
-        example: Address, as an example.
         at_once: Maximum number of concurrent connections; further callers are told to retry.
         body_s: Timeout in seconds for a request's body.
     """
@@ -55,8 +53,6 @@ async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, ad
     """Serves an application inside the block; yields its URL.
 
     Args:
-        listener: Name and limits.
-        app: Application.
         settings: TLS, tokens and lifted requirements.
         address: ``host:port``; port 0 for a free one.
 

@@ -48,8 +48,6 @@ async def connect_models(
     """Connects to the model servers; None if the settings name none.
 
     Args:
-        settings: Settings with servers and models.
-        stack: Stack that closes the connections.
         tell: Called with each missing capability of a server and its workaround.
         patient: True to wait for a server that does not answer.
         may_be_blind: Roles that take part in trials but are shown no picture.

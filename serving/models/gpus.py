@@ -19,7 +19,6 @@ class Gpu:
 
     Attributes:
         index: Its number, in the order of the bus.
-        name: Name of its model.
         total_gib: Memory, in GiB.
         free_gib: Memory of it that nothing uses, in GiB.
     """

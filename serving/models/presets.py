@@ -33,8 +33,6 @@ class Preset:
     """A model and how vLLM is started with it.
 
     Attributes:
-        name: Name of the preset.
-        model: Its name on the hub.
         weights: Number of its weights, of language model and vision encoder together.
         cache_bytes: Keys and values of one token in the cache, in bytes: 2 tensors x layers x key-value heads x size
             of a head x 2.
@@ -116,7 +114,6 @@ class FittingPreset:
     """Preset that was chosen for the GPUs of this machine.
 
     Attributes:
-        preset: The preset.
         gpus: GPUs that are to share it.
         why: Reason of the choice, a sentence.
     """

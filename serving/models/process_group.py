@@ -24,11 +24,8 @@ class ProcessGroup:
     Its standard input is a pipe that is never written to: by its end the process can tell that we are gone.
 
     Args:
-        command: Command to run.
-        environment: All of its environment.
         secret: Is blotted out wherever it is said.
         tell: Is told every line, on a thread of its own.
-        log_file: File to which its lines are copied.
     """
 
     def __init__(

@@ -55,7 +55,6 @@ class VllmServer:
     (``vllm_child.py``). To start again after it has ended, make another.
 
     Args:
-        settings: Settings of the server to start.
         log: Is told every line that vLLM says, on a thread of its own.
 
     Raises:

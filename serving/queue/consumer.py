@@ -75,7 +75,6 @@ class QueueConsumer:
     """Reads a queue and has its memes judged.
 
     Attributes:
-        answered: Number of messages answered by this consumer.
         buried: Number of messages that this consumer dead-lettered.
     """
 
@@ -93,8 +92,6 @@ class QueueConsumer:
         """Prepares the consumer.
 
         Args:
-            source: Queue.
-            court: Court that judges.
             fetch: Fetches pictures that a request names by address, or refuses to.
             at_once: Maximum number of messages in progress; no more are read, so that the rest waits in the queue.
             deliveries: Maximum number of deliveries before a message without a verdict is dead-lettered.
@@ -313,7 +310,6 @@ async def request_of(meme: QueuedMeme, fetch: Fetch, require: Callable[[str], No
     """Parses the request in a message, by the rules of ``POST /v1/judge``.
 
     Args:
-        meme: Message.
         fetch: Fetches the picture if the request names it by address.
         require: Raises OverQuota if messages of this namespace must wait, before anything is fetched.
 

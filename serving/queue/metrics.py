@@ -17,7 +17,6 @@ class QueueMetrics:
     """All metrics of one consumer, in a registry of their own.
 
     Attributes:
-        registry: Registry of the metrics.
         answered: Messages that got a verdict here, by decision.
         dead: Messages that were put aside here, by reason.
         given_back: Deliveries that ended here without an answer, by why: the message is delivered again.

@@ -97,7 +97,6 @@ class RemoteCourt:
         Args:
             address: ``host:port``.
             tls: TLS options; None for a connection without TLS.
-            token: Token of the consumer.
             timeout_s: Timeout of a verdict in seconds.
 
         Raises:

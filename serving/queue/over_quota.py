@@ -16,7 +16,6 @@ class OverQuota(Exception):
     """Raised if a message has to wait for its namespace's quota.
 
     Attributes:
-        namespace: Namespace.
         delay_s: Seconds until the court is asked again.
     """
 

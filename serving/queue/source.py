@@ -13,8 +13,6 @@ class QueueSettings:
 
     Attributes:
         address: Address of the queue's server; its scheme says of which kind it is.
-        stream: Name of the stream to read from.
-        group: Name of the consumer group.
         answers: Stream or subject for verdicts.
         dead: Stream or subject for dead letters.
         again_after_s: Seconds without a heartbeat after which a message is redelivered.
@@ -39,7 +37,6 @@ class QueuedMeme:
         request_id: Id of its request where it names none: that of its queue and its own, so that the court takes each
             delivery for the same request.
         parts: Its parts by name: ``request`` (JSON), ``image`` (a picture's bytes), ``text`` (UTF-8).
-        deliveries: Number of deliveries, including this one.
     """
 
     id: str
@@ -53,8 +50,6 @@ class QueueAnswer:
     """Answer to a message.
 
     Attributes:
-        id: Id of the message.
-        request_id: Id of its request.
         decision: Decision that the verdict comes to: allow, block or review.
         verdict: Verdict in JSON, as ``POST /v1/judge`` answers with it.
     """
@@ -70,12 +65,7 @@ class DeadLetter:
     """Reason why a message gets no verdict, stored with its parts.
 
     Attributes:
-        id: Id of the message.
-        request_id: Id of its request.
-        reason: Why, for machines.
-        message: Why, for people.
         code: Status code of gRPC by name.
-        deliveries: Times that it was delivered.
     """
 
     id: str
@@ -131,7 +121,6 @@ class QueueSource(Protocol):
         """Returns a message to the queue for redelivery.
 
         Args:
-            meme: Message.
             counted: False to redeliver it at once without counting this delivery, as far as the queue supports that,
                 because nothing was wrong with the message.
         """

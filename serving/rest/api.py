@@ -45,7 +45,6 @@ class Api:
         """Prepares to answer calls.
 
         Args:
-            methods: Methods of the services.
             fetch: Fetches pictures that a request names by address, or refuses to.
             fetches: True if ``fetch`` ever fetches pictures.
         """
@@ -93,8 +92,6 @@ class Api:
         """Builds the call for an HTTP request.
 
         Args:
-            operation: Operation that is called.
-            request: HTTP request.
             usual_s: Timeout in seconds if the header gives none; None for no timeout.
             events: Writer for the responses of a streaming method.
             observe: Called with the request message, without a separately sent picture; may complete it.
@@ -200,7 +197,6 @@ async def finished(
     """Awaits work and returns its response, or that of its problem; None if the caller has disconnected.
 
     Args:
-        work: Work to await.
         failed: Converts a problem to a response; RFC 9457 if not given.
     """
     try:

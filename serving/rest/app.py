@@ -49,7 +49,6 @@ def create_api(
     Args:
         api: Access to the services' methods.
         judging: Endpoint of Judge; the caller closes it.
-        health: Health of the services.
         names: Allowed host names; None for any.
         described: True to serve the description of the API.
         webhook_keys: Public keys that signatures of webhooks are verified with.

@@ -137,7 +137,6 @@ class ReceivedRequest:
     """A received request.
 
     Attributes:
-        message: Request message.
         picture: Picture that was sent separately and is not in the message; None otherwise.
     """
 
@@ -153,7 +152,6 @@ async def received(operation: Operation, request: Request, fetch: Fetch) -> Rece
     """Reads the request of a call.
 
     Args:
-        operation: Operation that is called.
         request: HTTP request; its body has not been read.
         fetch: Fetches pictures that the request names by address.
 

@@ -24,7 +24,6 @@ class Form:
     """The parts of a form received so far.
 
     Attributes:
-        fields: Text fields by name.
         picture: Content of the part ``image``; None if there is none.
     """
 

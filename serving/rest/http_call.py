@@ -58,9 +58,7 @@ class HttpCall:
         """Prepares the call without reading the body.
 
         Args:
-            request: HTTP request.
             message: Reads the next request in binary form; empty if a stream has no more.
-            announced_bytes: See the attribute.
             timeout_s: Timeout of the caller in seconds; None for no timeout.
             events: Takes the responses of a method with many.
             many: True if the HTTP request contains many requests.
@@ -130,11 +128,7 @@ class HttpCall:
 
 
 class EventWriter:
-    """Writes a response of server-sent events.
-
-    Attributes:
-        headers: Additional headers of the response.
-    """
+    """Writes a response of server-sent events."""
 
     media_type = "text/event-stream; charset=utf-8"
     _sign_of_life = b": still there\n\n"
@@ -143,7 +137,6 @@ class EventWriter:
         """Prepares the response.
 
         Args:
-            send: Sends parts of the response.
             form: Converts responses to events.
         """
         self._send = send

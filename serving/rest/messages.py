@@ -66,7 +66,6 @@ def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str,
     """Converts a JSON object to a request.
 
     Args:
-        kind: Type of the request.
         fields: JSON object.
         own: Fields from the path, which the object may repeat but not contradict.
 

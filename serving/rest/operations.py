@@ -33,15 +33,10 @@ class Operation:
     """An HTTP endpoint and its method.
 
     Attributes:
-        verb: HTTP method.
-        path: Path with parameters in braces.
-        service: Name of the gRPC service.
-        method: Name of the method.
         source: Origin of the request's fields.
         fields: Request field for each path parameter.
         continued_by: Field of a stream that ``Last-Event-ID`` sets; empty otherwise.
         lines: True if responses are JSON lines rather than events.
-        summary: One-line description.
     """
 
     verb: str

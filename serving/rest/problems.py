@@ -38,13 +38,7 @@ STATUS_OF_REASON: Mapping[str, HTTPStatus] = {
 
 @dataclass(frozen=True, slots=True)
 class ProblemDetails:
-    """An error response.
-
-    Attributes:
-        status: HTTP status.
-        headers: Additional headers.
-        body: Problem details.
-    """
+    """An error response."""
 
     status: HTTPStatus
     headers: Mapping[str, str]

@@ -28,8 +28,6 @@ async def open_api(
     """Serves the HTTP API inside the block; yields its URL.
 
     Args:
-        methods: Methods of the services.
-        health: Health of the services.
         settings: TLS, tokens, and hosts that pictures are fetched from.
         address: ``host:port``; port 0 for a free one.
         webhook_keys: Public keys that signatures of webhooks are verified with.

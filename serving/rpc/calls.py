@@ -113,7 +113,6 @@ def unary(kind: type[Request], method: Unary[Request, Response], memory: Receive
     before any of our code runs.
 
     Args:
-        kind: Type of the request.
         method: Called with the parsed request; raises its errors.
         memory: Memory budget that must have room before the request is read.
     """
@@ -171,7 +170,6 @@ class Responses:
     """Sends the responses of a streaming call.
 
     Args:
-        context: The call.
         idle_s: Seconds within which the caller must take a response.
         advice: Advice to a caller that took no response for too long.
     """

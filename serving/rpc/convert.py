@@ -44,7 +44,6 @@ def ask_of(
     """Converts a request from the wire to a trial request.
 
     Args:
-        request: Request as received.
         default: Procedure if the request names none.
         traceparent: W3C ``traceparent`` header, or empty; a malformed one is ignored, as the standard says.
         trace_id: Id of the call's trace, 32 hex digits, if the server traces; overrides the request's.

@@ -52,7 +52,6 @@ class DocketService:
         """Starts closed.
 
         Args:
-            telemetry: Records reviews.
             memory: Memory budget that must have room before a request is read.
         """
         self._session: Session[Docket] = Session()
@@ -71,7 +70,6 @@ class DocketService:
         """Answers calls from now on.
 
         Args:
-            executor: Executor whose docket is served.
             on_overruled: Called with the id of each overruled trial, before its reviewer gets a response, so that its
                 verdict is no longer reused.
             corrections: Updates the precedent library after reviews; None if nothing does.

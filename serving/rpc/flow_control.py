@@ -282,8 +282,6 @@ class ReceiveBudget:
         """Waits for memory and reads a request.
 
         Args:
-            context: The call.
-            of: Name of the service that the request is for.
             in_call: True if the call has sent a request before: it then waits for memory without a timeout.
             busy_until: Given the loop's time, returns until when the call was waiting for the server: it was not idle
                 then.

@@ -71,7 +71,6 @@ class CourtService:
 
         Args:
             settings: Limits: concurrent trials, waiting callers, memory.
-            telemetry: Records every event.
             memory: Memory budget of all services of the server.
         """
         self._settings = settings
@@ -282,7 +281,6 @@ class CachedResponse:
     """Cached response to a request that may be repeated.
 
     Attributes:
-        answer: Verdict with the request that it answers.
         own_part: Serialised part of the response about the request, without its id and timings.
         namespace: Namespace of the content that the verdict was given for, which the response names.
     """

@@ -39,7 +39,6 @@ class Methods:
     """The methods of services, behind interceptors that count and authorise calls.
 
     Attributes:
-        handlers: Handlers of the services.
         interceptors: Interceptors of every call, the outermost first.
     """
 
@@ -49,7 +48,6 @@ class Methods:
         Args:
             services: Services of :mod:`memecourt.v1`.
             tokens: Tokens of callers; None for a server that does not authenticate.
-            telemetry: Records every call.
         """
         self.handlers = [service.handler() for service in services]
         # Telemetry comes first, so that calls refused by Access are counted too.
@@ -60,7 +58,6 @@ class Methods:
 
         Args:
             method: Full name of the method, ``/memecourt.v1.Court/Judge``.
-            call: The call.
 
         Returns:
             The response; None for a method that has written its responses to the call.

@@ -73,7 +73,6 @@ class Admission:
         """Starts without callers.
 
         Args:
-            most: Number of slots.
             most_waiting: Maximum number of waiting callers, not counting patient ones.
             clock: Monotonic clock, in seconds.
             quotas: Limits on the slots that a namespace may take within a period.

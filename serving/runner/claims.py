@@ -32,8 +32,6 @@ class LeaseTable:
         """Starts without leases.
 
         Args:
-            leases: Leases of all servers.
-            trials: Records of the trials that leases name.
             pulse: Heartbeats: the name of this server, and which others are alive.
         """
         self._leases = leases
@@ -51,9 +49,6 @@ class LeaseTable:
         """Builds a lease that is yet to be acquired.
 
         Args:
-            name: Name of the request.
-            payload: Fingerprint of the request.
-            trial_id: Id of the trial.
             owner: Server that runs the trial; this one if empty.
         """
         return Lease(name, payload, trial_id, owner or self.owner())

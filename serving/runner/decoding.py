@@ -27,7 +27,6 @@ class Decoded:
     """A decoded picture.
 
     Attributes:
-        picture: Decoded picture.
         seconds: Seconds that decoding took; 0 for callers that joined a decoding in progress.
     """
 
@@ -50,7 +49,6 @@ class DecodingPool:
         """Starts idle.
 
         Args:
-            pictures: Reader of pictures.
             quarantine: Records the files that crashed the reader.
             most: Maximum number of files that are decoded concurrently.
             telemetry: Records decoding times.
@@ -72,7 +70,6 @@ class DecodingPool:
         """Returns the picture in a file.
 
         Args:
-            data: The file.
             file: SHA-256 of it.
             namespace: Namespace of the caller.
 

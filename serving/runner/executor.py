@@ -27,7 +27,6 @@ class TrialResult:
     """Result of a trial.
 
     Attributes:
-        record: Complete record of the trial.
         picture_seconds: Seconds that decoding the picture took, before the trial.
         total_seconds: Seconds from the request to the verdict.
     """
@@ -42,9 +41,6 @@ class TrialExecutor:
     """Runs trials and stores their records.
 
     Attributes:
-        court: Court that runs the trials.
-        pictures: Reader that decodes pictures.
-        docket: Docket that stores the records.
         near: Index of near-duplicates that each tried meme is added to; None if there is none.
         feed: Feed that publishes every event once the docket has stored it.
         courts: Courts of namespaces with their own policy or library.
@@ -73,7 +69,6 @@ class TrialExecutor:
         """Decodes the picture, runs a trial and stores its record.
 
         Args:
-            ask: Request to try.
             within_s: Seconds until the caller's deadline; None if there is none.
             trial_id: Id of the trial; None for a new one.
             picture: Picture of the request, if it has already been decoded.
@@ -125,7 +120,6 @@ class TrialExecutor:
         """Resumes an interrupted trial.
 
         Args:
-            trial_id: Id of the trial.
             within_s: Seconds until the caller's deadline; None if there is none.
             ask: Request that the trial answers, if there is one.
             batch: True if the trial belongs to a batch, so that nobody waits for this one.
@@ -159,7 +153,6 @@ class TrialExecutor:
         Args:
             record: Record of the trial, which has a verdict.
             picture: Picture of the trial, from :meth:`picture_of_trial`.
-            brief: Question to the Judge.
             within_s: Seconds until the caller's deadline; None if there is none.
             batch: True if the trial belongs to a batch, so that nobody waits for this one.
 

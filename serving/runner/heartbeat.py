@@ -31,7 +31,6 @@ class Heartbeat:
     """Sends the heartbeats of one server, and watches those of the others.
 
     Attributes:
-        server: Name of this server.
         beat_s: Seconds between two heartbeats.
     """
 
@@ -48,8 +47,6 @@ class Heartbeat:
         """Starts without a heartbeat.
 
         Args:
-            store: Store of the servers' heartbeats.
-            server: Name of this server.
             beat_s: Seconds between two heartbeats; None for the default.
             dead_s: Seconds without a heartbeat after which a server is dead; None for the default.
             forget_s: Seconds without a heartbeat after which a server is removed.

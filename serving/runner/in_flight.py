@@ -86,11 +86,9 @@ class RunningTrial(SingleFlight[TrialRecord]):
     """A trial on this server that callers wait for.
 
     Attributes:
-        trial_id: Id of the trial.
         begun_by: Call whose deadline applies to the trial; None if there is none.
         claims: Claims on requests and on the meme that this server made for it, or wanted to.
         file: SHA-256 of its picture file; empty until known.
-        events: Stored events of the trial.
     """
 
     def __init__(self, trial_id: str, unneeded: Callable[[], object]) -> None:
@@ -151,7 +149,6 @@ class TrialsInFlight:
         """Registers a trial that callers can join. It is removed when it ends, or when no caller is left to start it.
 
         Args:
-            trial_id: Id of the trial.
             key: Future cache key of its meme; empty if it answers only its own request.
         """
 
@@ -220,7 +217,6 @@ class TrialsInFlight:
         """Returns the decoded picture of a call; None if its text was sent without one.
 
         Args:
-            call: Call whose picture is decoded.
             place: Slot under which the picture is decoded and held: that of the call, or of the trial that it started.
                 Not needed if another call is decoding the same file.
         """

@@ -77,8 +77,6 @@ class StoredFingerprint:
 
     Attributes:
         pixels_sha256: Digest of the pixels, under which the docket stores the frames; empty for a text without picture.
-        namespace: Namespace of the content.
-        words: Text of the meme.
         hashes: Hashes of all representative frames, with and without borders: uint8 of shape (n, 32); empty if the
             picture has too little detail, and for a text without picture.
     """
@@ -161,7 +159,6 @@ class _Snapshot:
         texts: Row numbers of texts without picture, in order, by the fingerprint of their letters. Append-only; may
             contain numbers added by a later snapshot.
         first: Number of the first row.
-        size: Number of rows in this snapshot.
     """
 
     index: PdqIndex
@@ -258,9 +255,6 @@ class NearDuplicateIndex:
         """Starts empty.
 
         Args:
-            fingerprints: Store of the fingerprints of trials.
-            trials: Records and pictures of trials.
-            index: Index with the labels of trials.
             settings: Settings: which memes are visible (``reuse``: other namespaces' only if it is ``everywhere``), and
                 whether a verdict may be reused for a near-duplicate (``reuse_near``).
             nearness: Thresholds for similar and same; None for the default.
@@ -356,10 +350,8 @@ class NearDuplicateIndex:
         """Finds a trial whose verdict can be reused for this meme: similar hash, equivalent text, no differing tile.
 
         Args:
-            picture: Picture of the meme.
             text: Text of the meme; empty if it has none.
             text_read: True if the text was read off the picture.
-            namespace: Namespace of the content.
             usable: Function that returns True if the trial of an id is acceptable, such as one run with the same
                 versions; called before pictures are compared. Trials without a verdict in force are never used.
 

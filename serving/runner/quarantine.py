@@ -94,7 +94,6 @@ class Quarantine:
         Args:
             place: Slot of the trial. A suspect's slot no longer holds its decoded picture.
             digest: Digest of the meme (:attr:`court.meme.Meme.digest`).
-            procedure: Procedure of the trial.
 
         Raises:
             BadInput: The meme has crashed a model server twice.

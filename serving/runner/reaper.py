@@ -43,7 +43,6 @@ class Reaper:
 
         Args:
             writer: Writer that stores the ends of trials.
-            leases: Leases of all servers.
             claims: Lease table of this server.
             in_flight: Trials of this server, and the ends that they could not store.
             now: Returns the current time, UTC.

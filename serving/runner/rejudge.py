@@ -46,11 +46,9 @@ class Rejudged:
     """An old trial and the result of rejudging its meme.
 
     Attributes:
-        old: Record of the old trial.
         outcome: Outcome of the new one.
         new: Record of the new one; None where none was held.
         reason: Why there is no new verdict, for machines; empty where there is one.
-        message: The same for people.
         is_new: True if it was held by this call, and not by an earlier one.
     """
 
@@ -69,7 +67,6 @@ class Rejudging:
         """Prepares for rejudging.
 
         Args:
-            executor: The court.
             known: Cache that learns the new verdicts, so that later requests for these memes get them.
             within_s: Time limit of each trial in seconds.
         """
@@ -154,7 +151,6 @@ async def rejudge_all(rejudging: Rejudging, selection: Selection, *, at_once: in
     """Yields the result for each decided trial of a selection, in order; skips trials that rejudged others.
 
     Args:
-        rejudging: Object that tries the memes.
         selection: Trials to go through.
         at_once: Maximum number of concurrent trials.
     """

@@ -28,10 +28,7 @@ class CachedAnswer:
     Attributes:
         ask: Request without its picture.
         file: SHA-256 of the picture file.
-        payload: Fingerprint of the request.
-        key: Cache key of the meme.
         versions: Versions object at that time: see :meth:`serving.runner.verdict_cache.VerdictCache.versions_in_use`.
-        trial_id: Id of the trial with the verdict.
     """
 
     ask: TrialRequest
@@ -88,7 +85,6 @@ class AdmissionSlot:
 
     Attributes:
         admission: Admission control that the call waits for; None if it needs none.
-        namespace: Namespace of the slot.
         within_s: Seconds until the deadline when the call arrived; None if there is none.
         patient: True if the caller waits however long the queue is, as a stream does: it has many requests in flight,
             and model servers process those of others first.
@@ -148,10 +144,8 @@ class Call:
     """A request that is being processed.
 
     Attributes:
-        ask: Request of the call.
         name: Name of the request: the caller's id for it, or a generated one.
         file: SHA-256 of the picture file; empty where the text was sent alone.
-        place: Admission slot of the call.
         began: Arrival time by the performance counter, in seconds.
         clock: Timeout that ends it at the caller's deadline.
         deadline: Deadline by the event loop's clock, in seconds; None if there is none.
@@ -252,9 +246,7 @@ class TrialRequest:
         image: Picture file; empty for a text without picture.
         text: Text of the meme; None to have it read off the picture.
         language: BCP 47 tag or empty.
-        procedure: Procedure of the trial.
         request_id: Idempotency key from the caller, or empty.
-        namespace: Namespace of the content.
         content_id: Caller's id of the content.
         trace_id: 32 hex digits, or empty for a new one.
         pins: Versions that the trial must use.
@@ -286,7 +278,6 @@ class TrialRequest:
 
         Args:
             versions: Versions that a trial is or would be run with.
-            policy: Policy of the trial.
             library: Digest of the library that was searched, which may have changed after the trial started; that of
                 ``versions`` if not given.
         """

@@ -177,7 +177,6 @@ class TrialRunner:
         A cancelled call only stops waiting; a trial continues as long as at least one call waits for it.
 
         Args:
-            ask: Request to try.
             within_s: Seconds until the caller's deadline; None where there is none.
             patient: True if the caller waits however long the queue is, as a stream does.
 

@@ -76,9 +76,7 @@ class Shadow:
         """Starts without waiting memes.
 
         Args:
-            live: Executor of the court.
             admission: Admission control of the court, which has priority.
-            shadow: Candidate court.
             report: Called with the outcome of each meme: ``decided``, ``failed`` or ``dropped``.
         """
         self._live = live

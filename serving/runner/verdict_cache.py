@@ -93,7 +93,6 @@ class VerdictCache:
 
         Args:
             keys: Store that maps keys to trial ids.
-            trials: Records of those trials.
             court_of: Returns the court for content of a namespace.
             settings: Settings: which verdicts are reused.
             clock: Monotonic clock, in seconds.

@@ -188,10 +188,7 @@ class Telemetry:
         """Registers sources of gauges, which are called from another thread and must be fast and thread-safe.
 
         Args:
-            running: Number of running trials.
-            waiting: Number of waiting requests.
             bytes: Bytes of requests and decoded pictures in memory.
-            library: Number of memes in the library.
         """
         if self._metrics:
             self._metrics.observe(running=running, waiting=waiting, held_bytes=bytes, library=library)

@@ -34,7 +34,6 @@ def set_up(log_format: Literal["text", "json"], stream: TextIO | None = None) ->
     """Applies these rules to all logs, warnings and uncaught exceptions of the process; our own messages from INFO on.
 
     Args:
-        log_format: Format of the log.
         stream: Stream of the log; standard error if not given.
     """
     handler = logging.StreamHandler(stream)

@@ -71,12 +71,7 @@ class _WorkerDeaths(Collector):
 
 
 class Metrics:
-    """All metrics of one server, in their own registry.
-
-    Attributes:
-        registry: Registry of the metrics.
-        state: Gauges of the current state.
-    """
+    """All metrics of one server, in their own registry."""
 
     def __init__(self, settings: Settings) -> None:
         """Creates the metrics.

@@ -24,17 +24,12 @@ _AT_ONCE = 64
 
 
 class MetricsPort:
-    """Answers scrapes until it is closed.
-
-    Attributes:
-        port: Number of the port.
-    """
+    """Answers scrapes until it is closed."""
 
     def __init__(self, registry: CollectorRegistry, address: str) -> None:
         """Listens, in a thread.
 
         Args:
-            registry: Registry of the metrics.
             address: ``host:port``; port 0 for a free one.
 
         Raises:

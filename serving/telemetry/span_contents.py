@@ -45,9 +45,6 @@ def of_call(record: TrialRecord, event: AnyEvent, call: ModelCall, console: str)
     """Returns the messages and the reply of a model call as attributes.
 
     Args:
-        record: Up to the event.
-        event: Event of the call.
-        call: The call.
         console: Address of the console, or empty.
 
     Returns:

@@ -81,7 +81,6 @@ class StateMetrics:
         """Sets the figures of the docket.
 
         Args:
-            entries: Number of entries in its log.
             queue: Number of verdicts waiting for review.
             oldest_s: Age of the longest waiting verdict in seconds; 0 if there is none.
         """

@@ -27,7 +27,6 @@ class ObservedModelCall:
     """A model call reported by an event.
 
     Attributes:
-        call: Figures of the call.
         task: Task of the call: the last part of the prompt's id, or ``odds``.
         calls: Number of requests: two if a reply was requested again, or for odds.
     """
@@ -42,9 +41,7 @@ class ObservedTrial:
     """A tracked trial.
 
     Attributes:
-        trial_id: Id of the trial.
         procedure: Procedure of the trial; UNKNOWN if its beginning was not observed.
-        request_id: Id of its request.
         trace_id: Trace id of its record, 32 hex digits or empty.
         models: Configured model per role.
         began: Start of the observed part: the trial's opening or resumption.

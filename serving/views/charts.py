@@ -19,7 +19,6 @@ class Point:
 
     Attributes:
         round: Counted from 1.
-        bits: Its entropy.
         counts: True if the round counts; one that was run ahead, after the side had already stopped, does not.
     """
 
@@ -32,11 +31,9 @@ def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float,
     """Entropy by round, of one side.
 
     Args:
-        side: Side of the curve.
         points: In order of rounds.
         lowest: Lower end of the scale, in bits: the same for both sides, so that they can be compared.
         highest: Upper end of the scale, in bits.
-        rounds: Number of rounds on the scale.
     """
     # A nearly level curve stays level: noise drawn over the whole height would look like change.
     low, high = (lowest, highest) if highest - lowest >= 0.2 else (lowest - 0.1, highest + 0.1)

@@ -15,7 +15,6 @@ class ClaimView:
     """A claim, with everything that is on record about it.
 
     Attributes:
-        claim: The claim.
         searches: Searches, in order.
         documents: Documents that were read or could not be, each once, as they were weighed last.
         settled: Finding of the witness; None where there is none (yet).

@@ -25,7 +25,6 @@ class ComparedRow:
     """One line of a comparison.
 
     Attributes:
-        name: Name of the compared value.
         left: In the first trial.
         right: In the second.
         words: True if the values are texts, to be compared word by word.

@@ -26,10 +26,7 @@ class ExpertMessages:
     """Rebuilds the messages of one trial's expert witness.
 
     Attributes:
-        record: Record of the trial.
         fence: Around what strangers wrote, with the mark of the time of the call.
-        settings: Settings of the trial.
-        prompts: Words of the trial.
     """
 
     record: TrialRecord
@@ -49,12 +46,7 @@ class ExpertMessages:
         )
 
     def about(self, event: ClaimEvent, task: str) -> Messages[Any] | None:
-        """The question of a call about one claim; None where the record does not hold the claim.
-
-        Args:
-            event: Event that tells of the call.
-            task: Task of the call.
-        """
+        """The question of a call about one claim; None where the record does not hold the claim."""
         found = self.record.last(ClaimsFound)
         claim = next((each for each in found.claims if each.number == event.claim), None) if found else None
         if claim is None:

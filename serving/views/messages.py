@@ -72,7 +72,6 @@ class Request:
     """One system message and one user message.
 
     Attributes:
-        system: The system message.
         parts: Parts of the user message, in order.
     """
 
@@ -85,7 +84,6 @@ class CallMessages:
     """Messages of one recorded call.
 
     Attributes:
-        call: The call.
         requests: One; two where a reply was asked for again, or where odds were asked for. None where they can't be
             made again.
         exact: True if their digest equals the one stored when they were sent.
@@ -99,12 +97,7 @@ class CallMessages:
 
 
 def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...]:
-    """The messages of the calls that an event tells of: two calls for a verdict with odds, none where none was made.
-
-    Args:
-        record: Record with the event.
-        event: One of its events.
-    """
+    """The messages of the calls that an event tells of: two calls for a verdict with odds, none where none was made."""
     recorded = _RecordedSoFar(record, event)
     # Functions, so that a gap in the record only affects the call that needs it.
     calls: list[tuple[ModelCall, Callable[[], Sequence[Messages[PictureShown]]]]] = []

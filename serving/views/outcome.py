@@ -38,9 +38,6 @@ def outcome(record: TrialRecord) -> dict[str, tuple[int, str]]:
 
     Excludes statements in rounds that do not count, costs, times and the texts of precedents.
 
-    Args:
-        record: Record of the trial.
-
     Returns:
         Number of the event and value, by the field's name.
     """
@@ -74,12 +71,7 @@ _WORDS = "The words of a rationale without models are others: the nearest preced
 
 
 def explanations(record: TrialRecord, fields: Iterable[str]) -> dict[str, str]:
-    """Why summary trials of the first edition come out otherwise: changes that were made on purpose, by field.
-
-    Args:
-        record: Record of the trial.
-        fields: Names of the fields that differ.
-    """
+    """Why summary trials of the first edition come out otherwise: changes that were made on purpose, by field."""
     verdict = record.verdict
     # Told by a setting that came with the change; a version number would say nothing of builds in between.
     of_first_edition = "review_risk" not in record.opened.settings

@@ -35,14 +35,7 @@ _SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Recorded value that differs from the recomputed one.
-
-    Attributes:
-        seq: Number of the event.
-        what: Name of the value.
-        recorded: Recorded value.
-        found: Recomputed value.
-    """
+    """Recorded value that differs from the recomputed one."""
 
     seq: int
     what: str

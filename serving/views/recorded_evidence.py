@@ -104,7 +104,6 @@ class RecordedEvidence(EvidenceSource):
         """Takes searches and documents of a record.
 
         Args:
-            record: Record of a trial.
             by_claim: True to give each claim what it was given then; False for claims that may be others.
         """
         self._by_claim = by_claim

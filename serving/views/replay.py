@@ -69,8 +69,6 @@ class ReplayedTrial:
     """Result of a replay.
 
     Attributes:
-        trial_id: The trial.
-        software: Version that held it.
         differences: Fields that come out otherwise; empty where nothing does, or where it can't be replayed.
         obstacle: Why it can't be replayed, in a sentence; empty where it was.
         explanations: Why a field comes out otherwise, where it is a change that was made on purpose; by its name.

@@ -54,7 +54,6 @@ class TrialOutcome:
     """Outcome of a trial.
 
     Attributes:
-        title: Title in words.
         kind: CSS class: ``harmful``, ``benign``, ``doubt`` or ``open``.
         overruled: True if a person overruled the court.
         review: Last review, or None.
@@ -72,13 +71,11 @@ class Step:
 
     Attributes:
         seq: Sequence number of the event that the step produced.
-        name: Name of the step.
         kind: CSS class of the step's owner.
         begin: Start in seconds since the trial's opening.
         seconds: Duration in seconds.
         call: Model call of the step; None if there was none.
         counts: True if the verdict uses it; a round that was run ahead may turn out superfluous.
-        bar: Markup of the bar.
     """
 
     seq: int
@@ -126,15 +123,12 @@ class TrialView:
     """View model of a trial.
 
     Attributes:
-        record: Stored record.
         transcript: The record laid out by steps.
         outcome: Outcome of the trial.
         curves: Entropy by round, for each examined side.
         steps: Steps in chronological order.
-        costs: Total costs.
         differences: Recomputed values that differ from the record, by event.
         readings: The Judge's reading of each precedent, by its id.
-        steering: Signs of steering, by event.
         claims: Claims of fact that an expert witness checked.
         live: True if the trial may still go on.
     """

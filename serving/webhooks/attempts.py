@@ -65,7 +65,6 @@ class Receiver:
     """A webhook receiver.
 
     Attributes:
-        settings: Settings of the receiver.
         signers: Secrets that messages are signed with.
     """
 

@@ -51,8 +51,6 @@ class Message:
     Attributes:
         id: Id that is the same for every attempt by any server, so that receivers can deduplicate.
         entry: Number of the log entry that it reports; -1 for a test.
-        event: Type of the event.
-        at: Time of the entry.
         data: Content, depending on the type.
     """
 
@@ -77,9 +75,7 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
     """Builds an entry's messages for a receiver; none if it has not subscribed, or the entry was erased.
 
     Args:
-        entry: The entry.
         subject: Trial of the entry; None if it has none.
-        hook: The receiver.
         docket: Identity of the docket, the same for all its servers.
 
     Raises:

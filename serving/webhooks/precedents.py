@@ -31,8 +31,6 @@ async def note_precedent_changes(
     For a library without recorded changes, only those from now on.
 
     Args:
-        reviews: Store that records the changes.
-        finder: Finder of the served library.
         every_s: Seconds between two checks.
     """
     noted, since = "", None

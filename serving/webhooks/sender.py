@@ -107,10 +107,7 @@ class HookSender:
         """Prepares the sender.
 
         Args:
-            receiver: The receiver.
-            docket: Docket whose log is sent.
             pulse: Heartbeat of this server as a sender.
-            telemetry: Counts attempts.
             clock: Returns the current time, UTC.
             states: State of the receivers, shared with other senders; read for each round if not given.
         """
@@ -316,9 +313,7 @@ async def send_webhooks(
     """Sends to receivers until cancelled; running attempts then get seconds to finish, and other servers take over.
 
     Args:
-        docket: Docket whose log is sent.
         receivers: Receivers, which are closed at the end.
-        telemetry: Counts attempts.
         pulse: Heartbeat of this server as a sender.
     """
     pulse = pulse or Heartbeat(docket.heartbeats, f"webhooks-{uuid.uuid4().hex}")

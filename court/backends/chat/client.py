@@ -59,9 +59,7 @@ class ChatCompletions:
 
         Args:
             base_url: Address of the API, usually ending in ``/v1``.
-            model: Name of the model at the server.
             api_key: Key of the API, if the server requires one. It is not read from the environment.
-            capabilities: Capabilities of the server.
             attempts: Largest number of attempts per call.
             pause_s: Maximum backoff before the second attempt, in seconds; doubles with each further one.
             pause_max_s: Maximum backoff before any attempt, in seconds; a server's ``Retry-After`` is added.
@@ -189,7 +187,6 @@ class ChatCompletions:
         """Returns the server's full answer, for callers that need more than the reply.
 
         Args:
-            request: Request to send.
             within_s: Timeout in seconds, retries included.
             extra: Further fields of the body.
 

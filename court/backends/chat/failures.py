@@ -35,8 +35,6 @@ class Failure(Exception):
     """A failed call. It never leaves the backend; callers get its ``error``, see :meth:`to_court_error`.
 
     Attributes:
-        error: Error that the court raises.
-        again: Retry advice.
         after_s: Seconds that the server asked to wait (``Retry-After``); 0 if it did not.
         broke_off: True if the connection broke after the request was sent, so the server may have crashed on it.
         unreached: True if no connection was made.
@@ -118,10 +116,7 @@ def of_status(
     """Maps an HTTP error status to a failure.
 
     Args:
-        status: The status.
-        headers: Headers of the answer.
         detail: Error message in the body.
-        model: Configured name of the model.
         sent: Texts that were sent, to detect echoes in the message; without any, the message is not passed on.
     """
     if status in (401, 403):
@@ -177,7 +172,6 @@ def quotable(detail: str, sent: Sequence[str]) -> str:
     untrusted text must not get into messages or logs.
 
     Args:
-        detail: Message of the server.
         sent: Texts of the request; without any, echoes can't be detected, and nothing is shown.
     """
     words = " ".join(_QUOTED.sub("…", detail).split())

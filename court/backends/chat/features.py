@@ -61,7 +61,6 @@ class Capabilities:
         json_schema: True if the server enforces a JSON schema; otherwise the schema is described at the end of the
             message.
         pictures: Maximum number of pictures per prompt; a request with more is rejected here instead of dropping some.
-        log_probs: Format of the log-probabilities.
         picture_ids: True if the server caches pictures by our id (vLLM's ``uuid``), so that each is sent only once. The
             id must be the SHA-256 of the PNG, as a server uses whatever it has cached under a known id.
         cached_tokens: True if the server reports prompt tokens found in its prefix cache; otherwise 0 is recorded.

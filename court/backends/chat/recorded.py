@@ -51,7 +51,6 @@ class RecordedModel:
         """Sets the recorded replies.
 
         Args:
-            name: Name of the model.
             replies: Replies of each call, a repaired one last; keyed by the place of the first attempt.
             odds: Odds by the number of the judge; None for a model that gave none.
             patience_s: Seconds that a call without a recorded reply waits before it fails, as another call's failure

@@ -27,7 +27,6 @@ class ScriptedCall:
     """One call.
 
     Attributes:
-        request: Request of the call.
         options: Options whose odds were requested; None for a reply request.
         within_s: Timeout of the call, in seconds.
     """
@@ -61,7 +60,6 @@ class ScriptedModel:
         Args:
             script: Lines, or a function that replies to every request.
             odds: Function that gives the masses of options; None for a model without odds.
-            name: Name of the model.
             delay_s: Duration of each call, in seconds.
         """
         self.asked: list[ScriptedCall] = []

@@ -40,7 +40,6 @@ class ChatServer:
         url: Configured address of its API; identifies the server among others, and in records.
         load: Counts the calls in flight.
         known: Digests of pictures assumed to be cached, in LRU order.
-        token_ids: Token ids of single-token words.
         gone_at: Time at which it was found to be gone, in seconds of the monotonic clock; None while it is available.
         back_at: Time of its first answer after it was gone, by the same clock; minus infinity if it never was gone.
         answered_at: Time of the last answered chat, in seconds of the monotonic clock; minus infinity before the first.
@@ -53,7 +52,6 @@ class ChatServer:
         Args:
             url: Address of the API, usually ending in ``/v1``.
             api_key: Key of the API, if the server requires one.
-            http: HTTP client.
             load: Counter of calls in flight, which several models may share.
         """
         self.url = url
@@ -96,11 +94,7 @@ class ChatServer:
         """Sends a request; streamed, to distinguish an interrupted reply from one that never began.
 
         Args:
-            request: Request to send.
-            model: Name of the model at the server.
-            capabilities: Capabilities of the server.
             known: Digests of pictures to reference by id instead of sending them.
-            fields: Further fields of the body.
 
         Raises:
             Failure: There is no answer, or it can't be parsed.

@@ -274,7 +274,6 @@ class ListedModels:
     """Models as a server lists them.
 
     Attributes:
-        names: Names of the models.
         is_vllm: True if the server is vLLM, as it reports for each model.
     """
 

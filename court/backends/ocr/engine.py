@@ -75,7 +75,6 @@ class Line(NamedTuple):
     """A line of text.
 
     Attributes:
-        text: Recognised text.
         confidence: In [0, 1].
         box: Corners, beginning with the upper left one of the picture.
         turned: True if the line was recognised turned by 180 degrees: from right to left, or from the bottom to the
@@ -105,7 +104,6 @@ class Engine:
         """Loads the models.
 
         Args:
-            threads: Number of threads of each model.
             recognition: File of the recognition model; the packaged one if not given.
 
         Raises:

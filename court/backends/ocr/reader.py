@@ -113,7 +113,6 @@ def rapidocr_reader(
     Args:
         language: Key of :data:`~court.backends.ocr.rapidocr_models.LANGUAGES`; empty for the packaged model.
         workers: Maximum number of processes; each holds the models.
-        threads: Number of threads of each process.
         wall_s: Wall-clock limit of one frame, in seconds.
         watch: Callback for the cost of each frame.
 

@@ -106,7 +106,6 @@ def prepare(program: str, languages: str, data: str | None) -> child.Handler:
     """Returns a job handler that calls Tesseract.
 
     Args:
-        program: Path of Tesseract.
         languages: Names of the languages, with plus signs between them.
         data: Folder of the languages; None for Tesseract's own.
     """

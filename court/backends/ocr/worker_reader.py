@@ -84,7 +84,6 @@ class WorkerTextReader:
         Args:
             identity: Name and version of the engine, and its models.
             module: Module that the workers run, one frame per job.
-            settings: Settings of the module.
             reads_latin: True if it should be able to read an English word.
             workers: Maximum number of processes; each loads the models.
             cpu_s: CPU time of one frame, all threads together, in seconds.
@@ -168,7 +167,6 @@ def text_lines(found: list[FoundLine], frame: int) -> list[TextLine]:
 
     Args:
         found: Lines in pixels of the frame, in any order.
-        frame: Index of the frame in the file.
     """
     lines = []
     for line in found:

@@ -89,8 +89,6 @@ class Still:
     """A representative frame.
 
     Attributes:
-        index: Index of the frame in the file.
-        image: Normalised image.
         digest: SHA-256 of size and pixels.
         legible: Larger copy, if the picture is long and was scaled down; otherwise None.
     """

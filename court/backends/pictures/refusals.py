@@ -64,7 +64,6 @@ class Refused(Exception):
 
     Attributes:
         reason: One of ``REASONS``.
-        figures: Figures for the message of the reason.
     """
 
     def __init__(self, reason: str, **figures: int) -> None:

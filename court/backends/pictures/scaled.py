@@ -31,7 +31,6 @@ def open_picture(structure: Structure, limits: Limits, *, incomplete: bool) -> I
     """Opens a file with the decoder of its detected format.
 
     Args:
-        structure: Parsed file.
         limits: Limits to check against the size reported by the decoder.
         incomplete: True to accept the available part of a truncated file.
 

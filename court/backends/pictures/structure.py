@@ -89,10 +89,7 @@ def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limit
     """Raises Refused if a canvas or an animation exceeds the limits.
 
     Args:
-        kind: Format of the file.
         size: Width and height, in pixels.
-        frames: Frames of the file.
-        limits: The limits.
         streams: True if it can be scaled while decoding, as far as known.
     """
     width, height = size

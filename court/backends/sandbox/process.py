@@ -38,11 +38,9 @@ class Guard:
         cpu_s: CPU time of one job, in seconds.
         wall_s: Wall-clock time of one job, in seconds, without the wait for a worker.
         memory_bytes: Address space of the process; None for no limit.
-        open_files: Maximum number of open files.
         max_reply_bytes: Total size of the payloads of one reply, in bytes.
         start_s: Wall-clock time until a new process is ready, in seconds.
         jobs_per_process: Number of jobs after which a process is replaced, to limit leaks.
-        environment: Complete environment of the process.
         settings: Further settings of the module; not secret, as they are passed on the command line.
     """
 
@@ -69,11 +67,7 @@ class Death(StrEnum):
 
 
 class WorkerDied(Exception):
-    """A worker died during a job. The next job gets a new one.
-
-    Attributes:
-        death: Cause of death.
-    """
+    """A worker died during a job. The next job gets a new one."""
 
     def __init__(self, death: Death, detail: str) -> None:
         super().__init__(f"{death}: {detail}")

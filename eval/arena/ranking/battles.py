@@ -174,7 +174,6 @@ def among(table: Battles, places: Sequence[int]) -> Battles:
     """Selects the battles between some of the models.
 
     Args:
-        table: Battles of all models.
         places: Indices of the selected models in the table, in the order that they get in the result.
     """
     new = np.full(len(table.models), -1, dtype=np.int64)

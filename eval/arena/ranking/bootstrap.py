@@ -35,7 +35,6 @@ class Spread:
         low: Lower ends of the 95 % intervals, float of shape (models,); None if they could not be
             computed.
         high: Upper ends of the intervals, likewise.
-        resamples: Number of resamples.
         without: Number of resamples without finite ratings, in which a model was undefeated.
         draws: Ratings of each resample, float of shape (resamples with finite ratings, models).
     """
@@ -70,10 +69,7 @@ def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMP
     """Computes the spread of Bradley-Terry ratings over memes drawn with replacement.
 
     Args:
-        table: Battles.
         anchor: Index of the model whose rating is 1000; None to fix the mean.
-        resamples: Number of resamples.
-        seed: Seed of the generator.
 
     Raises:
         NotRanked: The table itself has no finite ratings.

@@ -30,9 +30,6 @@ class NoMaximum(CourtError):
 def quarter_ties(n: int) -> Floats:
     """Returns wins of a quarter of a tied battle per pair of models; adding them makes any ratings finite.
 
-    Args:
-        n: Number of models.
-
     Returns:
         float of shape (n, n).
     """
@@ -84,7 +81,6 @@ def ratings(table: Battles, *, anchor: int | None = None) -> Floats:
     """Computes ratings of the models; float of shape (models,).
 
     Args:
-        table: Battles.
         anchor: Place of the model whose rating is 1000; None where the mean is.
 
     Raises:
@@ -113,7 +109,6 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
     """Computes ratings controlled for covariates.
 
     Args:
-        table: Battles.
         covariates: Left minus right, float of shape (battles, covariates); a column that is 0 throughout has no effect.
         anchor: Place of the model whose rating is 1000; None where the mean is.
         weight: Weight of each battle, instead of the table's own; 0 for battles outside a resample.

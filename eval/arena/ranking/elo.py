@@ -17,7 +17,6 @@ def elo(table: Battles, *, k: float = K, initial: float = MIDDLE) -> Floats:
     Args:
         table: Battles; a weight multiplies K.
         k: Maximum points that a rating moves by in a battle of weight 1.
-        initial: Initial rating of every model.
     """
     # A list, not an array: each battle needs the ratings after the previous one, and NumPy scalars are slow.
     rating = [initial] * len(table.models)
@@ -33,7 +32,6 @@ def elo_of_orders(table: Battles, orders: Ints, *, k: float = K) -> Floats:
     """Computes ratings of several orders, or resamples, at once.
 
     Args:
-        table: Battles.
         orders: Indices of battles in sequence; int of shape (orders, steps), −1 for none.
         k: Step size of a battle, see :func:`elo`.
 

@@ -22,7 +22,6 @@ class World:
         strengths: Strengths of the models, in log-odds.
         meme_effect: Standard deviation of how much a meme suits a model, in log-odds.
         ties: Share of battles that are tied regardless of strength.
-        memes: Number of memes.
         tasks: Number of tasks per meme; three models meet on each, in all pairs.
     """
 
@@ -83,7 +82,6 @@ class Coverage:
     Attributes:
         memes: Coverage of intervals by bootstrap over memes.
         rows: Coverage of intervals by bootstrap over battles.
-        tables: Number of simulated tables.
     """
 
     memes: float

@@ -26,12 +26,7 @@ _MODEL = "ViT-B-32"
 
 
 def clip_encode(*, batches: int = 2, turns: int = 6) -> Result:
-    """Runs the benchmark.
-
-    Args:
-        batches: Batches of pictures in a turn.
-        turns: Turns of each way.
-    """
+    """Runs the benchmark."""
     import torch
 
     # No sentence encoder is needed, and the model's own text half is loaded with it anyway.

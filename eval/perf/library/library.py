@@ -62,7 +62,6 @@ def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
     """Runs the benchmark: about ten minutes, 9 GB of disk below the temporary directory, 6 GB of memory.
 
     Args:
-        memes: Number of memes.
         seconds: Length of each of three rounds of searches: without a writer, during adds, and during appends.
     """
     with tempfile.TemporaryDirectory(prefix="memecourt-") as folder:
@@ -234,9 +233,7 @@ def _adding(writer: LibraryWriter, memes: int, vectors: Floats) -> Callable[[int
     """Returns a function that adds a meme with a unique vector; among equal vectors, a search would look at all.
 
     Args:
-        writer: Writes them.
         memes: Number of memes before the first.
-        vectors: One row for each meme.
     """
 
     def add(number: int) -> None:
@@ -281,10 +278,8 @@ class _Work:
     """Work that threads do during searches.
 
     Attributes:
-        threads: Number of threads.
         offered: Target rate, in times per second; None for as often as they can.
         done: Number of times that the work was done.
-        seconds: Time that it took.
     """
 
     threads: int

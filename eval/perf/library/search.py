@@ -66,7 +66,6 @@ def drawn(count: int, seed: int, into: Floats | None = None) -> Floats:
     """Generates rows, float32 of shape (count, 1024), whose halves have length 1 and lie around 5,000 centres each.
 
     Args:
-        count: Number of rows.
         seed: Another seed gives other rows around the same centres.
         into: Array for the vectors, such as a memory-mapped file; a new array if None.
     """
@@ -146,7 +145,6 @@ def search(*, memes: int = 1_000_000, queries: int = 6) -> Result:
 
     Args:
         memes: Number of memes; called 10^6 in the names of figures, and a tenth of them 10^5.
-        queries: Queries for each alpha.
     """
     rows, drawn_queries = drawn(memes, seed=0), drawn(len(_ALPHAS) * queries, seed=1)
     figures = _among_some(rows[: memes // 10], drawn_queries[:queries]) | _among_many(rows, drawn_queries)
@@ -304,7 +302,6 @@ def pgvector(*, memes: int = 100_000, queries: int = 6) -> Result:
     """Runs the benchmark: a minute or two, 2 GB of memory and as much of disk.
 
     Args:
-        memes: Number of memes.
         queries: Queries for each alpha; the first one warms up and is not timed.
     """
     load = os.getloadavg()[0]

@@ -269,7 +269,6 @@ def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, se
     Args:
         slow: Slow callers.
         rate: Normal requests per second.
-        clients: Clients that send them.
         seconds: Length of each of the three measurements.
 
     Raises:

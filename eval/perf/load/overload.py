@@ -71,16 +71,12 @@ class _Callers:
     """Callers of a server, and the answers they received.
 
     Attributes:
-        address: Address of the server.
         timeout_s: Seconds that a caller waits for a verdict.
         began: Start of the load, in seconds of the monotonic clock; set by each load.
         answered: Time of each verdict, in seconds since the start.
         errors: Requests that ended in an error, by status.
-        attempts: Attempts of their clients.
-        calls: Requests.
         refused: Requests that were refused for lack of capacity.
         with_delay: Number of refusals with a retry delay.
-        request: Makes the request of each number.
     """
 
     address: str
@@ -148,9 +144,7 @@ def overload(
     """Runs the benchmark.
 
     Args:
-        trials: Concurrent trials.
         waiting: Callers that may wait.
-        seconds: Length of each load.
         times: Factor of the offered rate over the best.
         timeout_s: Seconds that a caller waits.
     """
@@ -222,7 +216,6 @@ def soak(*, seconds: float = 1200.0, trials: int = 16) -> Result:
 
     Args:
         seconds: Duration, unless ``MEMECOURT_PERF_SOAK_S`` sets another.
-        trials: Concurrent trials.
 
     Raises:
         RuntimeError: The server did not start, or exited by itself.

@@ -38,7 +38,6 @@ class Process:
 
     Attributes:
         address: ``host:port`` where it listens.
-        pid: Process id.
         home: Its directory, which contains the docket and the log.
     """
 
@@ -75,7 +74,6 @@ class Resources:
     Attributes:
         memory: Resident memory, in MiB.
         handles: Open files and sockets.
-        threads: Number of threads.
     """
 
     memory: float
@@ -131,7 +129,6 @@ def served_known(
     """Runs a server that has already tried some memes; yields it, a request file for each, and the size of an answer.
 
     Args:
-        memes: Number of memes.
         options: Options as for :func:`served`.
         environment: Environment as for :func:`served`.
         directory: Parent of its temporary directory; the system's default if None.

@@ -59,12 +59,6 @@ class _Rate:
 def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: int = 3) -> Result:
     """Runs the benchmark.
 
-    Args:
-        memes: Known memes.
-        clients: Concurrent clients.
-        seconds: Length of a turn.
-        turns: Turns of each server.
-
     Raises:
         RuntimeError: The server did not start, or a request was not answered.
     """
@@ -145,10 +139,8 @@ def service_summary(
 
     Args:
         pictures: Different pictures; every text is new.
-        clients: Concurrent clients.
         requests: Requests of a turn, at most.
         turn_s: Approximate seconds that a turn takes the encoder alone; at most.
-        turns: Turns of each way.
 
     Raises:
         RuntimeError: The server did not start, or a request was not answered.
@@ -206,7 +198,6 @@ def memory(*, early: int = 10_000, late: int = 100_000, memes: int = 64) -> Resu
     Args:
         early: Requests before the first reading.
         late: Requests before the second, the early ones included.
-        memes: Known memes.
 
     Raises:
         RuntimeError: The server did not start, or a request was not answered.

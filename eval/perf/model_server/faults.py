@@ -59,7 +59,6 @@ class InjectedFault:
     """One fault.
 
     Attributes:
-        kind: Kind of the fault.
         status: HTTP status, if ``kind`` is STATUS.
         seconds: Seconds, with the meaning that ``kind`` gives them.
         rate: Share of the calls that it affects, in [0, 1].

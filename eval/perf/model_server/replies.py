@@ -222,7 +222,6 @@ def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[
 
     Args:
         odds: Probability of tokens; the remaining probability goes to a token that is never requested.
-        payload: The request.
     """
     everything = dict(odds)
     # The remaining probability stands for all other tokens.

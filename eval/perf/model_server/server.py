@@ -53,7 +53,6 @@ class FakeModelServer:
     """The server.
 
     Attributes:
-        stats: Counters of the server.
         faults: Faults of the server; may be scripted at any time.
         requests: The bodies of the calls, in order of arrival, if they are kept.
     """
@@ -69,7 +68,6 @@ class FakeModelServer:
         """Does not listen yet.
 
         Args:
-            settings: Behaviour of the server.
             keep: True to keep the bodies of all calls.
             answer: Makes the text of a reply from the body of a call; None to generate it.
             odds: Makes the probabilities of first tokens likewise; None for those of the settings.

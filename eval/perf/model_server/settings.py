@@ -21,13 +21,11 @@ class Settings:
     """Behaviour of the fake server.
 
     Attributes:
-        model: Model name.
         owned_by: Kind of server that it claims to be.
         api_key: Expected API key, if any.
         features: Which of :data:`FEATURES` it has.
         ignores_schemas: Without ``json_schema``: whether it ignores schemas instead of refusing them.
         pictures: Maximum number of pictures in a prompt.
-        picture_tokens: Number of tokens of one picture.
         context: Maximum number of tokens of prompt and reply together.
         call_s: Time of every call, in seconds.
         prompt_token_s: Time of every prompt token that is not in the prefix cache, in seconds.
@@ -86,9 +84,7 @@ class Stats:
         running: Calls that it works on now.
         max_running: Maximum number of concurrent calls so far.
         pictures_sent: Pictures whose bytes were sent.
-        prompt_tokens: Number of tokens of all computed prompts.
         cached_tokens: Number of those found in the prefix cache.
-        output_tokens: Number of tokens of all replies.
     """
 
     calls: int = 0

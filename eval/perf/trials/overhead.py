@@ -215,8 +215,6 @@ async def _all_at_once(address: str, trials: int, *, name: str, concurrency: int
     """Returns the seconds of server time that the trials needed, and the wall-clock seconds.
 
     Args:
-        address: Address of the server.
-        trials: Number of trials.
         name: Prefix of the memes' names.
         concurrency: Number of concurrent calls that the court assumes the server to support.
     """

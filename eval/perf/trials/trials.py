@@ -74,7 +74,6 @@ class Speed:
         """Returns the seconds that the server works on a call, from its settings and its token counts.
 
         Args:
-            call: Call as recorded.
             calls: Number of calls that it sums up.
         """
         if call.fault:
@@ -113,9 +112,7 @@ class Times:
     """The calls that a trial needs, in seconds of server time; without calls that its stop made superfluous.
 
     Attributes:
-        describe: D.
         sides: q, a and s of every round.
-        judge: J.
         score: Seconds of the one-token calls for the score, together.
     """
 
@@ -194,9 +191,7 @@ class Bar:
     """A court and its model client.
 
     Attributes:
-        court: The real court.
         model: The real client, for all roles.
-        load: Its calls in flight.
     """
 
     court: Court
@@ -209,9 +204,7 @@ async def bar(address: str, *, concurrency: int = 1024, finder: KnownFinder | No
     """Yields a court that uses a server.
 
     Args:
-        address: Address of the server.
         concurrency: Number of concurrent calls that the server works on.
-        finder: Finder of precedents.
     """
     load = Load(concurrency)
     async with http_client() as http:
@@ -226,14 +219,7 @@ def court_of(
     finder: KnownFinder | None = None,
     temperature: float = 0.0,
 ) -> Court:
-    """A court in which one model has all roles.
-
-    Args:
-        model: Chat model of all roles.
-        settings: Trial settings.
-        finder: Finder of precedents.
-        temperature: Temperature of all roles.
-    """
+    """A court in which one model has all roles."""
     chair = RoleModel(model, temperature, servers=model)
     return Court(
         finder=finder or KnownFinder(),
@@ -272,7 +258,6 @@ class KnownFinder:
     Attributes:
         find_s: Duration of a search, in seconds.
         pictures_s: Duration of reading pictures, in seconds.
-        frames: The pictures.
     """
 
     find_s: float = 0.0

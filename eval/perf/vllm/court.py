@@ -37,7 +37,6 @@ class RecordedCall:
     """A recorded call.
 
     Attributes:
-        request: Request to the server.
         is_odds: True if it was for the score.
         answer: The server's answer.
         sent: Time of sending, in seconds of the monotonic clock.
@@ -89,12 +88,7 @@ class Recorded(ChatCompletions):
 
 @asynccontextmanager
 async def court_before(server: VllmServer, settings: TrialSettings) -> AsyncIterator[tuple[Court, Recorded]]:
-    """Yields a court and its client, which has probed the capabilities of the vLLM.
-
-    Args:
-        server: Server that answers.
-        settings: Trial settings.
-    """
+    """Yields a court and its client, which has probed the capabilities of the vLLM."""
     load = Load(_CONCURRENCY)
     async with http_client() as http:
         model = Recorded(base_url=server.base_url, model=server.model, api_key=server.api_key, http=http, load=load)

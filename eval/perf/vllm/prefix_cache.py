@@ -85,11 +85,6 @@ async def _counters(server: VllmServer) -> tuple[int, int]:
 async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall]) -> list[Prompt]:
     """Returns calls as the prefix cache saw them.
 
-    Args:
-        root_url: Root URL of the vLLM.
-        model: Model name at the server.
-        calls: The calls.
-
     Raises:
         ValueError: The length of a prompt differs from the one in the server's answer.
     """
@@ -116,7 +111,6 @@ class Prompt:
     """A prompt as the prefix cache sees it.
 
     Attributes:
-        tokens: All of them.
         cached: Number of its tokens that the server reports as cached.
         sent: Time of sending, in seconds of any one clock.
         answered: Time of the answer, by the same clock.
@@ -133,8 +127,6 @@ class PromptTokens:
     """Numbers of prompt tokens.
 
     Attributes:
-        prompts: All tokens.
-        reached: Tokens served from the cache.
         possible: Tokens that could have been cached: whole blocks of a prompt's longest common prefix with one sent
             before it.
         settled: The same, counting only prompts that had been answered by then.
@@ -150,9 +142,7 @@ def share(prompts: Sequence[Prompt], past: Sequence[Prompt], block: int) -> Prom
     """Counts the prompt tokens that the cache served, and those that it could have served.
 
     Args:
-        prompts: The prompts that count.
         past: Prompts that were answered before all of these.
-        block: Tokens in a block of the cache.
     """
     possible = settled = 0
     for each in prompts:
@@ -181,7 +171,6 @@ def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> l
 
     Args:
         tokens: Tokens as vLLM returns them.
-        request: Request whose prompt they are.
         picture_token: Id of :data:`PICTURE_TOKEN`.
     """
     names = [wire.digest(part) for part in request.parts if isinstance(part, Frame)]

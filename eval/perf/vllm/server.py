@@ -59,7 +59,6 @@ def settings(python: Path, model: Path) -> VllmSettings:
 
     Args:
         python: Python with vLLM installed.
-        model: Folder of the tiny model.
     """
     return VllmSettings(
         model=str(model),
@@ -100,7 +99,6 @@ def figure(text: str, name: str, **labels: str) -> float:
 
     Args:
         text: Text of ``/metrics``.
-        name: Full name of the metric.
         labels: Labels that a series must have.
     """
     # A brace or a space must follow the name, because other metrics' names may begin with it.

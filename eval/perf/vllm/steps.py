@@ -42,8 +42,6 @@ class EngineUse:
 
     Attributes:
         wall_s: From its start to its verdict, in seconds.
-        steps: Number of engine steps in that time.
-        tokens: Number of tokens of all replies.
     """
 
     wall_s: float

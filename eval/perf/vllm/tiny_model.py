@@ -89,7 +89,6 @@ def make_tiny_model(folder: Path, *, thinks: bool = False) -> Path:
     """Writes the model into a new folder; returns the folder.
 
     Args:
-        folder: Folder to write to.
         thinks: True for a model whose template begins each reply with a thought unless told not to, as Qwen3's does.
             Its thoughts and its free-text replies end only at their limits, never by themselves.
     """

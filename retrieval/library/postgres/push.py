@@ -57,7 +57,6 @@ def push_library(
         library: Library to copy; already verified.
         address: Address of the database, which must have pgvector.
         replace: True to replace an existing library, including all changes made to it there.
-        progress: Progress callback.
 
     Raises:
         BadLibrary: The database has no pgvector, or a picture of the library was altered.

@@ -63,11 +63,8 @@ class State:
     """The row of ``precedent_library``.
 
     Attributes:
-        shelf: Shelf whose tables are in use.
         head: Hash chain over the content: the digest of the pushed library, in hex, extended by each change since
             (:func:`retrieval.library.journal.next_head`).
-        about: Description of the library.
-        counts: Number of memes.
         rows: Number of rows ever used; new memes are appended after them, as a removed meme may be restored to its row.
         changes: Number of the last change.
     """
@@ -115,7 +112,6 @@ def read_state(connection: Connection, before: State | None = None) -> State:
     """Reads the state of the current library.
 
     Args:
-        connection: In a transaction.
         before: Last known state, which is returned if it is still current.
 
     Raises:

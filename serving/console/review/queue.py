@@ -29,7 +29,6 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
 
     Args:
         request: Request whose address says where the list begins, and for which reason cases are in it.
-        at_case: Case beside which the list stands.
     """
     visitor, reviews = visitor_of(request), review_queue_of(request)
     params = request.query_params

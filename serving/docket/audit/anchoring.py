@@ -121,7 +121,6 @@ async def keep_anchored(
     """Sends newer checkpoints to a witness until cancelled, and then the newest one.
 
     Args:
-        log: The log.
         place: Witness that stores the checkpoints.
         every_s: Seconds between two checks for a newer one.
         on_anchored: Called with the number of entries covered by each stored checkpoint.

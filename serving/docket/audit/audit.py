@@ -218,10 +218,6 @@ class Auditor:
         """Prepares the auditor.
 
         Args:
-            transactions: Transactions of the docket.
-            trials: Its records and pictures.
-            log: Its log.
-            keys: Keys of the log.
             signer: Returns the docket's private key, by its public one.
         """
         self._transactions = transactions
@@ -279,7 +275,6 @@ class Auditor:
         """Builds the bundle file of a trial, with its proofs and its signed count of entries.
 
         Args:
-            trial_id: Id of the trial.
             with_access: True to include who viewed its picture.
             anchors: Checkpoints that the receiver has: the bundle proves that the log continues them.
 

@@ -28,7 +28,6 @@ class Anchor:
     """Checkpoints from one external source.
 
     Attributes:
-        name: Name of the source, for the findings.
         notes: Signed checkpoints, not yet verified.
     """
 

@@ -52,8 +52,6 @@ def bundle(
     """A bundle, as the text of a file.
 
     Args:
-        trial_id: Id of the trial.
-        entries: All of the trial, by number.
         parts: Parts with what the trial quotes, by number.
         checkpoint: The signed checkpoint that they are shown against.
         size: Number of entries under the checkpoint.

@@ -56,7 +56,6 @@ class Frontier:
         """Restores a tree.
 
         Args:
-            size: Number of leaves.
             hashes: Roots of its perfect subtrees, the largest and leftmost first: one for each 1 in the binary size.
 
         Raises:
@@ -116,7 +115,6 @@ class TileUpdate:
 
     Attributes:
         level: Level of the tile: its nodes are at ``level * 8`` in the tree.
-        index: Index of the tile in its level.
         first: Position of the first of these hashes in the tile, 0 to 255.
         hashes: One or more, joined.
     """
@@ -183,7 +181,6 @@ def inclusion_proof(number: int, size: int, read: ReadNode) -> list[bytes]:
     Args:
         number: Number of the leaf, counted from 0.
         size: Number of leaves of the tree.
-        read: Reads nodes.
 
     Raises:
         BadProof: The tree has no such leaf.
@@ -210,11 +207,7 @@ def verify_inclusion(number: int, size: int, leaf: bytes, proof: Sequence[bytes]
     """Verifies an audit path (by the algorithm in RFC 9162 §2.1.3.2, which RFC 6962 lacks).
 
     Args:
-        number: Number of the leaf.
-        size: Leaves of the tree.
-        leaf: Hash of the leaf.
         proof: Proof from :func:`inclusion_proof`.
-        root: Root hash of the tree.
 
     Raises:
         BadProof: The proof does not show that the leaf is in the tree at that position.

@@ -131,8 +131,6 @@ class Checkpoint:
     """Statement about the state of a log, to be signed.
 
     Attributes:
-        origin: Names the log.
-        size: Its entries.
         root: Root hash of the tree over them.
     """
 
@@ -204,8 +202,6 @@ def sign_checkpoint(key: SigningKey, origin: str, size: int, root: bytes) -> str
 
     Args:
         key: Key of the log; by custom its name is the origin.
-        origin: Names the log.
-        size: Its entries.
         root: Root hash of the tree over them.
     """
     return sign_note(_checked(Checkpoint(origin, size, root)).text, [key])

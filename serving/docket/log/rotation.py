@@ -30,8 +30,6 @@ class KeyRotation:
     """A key rotation signed by both keys.
 
     Attributes:
-        old: Retired key.
-        new: New key.
         number: Number of the rotation's entry: the old key covers the entries before it.
         root: Root hash of the tree over the entries before it.
     """
@@ -93,7 +91,6 @@ class KeyChain:
     """Keys of a docket, with the sizes of its log for which each signs.
 
     Attributes:
-        rotations: Linked rotations, by number.
         broken: Numbers of rotations that do not continue the chain.
     """
 
@@ -102,7 +99,6 @@ class KeyChain:
 
         Args:
             trusted: Public keys known from elsewhere.
-            rotations: Rotations in the log, by number.
         """
         self._trusted = tuple(trusted)
         self.rotations: list[KeyRotation] = []

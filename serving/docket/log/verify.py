@@ -126,8 +126,6 @@ class Finding:
     """Something that is wrong.
 
     Attributes:
-        fault: Kind of the fault.
-        text: Fault in a sentence.
         entry: Number of the entry that it is about; None where it is about none.
     """
 
@@ -145,17 +143,12 @@ class Report:
     """Result of a check.
 
     Attributes:
-        size: Entries.
-        root: Over them.
         checkpoints: Number of stored checkpoints that agree with the docket.
-        trials: In the listing.
-        pictures: Number of stored pictures.
         bodies: Entries whose body was checked.
         erased: Entries whose body was erased.
         anchors: Checkpoints from outside that agree with the docket.
         anchored: Entries that the newest of those speaks for.
         findings: Faults, the first :data:`MOST_FINDINGS`.
-        counts: All that is wrong, by kind.
         unchecked: Checks that could not be made, in sentences.
     """
 
@@ -254,7 +247,6 @@ async def verify_pictures(
         frames: Gives the frames of a picture as PNG files; none where it is not there.
         pixels: The digest of a picture's frames; raises ValueError where they are no pictures.
         still_wanted: True if a trial of the picture exists now: all of them may have been erased meanwhile.
-        report: Is added to.
         patience_s: Seconds after which what is wrong is looked at again, once for all of them: what an erasure took
             away while a new trial of the same picture was opened is put back.
     """
@@ -367,7 +359,6 @@ class _Signed:
         """Compares what was signed over so many entries with the tree over them.
 
         Args:
-            size: Number of entries.
             root: Gives the root of the tree over them.
             is_receipt: True if a verdict is the last of them, so that its receipt is the checkpoint over them: that one
                 is kept in the docket. Of others, such as those that only an anchor asked for, the newest alone is.

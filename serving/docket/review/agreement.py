@@ -134,7 +134,6 @@ def agreement(
     """Computes all figures.
 
     Args:
-        labels: Label of each reviewer, by meme.
         court: Label of the court in the trial that each of these reviewers reviewed, by meme.
         undecided: Value that stands for no label by the court.
     """

@@ -20,7 +20,6 @@ def is_blinded(who: str, namespaces: frozenset[str] | None = None) -> ColumnElem
     """Builds the SQL condition that a case's verdict is hidden from a reviewer.
 
     Args:
-        who: Name of the reviewer.
         namespaces: Namespaces that they may review; None for all.
     """
     # Other trials of the meme that still wait for this reviewer: this verdict would give theirs away.

@@ -60,7 +60,6 @@ class Corrections:
         """Prepares for corrections.
 
         Args:
-            opened: Opens the writer of the library.
             encoder: Returns the library's encoder; called in a thread when a meme is added.
             trials: Reader of records and their pictures.
             overrulings: Rule for which overrulings become precedents.
@@ -100,7 +99,6 @@ class Corrections:
         is applied too, so that the library always matches the last review.
 
         Args:
-            record: Record of the trial.
             review: Last review of the trial.
             chosen: True if the reviewer wants a precedent.
 
@@ -213,9 +211,6 @@ async def forget(opened: Opened, trial_id: str, *, who: str, why: str) -> bool:
     revocation of the removal needs.
 
     Args:
-        opened: Opens the writer of the library.
-        trial_id: Id of the trial.
-        who: Author of the erasure.
         why: Reason of the removal, recorded in the history.
 
     Returns:

@@ -29,7 +29,6 @@ class SampledVerdict:
     """A reviewed verdict of the random sample.
 
     Attributes:
-        trial_id: Id of the trial.
         opened_at: UTC.
         wrong: True if the reviewer found the other label.
         risk: Estimated probability that the verdict is wrong; None if it has none.
@@ -130,10 +129,6 @@ async def measure_drift(
     """Reads the random sample of the last weeks and its reviews.
 
     Args:
-        queue: Queue of the reviews.
-        trials: Records of the trials.
-        now: End of the period.
-        weeks: Length of the period in weeks.
         wanted: Target for the share of memes whose label is wrong and unreviewed.
         namespace: Namespace of the content; None for all.
     """

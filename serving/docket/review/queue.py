@@ -60,14 +60,10 @@ class Case:
     """A trial in the review queue.
 
     Attributes:
-        trial_id: Id of the trial.
         opened_at: UTC.
-        namespace: Namespace of the content.
         content_id: Caller's id of the content.
         pixels_sha256: SHA-256 of the picture's pixels; for a text without picture, the text's digest.
         models: Models of the trial; empty if none was used.
-        text: Text of the meme.
-        state: State of the trial.
         label: Label by the court; None if there is no verdict.
         holds: Label in force: the last reviewer's, or the court's.
         outcome: Outcome of the last review; None if there was none.
@@ -111,7 +107,6 @@ class SampledReview:
     """A verdict that was randomly sampled for review.
 
     Attributes:
-        trial_id: Id of the trial.
         opened_at: UTC.
         found: Label by the first reviewer; None if there is no review, or it gave no label.
     """
@@ -127,14 +122,9 @@ class Search:
 
     Attributes:
         text: Words that must all occur in the meme's text, its description or the rationale.
-        label: Label in force.
         since: Opened then or later.
         until: Opened before then.
         namespace: Namespace of the content; None for all, the empty one is a namespace too.
-        model: Model of the trial.
-        category: Category of harm found.
-        reviewer: Reviewer of the case.
-        why: Reason for review.
     """
 
     text: str = ""
@@ -165,8 +155,6 @@ class ReviewQueue:
 
         Args:
             transactions: Transactions of the docket whose trials are reviewed.
-            trials: Its records.
-            log: Its log.
             rules: Rules that send a verdict to review without anybody asking for it.
             clock: Returns the current time, UTC. For locks, clocks of several machines must agree within a minute.
             patience_s: Maximum seconds that a caller waits for the projection to catch up with the log.
@@ -290,7 +278,6 @@ class ReviewQueue:
         """Searches trials, the most recently opened first.
 
         Args:
-            which: Search conditions.
             limit: Largest number of cases.
             after: Cursor: stored ``opened_at`` and ``trial_id`` of the last case of the previous page.
             namespaces: Namespaces that may be seen; None for all.
@@ -350,7 +337,6 @@ class ReviewQueue:
         """Lists the values of ``namespace``, ``category``, ``models`` or ``reviewer`` to choose from.
 
         Args:
-            column: Column whose values are listed.
             namespaces: Namespaces of the trials; None for all.
             blind: Reviewer to keep blind, as for :meth:`find`.
         """
@@ -411,7 +397,6 @@ class ReviewQueue:
         """Locks a case for a reviewer, or extends the lock.
 
         Args:
-            trial_id: Which.
             who: Reviewer who takes the case.
             again: True to accept a case that needs no review, or that this reviewer has decided already.
 
@@ -602,7 +587,6 @@ class ReviewQueue:
         influenced by discussions, and repeat the first.
 
         Args:
-            since: Reviews from then on.
             until: Reviews before then.
             blind: Only those of reviewers who had not been shown the verdict.
             drawn: True for only randomly sampled trials: only these are representative, since the others were reviewed

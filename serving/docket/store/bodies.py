@@ -42,13 +42,7 @@ _hands = ThreadPoolExecutor(_HANDS, thread_name_prefix="sealing")
 
 @dataclass(frozen=True, slots=True)
 class SealedBodies:
-    """An entry's body, ready to be stored.
-
-    Attributes:
-        salt: Random salt of the commitment.
-        commitment: Commitment to the body with the salt.
-        stored: Compressed body.
-    """
+    """An entry's body, ready to be stored."""
 
     salt: bytes
     commitment: bytes
@@ -123,7 +117,6 @@ def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mappi
     """Builds the bodies of events' entries.
 
     Args:
-        events: Events of any trials.
         numbers: Returns the entry numbers of all parts; called at most once.
     """
     values = [event.model_dump(mode="json") for event in events]
@@ -147,7 +140,6 @@ def event_in(body: str, parts: Mapping[int, str]) -> AnyEvent:
     """Parses the event in a body. Raises ValueError if it is invalid.
 
     Args:
-        body: Body of its entry.
         parts: Content of the part entries, by number; a missing or empty one was erased.
     """
     # The common case: without parts or markers, the text is parsed directly.

@@ -52,8 +52,6 @@ class _Erasure:
     Attributes:
         trial_id: Id of the trial; empty to erase precedents only.
         who: Person or system that requests the erasure.
-        why: Reason.
-        at: Time of the request.
         precedents: Precedents to remove from all records that quote them, such as those made from this trial.
         outside: True if pictures are stored outside of the database.
     """

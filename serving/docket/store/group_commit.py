@@ -82,7 +82,6 @@ class GroupCommit:
             translated: Returns the error that callers get for a failed write. Unavailable means a database failure: all
                 writes of the commit fail. Otherwise each is retried alone.
             around: Context that is entered before a transaction's writes and left before its commit.
-            name: Name of the thread.
         """
         self._around = around
         self._transaction = transaction
@@ -205,7 +204,6 @@ def sqlite_reader(path: Path, patience: float, *, immutable: bool) -> Engine:
     """Builds an engine for a read-only SQLite file.
 
     Args:
-        path: The file.
         patience: Seconds to wait for a process that is writing.
         immutable: True if nothing can write to the file: it is then read without SQLite's companion files, which can't
             be created; existing ones are ignored.

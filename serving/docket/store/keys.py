@@ -103,7 +103,6 @@ def make_key(path: Path, name: str = "") -> None:
     """Creates a key file if there is none; of several concurrent processes, one succeeds.
 
     Args:
-        path: The file.
         name: Name of the docket; empty for a new one.
     """
     if path.exists():

@@ -44,10 +44,8 @@ def upgrade(connection: Connection, found: int, schema: str | None = None, *, to
     """Upgrades a docket of an earlier format, atomically in the caller's transaction.
 
     Args:
-        connection: To it.
         found: Current format of the docket.
         schema: Schema of its tables; None if the database has none.
-        to: Target format.
 
     Raises:
         DocketError: The database contains something other than a docket.

@@ -49,7 +49,6 @@ class Transactions:
     """Runs the transactions of one docket, which all its stores share; several processes may use the same database.
 
     Attributes:
-        database: Database with the tables.
         written: Is told the seconds that each write to the log took, whether it was stored or not.
     """
 
@@ -57,7 +56,6 @@ class Transactions:
         """Starts the threads that write.
 
         Args:
-            database: Database with the tables.
             signer: Gives the key that checkpoints are signed with.
         """
         self.database = database
