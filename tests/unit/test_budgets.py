@@ -1,0 +1,39 @@
+"""The size of the project stays within the bounds of tests/budgets.toml."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from court import events
+
+ROOT = Path(__file__).resolve().parents[2]
+BUDGETS = tomllib.loads((ROOT / "tests" / "budgets.toml").read_text())
+PRODUCT = ["court", "retrieval", "serving", "eval", "proto", "integrations"]
+GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
+
+
+def modules(folder: str) -> list[Path]:
+    return [file for file in (ROOT / folder).rglob("*.py") if not GENERATED.search(file.name)]
+
+
+@pytest.mark.parametrize("folder", BUDGETS["lines"])
+def test_folder_stays_within_its_budget_of_lines(folder):
+    lines = sum(file.read_bytes().count(b"\n") for file in modules(folder))
+    assert lines > 0
+    assert lines <= BUDGETS["lines"][folder], f"{folder} has {lines} lines: delete some, or raise its budget visibly"
+
+
+def test_few_files_enumerate_kinds_of_events():
+    kinds = [kind.__name__ for kind in events.EVENT_KINDS]
+    assert len(kinds) > 20
+    naming = re.compile(rf"\b({'|'.join(kinds)})\b")
+    files = {
+        str(file.relative_to(ROOT)): len(set(naming.findall(file.read_text())))
+        for folder in PRODUCT
+        for file in modules(folder)
+    }
+    many = {name: count for name, count in files.items() if count >= 6}
+    assert "court/events.py" in many
+    assert len(many) <= BUDGETS["event_kinds"]["files"], many
