@@ -181,17 +181,17 @@ class RoleModels:
     @property
     def models(self) -> dict[str, str]:
         """The model per role, for the record."""
-        return {name: chair.model.name for name, chair in self._named.items()}
+        return {name: role_model.model.name for name, role_model in self._named.items()}
 
     @property
     def servers(self) -> dict[str, tuple[str, ...]]:
         """Addresses of the servers per role, for the record; roles without pinned servers are absent."""
-        return {name: chair.servers.urls for name, chair in self._named.items() if chair.servers}
+        return {name: role_model.servers.urls for name, role_model in self._named.items() if role_model.servers}
 
     @property
     def prefix_cache(self) -> dict[str, bool]:
         """True per role if prefix caching works at its servers; roles where it is unknown are absent."""
-        found = {str(role): chair.prefix_cache for role, chair in self.by_role.items()}
+        found = {str(role): role_model.prefix_cache for role, role_model in self.by_role.items()}
         return {role: works for role, works in found.items() if works is not None}
 
     def settings(self, chars: int) -> dict[str, Any]:
@@ -201,19 +201,19 @@ class RoleModels:
             chars: Longest requested text, in characters, from which default token limits are derived.
         """
         guard = {"adapter": self.guard.adapter, "prompt": load("guard").digest} if self.guard else None
-        thinking = {name: chair.thinking for name, chair in self._named.items() if chair.thinking}
+        thinking = {name: role_model.thinking for name, role_model in self._named.items() if role_model.thinking}
         thoughts = {
-            name: {"tokens": chair.thought_tokens, "by": list(chair.thoughts_by)}
-            for name, chair in self._named.items()
-            if chair.thought_tokens
+            name: {"tokens": role_model.thought_tokens, "by": list(role_model.thoughts_by)}
+            for name, role_model in self._named.items()
+            if role_model.thought_tokens
         }
         return {
-            "temperature": {name: chair.temperature for name, chair in self._named.items()},
+            "temperature": {name: role_model.temperature for name, role_model in self._named.items()},
             # Effective values, including defaults: a record must not depend on the defaults of a later version.
             "max_tokens": {
                 # Further judges are named JUDGE_2 and so on; the role is what stands before the number.
-                name: chair.max_tokens or most_tokens(Role(name.partition("_")[0]), chars)
-                for name, chair in self._named.items()
+                name: role_model.max_tokens or most_tokens(Role(name.partition("_")[0]), chars)
+                for name, role_model in self._named.items()
             },
             # The digest of the set does not cover these prompts: without their own digests, a cached verdict could rest
             # on outdated messages.
@@ -236,12 +236,12 @@ class RoleModels:
         # By identity: roles with the same servers share the object. No id is reused while `self` refers to all of them.
         pinned: dict[int, ReplicatedModel] = {}
 
-        def of(chair: RoleModel) -> RoleModel:
-            if chair.servers is None:
-                return chair
+        def of(role_model: RoleModel) -> RoleModel:
+            if role_model.servers is None:
+                return role_model
             # One shared object: when one of the roles finds its server gone, they all fail over.
-            model = pinned.setdefault(id(chair.servers), chair.servers.pinned(key))
-            return dataclasses.replace(chair, model=model, servers=model)
+            model = pinned.setdefault(id(role_model.servers), role_model.servers.pinned(key))
+            return dataclasses.replace(role_model, model=model, servers=model)
 
         return self.each(of)
 
@@ -261,8 +261,8 @@ class RoleModels:
         """True if each server used during the examinations could start one more call immediately."""
         # Judges and guard are called after the examinations, so the load of their servers is irrelevant to a
         # speculative round.
-        chairs = (self.proposer, self.accuser, self.defender, *([self.expert] if self.expert else []))
-        return all(chair.servers.room() for chair in chairs if chair.servers)
+        role_models = (self.proposer, self.accuser, self.defender, *([self.expert] if self.expert else []))
+        return all(role_model.servers.room() for role_model in role_models if role_model.servers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ async def rule_on_question(
             nothing is recorded.
         CourtError: The precedents' pictures could not be read, or the event could not be stored.
     """
-    chairs = court.chairs
+    role_models = court.role_models
     # Checked before any call: an invalid request leaves no event behind.
     if record.state is not TrialState.DECIDED:
         raise BadRequest(
@@ -87,7 +87,7 @@ async def rule_on_question(
             "No model was asked in this trial: a further question needs the Judge of a full one.",
             reason="PROCEDURE_NOT_LOADED",
         )
-    if chairs is None:
+    if role_models is None:
         raise BadRequest(
             "No chat models are loaded: a further question goes to the Judge of the trial. Load its models and its "
             "library, with the procedure full.",
@@ -122,7 +122,7 @@ async def rule_on_question(
     judge = Judge(
         Speaker(
             # Keyed by the meme, like its trial: that server has the beginning of the brief in its cache.
-            model=chairs.pinned(record.opened.meme.digest).judge,
+            model=role_models.pinned(record.opened.meme.digest).judge,
             fence=fence,
             deadline=deadline,
             reply_chars=settings.reply_chars,

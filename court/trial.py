@@ -90,7 +90,7 @@ class Court:
 
     Attributes:
         text_reader: Reads the text off the picture if the caller gives none; None if callers must give it.
-        chairs: Chat models of a full trial; None for a court without chat models.
+        role_models: Chat models of a full trial; None for a court without chat models.
         fence_mark: Mark of the fences around untrusted text; None for a fresh mark in each trial. Set it only to
             compare messages.
         now: Clock; returns the current time in UTC.
@@ -106,7 +106,7 @@ class Court:
     settings: TrialSettings = field(default_factory=TrialSettings)
     policy: Policy = DEFAULT_POLICY
     prompts: PromptSet = field(default_factory=packaged)
-    chairs: RoleModels | None = None
+    role_models: RoleModels | None = None
     fence_mark: str | None = None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     duplicates: DuplicateFinder | None = None
@@ -116,7 +116,7 @@ class Court:
     @property
     def procedures(self) -> frozenset[Procedure]:
         """Procedures that this court can run; only the summary without chat models."""
-        return frozenset({Procedure.SUMMARY} if self.chairs is None else Procedure)
+        return frozenset({Procedure.SUMMARY} if self.role_models is None else Procedure)
 
     def require(self, procedure: Procedure, *, text_given: bool = True) -> None:
         """Raises NotLoaded if this court can't run that procedure, or has to read the text and can't."""
@@ -135,9 +135,9 @@ class Court:
                 reason="EVIDENCE_SOURCE_MISSING",
                 field="trial.expert",
             )
-        if self.settings.expert != "off" and procedure is not Procedure.SUMMARY and self.chairs is not None:
+        if self.settings.expert != "off" and procedure is not Procedure.SUMMARY and self.role_models is not None:
             # A wiring bug: when the witness is on, its model is connected along with those of the other roles.
-            assert self.chairs.expert is not None, "the expert witness is on, and has no model"
+            assert self.role_models.expert is not None, "the expert witness is on, and has no model"
         if not text_given and self.text_reader is None:
             raise text_reader_off()
 
@@ -309,11 +309,11 @@ class Court:
         return await witness.testify(text)
 
     def _full(self, evidence: Evidence, fence: Fence, case: TrialCase) -> FullTrial:
-        assert self.chairs is not None, "checked by require()"
+        assert self.role_models is not None, "checked by require()"
         return FullTrial(
             evidence=evidence,
             # Keyed by the meme, so that a picture goes to a server that already has it in its caches.
-            models=self.chairs.pinned(evidence.meme.digest),
+            models=self.role_models.pinned(evidence.meme.digest),
             policy=self.policy,
             fence=fence,
             prompts=self.prompts,
@@ -355,12 +355,12 @@ class Court:
     def versions(self, procedure: Procedure) -> Versions:
         """Returns the versions that a trial starting now would use."""
         # A summary calls no model, so a change of prompts or models must not prevent it from being resumed.
-        chairs = None if procedure is Procedure.SUMMARY else self.chairs
+        role_models = None if procedure is Procedure.SUMMARY else self.role_models
         return Versions(
             software=self.software,
             settings=digest(self._settings(procedure)),
             prompts="" if procedure is Procedure.SUMMARY else self.prompts.digest,
-            models={} if chairs is None else chairs.models,
+            models={} if role_models is None else role_models.models,
             encoder=self.finder.library.encoder,
             library=self.finder.library.digest,
             text_reader=self.text_reader.identity if self.text_reader else "",
@@ -369,8 +369,8 @@ class Court:
     def _settings(self, procedure: Procedure) -> dict[str, Any]:
         # Only the folder's name: the path is private, and the prompts are identified by their digest.
         settings = self.settings.model_dump(mode="json") | {"prompts": self.prompts.name}
-        if procedure is not Procedure.SUMMARY and self.chairs is not None:
-            settings |= self.chairs.settings(self.settings.reply_chars)
+        if procedure is not Procedure.SUMMARY and self.role_models is not None:
+            settings |= self.role_models.settings(self.settings.reply_chars)
         if self.settings.expert != "off" and self.evidence_source is not None:
             # Another source finds other evidence, and a resumed trial or a cached verdict must rest on the same source.
             settings["evidence_source"] = self.evidence_source.identity
@@ -395,8 +395,10 @@ class Court:
             "settings": self._settings(case.procedure),
             "versions": self.versions(case.procedure),
             # Pinned, so that they are listed in this trial's order of preference.
-            "servers": {} if is_summary or self.chairs is None else self.chairs.pinned(case.meme.digest).servers,
-            "prefix_cache": {} if is_summary or self.chairs is None else self.chairs.prefix_cache,
+            "servers": {}
+            if is_summary or self.role_models is None
+            else self.role_models.pinned(case.meme.digest).servers,
+            "prefix_cache": {} if is_summary or self.role_models is None else self.role_models.prefix_cache,
             "fence_mark": "" if is_summary else fence.mark,
             "of_trial": case.of_trial,
         }

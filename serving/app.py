@@ -273,8 +273,8 @@ async def _serve_court(
     """Accepts trial requests until the server is told to stop, then waits until the last one is answered."""
     court, docket, precedents = services
     telemetry.observe(library=lambda: executor.court.finder.library.size)
-    if executor.court.chairs is not None:
-        telemetry.prefix_cache(executor.court.chairs.models, executor.court.chairs.prefix_cache)
+    if executor.court.role_models is not None:
+        telemetry.prefix_cache(executor.court.role_models.models, executor.court.role_models.prefix_cache)
     async with AsyncExitStack() as resumption_stack, AsyncExitStack() as stack:
         runner = await stack.enter_async_context(TrialRunner(executor, settings, telemetry, memory=court.memory))
         court.open(executor, runner)

@@ -135,7 +135,7 @@ async def open_court(
         else:
             await asyncio.gather(*(begin() for begin in warm))
         finder = finders.get(settings.library, NoLibrary())
-        chairs = await connect_models(settings, stack, tell, patient=patient, may_be_blind=may_be_blind)
+        role_models = await connect_models(settings, stack, tell, patient=patient, may_be_blind=may_be_blind)
         source, entailment = None, None
         # Without search no trial is run, so no expert witness is needed.
         if encoder is not None and settings.trial.expert != "off":
@@ -151,7 +151,7 @@ async def open_court(
             settings=settings.trial,
             policy=policy,
             prompts=prompts,
-            chairs=chairs,
+            role_models=role_models,
             duplicates=index,
             entailment=entailment,
             evidence_source=source,
@@ -227,7 +227,7 @@ async def open_shadow(
             changes |= {"prompts": open_set(own.prompts), "settings": trial}
         if own.llm:
             models = settings.model_copy(update={"llm": own.llm, "trial": trial})
-            changes["chairs"] = await connect_models(models, stack, tell, patient=True)
+            changes["role_models"] = await connect_models(models, stack, tell, patient=True)
         court = replace(executor.court, **changes)
         court.require(own.procedure or settings.procedure)
         yield ShadowCourt(
@@ -464,12 +464,12 @@ def readiness_checks(executor: TrialExecutor, settings: Settings) -> dict[str, S
 
     models: list[ReadinessCheck] = []
     # A court that runs summary trials serves without its models, even while they are down.
-    if executor.court.chairs is not None and settings.procedure is not Procedure.SUMMARY:
+    if executor.court.role_models is not None and settings.procedure is not Procedure.SUMMARY:
         from court.backends.chat.client import ChatCompletions
 
-        chairs = (*executor.court.chairs.by_role.values(), *executor.court.chairs.judges)
+        role_models = (*executor.court.role_models.by_role.values(), *executor.court.role_models.judges)
         # By identity: a model that several roles share is probed once.
-        by_id = {id(chair.model): chair.model for chair in chairs}
+        by_id = {id(role_model.model): role_model.model for role_model in role_models}
         models = [ModelProbe(model) for model in by_id.values() if isinstance(model, ChatCompletions)]
     everything = [docket, encoder, *models]
     return {COURT: everything, OVERALL: everything, DOCKET: [docket], PRECEDENTS: [encoder]}

@@ -66,7 +66,7 @@ class DetectionReport:
 async def detect(
     folder: ArenaFolder,
     memes: Sequence[ShownMeme],
-    chairs: Mapping[str, MeteredModel],
+    role_models: Mapping[str, MeteredModel],
     *,
     concurrency: int = 4,
     progress: Callable[[int, int], None] = lambda *_: None,
@@ -85,19 +85,19 @@ async def detect(
     answered = {(e.meme, e.target) for e in folder.events() if isinstance(e, Detected | NotDetected)}
     turn, done = asyncio.Semaphore(concurrency), 0
 
-    async def one(meme: ShownMeme, chair: MeteredModel) -> None:
+    async def one(meme: ShownMeme, role_model: MeteredModel) -> None:
         nonlocal done
-        if (meme.id, chair.name) not in answered:
+        if (meme.id, role_model.name) not in answered:
             async with turn:
-                found = await reply_or_reason(Speaker(chair, meme, 0).detect())
+                found = await reply_or_reason(Speaker(role_model, meme, 0).detect())
             if isinstance(found, str):
-                folder.append([NotDetected(meme=meme.id, target=chair.name, reason=found)])
+                folder.append([NotDetected(meme=meme.id, target=role_model.name, reason=found)])
             else:
-                folder.append([Detected(meme=meme.id, target=chair.name, harmful=found[0], call=found[1])])
+                folder.append([Detected(meme=meme.id, target=role_model.name, harmful=found[0], call=found[1])])
         done += 1
-        progress(done, len(memes) * len(chairs))
+        progress(done, len(memes) * len(role_models))
 
-    await gather_or_cancel(*(one(meme, chair) for meme in memes for chair in chairs.values()))
+    await gather_or_cancel(*(one(meme, role_model) for meme in memes for role_model in role_models.values()))
 
 
 def detection_report(

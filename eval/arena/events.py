@@ -21,7 +21,7 @@ class _ArenaValue(BaseModel):
 class ReplyCost(_ArenaValue):
     """Cost of a model's reply."""
 
-    chair: str
+    role_model: str
     """Who was asked, by the name that the run gives it."""
     model: str
     """As the server names it."""
@@ -38,10 +38,10 @@ class ReplyCost(_ArenaValue):
     """Why the first reply could not be used."""
 
 
-def call_of(chair: MeteredModel, prompt: Prompt, task: str, parsed: ParsedReply[T]) -> ReplyCost:
+def call_of(role_model: MeteredModel, prompt: Prompt, task: str, parsed: ParsedReply[T]) -> ReplyCost:
     """Computes the cost of a reply."""
     return ReplyCost(
-        chair=chair.name,
+        role_model=role_model.name,
         model=parsed.replies[-1].model,
         prompt=f"{prompt.id}/{task}",
         digest=prompt.digest,

@@ -53,7 +53,7 @@ class ArenaPlan:
 
     Attributes:
         memes: Memes in order; a meme's position decides which models meet on it.
-        chairs: Models, by the names that the settings use.
+        role_models: Models, by the names that the settings use.
         fixed_tasks: Supplied questions, by meme; empty if the controller writes them.
         references: Human references by meme, for the setting ``human``.
         concurrency: Number of memes in progress at once.
@@ -61,7 +61,7 @@ class ArenaPlan:
 
     settings: ArenaSettings
     memes: tuple[ShownMeme, ...]
-    chairs: Mapping[str, MeteredModel]
+    role_models: Mapping[str, MeteredModel]
     seed: int = 0
     fixed_tasks: Mapping[str, tuple[FixedTask, ...]] = field(default_factory=dict)
     references: Mapping[str, HumanReference] = field(default_factory=dict)
@@ -110,7 +110,7 @@ async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, in
             await _Meme(plan=plan, meme=meme, begin=begin, met=met[begin:], folder=folder).go_through()
         # After each meme, so that a killed session leaves its usage up to that point.
         count += 1
-        folder.write_spent(spent(plan.chairs, before))
+        folder.write_spent(spent(plan.role_models, before))
         progress(count, len(plan.memes))
 
     # `first` has one more element: where the tasks of a further meme would begin.
@@ -119,22 +119,22 @@ async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, in
         await _all(one(meme, begin) for meme, begin in begins if meme.id not in done)
     finally:
         # Calls of unfinished memes cost money, too.
-        folder.write_spent(spent(plan.chairs, before))
+        folder.write_spent(spent(plan.role_models, before))
 
 
-def spent(chairs: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> dict[str, Spent]:
+def spent(role_models: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> dict[str, Spent]:
     """Sums each model's usage of this session and earlier ones."""
     updated = {}
-    for name, chair in chairs.items():
-        so_far, made = before.get(name, Spent()), chair.usage.made
+    for name, role_model in role_models.items():
+        so_far, made = before.get(name, Spent()), role_model.usage.made
         updated[name] = Spent(
             calls=so_far.calls + made.calls,
             tokens_in=so_far.tokens_in + made.tokens_in,
             tokens_out=so_far.tokens_out + made.tokens_out,
-            repaired=so_far.repaired + chair.usage.repaired,
-            unusable=so_far.unusable + chair.usage.unusable,
-            failed=so_far.failed + chair.usage.failed,
-            usd=so_far.usd + made.usd(chair.price),
+            repaired=so_far.repaired + role_model.usage.repaired,
+            unusable=so_far.unusable + role_model.usage.unusable,
+            failed=so_far.failed + role_model.usage.failed,
+            usd=so_far.usd + made.usd(role_model.price),
         )
     # Models of earlier sessions stay, even if they are not called in this one.
     return {**before, **updated}
@@ -420,7 +420,7 @@ class _Meme:
             )
 
     def _speaker(self, name: str) -> Speaker:
-        return Speaker(self._plan.chairs[name], self._meme, self._settings.reply_chars)
+        return Speaker(self._plan.role_models[name], self._meme, self._settings.reply_chars)
 
     def _random(self, *names: object) -> random.Random:
         # random hashes a string seed with SHA-512, not hash(), so draws are the same in every process. The separator

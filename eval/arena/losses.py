@@ -180,21 +180,21 @@ async def explain_losses(
     assignments = _assignments(losses, explainer=explainer, second=second, seed=seed)
     turn, done = asyncio.Semaphore(concurrency), 0
 
-    async def one(loss: Loss, chair: MeteredModel, again: bool) -> None:
+    async def one(loss: Loss, role_model: MeteredModel, again: bool) -> None:
         nonlocal done
         about = {
             "meme": loss.meme,
             "task": loss.task,
             "winner": loss.winner,
             "loser": loss.loser,
-            "explainer": chair.name,
+            "explainer": role_model.name,
             "second": again,
         }
         # The names in ``about`` are in the order of the tuples in ``explained``.
         if tuple(about.values()) not in explained:
             async with turn:
                 meme = memes[loss.meme]
-                folder.append([await _explained(loss, chair, about, rounds=rounds, answers=answers, meme=meme)])
+                folder.append([await _explained(loss, role_model, about, rounds=rounds, answers=answers, meme=meme)])
         done += 1
         progress(done, len(assignments))
 
@@ -206,25 +206,25 @@ def _assignments(
 ) -> list[tuple[Loss, MeteredModel, bool]]:
     """Pairs each loss with an explainer and a flag for the second one; no model explains its own battles."""
     # If the explainer took part in the battle itself, the second model replaces it as the first.
-    chairs = [
+    role_models = [
         [one for one in (explainer, second) if one is not None and one.name not in (loss.winner, loss.loser)]
         for loss in losses
     ]
     rng = random.Random(f"second opinion {seed}")
     # From those that both may explain, and at least one: without any there is no agreement to report.
-    by_two = [place for place, able in enumerate(chairs) if len(able) == 2]
+    by_two = [place for place, able in enumerate(role_models) if len(able) == 2]
     twice = set(rng.sample(by_two, min(len(by_two), max(1, round(SECOND * len(losses))))))
     assignments = []
-    for place, (loss, able) in enumerate(zip(losses, chairs, strict=True)):
-        for chair, again in zip(able, (False, True), strict=False):
+    for place, (loss, able) in enumerate(zip(losses, role_models, strict=True)):
+        for role_model, again in zip(able, (False, True), strict=False):
             if not again or place in twice:
-                assignments.append((loss, chair, again))
+                assignments.append((loss, role_model, again))
     return assignments
 
 
 async def _explained(
     loss: Loss,
-    chair: MeteredModel,
+    role_model: MeteredModel,
     about: Mapping[str, object],
     *,
     rounds: Mapping[tuple[str, int], tuple[str, ...]],
@@ -233,7 +233,7 @@ async def _explained(
 ) -> LossExplained | LossNotExplained:
     # The length of parts is irrelevant here: explain sets its own.
     reply = await reply_or_reason(
-        Speaker(chair, meme, 0).explain(
+        Speaker(role_model, meme, 0).explain(
             rounds[loss.meme, loss.task],
             answers[loss.meme, loss.task, loss.winner],
             answers[loss.meme, loss.task, loss.loser],

@@ -116,7 +116,7 @@ async def run(
     ask: Ask,
     tell: Callable[[str], None],
     progress: Callable[[int, int], None] = lambda *_: None,
-    chairs: Mapping[str, MeteredModel] | None = None,
+    role_models: Mapping[str, MeteredModel] | None = None,
     begin: Callable[[int, float], None] = lambda *_: None,
 ) -> None:
     """Runs an arena, or the unfinished part of it.
@@ -124,7 +124,7 @@ async def run(
     Args:
         tell: Called with messages for the user.
         progress: Called with the number of memes done and their total.
-        chairs: Models, if they are connected already.
+        role_models: Models, if they are connected already.
         begin: Called before the first call with the estimated number of calls and their cost; may raise.
 
     Raises:
@@ -160,9 +160,9 @@ async def run(
             store = SqliteCallCache.open(ask.calls or ask.out / CALLS)
             # Registered before the models are opened, so that it is closed after them: they use it.
             stack.push_async_callback(store.close)
-            if chairs is None:
+            if role_models is None:
                 most = LIMITS.representative_frames
-                chairs = await open_chairs(
+                role_models = await open_chairs(
                     ask.specs,
                     store,
                     stack,
@@ -178,7 +178,7 @@ async def run(
             plan = ArenaPlan(
                 settings=ask.settings,
                 memes=shown.memes,
-                chairs=chairs,
+                role_models=role_models,
                 seed=ask.seed,
                 fixed_tasks=by_meme,
                 references={one.meme: one for one in references},

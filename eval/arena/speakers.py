@@ -59,7 +59,7 @@ class Speaker:
         chars: Maximum length of a part of a reply, in characters.
     """
 
-    chair: MeteredModel
+    role_model: MeteredModel
     meme: ShownMeme
     chars: int
     fence: Fence = field(init=False)
@@ -67,12 +67,12 @@ class Speaker:
     def __post_init__(self) -> None:
         # Derived from the meme, not random: prompts must be identical when a run is resumed, or no reply is found in
         # the call cache.
-        object.__setattr__(self, "fence", self.chair.fence(self.meme.id, self.meme.pixels_sha256))
+        object.__setattr__(self, "fence", self.role_model.fence(self.meme.id, self.meme.pixels_sha256))
 
     async def profiles(self, temperature: float) -> tuple[Profiles, ReplyCost]:
         """Describes three people who come across the meme. Raises as :meth:`eval.models.metered.MeteredModel.say`."""
         prompt = prompt_of("controller")
-        reply = await self.chair.say(
+        reply = await self.role_model.say(
             prompt,
             "profiles",
             [*self._shown(prompt), prompt.task("profiles")],
@@ -81,12 +81,12 @@ class Speaker:
             schema=replies.profiles_schema(self.chars),
             temperature=temperature,
         )
-        return reply.value, call_of(self.chair, prompt, "profiles", reply)
+        return reply.value, call_of(self.role_model, prompt, "profiles", reply)
 
     async def question(self, profile: str, temperature: float) -> tuple[str, ReplyCost]:
         """Asks a model for a question about the meme."""
         prompt = prompt_of("controller")
-        reply = await self.chair.say(
+        reply = await self.role_model.say(
             prompt,
             "question",
             # Fenced although a model wrote it: that model read the meme, and may pass on an instruction from it.
@@ -96,12 +96,12 @@ class Speaker:
             schema=replies.question_schema(self.chars),
             temperature=temperature,
         )
-        return reply.value, call_of(self.chair, prompt, "question", reply)
+        return reply.value, call_of(self.role_model, prompt, "question", reply)
 
     async def answer(self, question: str) -> tuple[TargetAnswer, ReplyCost]:
         """Answers a question in two parts."""
         prompt = prompt_of("target")
-        reply = await self.chair.say(
+        reply = await self.role_model.say(
             prompt,
             "answer",
             [*self._shown(prompt), prompt.task("answer", question=self.fence.around(question))],
@@ -109,7 +109,7 @@ class Speaker:
             fence=self.fence,
             schema=replies.answer_schema(self.chars),
         )
-        return reply.value, call_of(self.chair, prompt, "answer", reply)
+        return reply.value, call_of(self.role_model, prompt, "answer", reply)
 
     async def converse(
         self, rounds: Sequence[str], language: str, history_chars: int | None = None
@@ -135,7 +135,7 @@ class Speaker:
             while history_chars is not None and history and sum(map(len, history)) > history_chars:
                 del history[0]
             fenced = self.fence.around(question)
-            reply = await self.chair.say(
+            reply = await self.role_model.say(
                 prompt,
                 "free",
                 [*shown, *history, prompt.task("free", question=fenced, language=in_language)],
@@ -145,7 +145,7 @@ class Speaker:
                 schema=replies.free_schema(2 * self.chars),
             )
             answers.append(reply.value)
-            calls.append(call_of(self.chair, prompt, "free", reply))
+            calls.append(call_of(self.role_model, prompt, "free", reply))
             forgotten = len(answers) - 1 - len(history)
             history.append(prompt.task("round", question=fenced, answer=self.fence.around(reply.value)))
         return tuple(answers), tuple(calls), forgotten
@@ -158,7 +158,7 @@ class Speaker:
             for number, answer in ((1, first), (2, second))
             for name, text in (("background", answer.background), ("reasoning", _joined(answer)))
         }
-        reply = await self.chair.say(
+        reply = await self.role_model.say(
             prompt,
             "fuse",
             [*self._shown(prompt), prompt.task("fuse", question=self.fence.around(question), **values)],
@@ -166,7 +166,7 @@ class Speaker:
             fence=self.fence,
             schema=replies.answer_schema(self.chars),
         )
-        return reply.value, call_of(self.chair, prompt, "fuse", reply)
+        return reply.value, call_of(self.role_model, prompt, "fuse", reply)
 
     async def compare(
         self,
@@ -198,7 +198,7 @@ class Speaker:
             criteria=criteria,
             levels=levels,
         )
-        reply: ParsedReply[Verdicts] = await self.chair.say(
+        reply: ParsedReply[Verdicts] = await self.role_model.say(
             prompt,
             "verdicts",
             parts,
@@ -206,7 +206,7 @@ class Speaker:
             fence=self.fence,
             schema=replies.verdicts_schema(keys, levels=levels, chars=self.chars),
         )
-        return reply.value, call_of(self.chair, prompt, "verdicts", reply)
+        return reply.value, call_of(self.role_model, prompt, "verdicts", reply)
 
     async def explain(
         self, rounds: Sequence[str], better: FixedQuestion, worse: FixedQuestion, *, why: str, aspects: Sequence[str]
@@ -228,7 +228,7 @@ class Speaker:
             parts.append(prompt.task("aspect", aspects=", ".join(f'"{one}"' for one in aspects)))
         fields = '"aspect": "...", "error": "..."' if len(aspects) > 1 else '"error": "..."'
         parts.append(prompt.task("explain", asked=fields))
-        reply = await self.chair.say(
+        reply = await self.role_model.say(
             prompt,
             "explain",
             parts,
@@ -236,12 +236,12 @@ class Speaker:
             fence=self.fence,
             schema=replies.explanation_schema(aspects, 400),
         )
-        return reply.value, call_of(self.chair, prompt, "explain", reply)
+        return reply.value, call_of(self.role_model, prompt, "explain", reply)
 
     async def detect(self) -> tuple[bool, ReplyCost]:
         """Labels the meme as harmful or not."""
         prompt = prompt_of(DETECTOR)
-        reply = await self.chair.say(
+        reply = await self.role_model.say(
             prompt,
             "detect",
             [*self._shown(prompt), prompt.task("detect")],
@@ -249,7 +249,7 @@ class Speaker:
             fence=self.fence,
             schema=replies.DETECTION_SCHEMA,
         )
-        return reply.value, call_of(self.chair, prompt, "detect", reply)
+        return reply.value, call_of(self.role_model, prompt, "detect", reply)
 
     async def rate_difficulty(
         self, rounds: Sequence[str], reference: FixedQuestion | None
@@ -267,7 +267,7 @@ class Speaker:
             words = "\n\n".join(filter(None, (reference.background, _joined(reference))))
             parts.append(prompt.task("reference", reference=self.fence.around(words)))
         parts.append(prompt.task("rate"))
-        reply = await self.chair.say(
+        reply = await self.role_model.say(
             prompt,
             "rate",
             parts,
@@ -275,7 +275,7 @@ class Speaker:
             fence=self.fence,
             schema=replies.difficulty_schema(400),
         )
-        return reply.value, call_of(self.chair, prompt, "rate", reply)
+        return reply.value, call_of(self.role_model, prompt, "rate", reply)
 
     def _shown(self, prompt: Prompt) -> list[str | Frame]:
         return _meme_parts(prompt, self.meme, self.fence)

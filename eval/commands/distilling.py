@@ -143,12 +143,12 @@ async def _ask_models(
     async with AsyncExitStack() as stack:
         store = SqliteCallCache.open(options["calls"] or folder / CALLS)
         stack.push_async_callback(store.close)
-        chairs = await open_chairs(specs, store, stack, tell, pictures=LIMITS.representative_frames)
+        role_models = await open_chairs(specs, store, stack, tell, pictures=LIMITS.representative_frames)
         found = {}
-        for name, chair in chairs.items():
-            verdicts = await judged_by(folder, examples, chair, concurrency=options["concurrency"], progress=step)
+        for name, role_model in role_models.items():
+            verdicts = await judged_by(folder, examples, role_model, concurrency=options["concurrency"], progress=step)
             # All calls that it takes, also those out of the store: what comparisons cost from nothing.
-            found[name] = verdicts, 1000 * chair.usage.all.usd(chair.price) / max(1, len(verdicts))
+            found[name] = verdicts, 1000 * role_model.usage.all.usd(role_model.price) / max(1, len(verdicts))
         return found
 
 

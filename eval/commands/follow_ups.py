@@ -31,7 +31,7 @@ class FollowUp:
     folder: ArenaFolder
     manifest: ArenaManifest
     memes: Sequence[ShownMeme]
-    chairs: Mapping[str, MeteredModel]
+    role_models: Mapping[str, MeteredModel]
     progress: Callable[[int, int], None]
 
 
@@ -128,5 +128,5 @@ async def _opened(
         # A model that is named twice is opened once.
         chosen = {name: file.models[name] for name in dict.fromkeys(names)}
         most = LIMITS.representative_frames
-        chairs = await open_chairs(chosen, store, stack, tell, pictures=most, run_seed=manifest.seed)
-        await ask(FollowUp(folder, manifest, shown.memes, chairs=chairs, progress=progress))
+        role_models = await open_chairs(chosen, store, stack, tell, pictures=most, run_seed=manifest.seed)
+        await ask(FollowUp(folder, manifest, shown.memes, role_models=role_models, progress=progress))

@@ -309,7 +309,7 @@ def _hold(plan: ProbePlan, options: dict[str, Any]) -> None:
             stack.push_async_callback(reader.aclose)
             # The longest prompt is the Refiner's: a still of each example, and all frames of the meme.
             most = plan.limits.examples + LIMITS.representative_frames
-            chairs = await open_chairs(
+            role_models = await open_chairs(
                 chosen,
                 store,
                 stack,
@@ -319,7 +319,7 @@ def _hold(plan: ProbePlan, options: dict[str, Any]) -> None:
                 vllm=options["vllm"],
                 vllm_flags=options["vllm_flags"],
             )
-            await hold(plan, chairs, reader, progress)
+            await hold(plan, role_models, reader, progress)
 
     interrupted = 0
     with watching(say) as progress:

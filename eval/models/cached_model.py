@@ -153,7 +153,7 @@ class StoredServers(CachedModel):
 
 
 def stored_chairs(
-    chairs: RoleModels, store: CallCache, *, server: str = "", seed: int = 0, hits: HitCounter
+    role_models: RoleModels, store: CallCache, *, server: str = "", seed: int = 0, hits: HitCounter
 ) -> RoleModels:
     """Puts the call cache in front of the models of a trial.
 
@@ -163,28 +163,30 @@ def stored_chairs(
     """
     wrapped: dict[int, StoredServers] = {}
 
-    def of(chair: RoleModel) -> RoleModel:
-        known = _known_of(chair, server)
-        servers = chair.servers
+    def of(role_model: RoleModel) -> RoleModel:
+        known = _known_of(role_model, server)
+        servers = role_model.servers
         if servers is None:
-            return replace(chair, model=CachedModel(inner=chair.model, store=store, server=known, seed=seed, hits=hits))
+            return replace(
+                role_model, model=CachedModel(inner=role_model.model, store=store, server=known, seed=seed, hits=hits)
+            )
         # Roles that share a model share one wrapper: they fail over together when their server is gone.
         own = wrapped.setdefault(
             id(servers), StoredServers(inner=servers, store=store, server=known, seed=seed, hits=hits)
         )
-        return replace(chair, model=own, servers=own)
+        return replace(role_model, model=own, servers=own)
 
-    return chairs.each(of)
+    return role_models.each(of)
 
 
-def _known_of(chair: RoleModel, server: str) -> dict[str, Any]:
+def _known_of(role_model: RoleModel, server: str) -> dict[str, Any]:
     """Lists everything besides the request that determines a reply: its origin and the form of the call."""
     # The form of a request matters too: a schema that the server cannot enforce is described in the prompt.
-    able = getattr(chair.model, "capabilities", None)
-    urls = sorted(chair.servers.urls) if chair.servers else sorted(getattr(chair.model, "urls", ()))
+    able = getattr(role_model.model, "capabilities", None)
+    urls = sorted(role_model.servers.urls) if role_model.servers else sorted(getattr(role_model.model, "urls", ()))
     return {
         "name": server or urls,
         "json_schema": getattr(able, "json_schema", None),
         "log_probs": str(getattr(able, "log_probs", "")),
-        **({"thoughts": list(chair.thoughts_by)} if chair.thoughts_by else {}),
+        **({"thoughts": list(role_model.thoughts_by)} if role_model.thoughts_by else {}),
     }

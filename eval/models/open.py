@@ -169,7 +169,7 @@ async def open_chairs(
     # Registered at once: an error with a later model must still close the client.
     stack.push_async_callback(http.aclose)
     loads: dict[str, Load] = {}
-    chairs = {}
+    role_models = {}
     turns = None
     if vllm:
         turns = await stack.enter_async_context(VllmTurns(tell, pictures=pictures, flags=vllm_flags))
@@ -200,7 +200,7 @@ async def open_chairs(
         # If no picture is shown, any model will do.
         if pictures and not model.capabilities.pictures:
             raise ModelRefused(f"{name} must see pictures, and takes none. Leave it out, or name another model.")
-        chairs[name] = MeteredModel(
+        role_models[name] = MeteredModel(
             name,
             model,
             store=store,
@@ -214,7 +214,7 @@ async def open_chairs(
             run_seed=run_seed,
             served=served,
         )
-    return chairs
+    return role_models
 
 
 def require_servers(specs: Mapping[str, ModelSpec], vllm: Sequence[str]) -> None:

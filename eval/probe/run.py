@@ -99,12 +99,12 @@ class ProbePlan:
 
 
 async def probe(
-    plan: ProbePlan, chairs: Mapping[str, MeteredModel], reader: TextReader, progress: Progress | None = None
+    plan: ProbePlan, role_models: Mapping[str, MeteredModel], reader: TextReader, progress: Progress | None = None
 ) -> ProbeFolder:
     """Starts or resumes a probe.
 
     Args:
-        chairs: The models, by name; all with the same store of calls.
+        role_models: The models, by name; all with the same store of calls.
         reader: Reads the text off pictures.
 
     Raises:
@@ -113,7 +113,7 @@ async def probe(
         BudgetSpent: A model may not be asked any more, likewise.
     """
     progress = progress or Progress()
-    bench = ProbeModels(chairs[plan.target], tuple(chairs[name] for name in plan.controllers))
+    bench = ProbeModels(role_models[plan.target], tuple(role_models[name] for name in plan.controllers))
     folder = ProbeFolder(plan.out)
     with _alone(plan.out):
         shown, sets = await read_memes(plan.samples, seed=plan.drawn_by)
@@ -279,28 +279,28 @@ async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: Te
 
 def usage_of(bench: ProbeModels) -> tuple[ModelUsage, ...]:
     """Returns the usage of each model of a probe, in the order of the bench; one with two roles is listed once."""
-    chairs = {chair.name: chair for chair in (bench.target, *bench.controllers)}
+    role_models = {role_model.name: role_model for role_model in (bench.target, *bench.controllers)}
     return tuple(
         ModelUsage(
-            name=chair.name,
-            calls=chair.usage.all.calls,
-            tokens_in=chair.usage.all.tokens_in,
-            tokens_out=chair.usage.all.tokens_out,
-            usd=chair.usage.all.usd(chair.price),
-            made=chair.usage.made.calls,
-            made_usd=chair.usage.made.usd(chair.price),
-            repaired=chair.usage.repaired,
-            unusable=chair.usage.unusable,
-            failed=chair.usage.failed,
+            name=role_model.name,
+            calls=role_model.usage.all.calls,
+            tokens_in=role_model.usage.all.tokens_in,
+            tokens_out=role_model.usage.all.tokens_out,
+            usd=role_model.usage.all.usd(role_model.price),
+            made=role_model.usage.made.calls,
+            made_usd=role_model.usage.made.usd(role_model.price),
+            repaired=role_model.usage.repaired,
+            unusable=role_model.usage.unusable,
+            failed=role_model.usage.failed,
         )
-        for chair in chairs.values()
+        for role_model in role_models.values()
     )
 
 
 def _manifest(
     plan: ProbePlan, shown: ShownMemes, *, sets: tuple[SampledSet, ...], bench: ProbeModels, reader: TextReader
 ) -> ProbeManifest:
-    chairs = {chair.name: chair for chair in (bench.target, *bench.controllers)}
+    role_models = {role_model.name: role_model for role_model in (bench.target, *bench.controllers)}
     return ProbeManifest(
         created=datetime.now(UTC),
         dataset=plan.samples.dataset,
@@ -316,7 +316,7 @@ def _manifest(
         seed_set=digest(seed_content(plan.seed_set)) if plan.seed_set is not None else "",
         target=plan.target,
         controllers=plan.controllers,
-        models={name: chair.model for name, chair in chairs.items()},
+        models={name: role_model.model for name, role_model in role_models.items()},
         taxonomy=plan.taxonomy,
         steps=plan.limits.steps,
         seeds=plan.limits.seeds,

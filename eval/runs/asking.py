@@ -63,7 +63,7 @@ class AttemptWithoutTrial(Attempt, ABC):
         image = await picture()
         if image is None:
             raise BadInput("The picture is not in the data set's folder.", reason=PICTURE_MISSING)
-        decoded = await self.house.pictures.read(image)
+        decoded = await self.executor.pictures.read(image)
         return DecodedMeme(meme, decoded.frames, decoded.pixels_sha256, hashlib.sha256(image).hexdigest())
 
 
@@ -105,7 +105,7 @@ class MemeCalls:
     @property
     def court(self) -> Court:
         """Court of the run."""
-        return self.attempt.house.court
+        return self.attempt.executor.court
 
     def cost(self) -> Cost:
         """Returns the cost so far; no events are recorded here, so the usage meter counts every call as unused."""
@@ -169,9 +169,9 @@ class MemeCalls:
         )
 
     def _models(self, seed: int) -> RoleModels:
-        assert self.court.chairs is not None and self.attempt.calls is not None, "models are asked"
+        assert self.court.role_models is not None and self.attempt.calls is not None, "models are asked"
         stored = stored_chairs(
-            self.court.chairs, self.attempt.calls, server=self.attempt.server, seed=seed, hits=self._hits
+            self.court.role_models, self.attempt.calls, server=self.attempt.server, seed=seed, hits=self._hits
         )
         # As in a trial: all calls about a picture go to the replica that has it in its cache.
         return stored.pinned(self.shown.pixels_sha256)

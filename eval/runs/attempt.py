@@ -64,7 +64,7 @@ class Attempt:
     """Tries the memes of one run.
 
     Attributes:
-        house: The court, with the docket that stores the records.
+        executor: The court, with the docket that stores the records.
         calls: Call cache; None if no model is asked.
         dataset: Id of the data set.
         server: Name of the model servers in the call cache; their addresses if empty.
@@ -74,7 +74,7 @@ class Attempt:
         patience: Retry budget for busy or unreachable servers; None to try each meme once.
     """
 
-    house: TrialExecutor
+    executor: TrialExecutor
     calls: CallCache | None
     dataset: str
     procedure: Procedure
@@ -171,8 +171,8 @@ class Attempt:
         """Resumes the trial of a meme if it was interrupted, else runs a new one; returns its record."""
         if known is not None:
             try:
-                house = self._court_for(meme, known.opened.meme.bytes_sha256, hits)
-                return await house.resume(known.trial_id, batch=True)
+                executor = self._court_for(meme, known.opened.meme.bytes_sha256, hits)
+                return await executor.resume(known.trial_id, batch=True)
             except CantResume as error:
                 if error.reason not in _ANEW:
                     raise
@@ -198,14 +198,14 @@ class Attempt:
     def _court_for(self, meme: JudgedMeme, bytes_sha256: str, hits: HitCounter) -> TrialExecutor:
         """The court for one meme: models are called through the call cache, and fences carry a mark that is fixed for
         the meme, so that repeated requests are identical word for word."""  # noqa: D205, D209
-        court = self.house.court
+        court = self.executor.court
         # Without models there are no requests to repeat.
-        if self.calls is None or court.chairs is None:
-            return self.house
-        chairs = stored_chairs(court.chairs, self.calls, server=self.server, seed=self.seed, hits=hits)
+        if self.calls is None or court.role_models is None:
+            return self.executor
+        role_models = stored_chairs(court.role_models, self.calls, server=self.server, seed=self.seed, hits=hits)
         # Keyed by the file rather than its pixels: as stable, and known before decoding.
         mark = self.calls.fence_mark(meme.id, bytes_sha256)
-        return replace(self.house, court=replace(court, chairs=chairs, fence_mark=mark))
+        return replace(self.executor, court=replace(court, role_models=role_models, fence_mark=mark))
 
 
 @dataclass(frozen=True, slots=True)

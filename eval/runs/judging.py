@@ -48,7 +48,7 @@ class Judging:
         plan: Plan,
         folder: RunFolder,
         material: Material,
-        house: TrialExecutor,
+        executor: TrialExecutor,
         calls: SqliteCallCache | None,
         progress: Progress,
         manifest: RunManifest,
@@ -60,13 +60,13 @@ class Judging:
         self._plan = plan
         self._folder = folder
         self._material = material
-        self._house = house
+        self._executor = executor
         self._progress = progress
         self._manifest = manifest
         self._again = again
         self._cluster = cluster
         of_run: dict[str, Any] = {
-            "house": house,
+            "executor": executor,
             "calls": calls,
             "dataset": plan.dataset.id,
             "procedure": plan.procedure,
@@ -101,7 +101,7 @@ class Judging:
     async def all(self) -> None:
         """Judges until every meme has a prediction. Raises like :func:`eval.runs.run.run`."""
         # Read before anything is judged, so that trials of this process do not count as interrupted.
-        self._trials = await self._house.docket.index.requests()
+        self._trials = await self._executor.docket.index.requests()
         predictions = await self._valid_predictions()
         todo = [meme for meme in self._material.memes if meme.id not in predictions]
         for meme in self._material.memes:
@@ -146,7 +146,7 @@ class Judging:
             return False
         if not prediction.trial:
             return True
-        failed = (await self._house.docket.trials.record(prediction.trial)).last(TrialFailed)
+        failed = (await self._executor.docket.trials.record(prediction.trial)).last(TrialFailed)
         return failed is None or may_pass(failed)
 
     async def _judge(self, todo: Sequence[JudgedMeme]) -> None:
@@ -244,4 +244,4 @@ class Judging:
     async def _known(self, meme: JudgedMeme) -> TrialRecord | None:
         """The record of a meme's last trial in this run."""
         trials = self._trials.get(self._trier.request(meme), ())
-        return await self._house.docket.trials.record(trials[-1]) if trials else None
+        return await self._executor.docket.trials.record(trials[-1]) if trials else None

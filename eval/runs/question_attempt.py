@@ -103,7 +103,7 @@ class QuestionAttempt(AttemptWithoutTrial):
         """The most similar labelled memes, nearest first, found like precedents."""
         if not self.question.shots:
             return []
-        finder = self.house.court.finder
+        finder = self.executor.court.finder
         findings = await finder.find(
             text=shown.meme.text,
             frames=shown.frames,

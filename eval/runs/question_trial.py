@@ -79,9 +79,9 @@ class QuestionTrialAttempt(Attempt):
     async def _ruled(self, meme: JudgedMeme, record: TrialRecord, hits: HitCounter) -> TrialRecord:
         """The record with the Judge's ruling on the question, or the reason why there is none."""
         opened = record.opened.meme
-        house = self._court_for(meme, opened.bytes_sha256, hits)
+        executor = self._court_for(meme, opened.bytes_sha256, hits)
         # Reuses the picture decoded for the trial.
-        shown = await house.picture_of_trial(record)
+        shown = await executor.picture_of_trial(record)
         frames = shown.frames if shown is not None else ()
         vote: Mapping[str, float] = {}
         if self.classifier is not None:
@@ -98,7 +98,7 @@ class QuestionTrialAttempt(Attempt):
             and (gold := gold_of(self.examples[precedent.id], self.question.task)) is not None
         }
         brief = QuestionBrief(self.question.for_court(), precedent_labels=labels, vote=vote)
-        return await house.rule_on(record, shown, brief, batch=True)
+        return await executor.rule_on(record, shown, brief, batch=True)
 
     @override
     def prediction(self, meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:

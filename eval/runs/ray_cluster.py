@@ -187,7 +187,7 @@ class Cluster:
 
         # By id, removed when answered: Ray retries a whole block, including memes that were answered.
         waiting = {meme.id: meme for meme in memes}
-        orders = [await _order(meme, known.get(meme.id), trier.house.docket.trials) for meme in memes]
+        orders = [await _order(meme, known.get(meme.id), trier.executor.docket.trials) for meme in memes]
         assert isinstance(settings.library, Path)  # a run's library is on disk
         run = secrets.token_hex(4)
         # As Ray objects: each node fetches them once, and API keys do not appear in arguments that Ray displays.
@@ -196,7 +196,7 @@ class Cluster:
         desk = await asyncio.to_thread(_coordinator, pictures, None if trier.calls is None else calls)
         pump = _Pump(self._dataset(orders, {"commission": commission, "library": library, "desk": desk}))
         try:
-            async for judged in received(pump.rows(), waiting, trier.house.docket.writer):
+            async for judged in received(pump.rows(), waiting, trier.executor.docket.writer):
                 yield judged
         finally:
             pump.stop()
@@ -244,7 +244,7 @@ def _commission(run: str, trier: Attempt, settings: Settings, control: str) -> W
         text_only=trier.text_only,
         language=trier.language,
         fence_key=None if trier.calls is None else trier.calls.fence_key,
-        facts=facts_of(trier.house.court, trier.procedure),
+        facts=facts_of(trier.executor.court, trier.procedure),
     )
 
 

@@ -130,9 +130,11 @@ def facts_of(court: Court, procedure: Procedure) -> dict[str, str]:
         "encoder": library.encoder,
         "settings": digest(court.settings.model_dump(mode="json")),
     }
-    if procedure is not Procedure.SUMMARY and court.chairs is not None:
+    if procedure is not Procedure.SUMMARY and court.role_models is not None:
         facts["prompts"] = court.prompts.digest
-        facts["models"] = digest({**court.chairs.models, "settings": court.chairs.settings(court.settings.reply_chars)})
+        facts["models"] = digest(
+            {**court.role_models.models, "settings": court.role_models.settings(court.settings.reply_chars)}
+        )
     return facts
 
 
@@ -332,8 +334,8 @@ class Judge:
         """Keeps the court open; in one task, so that the task that opened it also closes it."""
         try:
             settings = await asyncio.to_thread(self._settle, library)
-            async with open_court(settings, read_text=False, duplicates=False) as house:
-                self._trier = self._trier_of(house)
+            async with open_court(settings, read_text=False, duplicates=False) as executor:
+                self._trier = self._trier_of(executor)
                 opened.set_result(None)
                 await self._over.wait()
         except CourtError as error:
@@ -366,9 +368,9 @@ class Judge:
         }
         return self._commission.settings.model_copy(update=changes)
 
-    def _trier_of(self, house: TrialExecutor) -> Attempt:
+    def _trier_of(self, executor: TrialExecutor) -> Attempt:
         commission = self._commission
-        court = with_control(house.court, commission.control, commission.seed)
+        court = with_control(executor.court, commission.control, commission.seed)
         facts = facts_of(court, commission.procedure)
         # All verdicts of a run must come from the same court, whichever node judges.
         if facts != commission.facts:
@@ -380,7 +382,7 @@ class Judge:
             )
         # No patience: with Ray each meme is tried once, and the run reports the rest.
         return Attempt(
-            house=replace(house, court=court),
+            executor=replace(executor, court=court),
             calls=None if commission.fence_key is None else _CallsAtDriver(self._desk, commission.fence_key),
             dataset=commission.dataset,
             procedure=commission.procedure,
@@ -400,8 +402,8 @@ class Judge:
         assert self._trier is not None
         # One per meme: several are judged at once, and additions are recognised by position.
         memory = _OneTrial()
-        docket = replace(self._trier.house.docket, writer=memory, trials=memory)
-        trier = replace(self._trier, house=replace(self._trier.house, docket=docket))
+        docket = replace(self._trier.executor.docket, writer=memory, trials=memory)
+        trier = replace(self._trier, executor=replace(self._trier.executor, docket=docket))
 
         async def picture() -> bytes | None:
             return await _answer(self._desk.picture.remote(order.meme.id))  # type: ignore[no-any-return]

@@ -113,7 +113,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             settings = court_settings(plan)
             # Each meme of a benchmark is tried as if it were the first: near-duplicates of earlier trials are not
             # consulted. The text comes from the data set, so no OCR is needed.
-            house = await stack.enter_async_context(
+            executor = await stack.enter_async_context(
                 open_court(
                     settings,
                     read_text=False,
@@ -125,7 +125,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             )
             question = None
             if plan.question is None:
-                house = replace(house, court=with_control(house.court, plan.control, plan.seed))
+                executor = replace(executor, court=with_control(executor.court, plan.control, plan.seed))
             else:
                 # In a thread, as the whole train split is read.
                 examples = await asyncio.to_thread(examples_of, plan)
@@ -133,12 +133,12 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                     open_question,
                     plan.question,
                     plan.out,
-                    house.court.finder,
+                    executor.court.finder,
                     examples=examples,
                     progress=progress,
                 )
             manifest = _manifest(
-                plan, material, court=house.court, excluded=folder.excluded(), checked=dict(checked.nearness)
+                plan, material, court=executor.court, excluded=folder.excluded(), checked=dict(checked.nearness)
             )
             if begun is None:
                 # The manifest comes after the memes: if it exists, the run's memes can be read.
@@ -153,7 +153,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 plan=plan,
                 folder=folder,
                 material=material,
-                house=house,
+                executor=executor,
                 calls=calls,
                 progress=progress,
                 manifest=manifest,
@@ -288,8 +288,8 @@ def _manifest(
 ) -> RunManifest:
     asks_nobody = plan.procedure is Procedure.SUMMARY
     settings = court.settings.model_dump(mode="json") | {"prompts": court.prompts.name}
-    if court.chairs is not None and not asks_nobody:
-        settings |= court.chairs.settings(court.settings.reply_chars)
+    if court.role_models is not None and not asks_nobody:
+        settings |= court.role_models.settings(court.settings.reply_chars)
     # Stored among the settings, so that their digest tells runs with different prompts apart.
     if plan.comparator:
         settings["comparator"] = settings_of_comparator(Comparator(plan.comparator))
@@ -312,7 +312,7 @@ def _manifest(
         procedure=plan.procedure,
         settings=settings,
         settings_digest=digest(settings),
-        models={} if asks_nobody or court.chairs is None else court.chairs.models,
+        models={} if asks_nobody or court.role_models is None else court.role_models.models,
         prompts="" if asks_nobody else court.prompts.digest,
         policy=court.policy.digest,
         library=library.digest,

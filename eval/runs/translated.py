@@ -76,13 +76,13 @@ class TranslatedAttempt(Attempt):
         # Compares the language subtag only: en-GB is English too.
         if not meme.text.strip() or language.partition("-")[0].lower() == ENGLISH:
             return meme.text, Cost()
-        court = self.house.court
-        assert court.chairs is not None and self.calls is not None, "texts are translated by models"
+        court = self.executor.court
+        assert court.role_models is not None and self.calls is not None, "texts are translated by models"
         hits, deadline = HitCounter(), Deadline(None, court.settings.call_s)
         # Always the same mark, so that a resumed run sends the same request and hits the call cache.
         fence = Fence(self.calls.fence_mark(meme.id, ""))
         speaker = Speaker(
-            model=stored_chairs(court.chairs, self.calls, server=self.server, seed=self.seed, hits=hits).judge,
+            model=stored_chairs(court.role_models, self.calls, server=self.server, seed=self.seed, hits=hits).judge,
             fence=fence,
             deadline=deadline,
             reply_chars=court.settings.reply_chars,

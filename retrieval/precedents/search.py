@@ -43,9 +43,9 @@ class LibraryInfo:
     tuning: Tuning
 
     @classmethod
-    def of(cls, shelf: LibraryView) -> LibraryInfo:
+    def of(cls, view: LibraryView) -> LibraryInfo:
         """Describes the library of a view."""
-        return cls(shelf.identity, shelf.counts, shelf.tuning)
+        return cls(view.identity, view.counts, view.tuning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +108,25 @@ class SearchRequest:
             raise ValueError("exhibits and tally can't be negative")
 
 
-def search_library(shelf: LibraryView, query: Query, wanted: SearchRequest) -> Findings:
+def search_library(view: LibraryView, query: Query, wanted: SearchRequest) -> Findings:
     """Finds the most similar precedents: see :class:`court.ports.PrecedentFinder`.
 
     Duplicates count once, and the library's safeguards apply (:class:`retrieval.library.manifest.Safeguards`).
     """
-    findings = _findings(shelf, query, wanted)
-    if not shelf.tuning.safeguards.no_sole_acquittal or not _acquits(findings):
+    findings = _findings(view, query, wanted)
+    if not view.tuning.safeguards.no_sole_acquittal or not _acquits(findings):
         return findings
     # One more than the voters: it moves up when another is excluded.
-    for id_ in _perhaps_sole(_findings(shelf, query, replace(wanted, tally=findings.vote_settings.k + 1))):
-        (row,) = shelf.rows_of([id_])
-        (meme,) = shelf.read([row])
+    for id_ in _perhaps_sole(_findings(view, query, replace(wanted, tally=findings.vote_settings.k + 1))):
+        (row,) = view.rows_of([id_])
+        (meme,) = view.read([row])
         cluster = None
-        if shelf.tuning.safeguards.per_cluster is not None:
+        if view.tuning.safeguards.per_cluster is not None:
             # Its near-duplicates are excluded too, or the next one would take its place.
             cluster = _ClusterCap(1)
-            cluster.scan(*shelf.halves([row]))
+            cluster.scan(*view.halves([row]))
             cluster.join(0, meme.harmful)
-        without = _findings(shelf, query, wanted, _LeftOut(id_, meme.duplicate_key, cluster))
+        without = _findings(view, query, wanted, _LeftOut(id_, meme.duplicate_key, cluster))
         if not _acquits(without):
             # Named in the notes, so that readers of the record can look it up.
             note = f"The precedent {id_} was left out: without it, the vote is not for acquittal."
@@ -215,27 +215,27 @@ def _perhaps_sole(findings: Findings) -> list[str]:
     return list(dict.fromkeys([*sorted(weighty, key=lambda id_: -probability[id_])[:1], *benign_ids]))
 
 
-def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced: _LeftOut | None = None) -> Findings:
-    tuning = shelf.tuning.for_query(text=query.text is not None, picture=query.picture is not None)
+def _findings(view: LibraryView, query: Query, wanted: SearchRequest, silenced: _LeftOut | None = None) -> Findings:
+    tuning = view.tuning.for_query(text=query.text is not None, picture=query.picture is not None)
     exhibits = wanted.exhibits
     # Not `or`: a weight of 0 is a search by picture alone.
     alpha = tuning.alpha if wanted.alpha is None else wanted.alpha
     # The vote was calibrated with this number of voters.
     tally = max(wanted.tally, tuning.vote.k)
-    used, notes = _weights(shelf.counts, query, alpha)
-    excluded = shelf.rows_of(wanted.exclude) if wanted.exclude else []
+    used, notes = _weights(view.counts, query, alpha)
+    excluded = view.rows_of(wanted.exclude) if wanted.exclude else []
     if excluded:
         notes.append(f"{len(excluded)} precedents were left out on purpose.")
     where = None if wanted.where == EVERYTHING else wanted.where
     if where is not None:
-        count, size = shelf.count(where), shelf.counts.memes
+        count, size = view.count(where), view.counts.memes
         notes.append(f"Only {count:,} of {size:,} precedents were searched, as was asked for.")
     # Off if none of the searched precedents is verified, as nothing would be left to cite.
-    if tuning.safeguards.verified_only and shelf.count(replace(where or EVERYTHING, verified=True)):
+    if tuning.safeguards.verified_only and view.count(replace(where or EVERYTHING, verified=True)):
         where = replace(where or EVERYTHING, verified=True)
         notes.append("Precedents whose label nobody has confirmed were left out, as the library asks for.")
     if wanted.leave_out_duplicates:
-        duplicates = _duplicates(shelf, query, where) - set(excluded)
+        duplicates = _duplicates(view, query, where) - set(excluded)
         excluded += sorted(duplicates)
         if duplicates:
             notes.append(f"{len(duplicates)} precedents were left out as the same meme or nearly the same.")
@@ -254,7 +254,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
         # At least one, as the nearest of each label are needed even without exhibits.
         k = max(exhibits, tally, 1)
         nearest_first = _Ranking(
-            shelf=shelf,
+            view=view,
             query=query,
             alpha=used,
             exclude=excluded,
@@ -277,7 +277,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
                 nearest[harmful] = _precedent(meme, query, best, 0)
         notes += _gaps(memes[:exhibits], used)
     return Findings(
-        library=shelf.identity,
+        library=view.identity,
         search=Search(
             alpha_asked=alpha,
             alpha=alpha if used is None else used,
@@ -307,7 +307,7 @@ class _Ranking:
 
     def __init__(
         self,
-        shelf: LibraryView,
+        view: LibraryView,
         query: Query,
         alpha: float,
         exclude: Collection[int],
@@ -316,7 +316,7 @@ class _Ranking:
         silenced: _LeftOut | None,
     ) -> None:
         self._silenced = silenced
-        self._shelf, self._query, self._alpha = shelf, query, alpha
+        self._view, self._query, self._alpha = view, query, alpha
         self._exclude, self._where, self._cap = exclude, where, safeguards.cap
         self._per_cluster = safeguards.per_cluster
         self.notes: list[str] = []
@@ -325,7 +325,7 @@ class _Ranking:
         """Returns the first ``k``, optionally of one label; :attr:`notes` says what was skipped among both labels."""
         fetched = k + _SPARE
         while True:
-            hits = self._shelf.search(
+            hits = self._view.search(
                 self._query.text,
                 self._query.picture,
                 alpha=self._alpha,
@@ -378,10 +378,10 @@ class _Ranking:
             end = start + (k if start == 0 else max(k, _SPARE))
             rows = hits.rows[start:end].tolist()
             if comparing:
-                halves = self._shelf.halves(rows)
+                halves = self._view.halves(rows)
                 for one in comparing:
                     one.scan(*halves)
-            for place, meme in enumerate(self._shelf.read(rows), start):
+            for place, meme in enumerate(self._view.read(rows), start):
                 key = meme.duplicate_key
                 if self._is_silenced(meme, key):
                     continue
@@ -438,7 +438,7 @@ def _weights(counts: Counts, query: Query, alpha: float) -> tuple[float | None, 
     return None, notes
 
 
-def _duplicates(shelf: LibraryView, query: Query, where: Filter | None) -> set[int]:
+def _duplicates(view: LibraryView, query: Query, where: Filter | None) -> set[int]:
     """Returns rows of the meme itself and its near-duplicates, among the :data:`_MOST_DUPLICATES` nearest per half."""
     found: set[int] = set()
     for alpha, half, floor in ((1.0, query.text, NEAR.text), (0.0, query.picture, NEAR.picture)):
@@ -447,14 +447,14 @@ def _duplicates(shelf: LibraryView, query: Query, where: Filter | None) -> set[i
         k = _FEW_DUPLICATES
         while True:
             # With all weight on one half, the score is that half's similarity, to which the threshold applies.
-            hits = shelf.search(query.text, query.picture, alpha=alpha, k=k, where=where)
+            hits = view.search(query.text, query.picture, alpha=alpha, k=k, where=where)
             # Done if there are no more rows, or the last one is too far away.
             if hits.rows.size < k or hits.scores[-1] < floor or k >= _MOST_DUPLICATES:
                 break
             k *= 4
         # Preselected by one half, which the index finds quickly; both halves are compared below.
         close = np.flatnonzero(hits.scores >= floor)
-        memes = shelf.read(hits.rows[close].tolist())
+        memes = view.read(hits.rows[close].tolist())
         for place, meme in zip(close.tolist(), memes, strict=True):
             both = hits.text[place] >= NEAR.text and hits.picture[place] >= NEAR.picture
             # If neither has a text, only the pictures can distinguish them.

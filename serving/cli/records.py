@@ -256,10 +256,10 @@ async def _resumed(settings: Settings, trial_id: str, *, watch: bool, procedure:
     record = await _record(settings.docket, trial_id)
     _require_procedure(record, procedure)
     require_undecided(record)
-    async with open_court(settings, tell=tell) as courthouse:
+    async with open_court(settings, tell=tell) as executor:
         if watch:
-            courthouse.feed.subscribe(show_event)
-        return await courthouse.resume(trial_id)
+            executor.feed.subscribe(show_event)
+        return await executor.resume(trial_id)
 
 
 async def _rule_on_question(
@@ -271,9 +271,9 @@ async def _rule_on_question(
     # Before encoder and reader are loaded, which takes long.
     record = await _record(settings.docket, trial_id)
     _require_procedure(record, procedure)
-    async with open_court(settings, tell=tell) as courthouse:
-        picture = await courthouse.picture_of_trial(record)
-        ruled = (await courthouse.rule_on(record, picture, QuestionBrief(question))).ruling_on(question.id)
+    async with open_court(settings, tell=tell) as executor:
+        picture = await executor.picture_of_trial(record)
+        ruled = (await executor.rule_on(record, picture, QuestionBrief(question))).ruling_on(question.id)
         assert ruled is not None, "it was just recorded"
         return ruled
 

@@ -126,11 +126,11 @@ async def _rejudged(
     from serving.wiring import open_court
 
     done: Counter[str] = Counter()
-    async with open_court(settings, tell=tell) as house:
-        docket = house.docket
+    async with open_court(settings, tell=tell) as executor:
+        docket = executor.docket
         # So that whoever asks about such a meme next is given the new verdict, and not the one before it.
-        known = VerdictCache(docket.verdict_keys, docket.trials, house.court_of, settings)
-        rejudging = Rejudging(house, known, within_s=within_s)
+        known = VerdictCache(docket.verdict_keys, docket.trials, executor.court_of, settings)
+        rejudging = Rejudging(executor, known, within_s=within_s)
         selection = Selection(docket.index, docket.trials, which)
         if dry_run:
             async for record in selection.records():

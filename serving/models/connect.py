@@ -81,7 +81,7 @@ async def connect_models(
     # By server rather than by role: the limit applies to everything sent to the same server.
     loads: defaultdict[str, Load] = defaultdict(lambda: Load(settings.llm.concurrency))
     models: dict[tuple[tuple[str, ...], str, str], ChatCompletions] = {}
-    chairs: dict[str, RoleModel] = {}
+    role_models: dict[str, RoleModel] = {}
     pictures = pictures_per_prompt(settings.trial)
     for role, own in wanted.items():
         urls, name = _both(role, own)
@@ -120,7 +120,7 @@ async def connect_models(
                 f"{name}: The server has no limit for thoughts: the {role} has one for thought and reply together, and "
                 "a thought that leaves no room for a reply is asked for once more, then recorded as a failed step."
             )
-        chairs[role] = RoleModel(
+        role_models[role] = RoleModel(
             model,
             # As sent, for the record: a server may accept only one temperature.
             (own.temperature or 0.0) if found.temperatures else 1.0,
@@ -135,13 +135,13 @@ async def connect_models(
     if settings.llm.guard is not None:
         guard = await _connect_guard(settings.llm.guard, loads, http, tell)
     roles = RoleModels(
-        proposer=chairs["proposer"],
-        accuser=chairs["accuser"],
-        defender=chairs["defender"],
-        judge=chairs["judge"],
-        judges=tuple(chairs[name] for name in further),
+        proposer=role_models["proposer"],
+        accuser=role_models["accuser"],
+        defender=role_models["defender"],
+        judge=role_models["judge"],
+        judges=tuple(role_models[name] for name in further),
         guard=guard,
-        expert=chairs.get("expert"),
+        expert=role_models.get("expert"),
     )
     if settings.trial.judges > 1 and any(model.temperature == 0 for model in (roles.judge, *roles.judges)):
         raise BadRequest(

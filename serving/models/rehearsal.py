@@ -64,7 +64,7 @@ async def rehearse(prompts: PromptSet, settings: TrialSettings) -> Rehearsal:
         # The expert witness's words are no part of a set.
         settings=settings.model_copy(update={"expert": "off"}),
         prompts=prompts,
-        chairs=RoleModels(role, role, role, role),
+        role_models=RoleModels(role, role, role, role),
     )
     # The stand-in ignores pictures.
     frame = Frame(b"", 1, 1)

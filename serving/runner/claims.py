@@ -28,22 +28,22 @@ _NO_OWNER = ""
 class LeaseTable:
     """The leases of one server, and its view of those of others."""
 
-    def __init__(self, leases: LeaseStore, trials: TrialReader, pulse: Heartbeat) -> None:
+    def __init__(self, leases: LeaseStore, trials: TrialReader, heartbeat: Heartbeat) -> None:
         """Starts without leases.
 
         Args:
-            pulse: Heartbeats: the name of this server, and which others are alive.
+            heartbeat: Heartbeats: the name of this server, and which others are alive.
         """
         self._leases = leases
         self._trials = trials
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._numbers = itertools.count()
         # Weak, so that a lock lives only while it is in use, and memory does not grow with past trials (RE-7).
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def owner(self) -> str:
         """Returns this server's name with a fresh number, so that compare-and-set detects a changed owner."""
-        return f"{self._pulse.server}/{next(self._numbers)}"
+        return f"{self._heartbeat.server}/{next(self._numbers)}"
 
     def wanted(self, name: RequestName, payload: str, trial_id: str, owner: str = "") -> Lease:
         """Builds a lease that is yet to be acquired.
@@ -153,15 +153,15 @@ class LeaseTable:
 
     def gone(self, server: str) -> bool:
         """True if a lease's owner does not run the trial any more: it gave the lease up, is dead, or is this server."""
-        return server in (self._pulse.server, _NO_OWNER) or self._pulse.dead(server)
+        return server in (self._heartbeat.server, _NO_OWNER) or self._heartbeat.dead(server)
 
     def lives(self, server: str) -> bool:
         """True if a server's heartbeat was seen to advance."""
-        return self._pulse.lives(server)
+        return self._heartbeat.lives(server)
 
     def own(self, claim: Lease) -> bool:
         """True if the lease belongs to this server."""
-        return server_of(claim) == self._pulse.server
+        return server_of(claim) == self._heartbeat.server
 
 
 def owner_of_meme(key: str) -> str:

@@ -126,7 +126,7 @@ class TrialsInFlight:
             telemetry: Records resumed trials.
             decoders: Pool that decodes the pictures of calls.
         """
-        self._house = executor
+        self._executor = executor
         self._known = known
         self._quarantine = quarantine
         self._telemetry = telemetry
@@ -244,7 +244,7 @@ class TrialsInFlight:
                 try:
                     # Under the leased name, even if it is generated: other servers find the lease through the record.
                     ask = replace(call.ask, request_id=call.name.request_id)
-                    result = await self._house.hear(
+                    result = await self._executor.hear(
                         ask,
                         within_s=call.left,
                         trial_id=flight.trial_id,
@@ -265,13 +265,13 @@ class TrialsInFlight:
         place = call.place.handed_on() if call else AdmissionSlot()
         try:
             await place.take()
-            record = await self._house.docket.trials.record(flight.trial_id)
+            record = await self._executor.docket.trials.record(flight.trial_id)
             flight.events += record.events
             meme = record.opened.meme
             flight.file = bytes.fromhex(meme.bytes_sha256)
             async with self._quarantine.trial(place, meme.digest, record.opened.procedure):
                 try:
-                    record = await self._house.resume(
+                    record = await self._executor.resume(
                         flight.trial_id,
                         within_s=call.left if call else None,
                         ask=call.ask if call else None,
@@ -297,15 +297,15 @@ class TrialsInFlight:
         failed = TrialFailed(
             trial_id=record.trial_id,
             seq=len(record.events),
-            at=self._house.court.now(),
+            at=self._executor.court.now(),
             step="resuming",
             reason=error.reason,
             message=error.message,
             retryable=error.reason == "VERSIONS_DIFFER",  # a server with those versions may still resume it
         )
-        await self._house.docket.writer.append(failed)
+        await self._executor.docket.writer.append(failed)
         self._telemetry.resuming(record)
-        await self._house.feed.publish(failed)
+        await self._executor.feed.publish(failed)
 
     def _strike_off(self, flight: RunningTrial) -> None:
         """Hands to the reaper what may need cleaning up after a trial has ended or was abandoned."""

@@ -267,7 +267,7 @@ class NearDuplicateIndex:
         self._reuses = settings.reuse_near and settings.reuse != "off"
         self._nearness = nearness or MatchThresholds()
         self._most = most
-        self._shelf = _Snapshot(PdqIndex(np.empty((0, BYTES), np.uint8), []), rows=[], texts={}, first=0, size=0)
+        self._view = _Snapshot(PdqIndex(np.empty((0, BYTES), np.uint8), []), rows=[], texts={}, first=0, size=0)
         self._read_up_to = 0
         self._reading: asyncio.Task[None] | None = None
         self._begun = self._done = 0
@@ -277,7 +277,7 @@ class NearDuplicateIndex:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="near")
 
     def __len__(self) -> int:
-        return self._shelf.size
+        return self._view.size
 
     async def warm(self) -> None:
         """Starts a process that compares pictures. Raises Overrun or Unavailable if it can't be started."""
@@ -302,7 +302,7 @@ class NearDuplicateIndex:
 
     async def _read_on(self, number: int) -> None:
         while fingerprints := await self._fingerprints.fingerprints(self._read_up_to, most=_PAGE):
-            self._shelf = await self._aside(lambda: self._shelf.with_more(fingerprints, self._most))
+            self._view = await self._aside(lambda: self._view.with_more(fingerprints, self._most))
             # Only once they are in the snapshot: after a failure the page is read again.
             self._read_up_to = fingerprints[-1][0]
             if len(fingerprints) < _PAGE:
@@ -418,11 +418,11 @@ class NearDuplicateIndex:
     async def _candidates(self, picture: Picture | None, words: MemeText, namespace: str) -> Sequence[_Candidate]:
         await self.catch_up()
         if picture is None:
-            snapshot = self._shelf
+            snapshot = self._view
             return await self._aside(lambda: self._same_letters(snapshot, words.text, namespace))
         hashes = await self._hashes_of(picture)
         # Read once, before the thread starts: the event loop may replace the snapshot meanwhile.
-        snapshot = self._shelf
+        snapshot = self._view
         return await self._aside(lambda: self._search(snapshot, hashes, words, namespace))
 
     def _same_letters(self, snapshot: _Snapshot, text: str, namespace: str) -> list[_Candidate]:

@@ -75,7 +75,7 @@ class TrialRunner:
         settings: Settings,
         telemetry: Telemetry = SILENT,
         *,
-        pulse: Heartbeat | None = None,
+        heartbeat: Heartbeat | None = None,
         admission: Admission | None = None,
         memory: PictureMemory | None = None,
     ) -> None:
@@ -85,25 +85,25 @@ class TrialRunner:
             executor: Executor that runs and stores trials.
             settings: Settings: which verdicts are reused, and whether texts are tried without a picture.
             telemetry: Records reused verdicts.
-            pulse: Heartbeats: the name of this server, and which others are alive.
+            heartbeat: Heartbeats: the name of this server, and which others are alive.
             admission: Admission control; None for one as in the settings.
             memory: Accounts for the bytes of decoded pictures; None if they are not limited.
         """
-        self._house = executor
+        self._executor = executor
         self._trials = executor.docket.trials
         self._leases = executor.docket.leases
         self._near = executor.near if settings.reuse_near else None
         self._reuse = settings.reuse != "off"
         self._text_alone = settings.text_alone
         self._telemetry = telemetry
-        self._pulse = pulse or Heartbeat(executor.docket.heartbeats, uuid.uuid4().hex)
-        self._claims = LeaseTable(executor.docket.leases, executor.docket.trials, self._pulse)
+        self._heartbeat = heartbeat or Heartbeat(executor.docket.heartbeats, uuid.uuid4().hex)
+        self._claims = LeaseTable(executor.docket.leases, executor.docket.trials, self._heartbeat)
         self._known = VerdictCache(executor.docket.verdict_keys, executor.docket.trials, executor.court_of, settings)
         self._quarantine = Quarantine(executor.docket.index)
         self.decoders = DecodingPool(
             executor.pictures, self._quarantine, settings.picture_workers, telemetry=telemetry, memory=memory
         )
-        self._hearings = TrialsInFlight(
+        self._in_flight = TrialsInFlight(
             executor=executor,
             known=self._known,
             quarantine=self._quarantine,
@@ -116,13 +116,13 @@ class TrialRunner:
         )
         self._memory = memory or UncountedPictures()
         # In this order: telemetry, which counts outcomes, must know the earlier state of a resumed trial.
-        executor.feed.subscribe(self._hearings.note)
+        executor.feed.subscribe(self._in_flight.note)
         executor.feed.subscribe(telemetry.watch)
-        self._loose_ends = Reaper(
+        self._reaper = Reaper(
             writer=executor.docket.writer,
             leases=executor.docket.leases,
             claims=self._claims,
-            in_flight=self._hearings,
+            in_flight=self._in_flight,
             now=executor.court.now,
             feed=executor.feed,
         )
@@ -137,11 +137,11 @@ class TrialRunner:
             Unavailable: The docket is not there now.
         """
         # Before the first lease: leases of a server without a heartbeat soon look like those of a dead one.
-        await self._pulse.beat()
+        await self._heartbeat.beat()
         for namespace, quota in self._quotas.items():
             # A restart must not reset the daily quota.
-            quota.count_before(await self._house.docket.index.count_opened(namespace, quota.since()))
-        self._beside = [asyncio.create_task(work) for work in (self._pulse.run(), self._loose_ends.run())]
+            quota.count_before(await self._executor.docket.index.count_opened(namespace, quota.since()))
+        self._beside = [asyncio.create_task(work) for work in (self._heartbeat.run(), self._reaper.run())]
         self._open = True
         return self
 
@@ -149,7 +149,7 @@ class TrialRunner:
         """Cancels running trials; each still records its end, and its callers are notified."""
         self.close()
         # Trials end while the heartbeat continues: otherwise another server could resume one whose end is being stored.
-        await self._hearings.stop()
+        await self._in_flight.stop()
         for task in self._beside:
             task.cancel()
         if self._beside:
@@ -157,8 +157,8 @@ class TrialRunner:
             self._beside = []
             with suppress(CourtError):  # the docket is unavailable: others will notice the missing heartbeat
                 # Store the last ends before removing the heartbeat, after which other servers take over at once.
-                await self._loose_ends.reap()
-                await self._pulse.retire()
+                await self._reaper.reap()
+                await self._heartbeat.retire()
 
     def close(self) -> None:
         """Accepts no more requests and resumes no more trials; running ones continue."""
@@ -303,7 +303,7 @@ class TrialRunner:
     async def _pause(self) -> None:
         """Waits between two scans for interrupted trials; returns at once when closed."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._pulse.beat_s):
+            async with asyncio.timeout(self._heartbeat.beat_s):
                 await self._closing.wait()
 
     # Processing of a request.
@@ -313,7 +313,7 @@ class TrialRunner:
 
         Not called for requests that already have a verdict, which is returned whatever is loaded now.
         """
-        court = self._house.court_of(ask.namespace)
+        court = self._executor.court_of(ask.namespace)
         court.require(ask.procedure, text_given=ask.text is not None)
         if ask.pins != ANY_VERSIONS or ask.policy is not None:
             ask.require(self._known.versions(ask), court.policy)
@@ -406,22 +406,22 @@ class TrialRunner:
 
     async def _digest(self, call: Call) -> str:
         """Returns the digest of a call's meme; decodes the picture unless that was done recently."""
-        return self._digest_at_hand(call) or Meme(await self._hearings.decoded(call), call.ask.text).digest
+        return self._digest_at_hand(call) or Meme(await self._in_flight.decoded(call), call.ask.text).digest
 
     async def _join(self, call: Call, key: str) -> tuple[Lease, Answer]:
         """Returns lease and answer of a meme's trial, at any server, or of one that this call starts."""
-        flight, lead = self._hearings.leading(key), None
+        flight, lead = self._in_flight.leading(key), None
         while flight is not None and flight.ending:
             await flight.over()
-            flight = self._hearings.leading(key)
+            flight = self._in_flight.leading(key)
         if flight is None:
             await self._require_turn(call, key)
         if flight is None and key:
             lead, made = await self._lead(key)
             # Concurrent calls on this server got the same answer from lead(), and one may have been quicker.
-            flight = self._hearings.enlist(lead.trial_id, key) if made else self._hearings.of(lead.trial_id)
+            flight = self._in_flight.enlist(lead.trial_id, key) if made else self._in_flight.of(lead.trial_id)
         elif flight is None:
-            flight = self._hearings.enlist(str(uuid.uuid4()))
+            flight = self._in_flight.enlist(str(uuid.uuid4()))
         if flight is None:
             assert lead is not None, "there is a key"
             wanted = self._claims.wanted(call.name, call.payload, lead.trial_id, owner_of_meme(key))
@@ -457,7 +457,7 @@ class TrialRunner:
         """Answers a leased request: waits for its trial, resumes it or starts it."""
         pause, longest = _POLL_S
         while True:
-            flight = self._hearings.of(claim.trial_id)
+            flight = self._in_flight.of(claim.trial_id)
             if flight is None:
                 found = await self._stored_outcome(call, claim)
                 if isinstance(found, TrialRecord):
@@ -484,7 +484,7 @@ class TrialRunner:
     async def _run_versions(self, call: Call, flight: RunningTrial) -> TrialRecord:
         """Returns the record of a trial on this server, starting it if necessary."""
         if flight.task is None:
-            self._hearings.begin(flight, call)
+            self._in_flight.begin(flight, call)
         if flight.begun_by is call:
             call.ends_with_trial()
         else:
@@ -542,11 +542,11 @@ class TrialRunner:
         if self._near is None or call.ask.text_alone:
             return None
         await call.place.take()
-        picture, text = await self._hearings.decoded(call), call.ask.text
+        picture, text = await self._in_flight.decoded(call), call.ask.text
         assert picture is not None, "not a text alone"
         if text is None:
             try:
-                if (reader := self._house.court.text_reader) is None:
+                if (reader := self._executor.court.text_reader) is None:
                     raise text_reader_off()
                 text = (await reader.read(picture)).text
             except CourtError as error:
@@ -599,7 +599,7 @@ class TrialRunner:
         if record is not None:
             # Also before resuming: RE-6 counts across restarts, and resuming would show the meme to a model again.
             await self._quarantine.require_meme(record.opened.meme.digest, record.opened.procedure)
-        anew = record is not None and not self._hearings.resumable(record)
+        anew = record is not None and not self._in_flight.resumable(record)
         if record is None or anew:
             self._require(call.ask)
         # First the slot, then the lease: a server too busy to start the trial must not keep others from doing so.
@@ -608,7 +608,7 @@ class TrialRunner:
         wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, claim)}
         async with self._claims.taking(claim.trial_id):
             # Checked again under the lock: another call may have started the trial meanwhile.
-            if self._hearings.of(claim.trial_id):
+            if self._in_flight.of(claim.trial_id):
                 return claim  # another call of this server was quicker
             with self._unless_left(*wanted):
                 if await self._claims.take_over(ruling, trial_id, owner) is None:
@@ -616,12 +616,12 @@ class TrialRunner:
                 # A resumed trial keeps its id, which this request's lease already names.
                 if ruling != claim and (anew or record is None):
                     await self._claims.take_over(claim, trial_id, owner)
-            flight = self._hearings.enlist(trial_id)
+            flight = self._in_flight.enlist(trial_id)
             flight.claims |= wanted
             if record is None or anew:
-                self._hearings.begin(flight, call)
+                self._in_flight.begin(flight, call)
             else:
-                self._hearings.take_up(flight, call)
+                self._in_flight.take_up(flight, call)
         # _follow joins the trial next without suspending in between: a task without callers would never be cancelled.
         return replace(claim, trial_id=trial_id)
 
@@ -637,7 +637,7 @@ class TrialRunner:
         """
         record = await self._claims.record(claim.trial_id)
         # It never started, has ended, or is running on this server.
-        if record is None or record.state is not TrialState.OPEN or self._hearings.of(claim.trial_id):
+        if record is None or record.state is not TrialState.OPEN or self._in_flight.of(claim.trial_id):
             return True
         ruling = await self._claims.standing(claim)  # it may have been attempted before, and deferred
         server = server_of(ruling)
@@ -646,15 +646,15 @@ class TrialRunner:
         if not self._claims.gone(server):  # nor is it this server, which is alive
             return self._claims.lives(server)
         async with self._claims.taking(claim.trial_id):
-            if self._hearings.of(claim.trial_id):
+            if self._in_flight.of(claim.trial_id):
                 return True
             wanted = replace(ruling, owner=self._claims.owner())
             with self._unless_left(wanted):
                 if await self._claims.take_over(ruling, owner=wanted.owner) is None:
                     return False  # it changed hands: check its new server next time
-            flight = self._hearings.enlist(claim.trial_id)
+            flight = self._in_flight.enlist(claim.trial_id)
             flight.claims.add(wanted)
-            self._hearings.take_up(flight)
+            self._in_flight.take_up(flight)
         with flight:
             try:
                 record = await flight.result()
@@ -670,7 +670,7 @@ class TrialRunner:
             yield
         # Includes CancelledError, raised when a caller leaves.
         except BaseException:
-            self._hearings.unstored.leave(wanted[0].trial_id, UnstoredEnd(wanted, None))
+            self._in_flight.unstored.leave(wanted[0].trial_id, UnstoredEnd(wanted, None))
             raise
 
 

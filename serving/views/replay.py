@@ -125,7 +125,7 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
         # Records of before policies were stored with their words have the packaged one.
         policy=opened.policy.content or DEFAULT_POLICY,
         prompts=with_digest(opened.versions.prompts),
-        chairs=_models(record),
+        role_models=_models(record),
         # The recorded mark: with another the messages, and so their digests, would differ.
         fence_mark=opened.fence_mark or None,
         duplicates=_RecordedDuplicates(record),

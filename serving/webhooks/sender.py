@@ -98,7 +98,7 @@ class HookSender:
         self,
         receiver: Receiver,
         docket: Docket,
-        pulse: Heartbeat,
+        heartbeat: Heartbeat,
         *,
         telemetry: Telemetry,
         clock: Clock = utc_now,
@@ -107,14 +107,14 @@ class HookSender:
         """Prepares the sender.
 
         Args:
-            pulse: Heartbeat of this server as a sender.
+            heartbeat: Heartbeat of this server as a sender.
             clock: Returns the current time, UTC.
             states: State of the receivers, shared with other senders; read for each round if not given.
         """
         self._states = states or SharedStates(docket.deliveries)
         self._receiver = receiver
         self._docket = docket
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._telemetry = telemetry
         self._clock = clock
         self._kinds = wanted_kinds(receiver.settings)
@@ -189,16 +189,16 @@ class HookSender:
     async def _own(self, states: HookStates) -> Hook | None:
         """Returns the receiver's row if this server owns it, or could take it over; None otherwise."""
         hook = states.hooks.get(self.name)
-        if hook is None or hook.owner == self._pulse.server:
+        if hook is None or hook.owner == self._heartbeat.server:
             return hook
-        if hook.owner and not self._pulse.dead(hook.owner):
+        if hook.owner and not self._heartbeat.dead(hook.owner):
             return None
         # If several servers see a dead owner, the docket gives the row to one of them.
         self._states.forget()
-        if not await self._docket.hooks.take(hook, self._pulse.server):
+        if not await self._docket.hooks.take(hook, self._heartbeat.server):
             return None
         _log.info("webhook=%s is sent to by this server", self.name)
-        return replace(hook, owner=self._pulse.server)
+        return replace(hook, owner=self._heartbeat.server)
 
     async def _first(self, entries: Sequence[Entry]) -> Sequence[tuple[Delivery, Message | None]]:
         """Returns the messages of new entries."""
@@ -308,19 +308,19 @@ class HookSender:
 
 
 async def send_webhooks(
-    docket: Docket, receivers: Sequence[Receiver], *, telemetry: Telemetry, pulse: Heartbeat | None = None
+    docket: Docket, receivers: Sequence[Receiver], *, telemetry: Telemetry, heartbeat: Heartbeat | None = None
 ) -> None:
     """Sends to receivers until cancelled; running attempts then get seconds to finish, and other servers take over.
 
     Args:
         receivers: Receivers, which are closed at the end.
-        pulse: Heartbeat of this server as a sender.
+        heartbeat: Heartbeat of this server as a sender.
     """
-    pulse = pulse or Heartbeat(docket.heartbeats, f"webhooks-{uuid.uuid4().hex}")
+    heartbeat = heartbeat or Heartbeat(docket.heartbeats, f"webhooks-{uuid.uuid4().hex}")
     stopping = asyncio.Event()
     states = SharedStates(docket.deliveries, good_s=_SHARED_S)
-    senders = [HookSender(receiver, docket, pulse, telemetry=telemetry, states=states) for receiver in receivers]
-    beating = asyncio.create_task(pulse.run())
+    senders = [HookSender(receiver, docket, heartbeat, telemetry=telemetry, states=states) for receiver in receivers]
+    beating = asyncio.create_task(heartbeat.run())
     sending: set[asyncio.Task[None]] = set()
     try:
         await _registered(docket, [sender.name for sender in senders])
@@ -337,8 +337,8 @@ async def send_webhooks(
         await asyncio.gather(*sending, beating, return_exceptions=True)
         with suppress(CourtError):
             # Only after the senders have ended, or another server would send the same messages concurrently.
-            await docket.hooks.release(pulse.server)
-            await pulse.retire()
+            await docket.hooks.release(heartbeat.server)
+            await heartbeat.retire()
         for receiver in receivers:
             await receiver.aclose()
 

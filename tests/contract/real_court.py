@@ -87,11 +87,11 @@ async def real_court(path: Path, **options: object) -> AsyncIterator[RealCourt]:
         records = Docket.open(path / "docket.sqlite")
         stack.push_async_callback(records.close)
         reader = FakeReader("as read")
-        house = TrialExecutor(replace(a_court(reader=reader), finder=finder), OnePicture(), records)
-        reception = await stack.enter_async_context(TrialRunner(house, settings))
-        court.open(house, reception)
-        docket.open(house, reception.forget)
-        precedents.open(house, reception.decoders)
+        executor = TrialExecutor(replace(a_court(reader=reader), finder=finder), OnePicture(), records)
+        reception = await stack.enter_async_context(TrialRunner(executor, settings))
+        court.open(executor, reception)
+        docket.open(executor, reception.forget)
+        precedents.open(executor, reception.decoders)
         for name in health.services:
             health.say(name, serving=True)
         address = f"127.0.0.1:{port}"

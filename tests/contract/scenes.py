@@ -79,12 +79,12 @@ async def a_scene(
     server, healthy = await make_server(Methods(service))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    house = TrialExecutor(court or a_court(found, reader), FakePictures(pictures), docket)
+    executor = TrialExecutor(court or a_court(found, reader), FakePictures(pictures), docket)
     address = f"127.0.0.1:{port}"
     try:
-        async with TrialRunner(house, settings) as reception:
+        async with TrialRunner(executor, settings) as reception:
             if open_court:
-                service.open(house, reception)
+                service.open(executor, reception)
                 for name in healthy.services:
                     healthy.say(name, serving=True)
             async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:

@@ -146,12 +146,12 @@ def test_a_summary_trial_makes_only_the_commits_that_it_must_wait_for(using, mon
             published.append(event)
             assert event in await docket.trials.events(event.trial_id)
 
-        house = TrialExecutor(a_court(), FakePictures(), docket)
-        picture = await house.pictures.read(IMAGE)
+        executor = TrialExecutor(a_court(), FakePictures(), docket)
+        picture = await executor.pictures.read(IMAGE)
         await docket.writer.keep_picture(picture)
         commits.clear()
-        house.feed.subscribe(watch)
-        hearing = await house.hear(TrialRequest(IMAGE, text=text), picture=picture)
+        executor.feed.subscribe(watch)
+        hearing = await executor.hear(TrialRequest(IMAGE, text=text), picture=picture)
         return hearing.record, await docket.trials.record(hearing.record.trial_id), published, len(commits)
 
     record, stored, published, commits = using(scene)
@@ -165,10 +165,10 @@ def test_an_interrupted_summary_trial_resumes_from_any_event(using, stored):
     """Trials of earlier versions may have been interrupted between any two events."""
 
     async def scene(docket):
-        house = TrialExecutor(a_court(), FakePictures(), docket)
-        whole = (await house.hear(TrialRequest(IMAGE, text="given"))).record
+        executor = TrialExecutor(a_court(), FakePictures(), docket)
+        whole = (await executor.hear(TrialRequest(IMAGE, text="given"))).record
         await append_all(docket, [event.model_copy(update={"trial_id": "cut"}) for event in whole.events[:stored]])
-        await house.resume("cut")
+        await executor.resume("cut")
         return whole, await docket.trials.record("cut")
 
     whole, resumed = using(scene)
@@ -182,21 +182,21 @@ def test_a_trial_that_quotes_an_erased_text_is_neither_resumed_nor_questioned(us
     """The placeholder of an erased text is not the precedent's, and no model may read it as such."""
 
     async def scene(docket):
-        house = TrialExecutor(a_court(), FakePictures(), docket)
-        whole = (await house.hear(TrialRequest(IMAGE, text="given"))).record
+        executor = TrialExecutor(a_court(), FakePictures(), docket)
+        whole = (await executor.hear(TrialRequest(IMAGE, text="given"))).record
         upto = 1 + next(event.seq for event in whole.events if event.kind == "PrecedentsCited")
         await append_all(docket, [event.model_copy(update={"trial_id": "cut"}) for event in whole.events[:upto]])
         cited = whole.precedents.findings.exhibits[0].id
         await docket.eraser.erase_precedent(cited, who="Ruth", why="asked for", at=NOON)
         before = await docket.trials.record("cut")
         with pytest.raises(CantResume) as resumed:
-            await house.resume("cut")
+            await executor.resume("cut")
         record = await docket.trials.record(whole.trial_id)
         brief = QuestionBrief(CourtQuestion(id="side", text="whom is it aimed at?", options=("blueland", "nobody")))
         with pytest.raises(CantResume) as questioned:
-            await house.rule_on(record, await house.picture_of_trial(record), brief)
+            await executor.rule_on(record, await executor.picture_of_trial(record), brief)
         with pytest.raises(CantResume, match="has its verdict"):
-            await house.resume(whole.trial_id)
+            await executor.resume(whole.trial_id)
         assert list((await docket.trials.record("cut")).events) == list(before.events)
         return resumed.value.reason, questioned.value.reason
 

@@ -22,7 +22,7 @@ from court.record import TrialState
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.runner import reaper as loose_ends
+from serving.runner import reaper
 from tests.contract.scenes import a_scene, remaining_responses
 from tests.support.dockets import open_trials, parse_place
 from tests.support.fakes import FakeReader
@@ -198,7 +198,7 @@ def test_docket_faults_under_load_cost_no_request_its_verdict(tmp_path, monkeypa
 
     Some requests are sent only once a fault is in place, so that they meet it on any machine.
     """
-    monkeypatch.setattr(loose_ends, "AGAIN_S", 0.05)
+    monkeypatch.setattr(reaper, "AGAIN_S", 0.05)
     random_ = random.Random(7)
     place = str(tmp_path / "docket.sqlite")
     if fault in POSTGRES:

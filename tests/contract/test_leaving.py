@@ -71,12 +71,12 @@ def test_abandoned_model_calls_end_within_a_second_of_the_server_s_clock(tmp_pat
         async with serving(server) as port, http_client() as http:
             model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="stand-in", http=http)
             model.capabilities = Capabilities()
-            chair = RoleModel(model)
+            role_model = RoleModel(model)
             court = Court(
                 finder=PictureFinder(findings([H] * 5)),
                 text_reader=FakeReader("as read"),
                 software="test",
-                chairs=RoleModels(chair, chair, chair, chair),
+                role_models=RoleModels(role_model, role_model, role_model, role_model),
             )
             async with a_scene(tmp_path, court=court, concurrent_trials=CANCELS) as it:
 
@@ -136,7 +136,7 @@ def test_tasks_and_handles_do_not_grow_with_requests(tmp_path):
         return (await call.code()).name
 
     async def work(it):
-        codes, counts, hearings = Counter(), [], it.reception._hearings
+        codes, counts, in_flight = Counter(), [], it.reception._in_flight
 
         def tasks():
             return Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())
@@ -147,8 +147,8 @@ def test_tasks_and_handles_do_not_grow_with_requests(tmp_path):
             await it.service.empty(120)
             await until(lambda: not it.reception.admission.running + it.reception.admission.waiting)
             await asyncio.sleep(0.3)
-            await until(lambda: not (hearings._flights or hearings._leading or it.reception.decoders._decoding))
-            await until(lambda: not hearings.unstored)
+            await until(lambda: not (in_flight._flights or in_flight._leading or it.reception.decoders._decoding))
+            await until(lambda: not in_flight.unstored)
             if round_ > 1:  # some end after their callers have left, but all end
                 with suppress(TimeoutError):
                     await until(lambda: not tasks() - counts[1][0], 60)

@@ -47,11 +47,11 @@ def test_trials_are_counted_by_namespace_and_minute(using):
 def test_a_namespace_has_its_own_policy_library_and_reused_verdicts(town):
     async def scene():
         async with town.server() as reception:
-            house = reception.house
+            executor = reception.executor
             library = town.finder.library.model_copy(update={"digest": "sha256:own"})
             finder = Finder(findings([H] * 5).model_copy(update={"library": library}), library)
-            own = replace(house.court, policy=OWN, finder=finder)
-            object.__setattr__(house, "courts", {"shop": own})
+            own = replace(executor.court, policy=OWN, finder=finder)
+            object.__setattr__(executor, "courts", {"shop": own})
             common, shop = await reception.answer(ASK), await reception.answer(other(namespace="shop"))
             again = await reception.answer(other(namespace="shop", request_id="r3"))
             return common.record, shop.record, again, len(finder.asked), len(town.finder.asked)
@@ -68,8 +68,8 @@ def test_namespaces_with_different_policies_never_share_verdicts(town):
 
     async def scene():
         async with town.server() as reception:
-            own = replace(reception.house.court, policy=OWN)
-            object.__setattr__(reception.house, "courts", {"shop": own})
+            own = replace(reception.executor.court, policy=OWN)
+            object.__setattr__(reception.executor, "courts", {"shop": own})
             answers = [await reception.answer(ASK)]
             for number, namespace in enumerate(("shop", "forum", "shop")):
                 answers.append(await reception.answer(other(namespace=namespace, request_id=f"q{number}")))
@@ -203,12 +203,12 @@ def test_a_court_opens_with_the_libraries_and_policies_of_namespaces(tmp_path):
             namespaces={"shop": {"policy": policy, "library": tmp_path / "own"}},
             shadow={"library": tmp_path / "own"},
         )
-        async with open_court(settings, read_text=False) as house:
+        async with open_court(settings, read_text=False) as executor:
             records = {}
             for namespace in ("", "shop"):
                 ask = TrialRequest(image=b"", text="people from Blueland are late", namespace=namespace)
-                records[namespace] = (await house.hear(ask)).record
-            async with open_shadow(house, settings) as candidate:
+                records[namespace] = (await executor.hear(ask)).record
+            async with open_shadow(executor, settings) as candidate:
                 shadows = {namespace: candidate.court_of(namespace) for namespace in records}
                 assert await candidate.docket.log.size() == 0 and (tmp_path / "shadow.sqlite").exists()
                 # Settings missing in the shadow's table are the court's, or the namespace's if it has its own.

@@ -161,8 +161,8 @@ async def a_scene(place: Path | Address, *, pictures: Any = None, finder: Any = 
         finder = LibraryFinder(Library.open(place, ENCODER.identity), ENCODER)
         following = asyncio.create_task(follow(finder, lambda _: None, every_s=0.02))
     service = PrecedentsService(ReceiveBudget(64 * 2**20, 20.0))
-    house = SimpleNamespace(court=SimpleNamespace(finder=finder), pictures=pictures or PlainPictureReader())
-    service.open(house, DecodingPool(house.pictures, Quarantine(None), 2))  # type: ignore[arg-type]
+    executor = SimpleNamespace(court=SimpleNamespace(finder=finder), pictures=pictures or PlainPictureReader())
+    service.open(executor, DecodingPool(executor.pictures, Quarantine(None), 2))  # type: ignore[arg-type]
     try:
         async with running_services(
             service.handler(), callers=CALLERS, options=[("grpc.max_receive_message_length", -1)]

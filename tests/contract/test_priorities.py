@@ -31,9 +31,9 @@ def run_scene(path, scene):
     async def run():
         cast = Cast(rounds=2)
         async with real_court(path) as it:
-            house = it.reception._house
-            court = replace(house.court, chairs=cast.chairs, settings=TrialSettings(rounds_max=2))
-            object.__setattr__(house, "court", court)
+            executor = it.reception._executor
+            court = replace(executor.court, role_models=cast.role_models, settings=TrialSettings(rounds_max=2))
+            object.__setattr__(executor, "court", court)
             return await scene(it), [model_request.priority for model_request in cast.requests()]
 
     return asyncio.run(run())

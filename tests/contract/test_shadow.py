@@ -42,10 +42,10 @@ class CourtWithShadow:
 
     def __init__(self, it, docket, finder, *, changes, **options):
         self.it, self.docket, self.outcomes = it, docket, []
-        court = replace(it.reception._house.court, policy=OTHER, finder=finder, **changes)
+        court = replace(it.reception._executor.court, policy=OTHER, finder=finder, **changes)
         candidate = ShadowCourt(docket=docket, court_of=lambda _: court, **options)
-        self.shadow = Shadow(it.reception._house, it.reception.admission, candidate, self.outcomes.append)
-        it.reception._house.feed.subscribe(self.shadow.note)
+        self.shadow = Shadow(it.reception._executor, it.reception.admission, candidate, self.outcomes.append)
+        it.reception._executor.feed.subscribe(self.shadow.note)
         self.task = asyncio.create_task(self.shadow.run())
 
     async def judged(self, *texts):
@@ -160,7 +160,7 @@ def test_a_document_erased_before_the_shadow_s_turn_is_not_used_as_evidence(tmp_
     court = replace(
         a_court(findings([H] * 5)),
         settings=expert_settings(),
-        chairs=with_expert(cast, expert),
+        role_models=with_expert(cast, expert),
         evidence_source=source,
     )
 
@@ -271,7 +271,7 @@ def test_a_candidate_with_witness_guard_and_panel_runs_and_expires(tmp_path):
     cast = Cast()
     guard = GuardModel(RoleModel(ScriptedModel(lambda _: "safe", name="guard-model")), GuardAdapter.LLAMA_GUARD_4)
     changes = {
-        "chairs": replace(with_expert(cast, Expert()), guard=guard),
+        "role_models": replace(with_expert(cast, Expert()), guard=guard),
         "evidence_source": FakeEvidence(),
         "settings": expert_settings(judges=3),
     }

@@ -687,22 +687,22 @@ async def a_server(path, court):
         stack.push_async_callback(docket.close)
         pictures = GuardedPictureReader(workers=1)
         stack.push_async_callback(pictures.aclose)
-        house = TrialExecutor(court, pictures, docket)
-        reception = await stack.enter_async_context(TrialRunner(house, settings, telemetry))
+        executor = TrialExecutor(court, pictures, docket)
+        reception = await stack.enter_async_context(TrialRunner(executor, settings, telemetry))
         memory = ReceiveBudget(settings.picture_memory, settings.idle)
         services = CourtService(settings, telemetry, memory=memory), DocketService(telemetry, memory=memory)
-        services[0].open(house, reception)
-        services[1].open(house, reception.forget)
-        telemetry.observe(library=lambda: house.court.finder.library.size)
+        services[0].open(executor, reception)
+        services[1].open(executor, reception.forget)
+        telemetry.observe(library=lambda: executor.court.finder.library.size)
         server, _ = await make_server(Methods(*services, telemetry=telemetry))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         stack.push_async_callback(server.stop, 0)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-        yield Scene(telemetry, None, channel), house
+        yield Scene(telemetry, None, channel), executor
 
 
-async def run_all_kinds_of_calls(it, house):
+async def run_all_kinds_of_calls(it, executor):
     """Makes trials with and without text, one that fails, a reuse, a stream and a review; returns the records."""
     content = wire.Content(namespace=MARKED["namespace"], id=MARKED["content"])
     court, dockets = CourtStub(it.channel), DocketStub(it.channel)
@@ -737,14 +737,14 @@ async def run_all_kinds_of_calls(it, house):
     logging.getLogger("sqlalchemy.engine").error("INSERT %s", MARKED["text"])
     logging.getLogger("asyncio").error(MARKED["said"], exc_info=ValueError(MARKED["read"]))
     assert read.trace_id == TRACE
-    return [await house.docket.trials.record(line.trial_id) for line in await house.docket.index.list(limit=100)]
+    return [await executor.docket.trials.record(line.trial_id) for line in await executor.docket.index.list(limit=100)]
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_the_server_s_telemetry_matches_the_docket_and_reveals_no_meme(collector, tmp_path, log_format):
     async def work():
-        async with a_server(tmp_path, marked_court()) as (it, house):
-            records = await run_all_kinds_of_calls(it, house)
+        async with a_server(tmp_path, marked_court()) as (it, executor):
+            records = await run_all_kinds_of_calls(it, executor)
             refused = frozenset({("service", COURT), ("method", "Judge"), ("code", "INVALID_ARGUMENT")})
 
             async def all_counted():

@@ -159,10 +159,10 @@ def test_a_text_that_killed_a_process_affects_no_other_text(tmp_path):
         async def die(**_: Any) -> Any:
             raise Unavailable("The encoder ended.", reason="ENCODER_ENDED")
 
-        it.reception._house.court.finder.find = die  # type: ignore[method-assign]
+        it.reception._executor.court.finder.find = die  # type: ignore[method-assign]
         for _ in range(3):
             assert (await refusal_of(it.judge.Judge(wire.JudgeRequest(text="one")))).reason == "ENCODER_ENDED"
-        it.reception._house.court.finder.find = find  # type: ignore[method-assign]
+        it.reception._executor.court.finder.find = find  # type: ignore[method-assign]
         return await it.judge.Judge(wire.JudgeRequest(text="two"), timeout=60)
 
     assert run(tmp_path, work).verdict_id
@@ -175,8 +175,8 @@ def test_a_text_alone_by_the_full_procedure_with_scripted_models(tmp_path):
     cast = Cast()
 
     async def work(it: RealCourt) -> Any:
-        house = it.reception._house
-        full = replace(house, court=replace(house.court, chairs=cast.chairs))
+        executor = it.reception._executor
+        full = replace(executor, court=replace(executor.court, role_models=cast.role_models))
         async with TrialRunner(full, it.court._settings) as reception:
             it.court.open(full, reception)
             request = wire.JudgeRequest(text=WORDS, procedure=wire.PROCEDURE_FULL)
@@ -204,8 +204,8 @@ def test_a_text_that_killed_the_model_server_twice_is_quarantined(tmp_path):
     cast.models["accuser"] = ScriptedModel(die, name="accuser-model")
 
     async def work(it: RealCourt) -> Any:
-        house = it.reception._house
-        full = replace(house, court=replace(house.court, chairs=cast.chairs))
+        executor = it.reception._executor
+        full = replace(executor, court=replace(executor.court, role_models=cast.role_models))
         async with TrialRunner(full, it.court._settings) as reception:
             it.court.open(full, reception)
             request = wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_FULL)

@@ -73,10 +73,10 @@ def failed(trial_id):
 async def sending(docket, hook, *, clock=None, name="s1", telemetry=SILENT):
     """Yields a sender that works only on request."""
     receiver = Receiver(hook, **({"clock": clock} if clock else {}))
-    pulse = Heartbeat(docket.heartbeats, name)
+    heartbeat = Heartbeat(docket.heartbeats, name)
     options = {"clock": clock} if clock else {}
     try:
-        yield HookSender(receiver, docket, pulse, telemetry=telemetry, **options)
+        yield HookSender(receiver, docket, heartbeat, telemetry=telemetry, **options)
     finally:
         await receiver.aclose()
 
@@ -400,11 +400,11 @@ def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(using, r
         ]
         first, second = (Receiver(hook), Receiver(hook))
         senders = [
-            HookSender(each, docket, pulse, telemetry=SILENT)
-            for each, pulse in zip((first, second), pulses, strict=True)
+            HookSender(each, docket, heartbeat, telemetry=SILENT)
+            for each, heartbeat in zip((first, second), pulses, strict=True)
         ]
-        for pulse in pulses:
-            await pulse.beat()
+        for heartbeat in pulses:
+            await heartbeat.beat()
         for number in range(20):
             await append_all(docket, decided(f"t{number:02d}"))
             await asyncio.gather(*(each.work() for each in senders))

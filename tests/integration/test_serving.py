@@ -183,9 +183,9 @@ async def watched_court(procedure=Procedure.FULL, hosts=1):
     docket, health = FakeDocket(), Health()
     async with served_models(hosts) as (served, model):
         role_model = RoleModel(model)
-        court = SimpleNamespace(chairs=RoleModels(role_model, role_model, role_model, role_model), finder=None)
-        house = SimpleNamespace(court=court, docket=docket)
-        checks = readiness_checks(house, Settings(procedure=procedure))
+        court = SimpleNamespace(role_models=RoleModels(role_model, role_model, role_model, role_model), finder=None)
+        executor = SimpleNamespace(court=court, docket=docket)
+        checks = readiness_checks(executor, Settings(procedure=procedure))
         async with running(wellness.run_health_checks(health, checks)) as checking:
             court = SimpleNamespace(health=health, hosts=served, docket=docket)
             await wait_for_statuses(court, ALL_WELL)

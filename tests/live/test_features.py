@@ -111,7 +111,7 @@ def test_thinking_is_off_by_default_and_limited_on_request(vllm_python, tmp_path
             record = None
             if parser:
                 role_model = RoleModel(model, thought_tokens=24)
-                court = replace(court_of(model), chairs=RoleModels(role_model, role_model, role_model, role_model))
+                court = replace(court_of(model), role_models=RoleModels(role_model, role_model, role_model, role_model))
                 record = await court.hear(a_case(picture, "send them all home"), RecordingSink())
             return model.capabilities, odds, replies, record
 

@@ -90,7 +90,7 @@ def court_of(model, settings=BRIEF, temperature=0.0, **options):
         text_reader=FakeReader("read off the picture"),
         software="test",
         settings=settings,
-        chairs=RoleModels(proposer=role_model, accuser=role_model, defender=role_model, judge=role_model),
+        role_models=RoleModels(proposer=role_model, accuser=role_model, defender=role_model, judge=role_model),
         **options,
     )
 
@@ -395,7 +395,7 @@ def prompts_of(text, picture):
         text_reader=FakeReader("unused"),
         software="test",
         settings=TrialSettings(rounds_min=2, rounds_max=2),
-        chairs=cast.chairs,
+        role_models=cast.role_models,
         fence_mark=MARK,
     )
     record = asyncio.run(court.hear(a_case(picture, text), RecordingSink()))

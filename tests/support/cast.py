@@ -125,7 +125,7 @@ class Cast:
                 return RULING
 
     @property
-    def chairs(self) -> RoleModels:
+    def role_models(self) -> RoleModels:
         return RoleModels(**{role: RoleModel(model) for role, model in self.models.items()})
 
     def requests(self, *roles: str) -> list[ChatRequest]:
@@ -156,13 +156,13 @@ class PictureFinder(FakeFinder):
         return [Frame(png=f"picture of {each}".encode(), width=4, height=4) for each in ids]
 
 
-def full_court(cast: Cast, *, found=None, reader=None, settings=None, chairs=None, **changes) -> Court:
+def full_court(cast: Cast, *, found=None, reader=None, settings=None, role_models=None, **changes) -> Court:
     clock = ticking_clock()
     return Court(
         finder=PictureFinder(found or findings([H, H, H, H, H])),
         text_reader=reader or FakeReader("read off the picture"),
         software="test",
-        chairs=chairs or cast.chairs,
+        role_models=role_models or cast.role_models,
         fence_mark=MARK,
         now=lambda: next(clock),
         **({"settings": settings} if settings else {}),

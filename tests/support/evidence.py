@@ -140,7 +140,7 @@ def expert_settings(**settings) -> TrialSettings:
 
 def with_expert(cast: Cast, expert: Expert):
     """Returns the models of a cast with that of the witness."""
-    return dataclasses.replace(cast.chairs, expert=RoleModel(expert.model))
+    return dataclasses.replace(cast.role_models, expert=RoleModel(expert.model))
 
 
 def try_with_expert(expert=None, source=None, *, cast=None, settings=None, **options):
@@ -151,7 +151,7 @@ def try_with_expert(expert=None, source=None, *, cast=None, settings=None, **opt
     options.setdefault("meme", a_meme(TEXT))
     record = try_meme(
         cast,
-        chairs=with_expert(cast, expert),
+        role_models=with_expert(cast, expert),
         evidence_source=source,
         settings=settings or expert_settings(),
         **options,

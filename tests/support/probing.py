@@ -122,11 +122,13 @@ def with_scripted_models(path: Path, world: ProbeWorld, scene, *, controllers=1,
             probed = ScriptedModel(world.target, name=target)
             others = [ScriptedModel(world.controller, name=f"model-{n}") for n in range(controllers)]
             price = Price(1.0, 2.0)
-            chairs = {"target": MeteredModel("target", probed, store=store, price=price, limit=limit or Limit())}
+            role_models = {"target": MeteredModel("target", probed, store=store, price=price, limit=limit or Limit())}
             for number, model in enumerate(others):
-                chairs[f"c{number}"] = MeteredModel(f"c{number}", model, store=store, price=price)
-            bench = ProbeModels(chairs["target"], tuple(chair for name, chair in chairs.items() if name != "target"))
-            result = await scene(bench, chairs)
+                role_models[f"c{number}"] = MeteredModel(f"c{number}", model, store=store, price=price)
+            bench = ProbeModels(
+                role_models["target"], tuple(role_model for name, role_model in role_models.items() if name != "target")
+            )
+            result = await scene(bench, role_models)
             return result, sum(len(model.asked) for model in (probed, *others))
         finally:
             await store.close()

@@ -68,7 +68,7 @@ class _EarlierHarmful:
 
 def _with_guard(cast: Cast, reply: str) -> RoleModels:
     guard = RoleModel(ScriptedModel(lambda _: reply, name="guard-model"))
-    return dataclasses.replace(cast.chairs, guard=GuardModel(guard, GuardAdapter.LLAMA_GUARD_4))
+    return dataclasses.replace(cast.role_models, guard=GuardModel(guard, GuardAdapter.LLAMA_GUARD_4))
 
 
 _FENCED = f"<think>the words matter</think>\n```json\n{json.dumps(RULING)}\n```"
@@ -114,9 +114,9 @@ TRIALS: dict[str, Callable[[], TrialRecord]] = {
     ),
     "full-guard-heard": lambda: try_meme(
         cast := Cast(judge_judge=ACQUITTAL, odds=(0.1, 0.8)),
-        chairs=_with_guard(cast, "<think>why</think>\nunsafe\nS10"),
+        role_models=_with_guard(cast, "<think>why</think>\nunsafe\nS10"),
     ),
-    "full-guard-silent": lambda: try_meme(cast := Cast(), chairs=_with_guard(cast, "It is hard to say.")),
+    "full-guard-silent": lambda: try_meme(cast := Cast(), role_models=_with_guard(cast, "It is hard to say.")),
     "full-expert": lambda: try_with_expert(
         Expert(rank={"order": [2]}, weigh=[UNCLEAR, {**WEIGHED, "enough": False}, WEIGHED]),
         FakeEvidence([a_document("aside", f"As said: {REFUTING}"), a_document("two")]),

@@ -694,13 +694,13 @@ def on_disk(out, data, strengths=THREE, **changes):
 
     async def go():
         store = SqliteCallCache.open(out.parent / "store.sqlite")
-        chairs = {
+        role_models = {
             name: MeteredModel(name, ScriptedModel(numbered(ArenaModel(name, strengths)), name=name), store=store)
             for name in strengths
         }
         messages = []
         try:
-            await run(ask, messages.append, chairs=chairs)
+            await run(ask, messages.append, role_models=role_models)
         finally:
             await store.close()
         return messages

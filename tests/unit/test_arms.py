@@ -57,8 +57,8 @@ def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
     async def bench(settings: Settings, stack: AsyncExitStack, tell: object, **_: object) -> RoleModels | None:
         if settings.llm.url is None:
             return None
-        chair = RoleModel(played)
-        return RoleModels(chair, chair, chair, chair)
+        role_model = RoleModel(played)
+        return RoleModels(role_model, role_model, role_model, role_model)
 
     monkeypatch.setattr("serving.wiring.connect_models", bench)
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)

@@ -286,19 +286,21 @@ class Replicas(Model):
 def test_roles_sharing_servers_still_share_them_through_the_cache(tmp_path):
     async def scenario(store):
         shared, own = Replicas(), Model()
-        chair, other = RoleModel(shared, servers=shared), RoleModel(own, temperature=0.5)
+        role_model, other = RoleModel(shared, servers=shared), RoleModel(own, temperature=0.5)
         hits = HitCounter()
-        chairs = stored_chairs(RoleModels(chair, chair, other, chair), store, seed=3, hits=hits)
-        pinned = chairs.pinned("a key")
+        role_models = stored_chairs(RoleModels(role_model, role_model, other, role_model), store, seed=3, hits=hits)
+        pinned = role_models.pinned("a key")
         for role in (pinned.proposer, pinned.judge, pinned.defender):
             await role.model.reply(REQUEST, within_s=60)
-        assert shared.key == "a key" and not chairs.room()
+        assert shared.key == "a key" and not role_models.room()
         # Judges and guard are called only after the speculative rounds, so their servers don't count for room().
-        later = RoleModels(other, other, other, chair, judges=(chair,), guard=GuardModel(chair, "shieldgemma"))
+        later = RoleModels(
+            other, other, other, role_model, judges=(role_model,), guard=GuardModel(role_model, "shieldgemma")
+        )
         assert later.room()
-        assert not dataclasses.replace(later, expert=chair).room()
-        assert chairs.settings(1200) == RoleModels(chair, chair, other, chair).settings(1200)
-        assert chairs.servers == {"PROPOSER": shared.urls, "ACCUSER": shared.urls, "JUDGE": shared.urls}
+        assert not dataclasses.replace(later, expert=role_model).room()
+        assert role_models.settings(1200) == RoleModels(role_model, role_model, other, role_model).settings(1200)
+        assert role_models.servers == {"PROPOSER": shared.urls, "ACCUSER": shared.urls, "JUDGE": shared.urls}
         return pinned.proposer.model is pinned.judge.model, len(shared.asked), len(own.asked), hits.count
 
     assert with_store(tmp_path / "c.sqlite", scenario) == (True, 1, 1, 1)
@@ -310,9 +312,11 @@ def test_named_server_may_change_its_address(tmp_path):
         for url in ("http://a", "http://b"):
             model = Replicas()
             model.urls = (url,)
-            chair = RoleModel(model, servers=model)
-            chairs = stored_chairs(RoleModels(chair, chair, chair, chair), store, server="ours", hits=HitCounter())
-            await chairs.judge.model.reply(REQUEST, within_s=60)
+            role_model = RoleModel(model, servers=model)
+            role_models = stored_chairs(
+                RoleModels(role_model, role_model, role_model, role_model), store, server="ours", hits=HitCounter()
+            )
+            await role_models.judge.model.reply(REQUEST, within_s=60)
             call_counts.append(len(model.asked))
         return call_counts
 

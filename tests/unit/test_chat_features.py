@@ -146,21 +146,21 @@ async def connect(behaviour, **llm):
 
 def test_each_role_thinks_by_its_settings_and_this_is_recorded():
     roles = {"judge": {"thinking": 2048}, "proposer": {"thinking": "off"}}
-    chairs, messages = asyncio.run(connect(Settings(thinks="template"), thinking="on", roles=roles))
+    role_models, messages = asyncio.run(connect(Settings(thinks="template"), thinking="on", roles=roles))
     by = ["TEMPLATE", "thinking_token_budget"]
-    assert chairs.settings(1200)["thoughts"] == {
+    assert role_models.settings(1200)["thoughts"] == {
         "ACCUSER": {"tokens": THOUGHT_TOKENS, "by": by},
         "DEFENDER": {"tokens": THOUGHT_TOKENS, "by": by},
         "JUDGE": {"tokens": 2048, "by": by},
     }
-    assert chairs.settings(1200)["thinking"] == dict.fromkeys(chairs.models, "TEMPLATE")  # for calls for odds
+    assert role_models.settings(1200)["thinking"] == dict.fromkeys(role_models.models, "TEMPLATE")  # for calls for odds
     assert "no limit for thoughts" not in messages
 
 
 def test_missing_limit_for_thoughts_is_reported():
     behaviour = Settings(thinks="always", features=FEATURES - {"thought_limit"})
-    chairs, messages = asyncio.run(connect(behaviour, roles={"judge": {"thinking": 500}}))
-    assert chairs.settings(1200)["thoughts"] == {"JUDGE": {"tokens": 500, "by": ["ALWAYS", "max_tokens"]}}
+    role_models, messages = asyncio.run(connect(behaviour, roles={"judge": {"thinking": 500}}))
+    assert role_models.settings(1200)["thoughts"] == {"JUDGE": {"tokens": 500, "by": ["ALWAYS", "max_tokens"]}}
     assert "no limit for thoughts: the judge" in messages
 
 

@@ -45,8 +45,8 @@ def model(monkeypatch, home):
     async def bench(settings, stack: AsyncExitStack, tell: object, **_: object):
         if settings.llm.url is None:
             return None
-        chair = RoleModel(played, temperature=settings.llm.of_role("judge").temperature or 0.0)
-        return RoleModels(chair, chair, chair, chair)
+        role_model = RoleModel(played, temperature=settings.llm.of_role("judge").temperature or 0.0)
+        return RoleModels(role_model, role_model, role_model, role_model)
 
     monkeypatch.setattr("serving.wiring.connect_models", bench)
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)

@@ -207,7 +207,7 @@ def test_escalated_cascade_runs_only_the_expert_of_the_full_trial():
     court = full_court(
         cast,
         found=unsure,
-        chairs=with_expert(cast, expert),
+        role_models=with_expert(cast, expert),
         evidence_source=source,
         entailment=FakeEntailment(),
         settings=TrialSettings(expert="always", expert_waits=True),

@@ -475,7 +475,7 @@ def timed(expert, source=None, *, cast=None, settings=None, **options):
     cast = cast or Cast(rounds=2, delay_s=1.0)
     court = full_court(
         cast,
-        chairs=with_expert(cast, expert),
+        role_models=with_expert(cast, expert),
         evidence_source=source or FakeEvidence(),
         settings=settings or expert_settings(expert_waits=False),
     )
@@ -580,7 +580,7 @@ def test_interrupted_trial_resumes_without_repeating_calls():
 
     def court():
         return full_court(
-            cast, chairs=with_expert(cast, expert), evidence_source=found, settings=expert_settings(overlap=False)
+            cast, role_models=with_expert(cast, expert), evidence_source=found, settings=expert_settings(overlap=False)
         )
 
     whole = asyncio.run(court().hear(TrialCase("t", meme, Procedure.FULL), RecordingSink()))
@@ -612,8 +612,8 @@ def test_trial_with_panel_guard_and_language_resumes_from_any_cut(picture, exper
         by_sides = {"summarise": lambda request: _summary(request, summary)} if expert_mode == "asked" else {}
         cast = Cast(rounds=2, **by_sides, **ACQUITTED)
         guard = GuardModel(RoleModel(ScriptedModel(lambda _: "unsafe\nS10", name="guard")), GuardAdapter.LLAMA_GUARD_4)
-        chairs = dataclasses.replace(with_expert(cast, Expert()), guard=guard)
-        return full_court(cast, chairs=chairs, evidence_source=FakeEvidence(), settings=settings), cast
+        role_models = dataclasses.replace(with_expert(cast, Expert()), guard=guard)
+        return full_court(cast, role_models=role_models, evidence_source=FakeEvidence(), settings=settings), cast
 
     tried, cast = court()
     whole = asyncio.run(tried.hear(TrialCase("t", meme, Procedure.FULL), RecordingSink()))
@@ -732,7 +732,7 @@ def test_calling_the_witness_from_the_sides_requires_advocates():
 def test_evidence_source_is_part_of_the_court_s_versions():
     cast, expert = Cast(), Expert()
     court = full_court(
-        cast, chairs=with_expert(cast, expert), evidence_source=FakeEvidence(), settings=expert_settings()
+        cast, role_models=with_expert(cast, expert), evidence_source=FakeEvidence(), settings=expert_settings()
     )
     before = court.versions("FULL").settings
     court.evidence_source.identity = "other evidence"

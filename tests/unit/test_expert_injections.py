@@ -142,7 +142,7 @@ def run_trial(expert, source, strengths):
     """Runs a trial with these models, and the fence mark that ``in_the_court_s_voice`` recognises."""
     court = full_court(
         cast := ObedientCast(strengths),
-        chairs=with_expert(cast, expert),
+        role_models=with_expert(cast, expert),
         evidence_source=source,
         settings=expert_settings(rounds_min=1, rounds_max=1, score=False, overlap=False),
     )

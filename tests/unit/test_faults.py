@@ -189,13 +189,13 @@ class FaultyDocket(RecordingSink):
 async def run_trial(plan):
     """Runs a trial as planned and returns its outcome."""
     cast, replies, docket, clock = Cast(rounds=3), [], FaultyDocket(plan), ticking_clock()
-    chairs = RoleModels(**{role: RoleModel(FaultyModel(role, plan, cast, replies)) for role in cast.models})
+    role_models = RoleModels(**{role: RoleModel(FaultyModel(role, plan, cast, replies)) for role in cast.models})
     court = Court(
         finder=FaultyFinder(plan),
         text_reader=FaultyReader(plan),
         software="test",
         settings=plan.settings,
-        chairs=chairs,
+        role_models=role_models,
         fence_mark=MARK,
         now=lambda: next(clock),
     )

@@ -189,9 +189,11 @@ def test_later_requests_of_a_role_share_their_prefix_with_earlier_ones():
 def test_reply_tokens_are_limited_by_role_and_recorded():
     cast = Cast(rounds=2)
     own = {"judge": 5000, "accuser": 700}
-    chairs = cast.chairs
-    limited = RoleModels(**{role: replace(getattr(chairs, role), max_tokens=own.get(role)) for role in cast.models})
-    court = replace(full_court(cast), chairs=limited)
+    role_models = cast.role_models
+    limited = RoleModels(
+        **{role: replace(getattr(role_models, role), max_tokens=own.get(role)) for role in cast.models}
+    )
+    court = replace(full_court(cast), role_models=limited)
     record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     usual = {"proposer": 1700, "defender": 3200}  # 1.25 tokens per character of the longest reply, plus 200
     for role, tokens in {**own, **usual}.items():
@@ -373,8 +375,10 @@ def test_long_thoughts_are_truncated_in_the_record():
 
 def test_thinking_role_gets_extra_tokens_except_for_odds():
     cast = Cast(rounds=2)
-    chairs = replace(cast.chairs, judge=replace(cast.chairs.judge, thought_tokens=500, thoughts_by=("TEMPLATE", "x")))
-    court = full_court(cast, chairs=chairs)
+    role_models = replace(
+        cast.role_models, judge=replace(cast.role_models.judge, thought_tokens=500, thoughts_by=("TEMPLATE", "x"))
+    )
+    court = full_court(cast, role_models=role_models)
     record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     assert record.state is TrialState.DECIDED
     tokens = {(role, task_of(request)): request for role in cast.models for request in cast.requests(role)}
@@ -390,12 +394,12 @@ def test_thinking_role_gets_extra_tokens_except_for_odds():
 
 def test_record_states_which_roles_have_a_working_prefix_cache():
     cast = Cast(rounds=2)
-    chairs = replace(
-        cast.chairs,
-        judge=replace(cast.chairs.judge, prefix_cache=False),
-        accuser=replace(cast.chairs.accuser, prefix_cache=True),
+    role_models = replace(
+        cast.role_models,
+        judge=replace(cast.role_models.judge, prefix_cache=False),
+        accuser=replace(cast.role_models.accuser, prefix_cache=True),
     )
-    court = full_court(cast, chairs=chairs)
+    court = full_court(cast, role_models=role_models)
     record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     assert record.opened.prefix_cache == {"JUDGE": False, "ACCUSER": True}
     # Restarting a server does not make another version.

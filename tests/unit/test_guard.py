@@ -61,8 +61,8 @@ def run_with_guard(reply, *, adapter=GuardAdapter.LLAMA_GUARD_4, cast=None, **op
     """Returns the record of a trial whose guard replies so, the cast, and the guard."""
     cast = cast or Cast()
     guard = ScriptedModel(lambda _: reply, name="guard-model")
-    chairs = dataclasses.replace(cast.chairs, guard=GuardModel(RoleModel(guard), adapter))
-    return try_meme(cast, chairs=chairs, **options), cast, guard
+    role_models = dataclasses.replace(cast.role_models, guard=GuardModel(RoleModel(guard), adapter))
+    return try_meme(cast, role_models=role_models, **options), cast, guard
 
 
 # Prompts and parsing
@@ -211,8 +211,8 @@ def test_hanging_guard_leaves_the_judge_half_of_the_time(monkeypatch):
     virtual_time.use_virtual_deadlines(monkeypatch)
     cast = Cast(rounds=1)
     guard = ScriptedModel(lambda _: "safe", name="guard-model", delay_s=60)
-    chairs = dataclasses.replace(cast.chairs, guard=GuardModel(RoleModel(guard), "llama-guard-4"))
-    record = try_meme(cast, chairs=chairs, within_s=6.0, run=virtual_time.run)
+    role_models = dataclasses.replace(cast.role_models, guard=GuardModel(RoleModel(guard), "llama-guard-4"))
+    record = try_meme(cast, role_models=role_models, within_s=6.0, run=virtual_time.run)
     assert record.last(GuardHeard).failure == "MODEL_TOO_SLOW" and record.verdict.label is Label.HARMFUL
 
 
@@ -232,8 +232,8 @@ def test_resumed_trial_does_not_ask_the_guard_again():
     answers = iter([Unavailable("gone", reason="MODEL_GONE")])
     cast = Cast(judge=lambda _: next(answers, None))
     guard = ScriptedModel([(None, "unsafe\nS10")], name="guard-model")
-    chairs = dataclasses.replace(cast.chairs, guard=GuardModel(RoleModel(guard), "llama-guard-4"))
-    court, meme, notes = full_court(cast, chairs=chairs), a_meme(TEXT), RecordingSink()
+    role_models = dataclasses.replace(cast.role_models, guard=GuardModel(RoleModel(guard), "llama-guard-4"))
+    court, meme, notes = full_court(cast, role_models=role_models), a_meme(TEXT), RecordingSink()
 
     async def work():
         with pytest.raises(TrialAborted) as caught:
@@ -335,18 +335,18 @@ def connect(behaviour, **guard):
                     },
                 }
             )
-            chairs = await connect_models(settings, stack, messages.append)
-            reply = await chairs.guard.model.model.reply(ChatRequest("", ("x",), None, 8), within_s=60)
-            return chairs, reply
+            role_models = await connect_models(settings, stack, messages.append)
+            reply = await role_models.guard.model.model.reply(ChatRequest("", ("x",), None, 8), within_s=60)
+            return role_models, reply
 
-    chairs, reply = asyncio.run(work())
-    return chairs, reply, messages
+    role_models, reply = asyncio.run(work())
+    return role_models, reply, messages
 
 
 def test_configured_guard_is_called_with_its_own_key():
-    chairs, reply, _ = connect(Behaviour(model="a-guard", api_key="own"), api_key="own")
-    assert chairs.guard.adapter == "llama-guard-4" and reply.text == "unsafe\nS10"
-    assert chairs.models["GUARD"] == "a-guard"
+    role_models, reply, _ = connect(Behaviour(model="a-guard", api_key="own"), api_key="own")
+    assert role_models.guard.adapter == "llama-guard-4" and reply.text == "unsafe\nS10"
+    assert role_models.models["GUARD"] == "a-guard"
     with pytest.raises(ModelRefused, match="does not accept our key"):
         connect(Behaviour(model="a-guard", api_key="own"))
 
@@ -357,8 +357,8 @@ def test_guard_on_the_shared_server_counts_towards_its_concurrency_limit():
             port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
             server = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
             llm = {**server, "concurrency": 1, "guard": {**server, "adapter": "llama-guard-4"}}
-            chairs = await connect_models(Settings(llm=llm), stack, lambda _: None)
-            (judge,), (guard,) = chairs.judge.model._servers, chairs.guard.model.model._servers
+            role_models = await connect_models(Settings(llm=llm), stack, lambda _: None)
+            (judge,), (guard,) = role_models.judge.model._servers, role_models.guard.model.model._servers
             with judge.load.call():
                 assert not guard.load.room()
 

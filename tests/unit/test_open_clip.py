@@ -538,8 +538,8 @@ def test_court_loads_the_encoder_its_library_names(tmp_path: Path, checkpoint: P
 
     async def opened(**options: Any) -> str:
         settings = Settings(home=tmp_path / "home", library=place, picture_workers=1, text_workers=1, **options)
-        async with open_court(settings, read_text=False) as courthouse:
-            return courthouse.court.finder.library.encoder
+        async with open_court(settings, read_text=False) as executor:
+            return executor.court.finder.library.encoder
 
     assert asyncio.run(opened(encoder=f"open_clip:{TINY}/{checkpoint}")) == str(mixed.identity)
     with pytest.raises(BadLibrary, match="--encoder"):

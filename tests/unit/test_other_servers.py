@@ -86,7 +86,7 @@ def test_full_trial_runs_on_each_server(name):
             finder=PictureFinder(findings([H] * 5)),
             text_reader=FakeReader(),
             software="test",
-            chairs=RoleModels(role, role, role, role),
+            role_models=RoleModels(role, role, role, role),
         )
         meme = Meme(a_picture(PIXELS), meme_text("tea", 2))
         return await court.hear(TrialCase("t", meme, Procedure.FULL), RecordingSink())

@@ -116,9 +116,9 @@ def run_panel(*rulings, samples=None, settings=None, further_models=(), **option
     """Returns the record of a trial whose judges rule so in turn, and the cast."""
     replies = itertools.cycle(rulings)
     cast = Cast(rounds=2, judge_judge=lambda request: next(replies))
-    chairs = replace(cast.chairs, judges=tuple(RoleModel(model) for model in further_models))
+    role_models = replace(cast.role_models, judges=tuple(RoleModel(model) for model in further_models))
     settings = TrialSettings(judges=samples or len(rulings), **(settings or {}))
-    return try_meme(cast, settings=settings, chairs=chairs, **options), cast
+    return try_meme(cast, settings=settings, role_models=role_models, **options), cast
 
 
 def test_panel_rules_by_the_median_and_reports_disagreement():
@@ -280,9 +280,9 @@ def test_further_judges_inherit_the_judge_s_settings(probed):
         0.2,
         None,
     )
-    chairs = chairs_of(llm=llm)
-    assert [model.model.name for model in chairs.panel(1)] == ["m", "n", "o"]
-    assert [model.model.name for model in chairs.panel(2)] == ["m", "m", "n", "n", "o", "o"]
+    role_models = chairs_of(llm=llm)
+    assert [model.model.name for model in role_models.panel(1)] == ["m", "n", "o"]
+    assert [model.model.name for model in role_models.panel(2)] == ["m", "m", "n", "n", "o", "o"]
 
 
 def test_several_samples_at_temperature_0_are_refused(probed):

@@ -276,8 +276,10 @@ class BusyServers:
 
 def test_no_rounds_run_ahead_without_spare_capacity():
     cast = slow_summaries()
-    chairs = RoleModels(**{role: RoleModel(model, servers=BusyServers(model)) for role, model in cast.models.items()})
-    try_meme(cast, chairs=chairs)
+    role_models = RoleModels(
+        **{role: RoleModel(model, servers=BusyServers(model)) for role, model in cast.models.items()}
+    )
+    try_meme(cast, role_models=role_models)
     assert tasks_of(cast) == ["ask", "summarise"] * 4
 
 

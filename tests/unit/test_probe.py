@@ -237,9 +237,9 @@ def test_miners_draw_separate_replies_and_are_spread_over_the_controllers(tmp_pa
     _, _, world, calls = mined(tmp_path, ["monday"], controllers=1)
     assert world.asked["miner"] == calls == 3, "three draws of one model, not one reply three times"
 
-    async def scene(bench, chairs):
+    async def scene(bench, role_models):
         await mine(bench, [subject("m", "monday")], Taxonomy(), batch=1)
-        return {name: chair.usage.made.calls for name, chair in chairs.items()}
+        return {name: role_model.usage.made.calls for name, role_model in role_models.items()}
 
     calls_made, _ = with_scripted_models(tmp_path / "two", ProbeWorld(), scene, controllers=2)
     assert calls_made == {"target": 0, "c0": 2, "c1": 1}

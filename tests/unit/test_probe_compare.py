@@ -36,8 +36,8 @@ def run_probe(place, data, world, target, **changes):
     """Runs a probe of one target, with the call cache shared by all."""
     plan = a_plan(place / target, data, **changes)
 
-    async def scene(_, chairs):
-        return await probe(plan, chairs, FakeReader())
+    async def scene(_, role_models):
+        return await probe(plan, role_models, FakeReader())
 
     with_scripted_models(place / "calls", world, scene, target=target)
     # All plans call their model "target"; a models file would give each its own name.
@@ -233,8 +233,8 @@ def test_repeats_use_the_same_memes_with_other_seeds(tmp_path, data):
     reports = []
     for one, weak in zip(plans, ("religion", "religion", "nothing"), strict=True):
 
-        async def scene(_, chairs, one=one):
-            return await probe(one, chairs, FakeReader())
+        async def scene(_, role_models, one=one):
+            return await probe(one, role_models, FakeReader())
 
         with_scripted_models(tmp_path / one.out.name, ProbeWorld(weak=weak), scene)
         reports.append(read_report(one.out))

@@ -56,8 +56,8 @@ def probed(plan, world=None, *, reader=None, **options):
     """Runs a probe, and returns the folder and the number of calls actually made."""
     world = world or ProbeWorld()
 
-    async def scene(_, chairs):
-        return await probe(plan, chairs, reader or FakeReader())
+    async def scene(_, role_models):
+        return await probe(plan, role_models, reader or FakeReader())
 
     plan.out.mkdir(exist_ok=True)
     return with_scripted_models(plan.out, world, scene, **options)
@@ -179,8 +179,8 @@ def test_probing_another_target_repeats_only_calls_that_depend_on_it(tmp_path, d
         # Another model has another name.
         plan = a_plan(tmp_path / str(number), data)
 
-        async def scene(_, chairs, plan=plan):
-            return await probe(plan, chairs, FakeReader())
+        async def scene(_, role_models, plan=plan):
+            return await probe(plan, role_models, FakeReader())
 
         with_scripted_models(tmp_path / "shared", world, scene, target=f"target-{number}")
     assert worlds[0].asked["miner"] == 30

@@ -44,7 +44,7 @@ def test_a_picture_that_killed_its_reader_is_not_decoded_again(town, reason):
         assert reasons == [reason] + ["QUARANTINED"] * 3
         assert town.pictures.decoded == 1
         assert (await runner.answer(other(image=b"fine|file"))).record.state is TrialState.DECIDED
-        return await trials_in(runner.house.docket)
+        return await trials_in(runner.executor.docket)
 
     assert len(play_on_server(town, scene)) == 1
 
@@ -146,7 +146,7 @@ def test_picture_that_repeatedly_breaks_its_comparison_is_quarantined(town, monk
         if before_a_trial:
             runner._near = _UnavailableSearch(reason)
         else:
-            monkeypatch.setattr(runner.house.court.finder, "find", find)
+            monkeypatch.setattr(runner.executor.court.finder, "find", find)
         asks = [replace(ASK, request_id=f"r{number}", try_anew=not before_a_trial) for number in range(3)]
         return [outcome for ask in asks for outcome in await outcomes_of(runner, ask, 1)]
 
@@ -155,7 +155,7 @@ def test_picture_that_repeatedly_breaks_its_comparison_is_quarantined(town, monk
 
 def test_successful_comparison_clears_an_earlier_encoder_exit(town, monkeypatch):
     async def scene(runner):
-        outcomes, original_find = [], runner.house.court.finder.find
+        outcomes, original_find = [], runner.executor.court.finder.find
         for number, ends in enumerate((True, False, True, True, True)):
 
             async def find(*, ends=ends, **options):
@@ -163,7 +163,7 @@ def test_successful_comparison_clears_an_earlier_encoder_exit(town, monkeypatch)
                     raise Unavailable("no", reason="ENCODER_ENDED")
                 return await original_find(**options)
 
-            monkeypatch.setattr(runner.house.court.finder, "find", find)
+            monkeypatch.setattr(runner.executor.court.finder, "find", find)
             outcomes += await outcomes_of(runner, replace(ASK, request_id=f"r{number}", try_anew=True), 1)
         return outcomes
 
@@ -265,7 +265,7 @@ def test_request_kills_the_model_server_at_most_twice_even_after_a_restart(town)
         return servers[number](request)
 
     async def scene():
-        courts = {"chairs": Cast(rounds=2, describe=crash_by_number).chairs}
+        courts = {"role_models": Cast(rounds=2, describe=crash_by_number).role_models}
         async with town.server(**courts) as runner:
             assert [await outcomes_of(runner, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 20
         async with town.server(**courts) as runner:
@@ -288,7 +288,9 @@ def test_one_trial_that_killed_two_servers_is_enough_for_quarantine(town):
     async def scene(runner):
         return await outcomes_of(runner, FULL, 2)
 
-    assert play_on_server(town, scene, chairs=Cast(rounds=2, describe=lambda request: broken_off(2)).chairs) == [
+    assert play_on_server(
+        town, scene, role_models=Cast(rounds=2, describe=lambda request: broken_off(2)).role_models
+    ) == [
         "MODEL_GONE",
         "QUARANTINED",
     ]
@@ -300,7 +302,7 @@ def test_unavailable_model_server_quarantines_nothing(town):
     async def scene(runner):
         return await outcomes_of(runner, FULL, 5)
 
-    assert play_on_server(town, scene, chairs=away.chairs) == ["MODEL_GONE"] * 5
+    assert play_on_server(town, scene, role_models=away.role_models) == ["MODEL_GONE"] * 5
 
 
 class CrashingSharedServer:
@@ -345,7 +347,7 @@ class CrashingSharedServer:
 def test_bystanders_of_a_server_crash_are_cleared_one_at_a_time(town):
     cast = Cast(rounds=2)
     server = CrashingSharedServer(cast.models["proposer"], crowd=10)
-    chairs = replace(cast.chairs, proposer=RoleModel(server))
+    role_models = replace(cast.role_models, proposer=RoleModel(server))
     asks = [replace(FULL, image=b"%d|file" % number, request_id=f"i{number}") for number in range(9)]
     asks.append(replace(FULL, image=b"killer|file", request_id="killer"))
 
@@ -355,7 +357,7 @@ def test_bystanders_of_a_server_crash_are_cleared_one_at_a_time(town):
         retried = await asyncio.gather(*(outcomes_of(runner, ask, 2) for ask in asks))
         return retried
 
-    retried = play_on_server(town, scene, chairs=chairs)
+    retried = play_on_server(town, scene, role_models=role_models)
     assert retried == [["decided"] * 2] * 9 + [["MODEL_GONE", "QUARANTINED"]]
     assert server.deaths == 2 and server.most_since == 1, "one suspect at a time"
 
@@ -407,7 +409,7 @@ def test_waiting_suspects_take_no_turns_and_leave_with_their_callers(town, monke
         return innocent, hurried, decided
 
     innocent, hurried, decided = play_on_server(
-        town, scene, chairs=replace(cast.chairs, proposer=RoleModel(Proposer()))
+        town, scene, role_models=replace(cast.role_models, proposer=RoleModel(Proposer()))
     )
     assert innocent.record.state is TrialState.DECIDED
     assert [error.reason for error in hurried] == ["DEADLINE"] * 2
@@ -428,8 +430,8 @@ def test_verdict_clears_a_picture_of_earlier_deaths(town):
             outcomes += await outcomes_of(runner, ask, 2)
         return outcomes
 
-    chairs = Cast(rounds=2, describe=crash_by_turns).chairs
-    assert play_on_server(town, scene, chairs=chairs) == ["MODEL_GONE", "decided"] * 2
+    role_models = Cast(rounds=2, describe=crash_by_turns).role_models
+    assert play_on_server(town, scene, role_models=role_models) == ["MODEL_GONE", "decided"] * 2
 
 
 @pytest.mark.slow
@@ -442,8 +444,8 @@ def test_server_death_counts_however_the_interrupted_trial_ends(town, end):
             server.faults.script(["reset", "hang"] * 4)
             cast = Cast(rounds=2)
             settings = TrialSettings(call_s=1.0 if end.startswith("a call") else 120.0)
-            chairs = replace(cast.chairs, proposer=RoleModel(model))
-            async with town.server(chairs=chairs, settings=settings) as runner:
+            role_models = replace(cast.role_models, proposer=RoleModel(model))
+            async with town.server(role_models=role_models, settings=settings) as runner:
                 for number in range(2):
                     ask = replace(FULL, request_id=f"r{number}")
                     within_s = 2.0 if end.startswith("the trial") else None
@@ -456,8 +458,8 @@ def test_server_death_counts_however_the_interrupted_trial_ends(town, end):
                     await wait_until_idle(runner)
                 outcome = await outcomes_of(runner, replace(FULL, request_id="r2"), 1)
                 records = [
-                    await runner.house.docket.trials.record(trial_id)
-                    for trial_id in await trials_in(runner.house.docket)
+                    await runner.executor.docket.trials.record(trial_id)
+                    for trial_id in await trials_in(runner.executor.docket)
                 ]
                 return outcome, [record.last(TrialFailed).broke_off for record in records], server.stats.calls
 
@@ -488,7 +490,7 @@ def test_one_server_death_during_several_trials_of_a_picture_counts_once(town):
         first = await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
         return first, await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
 
-    first, second = play_on_server(town, scene, chairs=replace(cast.chairs, proposer=RoleModel(Proposer())))
+    first, second = play_on_server(town, scene, role_models=replace(cast.role_models, proposer=RoleModel(Proposer())))
     assert (first, second) == ([["MODEL_GONE"]] * 3, [["decided"]] * 3)
 
 
@@ -514,12 +516,12 @@ def test_one_server_death_during_calls_of_both_sides_counts_once(town):
                 async def odds(self, request, options, *, within_s):
                     return None
 
-            chairs = replace(cast.chairs, accuser=RoleModel(Advocate()), defender=RoleModel(Advocate()))
-            async with town.server(chairs=chairs) as runner:
+            role_models = replace(cast.role_models, accuser=RoleModel(Advocate()), defender=RoleModel(Advocate()))
+            async with town.server(role_models=role_models) as runner:
                 server.faults.script(["cut", "cut"])
                 first = await outcomes_of(runner, FULL, 1)
-                (trial_id,) = await trials_in(runner.house.docket)
-                record = await runner.house.docket.trials.record(trial_id)
+                (trial_id,) = await trials_in(runner.executor.docket)
+                record = await runner.executor.docket.trials.record(trial_id)
                 next_outcomes = await outcomes_of(runner, replace(FULL, request_id="r2"), 1)
                 return first, record.last(TrialFailed).broke_off, next_outcomes
 
@@ -538,14 +540,16 @@ def test_erasing_its_failed_trials_releases_a_picture_from_quarantine(town):
         servers.clear()  # the model server was fixed
         anew = replace(FULL, request_id="again")
         assert await outcomes_of(runner, anew, 1) == ["QUARANTINED"]
-        docket = runner.house.docket
+        docket = runner.executor.docket
         for trial_id in await trials_in(docket):
             await docket.eraser.erase(
-                trial_id, who="Ruth", why="the model server was mended", at=runner.house.court.now()
+                trial_id, who="Ruth", why="the model server was mended", at=runner.executor.court.now()
             )
         return await outcomes_of(runner, anew, 1)
 
-    assert play_on_server(town, scene, chairs=Cast(rounds=2, describe=crash_until_mended).chairs) == ["decided"]
+    assert play_on_server(town, scene, role_models=Cast(rounds=2, describe=crash_until_mended).role_models) == [
+        "decided"
+    ]
 
 
 # Which failures count as a server death.
@@ -603,8 +607,8 @@ def test_server_gone_after_a_500_has_died_but_an_absent_one_has_not():
 def test_record_of_a_failed_trial_counts_the_broken_connection(town):
     async def scene(runner):
         await outcomes_of(runner, FULL, 1)
-        (trial_id,) = await trials_in(runner.house.docket)
-        return await runner.house.docket.trials.record(trial_id)
+        (trial_id,) = await trials_in(runner.executor.docket)
+        return await runner.executor.docket.trials.record(trial_id)
 
-    record = play_on_server(town, scene, chairs=Cast(rounds=2, describe=CrashingServer()).chairs)
+    record = play_on_server(town, scene, role_models=Cast(rounds=2, describe=CrashingServer()).role_models)
     assert record.last(TrialFailed).broke_off == 1

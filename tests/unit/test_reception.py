@@ -121,12 +121,12 @@ class Town:
             **changes,
         )
         executor = TrialExecutor(court, self.pictures, docket)
-        pulse = Heartbeat(docket.heartbeats, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
+        heartbeat = Heartbeat(docket.heartbeats, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
         try:
             async with TrialRunner(
-                executor, self.settings, telemetry, pulse=pulse, admission=FakeAdmission(), memory=memory
+                executor, self.settings, telemetry, heartbeat=heartbeat, admission=FakeAdmission(), memory=memory
             ) as runner:
-                runner.house = executor
+                runner.executor = executor
                 yield runner
         finally:
             if own:
@@ -186,7 +186,7 @@ def test_a_hundred_identical_concurrent_requests_share_one_trial(town, request_i
     town.settings = Settings(home=town.home, reuse=reuse)
 
     async def rounds(runner):
-        docket = runner.house.docket
+        docket = runner.executor.docket
         for number in range(times):
             name = f"{request_id}{number}" if request_id else ""
             ask = replace(ASK, image=b"%d|file" % number, request_id=name)
@@ -273,7 +273,7 @@ def test_different_request_under_a_used_id_is_refused(town, change):
         with pytest.raises(RequestConflict) as caught:
             await runner.answer(replace(ASK, **change))
         assert caught.value.field == "request_id"
-        return await trials_in(runner.house.docket)
+        return await trials_in(runner.executor.docket)
 
     assert len(on_one_server(town, scene)) == 1
 
@@ -284,7 +284,7 @@ def test_conflicting_concurrent_requests_under_one_id_open_only_one_trial(town):
         results = await asyncio.gather(*(runner.answer(ask) for ask in asks), return_exceptions=True)
         refused = [result for result in results if isinstance(result, RequestConflict)]
         assert len(refused) == 10
-        return await trials_in(runner.house.docket)
+        return await trials_in(runner.executor.docket)
 
     assert len(on_one_server(town, scene)) == 1
 
@@ -333,7 +333,7 @@ def test_concurrent_requests_for_a_new_meme_at_several_servers_share_one_trial(t
                 answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip(servers, asks, strict=True)))
                 assert len({answer.record.trial_id for answer in answers}) == 1
                 assert sum(not answer.reused for answer in answers) == 1
-                assert len(await trials_in(a.house.docket)) == len(town.finder.asked) == number + 1
+                assert len(await trials_in(a.executor.docket)) == len(town.finder.asked) == number + 1
 
     asyncio.run(scene())
 
@@ -470,11 +470,11 @@ def test_failed_or_overruled_trial_is_followed_by_one_new_trial_across_servers(t
             town.finder.result = good
             answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip([a, b] * 5, own_ids(10), strict=True)))
             once_more = await b.answer(ASK)
-            await overrule(a.house.docket, answers[0].record.trial_id)
+            await overrule(a.executor.docket, answers[0].record.trial_id)
             a.forget(answers[0].record.trial_id)
             b.forget(answers[0].record.trial_id)
             anew = await asyncio.gather(*(s.answer(ask) for s, ask in zip([a, b] * 5, own_ids(10, 10), strict=True)))
-            return caught.value.record, answers, once_more, anew, await trials_in(a.house.docket)
+            return caught.value.record, answers, once_more, anew, await trials_in(a.executor.docket)
 
     failed, answers, once_more, anew, trials = asyncio.run(scene())
     (second,) = {answer.record.trial_id for answer in answers}
@@ -583,7 +583,7 @@ def test_servers_resume_trials_of_dead_servers_on_their_own(town):
         notes = RecordingSink()
         async with town.server(name="b", docket=docket) as b, town.server(name="c", docket=docket) as c:
             for server in (b, c):
-                server.house.feed.subscribe(notes)
+                server.executor.feed.subscribe(notes)
             await asyncio.gather(b.resume_cut_off(), c.resume_cut_off())
         records = [await docket.trials.record(claim.trial_id) for claim in claims]
         await docket.close()
@@ -802,7 +802,7 @@ def test_trial_with_a_permanent_failure_is_replaced_by_the_next_request(town):
         town.finder.result = good
         answers = await asyncio.gather(*(runner.answer(ASK) for _ in range(5)))
         assert await runner.trial_of(RequestName("us", "r1")) == answers[0].record.trial_id
-        return caught.value.record, answers, await trials_in(runner.house.docket)
+        return caught.value.record, answers, await trials_in(runner.executor.docket)
 
     failed, answers, trials = on_one_server(town, scene)
     (replacement,) = {answer.record.trial_id for answer in answers}
@@ -814,7 +814,7 @@ def test_all_callers_of_a_failing_trial_get_its_error(town):
         town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
         asks = [ASK, ASK, other(), other(request_id="")]
         results = await asyncio.gather(*(runner.answer(ask) for ask in asks), return_exceptions=True)
-        return results, await trials_in(runner.house.docket)
+        return results, await trials_in(runner.executor.docket)
 
     results, trials = on_one_server(town, scene)
     assert [result.reason for result in results] == ["LIBRARY_AWAY"] * 4 and len(trials) == 1
@@ -917,7 +917,7 @@ def test_request_refused_by_admission_writes_nothing(town):
             with pytest.raises(Busy):
                 await call_with_check(refuse_as_busy, runner.answer(other(request_id=request_id)))
         assert claims(town) == before
-        assert not runner._hearings.unstored
+        assert not runner._in_flight.unstored
         return await runner.answer(other())
 
     assert on_one_server(town, scene).record.state is TrialState.DECIDED
@@ -1034,10 +1034,10 @@ def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(tow
             for number in range(20):
                 with pytest.raises(Unavailable):
                     await a.answer(other(request_id=f"{number}", image=b"%d|file" % number))
-            assert len(a._hearings.unstored) == 5
+            assert len(a._in_flight.unstored) == 5
             read_only.enabled = False
             async with asyncio.timeout(60):
-                while len(a._hearings.unstored):  # noqa: ASYNC110
+                while len(a._in_flight.unstored):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             answer = await a.answer(ASK)
         await docket.close()
@@ -1110,7 +1110,7 @@ def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one(town,
                 await finder.searching.wait()
                 away.away = False
                 async with asyncio.timeout(60):
-                    while len(a._hearings.unstored):  # noqa: ASYNC110
+                    while len(a._in_flight.unstored):  # noqa: ASYNC110
                         await asyncio.sleep(0.02)
                 finder.gate.set()
                 answer = await other
@@ -1129,11 +1129,11 @@ def test_stopping_server_removes_its_heartbeat_and_counts_as_dead_at_once(town):
         docket = town.docket()
         async with town.server(name="b", docket=docket, dead_s=30) as b:
             async with town.server(name="a", docket=docket):
-                await b._pulse.refresh()
-                assert {*await docket.heartbeats.heartbeats()} == {"a", "b"} and not b._pulse.dead("a")
+                await b._heartbeat.refresh()
+                assert {*await docket.heartbeats.heartbeats()} == {"a", "b"} and not b._heartbeat.dead("a")
             assert {*await docket.heartbeats.heartbeats()} == {"b"}
-            await b._pulse.refresh()
-            assert b._pulse.dead("a")
+            await b._heartbeat.refresh()
+            assert b._heartbeat.dead("a")
         remaining = await docket.heartbeats.heartbeats()
         await docket.close()
         return remaining
@@ -1153,11 +1153,11 @@ def test_heartbeats_of_dead_servers_are_removed_later_but_not_those_of_live_ones
                     await asyncio.sleep(0.02)
             assert asyncio.get_running_loop().time() - began > 0.4
             # Its local state is dropped as well, and no other server is removed.
-            await until(lambda: {*a._pulse._counts} == {*a._pulse._still} == {"a", "b"})
+            await until(lambda: {*a._heartbeat._counts} == {*a._heartbeat._still} == {"a", "b"})
             assert {*await docket.heartbeats.heartbeats()} == {"a", "b"}
             await docket.heartbeats.beat("dead")  # the server was only suspended
-            await a._pulse.refresh()
-            assert not a._pulse.dead("dead")
+            await a._heartbeat.refresh()
+            assert not a._heartbeat.dead("dead")
         await docket.close()
 
     asyncio.run(scene())
@@ -1248,10 +1248,10 @@ def test_changed_policy_settings_or_models_lead_to_a_new_trial(town):
     for role, model in renamed.models.items():
         model._name = f"another {role}"
     courts = [
-        {"chairs": cast.chairs},
-        {"chairs": cast.chairs, "policy": policy},
-        {"chairs": cast.chairs, "settings": TrialSettings(epsilon=0.5)},
-        {"chairs": renamed.chairs},
+        {"role_models": cast.role_models},
+        {"role_models": cast.role_models, "policy": policy},
+        {"role_models": cast.role_models, "settings": TrialSettings(epsilon=0.5)},
+        {"role_models": renamed.role_models},
     ]
 
     async def scene():
@@ -1333,7 +1333,7 @@ def test_overruled_verdict_is_returned_to_its_own_requests_only(town):
     async def scene(runner):
         first = await runner.answer(ASK)
         reused = await runner.answer(other())
-        await overrule(runner.house.docket, first.record.trial_id)
+        await overrule(runner.executor.docket, first.record.trial_id)
         runner.forget(first.record.trial_id)
         repeated, its_own, retried = [await runner.answer(ask) for ask in (other(), ASK, other(request_id="r3"))]
         after = await runner.answer(other(request_id="r4"))
@@ -1353,7 +1353,7 @@ def test_verdict_overruled_elsewhere_is_reused_only_until_the_cache_expires(town
         first = await runner.answer(ASK)
         if cached_before:
             assert (await runner.answer(other())).reused  # cached as fresh from here on
-        await overrule(runner.house.docket, first.record.trial_id)
+        await overrule(runner.executor.docket, first.record.trial_id)
         await asyncio.sleep(0.25)
         answers = await asyncio.gather(*(runner.answer(ask) for ask in own_ids(5)))
         assert first.record.trial_id not in {answer.record.trial_id for answer in answers}
@@ -1401,12 +1401,12 @@ async def callers_of_running_trial(town, runner, count, turns, *asks):
 
 async def wait_until_idle(runner):
     """Waits until no trial or picture is in progress; abandoned trials still record their end."""
-    hearings = runner._hearings
+    in_flight = runner._in_flight
     decoding = runner.decoders._decoding
-    for shared in [*hearings._flights.values(), *decoding.values()]:
+    for shared in [*in_flight._flights.values(), *decoding.values()]:
         await asyncio.wait_for(shared.over(), 60)
     await asyncio.sleep(0)
-    assert not (hearings._flights or hearings._leading or decoding)
+    assert not (in_flight._flights or in_flight._leading or decoding)
 
 
 def test_trial_continues_while_any_caller_waits_for_it(town):
@@ -1456,8 +1456,8 @@ def test_trial_is_cancelled_with_its_last_caller_and_leaves_nothing_behind(town)
         await wait_until_idle(runner)
         assert turns.all_free and town.finder.ended == 1
         assert asyncio.all_tasks() == tasks
-        (trial_id,) = await trials_in(runner.house.docket)
-        first_record = await runner.house.docket.trials.record(trial_id)
+        (trial_id,) = await trials_in(runner.executor.docket)
+        first_record = await runner.executor.docket.trials.record(trial_id)
         town.finder.gate.set()
         return first_record, await runner.answer(ASK)
 
@@ -1473,7 +1473,7 @@ def test_request_arriving_while_an_abandoned_trial_ends_gets_its_verdict(town):
         await asyncio.sleep(0)
         town.finder.gate.set()
         answers = await asyncio.gather(runner.answer(ASK), runner.answer(other(request_id="r9")))
-        return answers, await trials_in(runner.house.docket)
+        return answers, await trials_in(runner.executor.docket)
 
     answers, trials = on_one_server(town, scene)
     assert all(answer.record.state is TrialState.DECIDED for answer in answers)
@@ -1496,7 +1496,7 @@ def test_callers_leaving_at_any_moment_leave_nothing_behind(town, after_s):
         await wait_until_idle(runner)
         assert turns.all_free
         assert asyncio.all_tasks() == tasks
-        return results, await open_trials(runner.house.docket)
+        return results, await open_trials(runner.executor.docket)
 
     results, still_open = on_one_server(town, scene)
     assert not still_open
@@ -1531,7 +1531,7 @@ def test_deadline_applies_while_waiting_for_a_turn_or_another_server(town):
             async with turns():
                 with pytest.raises(Overrun, match="over"):
                     await call_through(turns, a.answer(ASK, within_s=0.1))
-            assert turns.all_free and not await trials_in(a.house.docket)
+            assert turns.all_free and not await trials_in(a.executor.docket)
             town.finder.gate = asyncio.Event()
             first = asyncio.ensure_future(a.answer(ASK))
             await town.finder.searching.wait()
@@ -1557,14 +1557,14 @@ def test_verdict_cut_short_for_one_caller_is_not_reused_for_others(town):
             reused.append(near)
 
     async def scene():
-        options = {"chairs": slow.chairs, "settings": TrialSettings(rounds_max=9), "telemetry": Counting()}
+        options = {"role_models": slow.role_models, "settings": TrialSettings(rounds_max=9), "telemetry": Counting()}
         async with town.server(**options) as runner:
             hurried = asyncio.ensure_future(runner.answer(ask, within_s=5))
             await asyncio.sleep(0.3)
             patient = asyncio.ensure_future(runner.answer(replace(ask, request_id="r2")))
             first = await hurried
-            for role, chair in quick.models.items():
-                slow.models[role]._delay_s = chair._delay_s
+            for role, role_model in quick.models.items():
+                slow.models[role]._delay_s = role_model._delay_s
             return (
                 first,
                 await patient,
@@ -1591,7 +1591,7 @@ def test_caller_returning_after_a_trial_cut_short_for_another_gets_a_full_one(to
     patient = replace(ask, request_id="r2")
 
     async def scene():
-        async with town.server(chairs=cast.chairs, settings=TrialSettings(rounds_max=9)) as runner:
+        async with town.server(role_models=cast.role_models, settings=TrialSettings(rounds_max=9)) as runner:
             hurried = asyncio.ensure_future(runner.answer(ask, within_s=5))
             await asyncio.sleep(0.3)
             leaving = asyncio.ensure_future(runner.answer(patient))
@@ -1618,7 +1618,7 @@ def test_other_callers_of_a_trial_cut_short_share_one_new_trial(town):
     ask = replace(ASK, procedure=Procedure.FULL)
 
     async def scene():
-        options = {"chairs": cast.chairs, "settings": TrialSettings(rounds_max=9)}
+        options = {"role_models": cast.role_models, "settings": TrialSettings(rounds_max=9)}
         async with town.server(name="a", **options) as a, town.server(name="b", **options) as b:
             hurried = asyncio.ensure_future(a.answer(ask, within_s=5))
             await asyncio.sleep(0.3)
@@ -1629,7 +1629,7 @@ def test_other_callers_of_a_trial_cut_short_share_one_new_trial(town):
             first = await hurried
             for model in cast.models.values():
                 model._delay_s = 0
-            return first, await asyncio.gather(*patient), await trials_in(a.house.docket)
+            return first, await asyncio.gather(*patient), await trials_in(a.executor.docket)
 
     first, patient, trials = asyncio.run(scene())
     assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
@@ -1744,7 +1744,7 @@ def test_pin_accepts_only_the_loaded_version(town, field):
     from tests.support.cast import Cast
 
     async def scene():
-        async with town.server(chairs=Cast(rounds=2).chairs) as runner:
+        async with town.server(role_models=Cast(rounds=2).role_models) as runner:
             ask = replace(ASK, procedure=Procedure.FULL)
             loaded = (await runner.answer(ask)).record.opened.versions
             if field == "models":
@@ -1753,12 +1753,12 @@ def test_pin_accepts_only_the_loaded_version(town, field):
                 right, wrong = getattr(loaded, field), "another"
             good = await runner.answer(replace(ask, request_id="r2", pins=RequiredVersions(**{field: right})))
             assert good.reused
-            before = await trials_in(runner.house.docket)
+            before = await trials_in(runner.executor.docket)
             with pytest.raises(NotLoaded) as caught:
                 await runner.answer(
                     replace(ask, request_id="r3", image=b"new|file", pins=RequiredVersions(**{field: wrong}))
                 )
-            assert await trials_in(runner.house.docket) == before
+            assert await trials_in(runner.executor.docket) == before
             assert await runner.trial_of(RequestName("us", "r3")) is None
             assert town.pictures.decoded == 1
             return caught.value

@@ -25,7 +25,7 @@ NEW = DEFAULT_POLICY.model_copy(update={"version": "2"})
 
 def with_changes(runner, finder=None, **changes):
     """The same executor with another policy, or with the given changes."""
-    executor = runner.house
+    executor = runner.executor
     court = replace(executor.court, **{"policy": NEW, **changes}, finder=finder or executor.court.finder)
     return replace(executor, court=court)
 
@@ -39,7 +39,7 @@ async def rejudge_trials(executor, settings, at_once=3):
 
 def test_each_trial_is_rejudged_once_in_a_new_trial_that_names_the_old_one(town):
     async def scene(runner):
-        docket = runner.house.docket
+        docket = runner.executor.docket
         first = (await runner.answer(ASK)).record
         await runner.answer(other(image=b"second|file", text=None, namespace="them"))
         before = {trial_id: await docket.trials.record(trial_id) for trial_id in await trials_in(docket)}
@@ -65,8 +65,8 @@ def test_each_trial_is_rejudged_once_in_a_new_trial_that_names_the_old_one(town)
 def test_unchanged_configuration_rejudges_nothing(town):
     async def scene(runner):
         await runner.answer(ASK)
-        done = await rejudge_trials(runner.house, town.settings)
-        return done, await trials_in(runner.house.docket)
+        done = await rejudge_trials(runner.executor, town.settings)
+        return done, await trials_in(runner.executor.docket)
 
     done, ids = on_one_server(town, scene)
     assert [rejudged.outcome for rejudged in done] == [RejudgeOutcome.UNCHANGED] and len(ids) == 1
@@ -92,7 +92,7 @@ def test_failed_rejudging_is_reported_and_attempted_again(town):
         (failed,) = await rejudge_trials(broken, town.settings)
         (mended,) = await rejudge_trials(with_changes(runner), town.settings)
         (repeated,) = await rejudge_trials(with_changes(runner), town.settings)
-        states = sorted(line.state for line in await runner.house.docket.index.list(limit=9))
+        states = sorted(line.state for line in await runner.executor.docket.index.list(limit=9))
         return failed, mended, repeated, states
 
     failed, mended, repeated, states = on_one_server(town, scene)
@@ -106,10 +106,10 @@ def test_rejudging_with_an_erased_trial_is_neither_repeated_nor_a_failure(town):
     async def scene(runner):
         await runner.answer(ASK)
         (done,) = await rejudge_trials(with_changes(runner), town.settings)
-        eraser = runner.house.docket.eraser
+        eraser = runner.executor.docket.eraser
         await eraser.erase(done.new.trial_id, who="ada", why="asked for", at=datetime.now(UTC))
         repeated = [await rejudge_trials(with_changes(runner), town.settings) for _ in range(2)]
-        return repeated, await trials_in(runner.house.docket)
+        return repeated, await trials_in(runner.executor.docket)
 
     repeated, ids = on_one_server(town, scene)
     assert [(one.outcome, one.new) for (one,) in repeated] == [(RejudgeOutcome.ERASED, None)] * 2 and len(ids) == 2

@@ -77,18 +77,18 @@ def test_common_capabilities_are_those_of_the_weakest_server():
 
 def test_roles_that_share_servers_share_the_choice_of_a_trial():
     shared, separate = replicated_model("http://a:1/v1", "http://b:1/v1"), replicated_model("http://c:1/v1")
-    chairs = RoleModels(
+    role_models = RoleModels(
         RoleModel(shared, servers=shared),
         *[RoleModel(shared, servers=shared)] * 2,
         RoleModel(separate, servers=separate),
     )
-    pinned = chairs.pinned(pixels(1))
+    pinned = role_models.pinned(pixels(1))
     assert pinned.proposer.model is pinned.accuser.model is pinned.defender.model
     assert pinned.proposer.model is not shared
     assert pinned.judge.model.urls == ("http://c:1/v1",)
     assert set(pinned.servers["PROPOSER"]) == set(shared.urls)
     # Another trial of the same picture starts at the same server, but fails over independently.
-    second_trial = chairs.pinned(pixels(1))
+    second_trial = role_models.pinned(pixels(1))
     assert second_trial.servers == pinned.servers and second_trial.proposer.model is not pinned.proposer.model
 
 
@@ -385,12 +385,12 @@ def test_calls_outside_a_trial_are_spread_too():
 
 
 def court_at(model):
-    chair = RoleModel(model, servers=model)
+    role_model = RoleModel(model, servers=model)
     return Court(
         finder=PictureFinder(findings([H] * 5)),
         text_reader=FakeReader(),
         software="test",
-        chairs=RoleModels(chair, chair, chair, chair),
+        role_models=RoleModels(role_model, role_model, role_model, role_model),
     )
 
 
@@ -477,13 +477,13 @@ async def connect(behaviours, **llm):
 
 
 def test_every_server_is_probed_and_the_weakest_sets_the_capabilities():
-    chairs, messages, urls = asyncio.run(
+    role_models, messages, urls = asyncio.run(
         connect([Behaviour(), Behaviour(features=FEATURES - {"json_schema"}, pictures=7)], max_tokens=1500)
     )
-    assert not chairs.judge.model.capabilities.json_schema
-    assert chairs.judge.model.capabilities.picture_ids
-    assert chairs.judge.max_tokens == 1500
-    assert chairs.judge.model is chairs.accuser.model and chairs.judge.servers.urls == tuple(urls)
+    assert not role_models.judge.model.capabilities.json_schema
+    assert role_models.judge.model.capabilities.picture_ids
+    assert role_models.judge.max_tokens == 1500
+    assert role_models.judge.model is role_models.accuser.model and role_models.judge.servers.urls == tuple(urls)
     output = "\n".join(messages)
     assert "(1 of 2)" in output and "(2 of 2): It does not keep replies to a JSON schema" in output
     assert "only for what all of them can do" in output
@@ -491,8 +491,8 @@ def test_every_server_is_probed_and_the_weakest_sets_the_capabilities():
 
 
 def test_record_settings_say_how_thinking_is_turned_off_if_there_is_any():
-    chairs, *_ = asyncio.run(connect([Behaviour(), Behaviour(thinks="template")]))
-    assert chairs.settings(1200)["thinking"] == dict.fromkeys(chairs.models, "TEMPLATE")
+    role_models, *_ = asyncio.run(connect([Behaviour(), Behaviour(thinks="template")]))
+    assert role_models.settings(1200)["thinking"] == dict.fromkeys(role_models.models, "TEMPLATE")
     plain, *_ = asyncio.run(connect([Behaviour()]))
     assert "thinking" not in plain.settings(1200)  # as in records of earlier versions
 
@@ -514,9 +514,9 @@ def test_one_of_two_servers_suffices_and_the_other_is_named():
             port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
             reachable, unreachable = f"http://127.0.0.1:{port}/v1", "http://127.0.0.1:1/v1"
             settings = Settings(llm={"url": [unreachable, reachable], "model": "stand-in"})
-            chairs = await connect_models(settings, stack, messages.append)
-            reply = await chairs.judge.model.reply(HELLO, within_s=60)
-            return chairs.judge.servers.urls, reply.server, messages, (unreachable, reachable)
+            role_models = await connect_models(settings, stack, messages.append)
+            reply = await role_models.judge.model.reply(HELLO, within_s=60)
+            return role_models.judge.servers.urls, reply.server, messages, (unreachable, reachable)
 
     urls, answered, messages, (unreachable, reachable) = asyncio.run(work())
     assert urls == (unreachable, reachable), "cached replies are stored under these addresses"

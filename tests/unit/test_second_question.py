@@ -237,7 +237,7 @@ def test_question_needs_a_decided_trial_with_its_own_versions_and_pictures():
         with_ruling(*hold_trial(Cast(), procedure=Procedure.SUMMARY), TARGET)
     # The trial had models; it is this process that has none loaded, and the error says so.
     with pytest.raises(BadRequest, match=r"No chat models are loaded: .* Load its models and its library"):
-        with_ruling(dataclasses.replace(court, chairs=None), record, TARGET)
+        with_ruling(dataclasses.replace(court, role_models=None), record, TARGET)
     assert "question" not in map(task_of, cast.requests("judge"))
 
 

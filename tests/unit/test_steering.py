@@ -142,7 +142,7 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
     """
     character = kind(strengths, seed)
 
-    def chair(role):
+    def role_model(role):
         def reply(request):
             task = task_of(request)
             return as_reply(task, words or "words") if task == place else character.says(role, task, request)
@@ -155,12 +155,12 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
     first = first.model_copy(update={"text": texts["precedent"], "categories": (texts["categories"], "race")})
     exhibits = tuple(Exhibit(precedent, FRAME) for precedent in (first, *findings([H, H, H]).exhibits[1:]))
     try:
-        proposer = Proposer(chair("proposer"), (FRAME,))
+        proposer = Proposer(role_model("proposer"), (FRAME,))
         description = (await proposer.describe()).value
         arguments = []
         brief = AdvocateBrief(policy=DEFAULT_POLICY, fence=fence, text=texts["text"], description=description)
         for side in Side:
-            advocate = Advocate(chair(str(side).lower()), side, brief)
+            advocate = Advocate(role_model(str(side).lower()), side, brief)
             question = (await advocate.ask(())).value
             answer = (await proposer.answer(question)).value
             arguments.append((await advocate.summarise((Exchange(question, answer),))).value.justification)
@@ -175,7 +175,7 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
             defender=defender,
             exhibits=exhibits,
         )
-        ruled = (await Judge(chair("judge")).rule(brief)).value
+        ruled = (await Judge(role_model("judge")).rule(brief)).value
     except ReplyUnusable:
         return None
     return judgment.verdict_of([Opinion(ruled)], text=TEXT, settings=TrialSettings()).label

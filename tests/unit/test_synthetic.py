@@ -269,12 +269,12 @@ SETTINGS = {
 
 
 def try_with_oracle(meme, picture, finder, settings, model):
-    chair = RoleModel(model)
+    role_model = RoleModel(model)
     court = Court(
         finder=finder,
         text_reader=FakeReader("not asked"),
         software="test",
-        chairs=RoleModels(chair, chair, chair, chair),
+        role_models=RoleModels(role_model, role_model, role_model, role_model),
         settings=TrialSettings(**settings),
     )
     return asyncio.run(court.hear(TrialCase("t", Meme(picture, meme.text), Procedure.FULL), RecordingSink()))
@@ -352,12 +352,12 @@ def test_oracle_gives_the_same_answers_over_a_socket(memes, pictures):
             try:
                 await probe(model, within_s=30)
                 assert model.capabilities.picture_ids and model.capabilities.json_schema
-                chair = RoleModel(model)
+                role_model = RoleModel(model)
                 court = Court(
                     finder=finder,
                     text_reader=FakeReader("not asked"),
                     software="test",
-                    chairs=RoleModels(chair, chair, chair, chair),
+                    role_models=RoleModels(role_model, role_model, role_model, role_model),
                 )
                 return [
                     await court.hear(

@@ -62,8 +62,8 @@ def translator(monkeypatch):
     async def bench(settings, stack: AsyncExitStack, tell, **_):
         if settings.llm.url is None:
             return None
-        chair = RoleModel(played.model)
-        return RoleModels(chair, chair, chair, chair)
+        role_model = RoleModel(played.model)
+        return RoleModels(role_model, role_model, role_model, role_model)
 
     monkeypatch.setattr("serving.wiring.connect_models", bench)
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
@@ -118,8 +118,8 @@ def test_unusable_translation_fails_the_meme(tmp_path, data, monkeypatch):
     broken = Translator(lambda text: {"translation": ""})
 
     async def bench(settings, stack, tell, **_):
-        chair = RoleModel(broken.model)
-        return None if settings.llm.url is None else RoleModels(chair, chair, chair, chair)
+        role_model = RoleModel(broken.model)
+        return None if settings.llm.url is None else RoleModels(role_model, role_model, role_model, role_model)
 
     monkeypatch.setattr("serving.wiring.connect_models", bench)
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)

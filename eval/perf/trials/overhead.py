@@ -131,21 +131,21 @@ async def _pairs(address: str, pairs: int) -> dict[int, list[tuple[float, float]
 
 async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
     """Runs Algorithm 1 as printed; returns the rounds of each side. The score, which it does not have, is left out."""
-    chairs, settings, policy = court.chairs, court.settings, court.policy
-    assert chairs is not None and case.meme.text is not None
+    role_models, settings, policy = court.role_models, court.settings, court.policy
+    assert role_models is not None and case.meme.text is not None
     frames, text = case.meme.frames, case.meme.text
     fence, deadline = Fence(), Deadline(case.within_s, settings.call_s)
 
     def speaker(model: RoleModel) -> Speaker:
         return Speaker(model=model, fence=fence, deadline=deadline, reply_chars=settings.reply_chars)
 
-    proposer = Proposer(speaker(chairs.proposer), frames)
+    proposer = Proposer(speaker(role_models.proposer), frames)
     description = (await proposer.describe()).value
     justifications, rounds = [], []
     # One side after the other, and one call after the other: Algorithm 1 runs nothing concurrently.
-    for side, chair in ((Side.ACCUSER, chairs.accuser), (Side.DEFENDER, chairs.defender)):
+    for side, role_model in ((Side.ACCUSER, role_models.accuser), (Side.DEFENDER, role_models.defender)):
         brief = AdvocateBrief(policy=policy, fence=fence, text=text, description=description)
-        advocate = Advocate(speaker(chair), side, brief)
+        advocate = Advocate(speaker(role_model), side, brief)
         history: list[Exchange] = []
         previous: float | None = None
         for number in range(1, settings.rounds_max + 1):
@@ -181,7 +181,7 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
         exhibits=exhibits,
         vote=vote_if_close(findings),
     )
-    await Judge(speaker(chairs.judge)).rule(brief_of_judge)
+    await Judge(speaker(role_models.judge)).rule(brief_of_judge)
     return tuple(rounds)
 
 
@@ -283,8 +283,8 @@ class _Remembering:
 async def _requests_of_a_trial(it: Bar) -> list[ChatRequest]:
     """Returns all requests except those for the score; from now on the server knows their pictures."""
     model = _Remembering(it.model)
-    chair = RoleModel(model)
-    court = replace(it.court, chairs=RoleModels(chair, chair, chair, chair))
+    role_model = RoleModel(model)
+    court = replace(it.court, role_models=RoleModels(role_model, role_model, role_model, role_model))
     await court.hear(case("remembered", _ROUNDS), unwatched)
     return model.asked
 

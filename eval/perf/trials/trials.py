@@ -220,13 +220,13 @@ def court_of(
     temperature: float = 0.0,
 ) -> Court:
     """A court in which one model has all roles."""
-    chair = RoleModel(model, temperature, servers=model)
+    role_model = RoleModel(model, temperature, servers=model)
     return Court(
         finder=finder or KnownFinder(),
         text_reader=_NoReader(),
         software="benchmark",
         settings=settings,
-        chairs=RoleModels(chair, chair, chair, chair),
+        role_models=RoleModels(role_model, role_model, role_model, role_model),
     )
 
 
