@@ -1,11 +1,14 @@
 """The prompts, as files and as sent: every change of a word or of their order shows as a diff."""
 
 import asyncio
+import hashlib
+import json
 import re
 
 import pytest
 
 from court import prompts
+from court.backends.chat.scripted import ScriptedModel
 from court.events import Procedure
 from court.meme import Frame
 from court.prompts import Prompt, load, render
@@ -15,6 +18,7 @@ from court.trial import TrialCase
 from court.untrusted import neutralise
 from tests.support.cast import Cast, full_court, task_of
 from tests.support.fakes import H, N, RecordingSink, a_meme, findings
+from tests.support.replayed_trials import TRIALS
 from tests.unit.test_cli import assert_matches_golden
 
 PINNED = {
@@ -120,3 +124,56 @@ def test_all_messages_of_a_trial_match_the_golden_file(request):
     text = as_sent(cast)
     assert not re.search("<[|]", text)
     assert_matches_golden("full_trial.txt", text, request)
+
+
+PROCEDURES = [
+    "summary-harmful",
+    "summary-text-read",
+    "cascade-full",
+    "full-text-alone",
+    "full-panel",
+    "full-question",
+    "full-question-failed",
+    "full-guard-heard",
+    "full-expert",
+    "full-expert-asked",
+    "full-advocates-see-own",
+]
+"""Trials that together send every kind of request."""
+
+
+def test_requests_and_reply_schemas_of_each_procedure_match_the_golden_file(request, monkeypatch):
+    """The bytes of a schema count: servers compile grammars from it, in the order of its properties."""
+    sent = []
+
+    def observe(name):
+        original = getattr(ScriptedModel, name)
+
+        async def call(model, chat_request, *options, **limits):
+            sent.append((model.name, chat_request, options))
+            return await original(model, chat_request, *options, **limits)
+
+        monkeypatch.setattr(ScriptedModel, name, call)
+
+    observe("reply")
+    observe("odds")
+    lines, schemas = [], {}
+    for name in PROCEDURES:
+        sent.clear()
+        TRIALS[name]()
+        found = []
+        for model, each, options in sent:
+            schema = json.dumps(each.reply_schema)
+            schemas[digest_of(schema)] = schema
+            parts = [digest_of(part.png) if isinstance(part, Frame) else part for part in each.parts]
+            limits = [each.max_tokens, each.temperature, each.thought_tokens, each.priority, each.avoid_repetition]
+            content = json.dumps([each.system, parts, limits, options])
+            found.append(f"{name} {model} messages {digest_of(content)} schema {digest_of(schema)}")
+        lines += sorted(found)
+    assert_matches_golden(
+        "requests.txt", "\n".join([*lines, "", *(f"{key} {schemas[key]}" for key in sorted(schemas)), ""]), request
+    )
+
+
+def digest_of(content):
+    return hashlib.sha256(content if isinstance(content, bytes) else content.encode()).hexdigest()[:16]
