@@ -449,8 +449,8 @@ class Settings(BaseSettings):
     (:mod:`retrieval.embed.clip_names`). If not given, that of the library, or ``builtin`` if there is no library
     yet."""
     reader: Annotated[str, AfterValidator(_check_reader)] = "rapidocr"
-    """Text reader (OCR): ``rapidocr``, ``rapidocr:LANGUAGE``, ``tesseract``, ``tesseract:LANGUAGES``, the address of a
-    server, or ``none`` if callers send the text (:mod:`court.backends.ocr.reader`)."""
+    """Text reader (OCR): ``rapidocr``, ``rapidocr:LANGUAGE``, the address of a server, or ``none`` if callers send the
+    text (:mod:`court.backends.ocr.reader`)."""
     picture_workers: int = Field(default_factory=lambda: min(4, _cores()), ge=1, le=64)
     """Number of processes that decode pictures."""
     text_workers: int = Field(default_factory=lambda: min(4, _cores()), ge=1, le=64)

@@ -98,8 +98,8 @@ reader_option = click.option(
     "--reader",
     metavar="NAME",
     help=(
-        "Text reader: rapidocr[:LANGUAGE], tesseract[:LANGUAGES], the http://HOST:PORT/ocr of a server, or "
-        "none. [default: MEMECOURT_READER, else rapidocr]"
+        "Text reader: rapidocr[:LANGUAGE], the http://HOST:PORT/ocr of a server, or none. [default: "
+        "MEMECOURT_READER, else rapidocr]"
     ),
 )
 insecure_option = click.option(

@@ -1,4 +1,4 @@
-"""Tests of text readers by name: Tesseract, a stand-in for a PaddleX server, downloaded RapidOCR models, and none."""
+"""Tests of text readers by name: a stand-in for a PaddleX server, downloaded RapidOCR models, and none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import base64
 import contextlib
 import hashlib
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,14 +22,11 @@ from court.backends.ocr import rapidocr_models
 from court.backends.ocr.rapidocr_models import LANGUAGES, MIRROR, RecognitionModel, find_model
 from court.backends.ocr.reader import check_reader_name, open_reader
 from court.backends.ocr.served import ServedTextReader
-from court.backends.ocr.tesseract import lines_of
 from court.errors import BadRequest, NotLoaded, Unavailable
 from court.meme import Frame, Picture, PictureFormat
 from serving.cli.main import cli
 from serving.settings import Settings
 from tests.support.pictures import captioned, encode
-
-TESSERACT = pytest.mark.skipif(shutil.which("tesseract") is None, reason="Tesseract is not installed")
 
 
 def picture(*stills: Image.Image, scale: int = 1) -> Picture:
@@ -63,7 +59,7 @@ def read(name: str, still: Picture):
 
 @pytest.mark.parametrize(
     "name",
-    ["rapidocr", "rapidocr:cyrillic", "tesseract", "tesseract:eng+chi_sim", "http://127.0.0.1:8080/ocr", "none"],
+    ["rapidocr", "rapidocr:cyrillic", "http://127.0.0.1:8080/ocr", "none"],
 )
 def test_reader_setting_accepts_every_kind_of_name(name: str) -> None:
     assert check_reader_name(name) == name == Settings(reader=name).reader
@@ -76,9 +72,6 @@ def test_reader_setting_accepts_every_kind_of_name(name: str) -> None:
         ("easyocr", "a text reader is one of"),
         ("none:x", "a text reader is one of"),
         ("rapidocr:klingon", "no model for 'klingon'"),
-        ("rapidocr:arabic", "tesseract:LANGUAGE"),
-        ("tesseract:../eng", "plus signs"),
-        ("tesseract:eng -c x", "plus signs"),
         ("http://", "address of a text reader"),
         ("http://user:key@host/ocr", "without keys"),
         ("http://host/ocr?key=1", "without keys"),
@@ -108,67 +101,6 @@ def test_without_a_reader_a_meme_needs_its_text(tmp_path: Path, monkeypatch: pyt
     assert json.loads(judged.stdout)["verdict"]["text"]["text"] == "hello"
     records = CliRunner().invoke(cli, ["records", "list", "--json"])
     assert len(records.stdout.splitlines()) == 1, "the refused request opened no trial"
-
-
-# Tesseract.
-
-
-@TESSERACT
-def test_tesseract_reads_lines_with_their_boxes_in_the_frame() -> None:
-    identity, lines = read("tesseract", picture(captioned("WHEN THE CAT", "SEES THE SNOW"), scale=2))
-    assert identity.startswith("tesseract/") and " eng" in identity
-    assert [line.text for line in lines] == ["WHEN THE CAT", "SEES THE SNOW"]
-    for line, top in zip(lines, (30, 142), strict=True):
-        assert 0.5 < line.confidence <= 1
-        (x0, y0), (x1, _), (x2, y2), _ = line.box
-        assert x0 < x1 == x2 <= 640 and y0 < y2 and abs(x0 - 30) < 20 and abs(y0 - top) < 30
-
-
-@TESSERACT
-def test_tesseract_finds_no_lines_in_a_blank_picture() -> None:
-    assert read("tesseract", picture(Image.new("RGB", (300, 300), (90, 140, 90))))[1] == ()
-
-
-@TESSERACT
-def test_tesseract_languages_can_come_from_a_folder_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder has none of the configuration files that Tesseract installs beside its own languages."""
-    (known,) = Path("/usr/share/tesseract-ocr").glob("*/tessdata/eng.traineddata")
-    shutil.copyfile(known, tmp_path / "cat.traineddata")
-    monkeypatch.setenv("TESSDATA_PREFIX", str(tmp_path))
-    _, lines = read("tesseract:cat", picture(captioned("WHEN THE CAT", "SEES THE SNOW"), scale=2))
-    assert [line.text for line in lines] == ["WHEN THE CAT", "SEES THE SNOW"]
-
-
-@TESSERACT
-def test_missing_tesseract_language_is_named_in_the_error() -> None:
-    with pytest.raises(NotLoaded, match=r"no language xyz here.*apt-get install tesseract-ocr-xyz") as caught:
-        open_reader("tesseract:eng+xyz")
-    assert caught.value.reason == "TEXT_READER_NOT_INSTALLED"
-
-
-def test_judge_explains_how_to_install_a_missing_tesseract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-    image_file = tmp_path / "meme.png"
-    image_file.write_bytes(encode(captioned("HELLO"), "PNG"))
-    done = CliRunner().invoke(cli, ["judge", "--reader", "tesseract", str(image_file)])
-    assert done.exit_code == 1 and "apt-get install tesseract-ocr" in done.stderr
-
-
-def test_words_of_a_tesseract_table_are_joined_into_lines() -> None:
-    heading = "level\tpage_num\tblock_num\tpar_num\tline_num\tword_num\tleft\ttop\twidth\theight\tconf\ttext"
-    rows = [
-        "1\t1\t0\t0\t0\t0\t0\t0\t200\t100\t-1\t",
-        "5\t1\t1\t1\t1\t1\t10\t20\t30\t10\t90\tan",
-        '5\t1\t1\t1\t1\t2\t50\t18\t40\t14\t70\t"odd',
-        "5\t1\t1\t1\t1\t3\t95\t18\t40\t14\t12\tsmear",
-        "5\t1\t2\t1\t1\t1\t10\t60\t30\t10\t95\tlast",
-    ]
-    first, last = lines_of("\n".join([heading, *rows]), 0.5)
-    assert first == {"text": 'an "odd', "confidence": 0.8, "box": [[5, 9], [45, 9], [45, 16], [5, 16]]}
-    assert last["text"] == "last"
 
 
 # An OCR server.
@@ -339,7 +271,7 @@ def test_failed_or_mismatching_model_downloads_are_not_stored(
 
 
 def test_setup_refuses_readers_that_need_no_download() -> None:
-    for name in ("tesseract", "none", "rapidocr", "rapidocr:klingon"):
+    for name in ("none", "rapidocr", "rapidocr:klingon"):
         done = CliRunner().invoke(cli, ["setup", "--reader", name])
         assert done.exit_code == 2, name
     with pytest.raises(BadRequest):

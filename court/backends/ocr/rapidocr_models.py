@@ -133,8 +133,7 @@ def _model(language: str) -> RecognitionModel:
     if language not in LANGUAGES:
         raise BadRequest(
             f'There is no model of RapidOCR for "{language}" here. There are: {", ".join(LANGUAGES)}; without a '
-            "language it reads Chinese, Japanese and languages in Latin letters. Others may be read by Tesseract: "
-            "tesseract:LANGUAGE.",
+            "language it reads Chinese, Japanese and languages in Latin letters.",
             reason="TEXT_READER_UNKNOWN",
             field="reader",
         )

@@ -3,8 +3,6 @@
 =====================  ================================================================================
 ``rapidocr``           RapidOCR with the models in its package: Chinese, Japanese, Latin letters
 ``rapidocr:LANGUAGE``  RapidOCR with a model for another script, which ``memecourt setup`` fetches
-``tesseract``          an installed Tesseract, for English
-``tesseract:A+B``      the same, for other languages by Tesseract's names
 ``http://HOST/ocr``    a server that speaks the OCR protocol of PaddleX serving (or https)
 ``none``               no reader: callers send the text
 =====================  ================================================================================
@@ -13,20 +11,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import re
-from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from court.backends.ocr.rapidocr_models import LANGUAGES, find_model
 from court.backends.ocr.served import ServedTextReader
-from court.backends.ocr.tesseract import tesseract_reader
 from court.backends.ocr.worker_reader import WorkerTextReader
-from court.backends.sandbox.process import Reply
 from court.ports import TextReader
 
 RAPIDOCR = "rapidocr"
-TESSERACT = "tesseract"
 NONE = "none"
 METHOD = "coarse to fine 1"
 """The way in which :mod:`court.backends.ocr.engine` uses the models: to be changed with what it reads."""
@@ -60,19 +53,9 @@ def check_reader_name(name: str) -> str:
             raise ValueError("the address of a text reader is http://HOST:PORT/ocr, or https, without keys")
     elif kind == RAPIDOCR and detail:
         if detail not in LANGUAGES:
-            raise ValueError(
-                f"RapidOCR has no model for {detail!r} here: {', '.join(LANGUAGES)}. Tesseract may read it: "
-                "tesseract:LANGUAGE"
-            )
-    elif kind == TESSERACT and detail:
-        # Goes on Tesseract's command line: only word characters and plus signs, so neither an option nor a path.
-        if not re.fullmatch(r"\w+(\+\w+)*", detail, re.ASCII):
-            raise ValueError("Tesseract's languages are its names with plus signs between them: tesseract:eng+rus")
-    elif name not in (RAPIDOCR, TESSERACT, NONE):
-        raise ValueError(
-            "a text reader is one of rapidocr, rapidocr:LANGUAGE, tesseract, tesseract:LANGUAGE, http://HOST:PORT/ocr "
-            "and none"
-        )
+            raise ValueError(f"RapidOCR has no model for {detail!r} here: {', '.join(LANGUAGES)}")
+    elif name not in (RAPIDOCR, NONE):
+        raise ValueError("a text reader is one of rapidocr, rapidocr:LANGUAGE, http://HOST:PORT/ocr and none")
     return name
 
 
@@ -87,34 +70,22 @@ def open_reader(name: str, *, workers: int = 1) -> OpenedTextReader | None:
         The reader, or None for ``none``.
 
     Raises:
-        NotLoaded: The reader needs something that is not installed.
-        Unavailable: The reader is installed but can't be run.
+        NotLoaded: The reader's model was not fetched yet.
     """
     kind, _, detail = check_reader_name(name).partition(":")
     if kind == NONE:
         return None
-    if kind == TESSERACT:
-        return tesseract_reader(detail or "eng", workers=workers)
     if kind == RAPIDOCR:
         return rapidocr_reader(detail, workers=workers)
     return ServedTextReader(name)
 
 
-def rapidocr_reader(
-    language: str = "",
-    *,
-    workers: int = 1,
-    threads: int = 1,
-    wall_s: float = 60.0,
-    watch: Callable[[Reply], None] | None = None,
-) -> WorkerTextReader:
+def rapidocr_reader(language: str = "", *, workers: int = 1, threads: int = 1) -> WorkerTextReader:
     """Creates a reader that runs RapidOCR's models in sandboxed workers.
 
     Args:
         language: Key of :data:`~court.backends.ocr.rapidocr_models.LANGUAGES`; empty for the packaged model.
         workers: Maximum number of processes; each holds the models.
-        wall_s: Wall-clock limit of one frame, in seconds.
-        watch: Callback for the cost of each frame.
 
     Raises:
         NotLoaded: The language's model was not fetched yet.
@@ -125,10 +96,7 @@ def rapidocr_reader(
     return WorkerTextReader(
         # Names everything that can affect the text, as records identify their reader by it.
         f"rapidocr/{importlib.metadata.version('rapidocr')} {name}, {METHOD}",
-        module="court.backends.ocr.worker",
         settings={"threads": threads, "recognition": str(model.resolve()) if model else None},
         reads_latin=not language or LANGUAGES[language].reads_latin,
         workers=workers,
-        wall_s=wall_s,
-        watch=watch,
     )

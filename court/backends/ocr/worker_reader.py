@@ -1,4 +1,4 @@
-"""Reads text off a picture in sandboxed workers, with RapidOCR or Tesseract.
+"""Reads text off a picture in sandboxed workers, with RapidOCR.
 
 Engines are native code that can crash or hang, and a serving process needs neither numpy nor onnxruntime. They only see
 our own PNGs, never untrusted files.
@@ -10,7 +10,7 @@ import asyncio
 import base64
 import logging
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from court.backends.ocr.reading_order import in_reading_order
 from court.backends.onnx import NO_REPORTS
 from court.backends.sandbox.pool import GuardedWorkers, JobFailed
-from court.backends.sandbox.process import Death, Guard, Reply, WorkerDied
+from court.backends.sandbox.process import Death, Guard, WorkerDied
 from court.errors import Unavailable
 from court.events import TextLine
 from court.meme import Frame, Picture
@@ -30,6 +30,8 @@ MEMORY_BYTES = 4 * 1024**3
 """Address space of a worker. Far above its actual use, as onnxruntime reserves unused addresses, also per thread. It
 guards against pictures that make the engine allocate all memory of the machine."""
 
+_FRAME_S = 60.0
+"""Wall-clock and CPU time of one frame, all threads together, in seconds."""
 SAMPLE = base64.b64decode(
     # A PNG of 160 x 160 pixels that shows COURT.
     "iVBORw0KGgoAAAANSUhEUgAAAKAAAACgAQAAAACjtFqAAAAA90lEQVR42u3VsW3DMBCF4f9oAWFleQJJI7hM54wSb+ANwi5lMkQGoZFF"
@@ -71,28 +73,20 @@ class WorkerTextReader:
         self,
         identity: str,
         *,
-        module: str,
         settings: Mapping[str, Any],
         reads_latin: bool = True,
         workers: int = 1,
-        cpu_s: float = 60.0,
-        wall_s: float = 60.0,
-        watch: Callable[[Reply], None] | None = None,
     ) -> None:
         """Starts nothing yet.
 
         Args:
             identity: Name and version of the engine, and its models.
-            module: Module that the workers run, one frame per job.
             reads_latin: True if it should be able to read an English word.
             workers: Maximum number of processes; each loads the models.
-            cpu_s: CPU time of one frame, all threads together, in seconds.
-            wall_s: Wall-clock time of one frame, in seconds.
-            watch: Callback for the cost of each frame.
         """
         guard = Guard(
-            cpu_s=cpu_s,
-            wall_s=wall_s,
+            cpu_s=_FRAME_S,
+            wall_s=_FRAME_S,
             memory_bytes=MEMORY_BYTES,
             open_files=64,
             # Lines are in the header; replies with payloads are invalid.
@@ -100,7 +94,7 @@ class WorkerTextReader:
             environment=NO_REPORTS,
             settings=settings,
         )
-        self._workers = GuardedWorkers(module, guard, name="text reader", workers=workers, watch=watch)
+        self._workers = GuardedWorkers("court.backends.ocr.worker", guard, name="text reader", workers=workers)
         self.identity = identity
         self._reads_latin = reads_latin
 
