@@ -452,15 +452,6 @@ class EvidenceSearched(Event):
     """Call for the ranking; ``None`` if there was nothing to rank."""
 
 
-class InferenceGiven(_Value):
-    """Relation of a claim to a sentence, by a natural-language inference (NLI) model."""
-
-    model: str
-    entailment: float = Field(ge=0, le=1)
-    neutral: float = Field(ge=0, le=1)
-    contradiction: float = Field(ge=0, le=1)
-
-
 class DocumentWeighed(Event):
     """A document was read and weighed against a claim, or this failed."""
 
@@ -497,8 +488,6 @@ class DocumentWeighed(Event):
     """Further queries."""
     failure: str = ""
     """Code of the reason why it could not be read or weighed."""
-    inference: InferenceGiven | None = None
-    """NLI result in a summary, where no chat model is asked; ``None`` otherwise, or without an NLI model."""
     calls: tuple[ModelCall, ...] = ()
 
 

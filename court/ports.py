@@ -391,35 +391,3 @@ class EvidenceSource(Protocol):
             Unavailable: The document can't be read now, is too large, or is not text.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Entailed:
-    """Relation of a hypothesis to a premise, as probabilities that add up to 1.
-
-    Attributes:
-        entailment: Probability that the premise implies the hypothesis.
-        neutral: Probability that the premise implies neither.
-        contradiction: Probability that the premise contradicts the hypothesis.
-    """
-
-    entailment: float
-    neutral: float
-    contradiction: float
-
-
-class Entailment(Protocol):
-    """A natural-language inference (NLI) model."""
-
-    @property
-    def identity(self) -> str:
-        """Name and version of the model."""
-        ...
-
-    async def infer(self, premise: str, hypothesis: str) -> Entailed:
-        """Returns how a hypothesis relates to a premise.
-
-        Raises:
-            Unavailable: The model can't be asked now.
-        """
-        ...

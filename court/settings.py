@@ -101,8 +101,6 @@ class TrialSettings(BaseModel):
     """Seconds from the beginning of the witness's work in which it has to be done."""
     expert_steps: Literal["merged", "apart"] = "merged"
     """Questions about a document: all in one call, or each in a call of its own, as published."""
-    expert_sure: float = Field(default=0.8, gt=0.5, le=1)
-    """Probability from which a natural-language inference model settles a claim, in the summary procedure."""
     expert_waits: bool = False
     """Whether the Judge waits for the witness, up to ``expert_s``. Off: a claim that is not settled by then gets the
     label of the evidence so far, and trials take no longer."""

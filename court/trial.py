@@ -35,14 +35,12 @@ from court.events import (
 )
 from court.evidence import Evidence, text_reader_off
 from court.examination import entropy
-from court.expert.embedded import SentenceWitness
-from court.expert.findings import Testimony, with_testimony
 from court.full import FullTrial
 from court.judgment import give_verdict
 from court.meme import Meme, Picture
 from court.messages import file_sha256
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import DuplicateFinder, Entailment, EventSink, EvidenceSource, PrecedentFinder, TextReader
+from court.ports import DuplicateFinder, EventSink, EvidenceSource, PrecedentFinder, TextReader
 from court.prompts import PromptSet
 from court.prompts.sets import packaged
 from court.record import TrialAborted, TrialRecord, TrialState
@@ -96,8 +94,6 @@ class Court:
         now: Clock; returns the current time in UTC.
         duplicates: Finds near-duplicates among memes tried before; None to skip that search.
         evidence_source: Finds documents for the expert witness; None for a court without one.
-        entailment: Compares claims with sentences in the summary procedure, which asks no chat model; None to leave
-            claims unsettled there.
     """
 
     finder: PrecedentFinder
@@ -111,7 +107,6 @@ class Court:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     duplicates: DuplicateFinder | None = None
     evidence_source: EvidenceSource | None = None
-    entailment: Entailment | None = None
 
     @property
     def procedures(self) -> frozenset[Procedure]:
@@ -268,11 +263,6 @@ class Court:
             await recorder.note_all(*unrecorded)
             await self._full(evidence, fence, case).run(text)
             return
-        # The witness records its steps as they happen, so these events are stored before them.
-        if unrecorded and self.settings.expert == "always":
-            await recorder.note_all(*unrecorded)
-            unrecorded = []
-        testimony = await self._testimony(text.text, recorder, deadline)
         recorder.step = "sides"
         # No model is asked, so all events after the text can be stored in one write.
         for side in Side:
@@ -290,23 +280,7 @@ class Court:
                 unrecorded.append(EventDraft(SideRested, rested))
         recorder.step = "verdict"
         verdict = summary.weigh(findings, vote, text, self.settings)
-        if testimony is not None:
-            verdict = with_testimony(verdict, testimony, facts=self.policy.turns_on_facts)
         await give_verdict(recorder, *unrecorded, verdict=verdict)
-
-    async def _testimony(self, text: str, recorder: Recorder, deadline: Deadline) -> Testimony | None:
-        """Returns the expert witness's testimony for a summary; None unless the settings always call the witness."""
-        if self.settings.expert != "always" or self.evidence_source is None:
-            return None
-        recorder.step = "claims"
-        witness = SentenceWitness(
-            source=self.evidence_source,
-            entailment=self.entailment,
-            settings=self.settings,
-            recorder=recorder,
-            deadline=deadline,
-        )
-        return await witness.testify(text)
 
     def _full(self, evidence: Evidence, fence: Fence, case: TrialCase) -> FullTrial:
         assert self.role_models is not None, "checked by require()"
@@ -371,12 +345,10 @@ class Court:
         settings = self.settings.model_dump(mode="json") | {"prompts": self.prompts.name}
         if procedure is not Procedure.SUMMARY and self.role_models is not None:
             settings |= self.role_models.settings(self.settings.reply_chars)
-        if self.settings.expert != "off" and self.evidence_source is not None:
+        if procedure is not Procedure.SUMMARY and self.settings.expert != "off" and self.evidence_source is not None:
             # Another source finds other evidence, and a resumed trial or a cached verdict must rest on the same source.
             settings["evidence_source"] = self.evidence_source.identity
             settings["clauses_on_facts"] = list(self.policy.clauses_on_facts)
-            if self.entailment is not None and procedure is not Procedure.FULL:
-                settings["entailment"] = self.entailment.identity
         return settings
 
     def _opening(self, case: TrialCase, fence: Fence) -> dict[str, Any]:

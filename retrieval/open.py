@@ -12,7 +12,6 @@ from retrieval.embed import clip_names as clip_source
 from retrieval.embed import onnx_texts
 from retrieval.embed.clip import TextChoice
 from retrieval.embed.encoder import Encoder, EncoderIdentity
-from retrieval.embed.onnx_folder import PREFIX
 from retrieval.facts.corpus import FactCorpus, open_corpus, read_corpus_manifest
 from retrieval.library import storage, verify
 from retrieval.library.ports import Writer
@@ -46,8 +45,8 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
         name_of(name)
         if texts == "clip":
             raise BadRequest("This encoder has no CLIP to embed texts with. Name one with --encoder.")
-        if name.startswith(PREFIX):
-            return onnx_texts.OnnxTextEncoder(Path(name.removeprefix(PREFIX)).expanduser())
+        if name.startswith(onnx_texts.PREFIX):
+            return onnx_texts.OnnxTextEncoder(Path(name.removeprefix(onnx_texts.PREFIX)).expanduser())
         # Imported lazily, as most importers of this module never load an encoder.
         from retrieval.embed.builtin import BuiltinEncoder
 
@@ -129,7 +128,7 @@ def load_text_encoder(name: str) -> Encoder | None:
     """
     if name == "none":
         return None
-    if name != BUILTIN and not name.startswith(PREFIX):
+    if name != BUILTIN and not name.startswith(onnx_texts.PREFIX):
         raise BadRequest(
             f"There is no encoder {name!r} for documents. There are builtin, onnx:FOLDER and none.",
             reason="ENCODER_UNKNOWN",
@@ -149,7 +148,7 @@ def name_of(requested: str) -> str:
     """Returns the full name of the encoder of that name. Raises BadRequest if there is none."""
     if clip_source.is_clip(requested):
         return clip_source.parse_clip(requested).name
-    if requested.startswith(PREFIX):
+    if requested.startswith(onnx_texts.PREFIX):
         return onnx_texts.NAME
     if requested not in (BUILTIN, _BUILTIN):
         raise BadRequest(

@@ -522,9 +522,6 @@ class Settings(BaseSettings):
     """Grace period in seconds for running trials to finish when the server is told to stop."""
     procedure: ProcedureName = Procedure.SUMMARY
     """Procedure of trials whose request names none."""
-    entailment: str | None = Field(default=None, pattern=r"^onnx:.")
-    """A model of natural-language inference, ``onnx:FOLDER``: with it the expert witness settles claims in the summary
-    procedure, which uses no chat model (docs/expert.md). Without one, it finds passages but settles nothing."""
     policy: OwnPath | None = None
     """File of the policy; MemeCourt's own if not given."""
     llm: ModelSettings = Field(default_factory=ModelSettings)

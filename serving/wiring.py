@@ -26,7 +26,6 @@ from court.prompts.sets import open_set
 from court.trial import Court
 from retrieval.build import STARTER_MEMES, build_starter
 from retrieval.embed.encoder import Encoder
-from retrieval.embed.onnx_entailment import open_entailment
 from retrieval.embed.process import EncoderProcess
 from retrieval.library.library import Library
 from retrieval.library.manifest import FORMAT, USUAL
@@ -136,14 +135,10 @@ async def open_court(
             await asyncio.gather(*(begin() for begin in warm))
         finder = finders.get(settings.library, NoLibrary())
         role_models = await connect_models(settings, stack, tell, patient=patient, may_be_blind=may_be_blind)
-        source, entailment = None, None
+        source = None
         # Without search no trial is run, so no expert witness is needed.
         if encoder is not None and settings.trial.expert != "off":
             source = await open_evidence(settings, stack, encoder)
-            if settings.entailment is not None and settings.trial.expert == "always":
-                tell("Loading the model of natural-language inference …")
-                entailment = await asyncio.to_thread(open_entailment, settings.entailment)
-                stack.callback(entailment.close)
         court = Court(
             finder=finder,
             text_reader=text_reader,
@@ -153,7 +148,6 @@ async def open_court(
             prompts=prompts,
             role_models=role_models,
             duplicates=index,
-            entailment=entailment,
             evidence_source=source,
         )
         # Checked at startup rather than with the first request: the full procedure needs models.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from court.events import AnyEvent, ClaimSettled, ClaimsFound, DocumentWeighed, EvidenceSearched
 from court.ports import EvidenceDocument
-from court.verdict import ClaimBasis, ClaimFinding, ClaimLabel, Label, QuotedPassage, Review, ReviewReason, Verdict
+from court.verdict import ClaimBasis, ClaimFinding, ClaimLabel, Label, QuotedPassage, Review, ReviewReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,6 @@ def testimony_of(events: Iterable[AnyEvent]) -> Testimony:
         if (end := settled.get(claim.number)) is not None
     )
     return Testimony(findings, found.failure)
-
-
-def with_testimony(verdict: Verdict, testimony: Testimony, *, facts: bool) -> Verdict:
-    """Adds findings to a verdict, and reasons for review; its label, strengths and score stay.
-
-    Args:
-        facts: True if the policy has a clause about facts.
-    """
-    review = (*verdict.review, *review_of(testimony, verdict.label, facts=facts))
-    return verdict.model_copy(update={"claims": testimony.findings, "review": review})
 
 
 def review_of(testimony: Testimony, label: Label, *, facts: bool) -> list[Review]:

@@ -11,21 +11,23 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from court.digests import digest
-from court.errors import BadRequest
+from court.backends.onnx import import_onnxruntime
+from court.digests import digest, sha256_of
+from court.errors import BadRequest, NotLoaded
 from retrieval.embed import descriptor
 from retrieval.embed.descriptor import DescribedPictures
 from retrieval.embed.encoder import EncoderIdentity, PartialMinSimilarity, TextEmbeddings, unit_rows
-from retrieval.embed.onnx_folder import ModelKind, open_folder
 from retrieval.text import VERSION as TEXT_VERSION
 from retrieval.text import normalise_text
 
-_KIND = ModelKind("ONNX encoder", "encoder", damaged="ENCODER_DAMAGED", not_installed="ENCODER_NOT_INSTALLED")
+PREFIX = "onnx:"
 NAME = "onnx (local)"
 """Name of every such encoder: a path has no place in a manifest, and the digest tells them apart."""
 _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
@@ -54,8 +56,7 @@ class OnnxTextEncoder(DescribedPictures):
             NotLoaded: A package that runs it is not installed.
             BadRequest: The folder lacks a file, or the model can't be run as a sentence encoder.
         """
-        loaded = open_folder(folder, _KIND)
-        self._tokenizer, self._session = loaded.tokenizer, loaded.session
+        self._tokenizer, self._session, model = _load(folder)
         # BERT vocabularies write the unknown token in brackets, SentencePiece as a tag.
         self._unknown = {
             int(token) for name in ("[UNK]", "<unk>") if (token := self._tokenizer.token_to_id(name)) is not None
@@ -76,7 +77,11 @@ class OnnxTextEncoder(DescribedPictures):
             name=NAME,
             digest=digest(
                 {
-                    "files": loaded.digests(*pooled_by),
+                    # Weights may be in separate files beside the graph (model.onnx_data).
+                    "files": {
+                        path.relative_to(folder).as_posix(): sha256_of(path)
+                        for path in (*model.parent.glob(f"{model.name}*"), folder / "tokenizer.json", *pooled_by)
+                    },
                     "text": TEXT_VERSION,
                     "tokens": self._most_tokens,
                     "picture": descriptor.VERSION,
@@ -173,5 +178,41 @@ def _most_tokens(folder: Path) -> int:
     return _USUAL_TOKENS
 
 
+def _load(folder: Path) -> tuple[Any, Any, Path]:
+    """Loads the tokenizer, which neither truncates nor pads, and the model; returns them and the model's file.
+
+    Raises:
+        NotLoaded: A package that runs it is not installed.
+        BadRequest: The folder lacks a file, or its files are damaged.
+    """
+    model = next((path for path in (folder / "model.onnx", folder / "onnx" / "model.onnx") if path.is_file()), None)
+    if model is None or not (folder / "tokenizer.json").is_file():
+        raise BadRequest(
+            f"An ONNX encoder is a folder with model.onnx (or onnx/model.onnx) and tokenizer.json; {folder} "
+            f"{'lacks one' if folder.is_dir() else 'is no folder'}.",
+            reason="ENCODER_DAMAGED",
+            field="encoder",
+        )
+    try:
+        onnxruntime, tokenizers = import_onnxruntime(), import_module("tokenizers")
+    except ImportError as error:
+        raise NotLoaded(
+            f"An ONNX encoder needs {error.name}. Install it with `pip install 'memecourt[server]'`.",
+            reason="ENCODER_NOT_INSTALLED",
+        ) from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the caller's thread
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # neither raises anything narrower
+        raise _unusable("its files are damaged, or of a kind that onnxruntime and tokenizers don't know") from error
+    # The file may enable truncation and padding as used in training.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, session, model
+
+
 def _unusable(why: str) -> BadRequest:
-    return _KIND.unusable(why)
+    return BadRequest(f"The ONNX encoder can't be used: {why}.", reason="ENCODER_DAMAGED", field="encoder")

@@ -17,8 +17,6 @@ from court.ports import (
     ChatModel,
     ChatReply,
     ChatRequest,
-    Entailed,
-    Entailment,
     EvidenceDocument,
     EvidenceHit,
     EvidenceSource,
@@ -198,31 +196,3 @@ class EvidenceOnRecord(EvidenceSource):
             return await self._recorded.read(document_id, within_s=within_s)
         except WitnessOutOfTime:
             return await self._source.read(document_id, within_s=within_s)
-
-
-class RecordedEntailment(Entailment):
-    """Gives the relation of a claim and the sentence that was quoted; of any other sentence, that it says neither."""
-
-    def __init__(self, record: TrialRecord) -> None:
-        """Takes what was inferred in a trial."""
-        found = record.last(ClaimsFound)
-        claims = {claim.number: claim.text for claim in found.claims} if found else {}
-        self._inferred = {
-            (quote, claims.get(event.claim)): event.inference
-            for event in record.all(DocumentWeighed)
-            for quote in event.quotes
-            if event.inference is not None
-        }
-
-    @property
-    @override
-    def identity(self) -> str:
-        return next((inference.model for inference in self._inferred.values()), "recorded")
-
-    @override
-    async def infer(self, premise: str, hypothesis: str) -> Entailed:
-        inference = self._inferred.get((premise, hypothesis))
-        if inference is None:
-            # Only sentences that were quoted are on record. The others weighed less, and do so here too.
-            return Entailed(0.0, 1.0, 0.0)
-        return Entailed(inference.entailment, inference.neutral, inference.contradiction)

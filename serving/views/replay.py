@@ -57,7 +57,7 @@ from serving.version import SOFTWARE
 from serving.views.messages import messages_of
 from serving.views.outcome import changes, explanations
 from serving.views.recheck import Difference
-from serving.views.recorded_evidence import RecordedEntailment, RecordedEvidence, RecordedExpert, place_of
+from serving.views.recorded_evidence import RecordedEvidence, RecordedExpert, place_of
 
 _NONE = "none"
 _FAILED_PATIENCE_S = 0.5
@@ -130,7 +130,6 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
         fence_mark=opened.fence_mark or None,
         duplicates=_RecordedDuplicates(record),
         evidence_source=RecordedEvidence(record),
-        entailment=RecordedEntailment(record) if "entailment" in opened.settings else None,
     )
     case = TrialCase(
         trial_id=record.trial_id,

@@ -15,7 +15,6 @@ from court.guard import GuardAdapter
 from court.policy import DEFAULT_POLICY
 from court.record import TrialState
 from court.roles import GuardModel, RoleModel
-from court.settings import TrialSettings
 from court.verdict import ClaimLabel, Label
 from eval.cli import cli
 from memecourt.v1.court_pb2 import JudgeRequest
@@ -133,10 +132,16 @@ def test_a_shadow_waits_while_the_court_is_busy(tmp_path, monkeypatch):
 
 def test_a_shadow_reuses_the_evidence_of_the_court_s_witness(tmp_path):
     source = FakeEvidence()
-    court = replace(a_court(findings([H] * 5)), settings=TrialSettings(expert="always"), evidence_source=source)
+    court = replace(
+        a_court(findings([H] * 5)),
+        settings=expert_settings(),
+        role_models=with_expert(Cast(rounds=1), Expert()),
+        evidence_source=source,
+    )
 
     async def work(both):
-        (trial_id,) = await both.judged(TEXT)
+        request = JudgeRequest(image=IMAGE, text=TEXT, procedure="PROCEDURE_FULL")
+        trial_id = (await both.it.stub.Judge(request, timeout=120)).verdict_id
         await until(lambda: both.outcomes)
         record = await both.it.docket.trials.record(trial_id)
         return record, await both.docket.trials.record(shadow_id(trial_id))

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from court.errors import BadRequest, NotLoaded
+from court.errors import NotLoaded
 from court.record import TrialState
 from serving.docket.ports import RequestName
 from serving.runner.request import RequiredVersions, TrialRequest
@@ -161,6 +161,3 @@ def test_expert_witness_without_a_source_of_evidence_is_refused_at_start(home, t
     with pytest.raises(NotLoaded, match=r"trial\.expert to off") as caught:
         with_runner(settings_for(home, tmp_path, procedure="SUMMARY", trial=always), scene)
     assert caught.value.reason == "EVIDENCE_SOURCE_MISSING"
-    missing = f"onnx:{tmp_path / 'gone'}"
-    with pytest.raises(BadRequest, match="is no folder"):
-        with_runner(settings_for(home, tmp_path, procedure="SUMMARY", trial=always, entailment=missing), scene)

@@ -30,7 +30,6 @@ from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, t
 from tests.support.evidence import (
     CLAIM,
     REFUTING,
-    TEXT,
     UNCLEAR,
     WEIGHED,
     Expert,
@@ -173,12 +172,6 @@ TRIALS: dict[str, Callable[[], TrialRecord]] = {
     "summary-half": lambda: _summary(found=findings([H, N, N, N], picture=0.2)),
     "summary-text-read": lambda: _summary(
         meme=a_meme(None), reader=FakeReader("people from Blueland"), found=findings([N])
-    ),
-    "summary-expert": lambda: _summary(
-        found=findings([N, N, N, N, N]),
-        meme=a_meme(TEXT),
-        settings=TrialSettings(expert="always"),
-        evidence_source=FakeEvidence(),
     ),
     "summary-nothing-found": lambda: _summary(
         found=findings([]), meme=a_meme(""), settings=TrialSettings(harm_cost=4, review_rate=0.3)
