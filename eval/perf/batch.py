@@ -33,11 +33,11 @@ from typing import Any
 
 from court.errors import BadRequest
 from eval.perf.bench import Result, resident_bytes
-from eval.perf.model_server.replies import scripted_reply
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings
 from eval.perf.trials.trials import Speed
 from eval.runs.folder import CALLS, PREDICTIONS
+from eval.standin.replies import scripted_reply
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings
 from eval.synthetic.make import Layout, make
 
 SIZE_VARIABLE = "MEMECOURT_PERF_BATCH"

@@ -8,16 +8,12 @@ is doing. The only exception is `install`: two of its goals are what a newcomer 
 
 from __future__ import annotations
 
-import json
 import operator
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -177,32 +173,3 @@ def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.per
 def resident_bytes(pid: int | str = "self") -> int:
     """Returns the resident memory of a process without its children (Linux). Raises OSError if it has ended."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def run_module(module: str, arguments: Sequence[object] = (), *, payload: object = None) -> Any:
-    """Runs one of our modules as a separate program and returns the JSON that it prints.
-
-    Args:
-        payload: Value for its standard input, as JSON.
-
-    Raises:
-        RuntimeError: The program ended with an error; includes its output.
-    """
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    # A fresh process, so that memory, imports and caches belong to this measurement only.
-    done = subprocess.run(command, input=json.dumps(payload), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{module} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout)
-
-
-@contextmanager
-def running_module(module: str, arguments: Sequence[object]) -> Iterator[tuple[Any, int]]:
-    """Runs one of our modules as a server; yields the JSON line that it prints first, and its process id."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield json.loads(process.stdout.readline()), process.pid
-        finally:
-            process.terminate()

@@ -36,7 +36,8 @@ from eval.datasets.check import check
 from eval.datasets.known import dataset_of_card
 from eval.datasets.read import read_split, source_of
 from eval.datasets.sample import sample
-from eval.perf.bench import Result, in_turns, run_module, seconds_of
+from eval.perf.bench import Result, in_turns, seconds_of
+from eval.standin.process import run_module
 from retrieval.library.readers import read_source
 
 KINDS = ("csv", "jsonl", "parquet", "tar")

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings
 from eval.reproduce.drawn import ABILITIES, drawn_model
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings
 from eval.synthetic.served import ServedOracle
 
 

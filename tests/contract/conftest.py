@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eval.perf.postgres import PostgresServer, programs
+from eval.standin.postgres import PostgresServer, programs
 from retrieval.library.postgres.address import Address
 
 

@@ -23,7 +23,7 @@ import pytest
 from court.errors import Unavailable
 from court.events import VerdictReviewed
 from court.record import TrialState
-from eval.perf.postgres import PostgresServer
+from eval.standin.postgres import PostgresServer
 from retrieval.library.postgres.address import Address
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket

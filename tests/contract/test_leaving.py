@@ -16,9 +16,9 @@ from court.backends.chat.scripted import ScriptedModel
 from court.record import TrialState
 from court.roles import RoleModel, RoleModels
 from court.trial import Court
-from eval.perf.model_server.faults import Faults
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings as StandInSettings
+from eval.standin.faults import Faults
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings as StandInSettings
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from tests.contract.scenes import a_scene, play

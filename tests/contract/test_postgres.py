@@ -17,7 +17,7 @@ import pytest
 from court.errors import BadLibrary, BadRequest, CourtError, NotLoaded, Unavailable
 from court.precedents import Findings
 from court.verdict import Label
-from eval.perf.postgres import PostgresServer, postgres
+from eval.standin.postgres import PostgresServer, postgres
 from retrieval.library.changes import ChangeKind
 from retrieval.library.journal import frame_of, next_head
 from retrieval.library.library import Library

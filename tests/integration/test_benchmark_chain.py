@@ -24,10 +24,10 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.datasets.protocol import Level
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import FEATURES, Settings
 from eval.runs.folder import RunFolder
 from eval.runs.prediction import Outcome
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import FEATURES, Settings
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import Ability, expected, rounds_of
 from serving.docket.open import Docket
@@ -469,7 +469,7 @@ def test_exported_run_has_the_scores_of_the_run(harmeme, study, due):
 
 def test_fhm_layout_is_judged_by_a_model_server_subprocess(tmp_path):
     bench = Bench(tmp_path, "fhm")
-    command = [sys.executable, "-m", "eval.perf.model_server.server", "--play", "synthetic", "--port", "0"]
+    command = [sys.executable, "-m", "eval.standin.server", "--play", "synthetic", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
         try:
             address = f"http://127.0.0.1:{json.loads(process.stdout.readline())['port']}"

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def url():
-    command = [sys.executable, "-m", "eval.perf.model_server.server", "--play", "synthetic", "--port", "0"]
+    command = [sys.executable, "-m", "eval.standin.server", "--play", "synthetic", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             yield f"http://127.0.0.1:{json.loads(server.stdout.readline())['port']}/v1"

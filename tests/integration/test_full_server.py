@@ -41,7 +41,7 @@ class ModelServer:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "eval.perf.model_server.server", "--port", str(self.port), *self.options],
+            [sys.executable, "-m", "eval.standin.server", "--port", str(self.port), *self.options],
             stdout=subprocess.PIPE,
             text=True,
         )

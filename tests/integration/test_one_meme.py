@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from eval.perf.trials.trials import server as model_server
+from eval.standin.process import model_server
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.app import serve

@@ -21,10 +21,10 @@ from collections import Counter
 
 import pytest
 
-from eval.perf.model_server.replies import scripted_reply
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import FEATURES, Settings
 from eval.runs.folder import CALLS, DOCKET, RunFolder
+from eval.standin.replies import scripted_reply
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import FEATURES, Settings
 from eval.synthetic.make import Layout, make
 from serving.docket.store.bodies import unpacked
 from tests.support.sizes import FULL

@@ -172,7 +172,7 @@ def test_full_ray_run_fails_without_its_model_server_and_can_be_resumed(cluster,
     model_server = (
         sys.executable,
         "-m",
-        "eval.perf.model_server.server",
+        "eval.standin.server",
         "--play",
         "synthetic",
         "--port",

@@ -26,9 +26,9 @@ from court.events import Procedure, TrialFailed, VerdictGiven
 from court.record import TrialState
 from court.roles import RoleModel, RoleModels
 from eval.perf.load import hostile
-from eval.perf.model_server.faults import Faults
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings as StandInSettings
+from eval.standin.faults import Faults
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings as StandInSettings
 from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire

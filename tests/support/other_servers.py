@@ -11,10 +11,10 @@ from typing import Any
 
 from aiohttp import web
 
-from eval.perf.model_server.faults import InjectedFault
-from eval.perf.model_server.replies import token_id
-from eval.perf.model_server.server import FakeModelServer, RefusedCall
-from eval.perf.model_server.settings import FEATURES, Settings
+from eval.standin.faults import InjectedFault
+from eval.standin.replies import token_id
+from eval.standin.server import FakeModelServer, RefusedCall
+from eval.standin.settings import FEATURES, Settings
 
 _LACKS = {"picture_ids", "chosen_log_probs", "priorities", "repetition_detection"}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 _MAIN = """
 import asyncio, os, signal, sys, time
 
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings
 
 
 def note(what):

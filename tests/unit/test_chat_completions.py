@@ -32,9 +32,9 @@ from court.backends.chat.wire import digest, in_words, masses_of_words, read, re
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason
-from eval.perf.model_server.replies import BLOCK
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import FEATURES, Settings
+from eval.standin.replies import BLOCK
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import FEATURES, Settings
 from tests.support.leftovers import soon, without_garbage_collector
 
 MARKER = "marker-of-a-meme"

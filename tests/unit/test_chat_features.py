@@ -11,8 +11,8 @@ from court.backends.chat.client import ChatCompletions
 from court.backends.chat.features import THOUGHT_TOKENS, Capabilities, Thinking, weakest
 from court.errors import ModelRefused
 from court.ports import ChatRequest, FinishReason
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import FEATURES, Settings
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import FEATURES, Settings
 from serving.models.connect import connect_models
 from serving.settings import Settings as CourtSettings
 
@@ -83,7 +83,7 @@ def test_thought_and_reply_share_a_limit_when_thoughts_have_none():
 
 
 def test_thought_cut_at_max_tokens_is_not_taken_for_a_limited_one(monkeypatch):
-    monkeypatch.setattr("eval.perf.model_server.server._THOUGHT", " ".join(map(str, range(2000))))
+    monkeypatch.setattr("eval.standin.server._THOUGHT", " ".join(map(str, range(2000))))
 
     async def scenario(model, _, __):
         return model.capabilities

@@ -22,7 +22,7 @@ WHERE = {
     "postgres": (
         "retrieval/library/postgres/",
         "serving/docket/store/postgres.py",
-        "eval/perf/postgres.py",
+        "eval/standin/postgres.py",
         "eval/perf/library/search.py",
     ),
     "http": ("serving/http/", "serving/rest/"),

@@ -34,9 +34,9 @@ from court.roles import GuardModel, RoleModel
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import ClaimBasis, ClaimLabel, Label, ReviewReason
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings as Behaviour
 from eval.runs.from_record import chain_of
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings as Behaviour
 from serving.models.connect import connect_models
 from serving.settings import Settings
 from serving.views.event_text import pieces_of

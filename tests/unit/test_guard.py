@@ -24,9 +24,9 @@ from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.untrusted import Fence
 from court.verdict import Label, ReviewReason
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings as Behaviour
 from eval.runs.from_record import chain_of
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings as Behaviour
 from serving.cli.records import render
 from serving.export.page import page
 from serving.export.pdf import pdf

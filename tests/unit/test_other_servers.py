@@ -14,8 +14,8 @@ from court.ports import ChatRequest
 from court.record import TrialState
 from court.roles import RoleModel, RoleModels
 from court.trial import Court, TrialCase
-from eval.perf.model_server.replies import meme_text
-from eval.perf.model_server.server import RefusedCall, serving
+from eval.standin.replies import meme_text
+from eval.standin.server import RefusedCall, serving
 from tests.support.cast import PictureFinder
 from tests.support.fakes import FakeReader, H, RecordingSink, a_picture, findings
 from tests.support.other_servers import FakeLlamaCpp, FakeOpenAI, FakeSglang

@@ -9,8 +9,8 @@ import pytest
 from eval.perf import bench
 from eval.perf.load import clients as load_clients
 from eval.perf.load import overload
-from eval.perf.load import process as served
-from eval.perf.load.process import Resources
+from eval.standin import process as served
+from eval.standin.process import Resources
 from tests.support.sizes import FULL
 
 SCALES = {

@@ -29,11 +29,11 @@ from court.replies import (
 )
 from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
-from eval.perf.model_server.replies import TOKENS, meme_text, scripted_reply, tokens_of
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings, parsed
 from eval.perf.trials.overhead import naive, share
 from eval.perf.trials.trials import Examined, Speed, Times, bar, case, of_tokens, times, unwatched
+from eval.standin.replies import TOKENS, meme_text, scripted_reply, tokens_of
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings, parsed
 from tests.support import cast as casts
 from tests.support import virtual_time
 from tests.support.cast import Cast, task_of

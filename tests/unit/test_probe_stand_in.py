@@ -5,14 +5,14 @@ from contextlib import AsyncExitStack
 
 from eval.models.call_cache import SqliteCallCache
 from eval.models.open import ModelSpec, open_chairs
-from eval.perf.model_server.replies import ReplyMaker, tokens_of
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings
 from eval.probe.folder import REWRITTEN, SCORED, Scored, ScoringOutcome, Step, StepOutcome
 from eval.probe.replies import parse_rating, parse_sorting, sorting_schema
 from eval.probe.report import read_report
 from eval.probe.run import probe
 from eval.probe.taxonomy import BEGIN, Taxonomy
+from eval.standin.replies import ReplyMaker, tokens_of
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings
 from tests.support.fakes import FakeReader
 from tests.support.probing import write_data_set
 from tests.unit.test_probe_run import a_plan

@@ -19,10 +19,10 @@ from court.ports import ChatRequest
 from court.record import TrialAborted, TrialState
 from court.roles import RoleModel, RoleModels
 from court.trial import Court, TrialCase
-from eval.perf.model_server.replies import meme_text
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import FEATURES
-from eval.perf.model_server.settings import Settings as Behaviour
+from eval.standin.replies import meme_text
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import FEATURES
+from eval.standin.settings import Settings as Behaviour
 from serving.models.connect import connect_models
 from serving.settings import Settings
 from tests.support.cast import PictureFinder

@@ -42,8 +42,6 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Level, Protocol
 from eval.datasets.sample import sample
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings as StandInSettings
 from eval.runs.folder import DOCKET, RunFolder
 from eval.runs.from_record import chain_of, cost_of, level_of, prediction_of
 from eval.runs.judging import SERVER_GONE, UNFINISHED
@@ -54,6 +52,8 @@ from eval.runs.progress import Progress, ProgressBar, ProgressLines, RunningScor
 from eval.runs.results import read_results
 from eval.runs.run import run
 from eval.runs.sole_use import RUN_DIFFERS
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings as StandInSettings
 from eval.synthetic.make import Layout, make
 from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.perf.model_server.faults import Faults, InjectedFault, Kind
-from eval.perf.model_server.replies import BLOCK, PrefixCache, ReplyMaker, loop_end, token_id, tokens_of
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings
+from eval.standin.faults import Faults, InjectedFault, Kind
+from eval.standin.replies import BLOCK, PrefixCache, ReplyMaker, loop_end, token_id, tokens_of
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings
 from tests.support.playing import until
 
 HELLO = {
@@ -273,7 +273,7 @@ def test_stand_in_runs_as_a_process():
     command = [
         sys.executable,
         "-m",
-        "eval.perf.model_server.server",
+        "eval.standin.server",
         "--words",
         "3",
         "--fault",

@@ -27,8 +27,8 @@ from eval.datasets.known import DATASETS, SYNTHETIC_KEY
 from eval.datasets.protocol import Level
 from eval.datasets.read import read_split
 from eval.datasets.recognise import recognised
-from eval.perf.model_server.server import FakeModelServer, serving
-from eval.perf.model_server.settings import Settings, parsed
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings, parsed
 from eval.synthetic.draw import draw, png_of, read_badge
 from eval.synthetic.make import Layout, Plant, make, read_key
 from eval.synthetic.oracle import Ability, JudgeInput, expected, judge, oracle, rounds_of

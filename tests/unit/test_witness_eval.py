@@ -18,8 +18,8 @@ from court.ports import ChatRequest
 from court.verdict import ClaimBasis, ClaimLabel
 from eval.cli import cli
 from eval.models.call_cache import SqliteCallCache
-from eval.perf.model_server.server import FakeModelServer, serving
 from eval.reports.sections import as_text
+from eval.standin.server import FakeModelServer, serving
 from eval.witness.arms import Arm
 from eval.witness.check import CheckedClaim, CitedPassage
 from eval.witness.claims import Gold, read_claims

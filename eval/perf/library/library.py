@@ -42,8 +42,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.perf.bench import Result, run_module, seconds_of
+from eval.perf.bench import Result, seconds_of
 from eval.perf.library.search import DIM, TALLY, Floats, KnownVectors, drawn, drawn_library, drawn_meme, find
+from eval.standin.process import run_module
 from retrieval.library.library import Check, Library
 from retrieval.library.manifest import VECTORS
 from retrieval.library.writer import LibraryWriter

@@ -32,7 +32,7 @@ from court.meme import Frame
 from court.precedents import Findings, MinSimilarity, VoteSettings
 from court.verdict import Label
 from eval.perf.bench import Result, in_turns, medians, seconds_of
-from eval.perf.postgres import postgres
+from eval.standin.postgres import postgres
 from retrieval.embed.encoder import EncoderIdentity, Halves, TextEmbeddings
 from retrieval.index.candidates import CandidateIndex, one_thread
 from retrieval.index.exact import FusedIndex, Hits, ScanPolicy

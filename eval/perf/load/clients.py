@@ -25,7 +25,7 @@ from typing import Any
 
 import grpc
 
-from eval.perf.bench import run_module, running_module
+from eval.standin.process import run_module, running_module
 
 JUDGE = "/memecourt.v1.Court/Judge"
 REQUEST_ID, TEXT = 1, 4

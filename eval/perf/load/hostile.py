@@ -44,11 +44,11 @@ from urllib.request import Request, urlopen
 import grpc
 from PIL import Image
 
-from eval.perf.bench import Result, run_module
+from eval.perf.bench import Result
 from eval.perf.load.clients import JUDGE, Job, LoadOutcome, ask
-from eval.perf.load.process import Process, picture, served_known
-from eval.perf.model_server.replies import meme_text
-from eval.perf.trials.trials import server as stand_in
+from eval.perf.load.known import picture, served_known
+from eval.standin.process import Process, model_server, run_module
+from eval.standin.replies import meme_text
 from memecourt.client import AsyncClient, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
@@ -276,7 +276,7 @@ def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, se
     """
     in_memory = os.access(_MEMORY, os.W_OK)
     with (
-        stand_in("--play") as models,
+        model_server("--play") as models,
         served_known(
             _KNOWN,
             *("--llm-url", f"{models}/v1", "--model", "stand-in"),

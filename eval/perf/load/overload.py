@@ -32,11 +32,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from eval.perf.bench import Result
-from eval.perf.load.process import Process, Resources, picture, served
-from eval.perf.model_server.replies import meme_text
+from eval.perf.load.known import picture
 from eval.perf.reading.drawn import draw
 from eval.perf.trials.trials import Speed
-from eval.perf.trials.trials import server as stand_in
+from eval.standin.process import Process, Resources, model_server, served
+from eval.standin.replies import meme_text
 from memecourt.client import AsyncClient, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
@@ -56,7 +56,7 @@ def _served_full(speed: Speed, trials: int, *options: object, faults: Sequence[s
     with (
         TemporaryDirectory(prefix="memecourt-full-") as directory,
         # Two slots for each trial, whose two sides are examined concurrently.
-        stand_in("--play", *speed.flags, "--capacity", str(2 * trials), *fails) as models,
+        model_server("--play", *speed.flags, "--capacity", str(2 * trials), *fails) as models,
         served(
             Path(directory) / "home",
             *("--llm-url", f"{models}/v1", "--model", "stand-in", "--procedure", "full"),

@@ -36,7 +36,8 @@ from court.backends.pictures.reader import GuardedPictureReader
 from court.meme import Picture
 from eval.perf.bench import Result, in_turns, medians
 from eval.perf.load.clients import Job, LoadOutcome, ask, echo
-from eval.perf.load.process import Process, Resources, known_memes, picture, served, served_known, settled
+from eval.perf.load.known import known_memes, picture, served_known, settled
+from eval.standin.process import Process, Resources, served
 from retrieval.embed.encoder import Encoder
 from retrieval.open import load_encoder_for
 

@@ -45,8 +45,9 @@ from court.summary import vote_if_close
 from court.trial import Court, TrialCase
 from court.untrusted import Fence
 from eval.perf.bench import Result, medians
-from eval.perf.model_server.replies import TOKENS
-from eval.perf.trials.trials import CAN, Bar, KnownFinder, Speed, bar, case, of_tokens, server, times, unwatched
+from eval.perf.trials.trials import CAN, Bar, KnownFinder, Speed, bar, case, of_tokens, times, unwatched
+from eval.standin.process import model_server
+from eval.standin.replies import TOKENS
 
 _ROUNDS = 4
 _FLOOR_SPEED = Speed(call_s=0.05, prompt_token_s=0.00002, output_token_s=0.006)
@@ -60,7 +61,7 @@ _AT_ONCE = 64
 
 def trial_floor(*, trials: int = 7) -> Result:
     """Runs the benchmark."""
-    with server("--play", *_FLOOR_SPEED.flags) as address:
+    with model_server("--play", *_FLOOR_SPEED.flags) as address:
         taken = asyncio.run(_walls_and_floors(address, trials))
     ratios = [wall / floor for wall, floor in taken]
     return Result(
@@ -93,7 +94,7 @@ async def _walls_and_floors(address: str, trials: int) -> list[tuple[float, floa
 
 def trial_naive(*, pairs: int = 2) -> Result:
     """Runs the benchmark."""
-    with server("--play", *_NAIVE_SPEED.flags) as address:
+    with model_server("--play", *_NAIVE_SPEED.flags) as address:
         walls = asyncio.run(_pairs(address, pairs))
     figures: dict[str, float] = {}
     for rounds, taken in walls.items():
@@ -189,9 +190,9 @@ def saturation(*, trials: int = 64) -> Result:
     """Runs the benchmark."""
     flags = ("--play", *_BUSY_SPEED.flags, "--capacity", str(_CAPACITY))
     # A separate server for each, so that the second run hits no prefix cache of the first.
-    with server(*flags) as address:
+    with model_server(*flags) as address:
         needed, wall = asyncio.run(_all_at_once(address, trials, name="with room", concurrency=_CAPACITY))
-    with server(*flags) as address:
+    with model_server(*flags) as address:
         # A limit that is never reached, so that there always seems to be spare capacity.
         needed_blindly, wall_blindly = asyncio.run(_all_at_once(address, trials, name="always", concurrency=10**9))
     return Result(
@@ -229,7 +230,7 @@ async def _all_at_once(address: str, trials: int, *, name: str, concurrency: int
 
 def call_cpu(*, calls: int = 300, trials: int = 16) -> Result:
     """Runs the benchmark."""
-    with server("--play") as address:
+    with model_server("--play") as address:
         figures = asyncio.run(_calls(address, calls, trials))
     return Result(
         figures=figures,

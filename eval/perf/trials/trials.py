@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from court.backends.chat.client import ChatCompletions
@@ -44,8 +44,7 @@ from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase
 from court.verdict import Label
-from eval.perf.bench import running_module
-from eval.perf.model_server.replies import meme_text
+from eval.standin.replies import meme_text
 
 CAN = Capabilities(picture_ids=True, log_probs=LogProbs.CHOSEN, cached_tokens=True)
 """Capabilities of the fake server, as a probe would find them."""
@@ -177,13 +176,6 @@ def of_tokens(speed: Speed, tokens: Mapping[str, int], rounds: int) -> Times:
     seconds = {task: speed.call_s + count * speed.output_token_s for task, count in tokens.items()}
     side = Examined((seconds["ask"],) * rounds, (seconds["answer"],) * rounds, (seconds["summarise"],) * rounds)
     return Times(seconds["describe"], (side, side), seconds["judge"])
-
-
-@contextmanager
-def server(*flags: str) -> Iterator[str]:
-    """Runs a fake server in a separate process; yields its address."""
-    with running_module("eval.perf.model_server.server", ["--port", 0, *flags]) as (ready, _):
-        yield f"http://127.0.0.1:{ready['port']}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,16 +33,16 @@ class Settings:
         capacity: Concurrent calls that it works on; further calls wait.
         queue: Calls that may wait; one more is answered 503.
         words: Number of words of a reply, and of each string in one that obeys a schema.
-        play: Script of its replies, instead of random ones: ``rounds`` for :mod:`eval.perf.model_server.replies`,
+        play: Script of its replies, instead of random ones: ``rounds`` for :mod:`eval.standin.replies`,
             ``synthetic`` for the oracle of :mod:`eval.synthetic`; empty for none.
-        values: See :class:`~eval.perf.model_server.replies.ReplyMaker`.
+        values: See :class:`~eval.standin.replies.ReplyMaker`.
         thinks: Thoughts before each reply, as newer models have: "" for none, ``always``, or the name of the switch
             that turns them off, ``template`` or ``effort``; ``asked`` for a model that thinks if its template is told
             to.
         reasoning_parser: True to return thoughts separately from replies; else they precede the reply, in tags.
         odds: Probability of first tokens, for calls that ask for log-probabilities.
         seed: Another seed gives other replies and faults.
-        faults: Faults by rate, in the notation of :mod:`eval.perf.model_server.faults`.
+        faults: Faults by rate, in the notation of :mod:`eval.standin.faults`.
         script: Faults of the first calls.
     """
 

@@ -3,7 +3,7 @@
 It runs no model; it takes the time that a model with these settings would take, keeps a prefix cache as vLLM does, and
 counts. For load tests and fault tests::
 
-    python -m eval.perf.model_server.server --port 0 --output-token-s 0.02 --capacity 8 --fault 503@0.05
+    python -m eval.standin.server --port 0 --output-token-s 0.02 --capacity 8 --fault 503@0.05
 
 prints ``{"port": …}`` when it listens, and runs until it is stopped. ``GET /stats`` returns its counters, ``POST
 /script`` with a JSON list of faults sets the faults of the next calls.
@@ -24,8 +24,8 @@ from typing import Any
 
 from aiohttp import web
 
-from eval.perf.model_server.faults import Faults, InjectedFault, Kind
-from eval.perf.model_server.replies import (
+from eval.standin.faults import Faults, InjectedFault, Kind
+from eval.standin.replies import (
     PrefixCache,
     ReplyMaker,
     first_token,
@@ -35,8 +35,8 @@ from eval.perf.model_server.replies import (
     token_id,
     tokens_of,
 )
-from eval.perf.model_server.settings import Settings, Stats, parsed
-from eval.perf.model_server.slots import RankedSlots
+from eval.standin.settings import Settings, Stats, parsed
+from eval.standin.slots import RankedSlots
 
 _THOUGHT = "Let me see what is asked for here . " * 5
 

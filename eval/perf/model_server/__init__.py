@@ -1,1 +1,0 @@
-"""A model server that answers without a model, for tests and benchmarks."""

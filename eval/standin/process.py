@@ -1,0 +1,153 @@
+"""Programs of ours in separate processes, and the resources that they use."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_READY = "ready"
+_LISTENS = "listening on "
+_STOP_S = 60.0
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that runs the server.
+
+    Attributes:
+        address: ``host:port`` where it listens.
+        home: Its directory, which contains the docket and the log.
+    """
+
+    address: str
+    pid: int
+    home: Path
+
+    @property
+    def docket(self) -> Path:
+        """Path of its docket."""
+        return self.home / "docket.sqlite"
+
+    def cpu_s(self) -> float:
+        """CPU time so far in seconds, without its children."""
+        times = psutil.Process(self.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def resources(self) -> Resources:
+        """Returns the resources of the process."""
+        process = psutil.Process(self.pid)
+        return Resources(process.memory_info().rss / _MIB, process.num_fds(), process.num_threads())
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Resources of a process, without its children.
+
+    Attributes:
+        memory: Resident memory, in MiB.
+        handles: Open files and sockets.
+    """
+
+    memory: float
+    handles: int
+    threads: int
+
+
+def run_module(module: str, arguments: Sequence[object] = (), *, payload: object = None) -> Any:
+    """Runs one of our modules as a separate program and returns the JSON that it prints.
+
+    Args:
+        payload: Value for its standard input, as JSON.
+
+    Raises:
+        RuntimeError: The program ended with an error; includes its output.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    # A fresh process, so that memory, imports and caches belong to this measurement only.
+    done = subprocess.run(command, input=json.dumps(payload), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{module} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout)
+
+
+@contextmanager
+def running_module(module: str, arguments: Sequence[object]) -> Iterator[tuple[Any, int]]:
+    """Runs one of our modules as a server; yields the JSON line that it prints first, and its process id."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline()), process.pid
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def model_server(*flags: str) -> Iterator[str]:
+    """Runs a fake model server (:mod:`eval.standin.server`); yields its URL without ``/v1``."""
+    with running_module("eval.standin.server", ["--port", 0, *flags]) as (ready, _):
+        yield f"http://127.0.0.1:{ready['port']}"
+
+
+@contextmanager
+def served(home: Path, *options: object, environment: Mapping[str, str] | None = None) -> Iterator[Process]:
+    """Runs ``memecourt serve`` until the block ends; yields it once it is ready, and stops it with SIGTERM.
+
+    Args:
+        home: Directory of its docket and libraries, and of its log, ``serve.log``.
+        options: Further command-line options.
+        environment: Settings by variable name; they override the defaults of the options.
+
+    Raises:
+        RuntimeError: The server exited before it was ready, or did not stop when told to.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    # Port 0: the system chooses a free one, so that benchmarks and tests can run side by side.
+    command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0", *map(str, options)]
+    # Settings of the user who runs the benchmark must not change the measurement.
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}
+    settings |= {"MEMECOURT_HOME": str(home), "PYTHONUNBUFFERED": "1", **(environment or {})}
+    # A file, not a pipe: nothing reads it while the server runs, and a full pipe would block the server.
+    with (home / "serve.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=settings, text=True)
+    try:
+        assert process.stdout is not None
+        lines = [line.strip() for line in _until_ready(process.stdout)]
+        address = next((line.removeprefix(_LISTENS) for line in lines if line.startswith(_LISTENS)), None)
+        if address is None or _READY not in lines:
+            raise RuntimeError(f"The server ended before it was ready:\n{_end_of(home / 'serve.log')}")
+        yield Process(address, process.pid, home)
+        # If the server died, the benchmark has measured something else; that must not pass as a result.
+        if process.poll() is not None:
+            raise RuntimeError(f"The server ended by itself ({process.returncode}):\n{_end_of(home / 'serve.log')}")
+        process.send_signal(signal.SIGTERM)
+        if process.wait(_STOP_S) != 0:
+            raise RuntimeError(f"The server ended with {process.returncode}:\n{_end_of(home / 'serve.log')}")
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _until_ready(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield line
+        # The lines end by themselves if the server dies before it is ready.
+        if line.strip() == _READY:
+            return
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text("utf-8", "replace")[-2000:]
