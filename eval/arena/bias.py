@@ -117,7 +117,7 @@ class OwnCase:
 
 @dataclass(frozen=True, slots=True)
 class JudgeAgreement:
-    """One judge's ranking compared with that of the rest of the panel, without judges' verdicts on themselves.
+    """One judge's ranking compared with that of the rest of the panel, both without their judges' own cases.
 
     Attributes:
         ndcg: NDCG of its ranking, with the others' ranking as reference.
@@ -149,6 +149,7 @@ class UnderSetting:
         joint: Mean NDCG with the joint vote as reference.
         joint_tau: Mean Kendall's τ-b with the joint vote, of the judges that have one; None if none has.
         own_cases: Each judge's verdicts on its own answers.
+        own_lift: Mean lift of the judges' own cases; None if there are none.
         first_wins: Share of battles without a tie that the answer shown first won; None if there are none.
     """
 
@@ -161,6 +162,7 @@ class UnderSetting:
     joint: float
     joint_tau: float | None
     own_cases: tuple[OwnCase, ...]
+    own_lift: float | None
     first_wins: float | None
 
 
@@ -240,23 +242,28 @@ def _under(
         # A panel of one has nothing to be compared with; its battles still count in `battles` and `first_wins`.
         if not others:
             continue
+        # What a judge makes of its own answers shows in its lift; its ranking is that of the other models.
+        impartial = [event for event in own if judge not in (event.a, event.b)]
+        rates, reference = _rates(impartial, models), _rates(others, models)
         # Models that only one side judged are in neither ranking: NDCG and tau compare the same models.
-        ratings, reference = _rates(own, models), _rates(others, models)
-        both = [model for model in models if model in ratings and model in reference]
-        here, there = {m: ratings[m] for m in both}, {m: reference[m] for m in both}
-        # A model of `ratings` is in the joint vote too, as the judge's own battles are part of it.
+        both = [model for model in models if model in rates and model in reference]
+        here, there = {m: rates[m] for m in both}, {m: reference[m] for m in both}
+        # As MemeArena has it: with own cases. The judge's battles are part of the joint vote, so its models are too.
+        ratings = _rates(own, models)
         whole = {model: joint[model] for model in ratings}
-        agreements.append(
-            JudgeAgreement(
-                judge=judge,
-                ndcg=ndcg(here, there),
-                tau=kendall(here, there),
-                chance=chance_ndcg(there),
-                joint=ndcg(ratings, whole),
-                joint_tau=kendall(ratings, whole),
-                joint_chance=chance_ndcg(whole),
+        # One model is no ranking: a judge of two models, one of them itself, has nothing but its own cases.
+        if len(both) > 1:
+            agreements.append(
+                JudgeAgreement(
+                    judge=judge,
+                    ndcg=ndcg(here, there),
+                    tau=kendall(here, there),
+                    chance=chance_ndcg(there),
+                    joint=ndcg(ratings, whole),
+                    joint_tau=kendall(ratings, whole),
+                    joint_chance=chance_ndcg(whole),
+                )
             )
-        )
         case = _own_case(judge, own, others=others, resamples=resamples, seed=seed)
         if case is not None:
             cases.append(case)
@@ -275,6 +282,7 @@ def _under(
         joint=float(np.mean([each.joint for each in agreements])) if agreements else 1.0,
         joint_tau=float(np.mean(joint_taus)) if joint_taus else None,
         own_cases=tuple(cases),
+        own_lift=float(np.mean([case.lift for case in cases])) if cases else None,
         first_wins=float(np.mean(decided)) if decided else None,
     )
 

@@ -115,6 +115,24 @@ class Board:
         return len({row.group for row in self.rows if row.rating is not None}) == 1
 
 
+def on_one_scale(boards: Sequence[Board]) -> tuple[tuple[str, ...], ...]:
+    """Models in parts whose ratings can stand in one column for each board, in the order of the first board.
+
+    Ratings of separately rated groups have no common zero. A model without a rating fits into any part.
+    """
+    group_of = [{row.model: row.group for row in board.rows if row.rating is not None} for board in boards]
+    # Models of a part, and the group that each board's ratings of the part are of.
+    parts: list[tuple[list[str], dict[int, int | None]]] = []
+    for row in boards[0].rows:
+        own = {number: of[row.model] for number, of in enumerate(group_of) if row.model in of}
+        fits = (part for part in parts if all(part[1].get(number, group) == group for number, group in own.items()))
+        if (part := next(fits, None)) is None:
+            parts.append(part := ([], {}))
+        part[0].append(row.model)
+        part[1].update(own)
+    return tuple(tuple(models) for models, _ in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class _RatedGroup:
     """Models that are rated against each other.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eval.arena import figures
+from eval.arena.boards import on_one_scale
 from eval.arena.contrasts import contrast_sections
 from eval.arena.leaderboard import Leaderboard
 from eval.arena.published import MEMEARENA_NDCG, NDCG_SOURCE
@@ -28,11 +29,13 @@ def as_html(board: Leaderboard) -> str:
         style="leaderboard.css",
         board=board,
         overall=overall,
+        parts=on_one_scale([overall, *([board.other_vote] if board.other_vote else [])]),
+        dimension_parts=on_one_scale(board.boards),
         manifest=board.manifest,
         settings=board.manifest.settings,
         dimensions={one.key: one.title for one in board.manifest.settings.criteria},
         setting_words=SETTING_WORDS,
-        published_ndcg={name: sum(row) / len(row) for name, row in MEMEARENA_NDCG.items()},
+        published_ndcg={name: row[-1] for name, row in MEMEARENA_NDCG.items()},
         ndcg_source=NDCG_SOURCE,
         contrasts=contrast_sections(board.contrasts, [row.model for row in overall.rows]),
         drawn=[

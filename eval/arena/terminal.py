@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.arena.boards import BoardRow
+from eval.arena.boards import BoardRow, on_one_scale
 from eval.arena.leaderboard import Leaderboard, Target
 from eval.arena.words import SETTING_WORDS
 from eval.scores.tables import table
@@ -21,41 +21,43 @@ def as_text(board: Leaderboard) -> str:
         f"K = {settings.elo_k:g}.",
         "",
     ]
-    rows = [[*(["group"] if overall.grouped else []), "place", "model", "rating", "Elo", "won", "battles", "answered"]]
+    header = [*(["group"] if overall.grouped else []), "place", "model", "rating", "Elo", "won", "battles", "answered"]
     other = board.other_vote
     if board.asks_for_languages:
-        rows[0].append("in language")
+        header.append("in language")
     if other:
-        rows[0].append("pooled" if settings.vote == "majority" else "joint vote")
+        header.append("pooled" if settings.vote == "majority" else "joint vote")
     targets = {target.model: target for target in board.targets}
+    rows: dict[str, list[str]] = {}
     for number, row in enumerate(overall.rows, 1):
         target = targets[row.model]
-        rows.append(
-            [
-                *([str(row.group)] if overall.grouped else []),
-                # Across groups, the row number is not a place.
-                _place(row, None if overall.grouped else number),
-                row.model,
-                _rating(row),
-                "–" if row.elo is None else f"{row.elo.value:.0f}",
-                "–" if row.win_rate is None else f"{100 * row.win_rate:.1f} %",
-                f"{row.battles:,}",
-                f"{target.answered:,} of {target.answered + sum(target.unanswered.values()):,}",
-                *([_in_language(target)] if board.asks_for_languages else []),
-                *([_rating(next(one for one in other.rows if one.model == row.model))] if other else []),
-            ]
-        )
-    lines += [table(rows), ""]
+        rows[row.model] = [
+            *([str(row.group)] if overall.grouped else []),
+            # Across groups, the row number is not a place.
+            _place(row, None if overall.grouped else number),
+            row.model,
+            _rating(row),
+            "–" if row.elo is None else f"{row.elo.value:.0f}",
+            "–" if row.win_rate is None else f"{100 * row.win_rate:.1f} %",
+            f"{row.battles:,}",
+            f"{target.answered:,} of {target.answered + sum(target.unanswered.values()):,}",
+            *([_in_language(target)] if board.asks_for_languages else []),
+            *([_rating(next(one for one in other.rows if one.model == row.model))] if other else []),
+        ]
+    for models in on_one_scale([overall, *([other] if other else [])]):
+        lines += [table([header, *(rows[model] for model in models)]), ""]
     if overall.not_ranked:
         lines += [overall.not_ranked, ""]
     if overall.grouped:
         lines += [f"{overall.grouped} Ratings and places hold within a group.", ""]
     # The last criterion is the overall verdict, which is shown above.
-    rows = [["by dimension", *(one.title for one in board.manifest.settings.criteria[:-1])]]
+    header = ["by dimension", *(one.title for one in board.manifest.settings.criteria[:-1])]
+    rows = {}
     for row in overall.rows:
         own = [next(r for r in one.rows if r.model == row.model) for one in board.boards[1:]]
-        rows.append([row.model, *("–" if each.rating is None else f"{each.rating.value:.0f}" for each in own)])
-    lines += [table(rows), ""]
+        rows[row.model] = [row.model, *("–" if each.rating is None else f"{each.rating.value:.0f}" for each in own)]
+    for models in on_one_scale(board.boards):
+        lines += [table([header, *(rows[model] for model in models)]), ""]
     first, decided = board.first_wins
     # A share of zero battles would be a figure without a measurement.
     won = f"The answer shown first won {100 * first:.1f} % of {decided:,} decided battles."
@@ -65,13 +67,14 @@ def as_text(board: Leaderboard) -> str:
         lines.append(f"Judged in both orders, {100 * share:.1f} % of {both:,} battles had the same outcome.")
     if board.bias:
         lines.append("")
-        rows = [["reference", "NDCG", "chance", "τ", "NDCG, joint vote", "τ", "favour themselves"]]
+        shown = [["reference", "NDCG", "chance", "τ", "own lift", "NDCG, joint vote", "τ", "favour themselves"]]
         for one in board.bias.settings:
             guilty = [f"{case.judge} ({100 * case.lift:+.0f})" for case in one.own_cases if case.favours_itself]
             tau, joint = ("–" if value is None else f"{value:.2f}" for value in (one.tau, one.joint_tau))
-            figures = [f"{one.ndcg:.3f}", f"{one.chance:.3f}", tau, f"{one.joint:.3f}", joint]
-            rows.append([SETTING_WORDS[one.setting], *figures, ", ".join(guilty) or "nobody"])
-        lines.append(table(rows))
+            lift = "–" if one.own_lift is None else f"{100 * one.own_lift:+.1f}"
+            figures = [f"{one.ndcg:.3f}", f"{one.chance:.3f}", tau, lift, f"{one.joint:.3f}", joint]
+            shown.append([SETTING_WORDS[one.setting], *figures, ", ".join(guilty) or "nobody"])
+        lines.append(table(shown))
     if board.humans and board.humans.accuracy is not None:
         lines.append(
             f"Panel and people agree on {100 * board.humans.accuracy:.1f} % of {board.humans.battles:,} battles."

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest, ModelRefused, Unavailable
-from eval.arena.boards import Estimate, board_of, table_of
+from eval.arena.boards import Board, BoardRow, Estimate, board_of, on_one_scale, table_of
 from eval.arena.coverage import meetings
 from eval.arena.criteria import read_criteria
 from eval.arena.events import (
@@ -246,6 +246,9 @@ def test_only_the_self_favouring_judge_is_reported(tmp_path):
     arena.hold()
     board = leaderboard(tmp_path)
     report = board.bias
+    honest = Arena(tmp_path / "honest", memes=8, bias=True, bias_tasks=24)
+    honest.plan = arena.plan
+    honest.hold()
     by_setting = {one.setting: one for one in report.settings}
     assert list(by_setting) == list(Setting)
     for setting in (Setting.FUSED, Setting.OWN, Setting.NONE):
@@ -253,8 +256,11 @@ def test_only_the_self_favouring_judge_is_reported(tmp_path):
         assert [case.judge for case in one.own_cases if case.favours_itself] == ["cedar"]
         guilty = next(case for case in one.own_cases if case.judge == "cedar")
         assert guilty.lift > 0.25 and guilty.own > guilty.others
-        lowest = min(one.judges, key=lambda each: each.ndcg)
-        assert lowest.judge == "cedar"
+    # Favouring itself is the only thing that cedar does otherwise: without own cases the rankings are the same.
+    for one, other in zip(report.settings, leaderboard(tmp_path / "honest").bias.settings, strict=True):
+        for judge, same in zip(one.judges, other.judges, strict=True):
+            assert (judge.ndcg, judge.tau, judge.chance) == (same.ndcg, same.tau, same.chance)
+        assert one.own_lift > other.own_lift
     assert by_setting[Setting.HUMAN].battles == 3 * 3 * 3  # one meme has a reference: tasks, pairs, judges
     # Every setting has the same battles in the same order.
     battles_by_setting = {
@@ -276,6 +282,8 @@ def test_only_the_self_favouring_judge_is_reported(tmp_path):
     # In the ranking no judge judges its own battles, so that the bias has no effect on it.
     assert [row.model for row in board.board("overall").rows].index("cedar") >= 2
     assert "cedar (+" in as_text(board)
+    # As printed: the mean of the paper's rounded cells would be .90.
+    assert "its own answer 0.89," in as_html(board)
 
 
 def test_missing_answers_are_left_out_or_count_as_losses(tmp_path):
@@ -349,6 +357,35 @@ def test_undefeated_model_is_rated_in_its_own_group(tmp_path):
     assert {row.group for row in others} == {2} and sum(row.rating.value for row in others) == pytest.approx(2000)
     report = as_text(board)
     assert "Ratings and places hold within a group" in report and re.search(r"^ *1 +– +ash +– ", report, re.MULTILINE)
+
+
+def grouped_board(groups):
+    """A board of models with these group numbers; None for a model without a rating."""
+    rows = [
+        BoardRow(model, group, None if group is None else Estimate(1000.0, None, None), *[None] * 7, battles=1)
+        for model, group in groups.items()
+    ]
+    return Board("overall", tuple(rows), 1, 0.0, "", "", without=0, resamples=1, effects=(), no_style="", against={})
+
+
+def test_separately_rated_models_never_share_a_column():
+    first = grouped_board({"ash": 1, "beech": 1, "cedar": 2, "dud": None, "elm": 2})
+    assert on_one_scale([first]) == (("ash", "beech", "dud"), ("cedar", "elm"))
+    other = grouped_board({"ash": 1, "beech": 2, "cedar": None, "dud": None, "elm": 1})
+    assert on_one_scale([first, other]) == (("ash", "dud"), ("beech",), ("cedar", "elm"))
+    assert on_one_scale([other]) == (("ash", "cedar", "dud", "elm"), ("beech",))
+
+
+def test_two_circles_of_models_are_printed_in_two_tables(tmp_path):
+    """The two best lose to each other only, and so do the two worst: there is no rating across the gap."""
+    apart = {"ash": 90.0, "beech": 90.0, "cedar": 0.0, "elm": 0.0}
+    Arena(tmp_path, memes=12, strengths=apart, judges=["beech", "cedar"], controller="beech", own_case=True).hold()
+    board = leaderboard(tmp_path)
+    tables = [part.split("\n") for part in as_text(board).split("\n\n") if part.startswith("group")]
+    shown = [{word for line in part[1:] for word in apart if word in line} for part in tables]
+    assert sorted(map(sorted, shown)) == [["ash", "beech"], ["cedar", "elm"]]
+    page = as_html(board)
+    assert "Overall ratings, part 2 of 2" in page and "Ratings by dimension, part 2 of " in page
 
 
 def test_model_without_wins_does_not_affect_other_ratings(tmp_path):
