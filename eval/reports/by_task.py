@@ -9,6 +9,7 @@ from court.errors import BadRequest
 from eval.reports.sections import Section
 from eval.reports.words import plain
 from eval.runs.results import Results
+from eval.scores.label_metrics import strict_name
 from eval.scores.metrics import Figure, card
 from eval.scores.subgroups import groups_of
 from eval.scores.tables import figure
@@ -85,9 +86,11 @@ def _scored(results: Results, label: str) -> list[PartFigures]:
     if results.question is not None:
         found = task_card(results)
         # Without duplicates, as the official metric may be one of these itself.
-        shown = dict.fromkeys((found.official, *(("exact",) if found.question.multi else ("accuracy",))))
+        # Rows are compared with each other, so that each figure is over all memes of its row.
+        official = strict_name(found.official)
+        shown = dict.fromkeys((official, *(("exact",) if found.question.multi else ("accuracy",))))
         figures = {name: found.figures[name] for name in shown}
-        baseline = found.baseline[found.official]
+        baseline = found.baseline[official]
         return [
             PartFigures(
                 run=results.name,
@@ -107,7 +110,7 @@ def _scored(results: Results, label: str) -> list[PartFigures]:
         figures = {
             "accuracy, strict": scored.strict.accuracy,
             "macro-F1, strict": scored.strict.macro_f1,
-            "AUROC": scored.auroc,
+            "AUROC, strict": scored.auroc_strict,
         }
         parts.append(
             PartFigures(

@@ -90,7 +90,7 @@ async def eval_card(results: Results) -> EvalCard:
 
 def _metric_id(name: str) -> str:
     # The hub compares by type; only the name contains the protocol.
-    return name.partition(" (")[0].lower().replace(" ", "-")
+    return name.partition(" (")[0].lower().removesuffix("-strict").removesuffix(", strict").replace(" ", "-")
 
 
 async def _measured(results: Results) -> tuple[list[Section], list[tuple[str, float]], Sequence[str]]:
@@ -101,7 +101,11 @@ async def _measured(results: Results) -> tuple[list[Section], list[tuple[str, fl
         wanted = ("figures", "published", "labels", "confusion")
         shown = [section for section in tasks.sections_of(groups) if section.key.split("-")[2] in wanted]
         scored = groups[0].first
-        known = [(name, value.value) for name, value in scored.figures.items() if value is not None]
+        known = [
+            (name, value.value)
+            for name, value in scored.figures.items()
+            if value is not None and scored.over[name] == scored.n
+        ]
         # Listed as a limit: memes without an answer may be the hard ones.
         nothing = f"{scored.unanswered:,} of {scored.n:,} memes have no answer, and count as wrong."
         return shown, known, [nothing] if scored.unanswered else []
@@ -111,30 +115,35 @@ async def _measured(results: Results) -> tuple[list[Section], list[tuple[str, fl
     measured = [
         (f"{name} ({table.protocol})", value.value)
         for table in group.tables
-        for name, value, _ in _figures_of(table)
-        if isinstance(value, Figure)
+        for name, value, _, memes in _figures_of(table)
+        # The hub compares systems by these: a figure over the memes that one of them chose to score is no such figure.
+        if isinstance(value, Figure) and (memes == table.rows[0].card.n or "decided" in name)
     ]
     sections = [_verdicts(table) for table in group.tables] + list(_published(group))
     remarks = [sentence for table in group.tables for sentence in table.remarks]
     return sections, measured, [*group.unscored, *dict.fromkeys(remarks)]
 
 
-def _figures_of(table: Table) -> Iterator[tuple[str, Figure | float | None, float | None]]:
-    """Figures of a table's only run, each with that of always predicting the more frequent class."""
+def _figures_of(table: Table) -> Iterator[tuple[str, Figure | float | None, float | None, int]]:
+    """Figures of a table's only run, each with that of a constant answer and the number of memes behind it."""
     (row,) = table.rows
-    scored, strict = row.card, row.strict
-    yield "coverage", scored.coverage, 1.0
-    yield "accuracy", strict.accuracy if strict else None, scored.majority
-    yield "macro-F1", strict.macro_f1 if strict else None, scored.majority_macro_f1
+    scored, strict, n = row.card, row.strict, row.card.n
+    yield "coverage", scored.coverage, 1.0, n
+    yield "accuracy", strict.accuracy if strict else None, scored.majority, n
+    yield "macro-F1", strict.macro_f1 if strict else None, scored.majority_macro_f1, n
     for of in strict.classes if strict else ():
-        yield f"recall of {of.name}", of.recall, None
-    yield "accuracy, decided", scored.decided.accuracy if scored.decided else None, scored.majority
+        yield f"recall of {of.name}", of.recall, None, n
+    if scored.decided:
+        yield "accuracy, decided", scored.decided.accuracy, scored.majority, scored.decided.n
     # A constant answer has an AUROC of one half by definition.
-    yield "AUROC", scored.auroc, 0.5
-    yield "Brier score", scored.brier, None
-    yield "ECE", scored.ece, None
-    yield "MMAE", scored.mmae, None
-    yield "accuracy of the precedents' vote", scored.vote.accuracy if scored.vote else None, scored.majority
+    yield "AUROC", scored.auroc, 0.5, scored.scored
+    if scored.scored < n:
+        yield "AUROC, strict", scored.auroc_strict if strict else None, 0.5, n
+    yield "Brier score", scored.brier, None, scored.scored
+    yield "ECE", scored.ece, None, scored.scored
+    yield "MMAE", scored.mmae, None, scored.levelled
+    if scored.vote:
+        yield "accuracy of the precedents' vote", scored.vote.accuracy, scored.majority, scored.voted
 
 
 def _verdicts(table: Table) -> Section:
@@ -142,7 +151,9 @@ def _verdicts(table: Table) -> Section:
     # Not every run has levels, scores and votes.
     rows = [("metric", "value, 95 % interval", "always the same class")]
     rows += [
-        (name, figure(value), figure(constant)) for name, value, constant in _figures_of(table) if value is not None
+        (name, figure(value) if memes == row.card.n else f"{figure(value)} of {memes:,}", figure(constant))
+        for name, value, constant, memes in _figures_of(table)
+        if value is not None
     ]
     scored = row.card
     return Section(

@@ -21,6 +21,7 @@ from court.errors import BadRequest
 from eval.runs.prediction import Outcome
 from eval.runs.question import gold_of
 from eval.runs.results import Judged, Results
+from eval.scores.label_metrics import LOWER_IS_BETTER
 from eval.scores.metrics import RESAMPLES, Card, Figure, card
 from eval.scores.task_card import TaskCard, arrays_of, task_card
 from serving.version import SOFTWARE
@@ -263,10 +264,10 @@ def _metrics_of_task(evaluation: str, scored: TaskCard) -> Iterator[Metric]:
                 f"{evaluation} ({scored.question.task}): {name}",
                 f"{name} of the labels of {scored.question.task}; a meme without an answer is wrong.",
                 figure,
-                scored.n,
-                lower_is_better=name in ("brier", "mmae"),
+                scored.over[name],
+                lower_is_better=name in LOWER_IS_BETTER,
                 # The largest error of a level is from one end of the labels to the other.
-                high=len(scored.question.labels) - 1.0 if name == "mmae" else 1.0,
+                high=len(scored.question.labels) - 1.0 if name.startswith("mmae") else 1.0,
                 method=_method(scored.groups),
             )
 

@@ -134,7 +134,9 @@ def _scores_of(results: Results) -> list[EvalScore]:
         return [_score_of(results, protocol) for protocol in results.scorable]
     found = task_card(results)
     metrics = {
-        name: EvalMetric(name=name, value=figure.value, metadata={"low": figure.low, "high": figure.high})
+        name: EvalMetric(
+            name=name, value=figure.value, metadata={"low": figure.low, "high": figure.high, "memes": found.over[name]}
+        )
         for name, figure in found.figures.items()
         if figure is not None
     }

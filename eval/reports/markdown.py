@@ -75,12 +75,12 @@ def _figures(table: Table) -> Iterator[str]:
                 _share(row.strict.accuracy if row.strict else None),
                 _share(card.decided.macro_f1 if card.decided else None),
                 _share(row.strict.macro_f1 if row.strict else None),
-                _number(card.auroc),
-                _number(card.auroc_decided),
-                _number(card.auroc_strict if row.run.finished else None),
-                _number(card.brier),
+                _number(card.auroc, card.scored, card.n),
+                _number(card.auroc_decided, card.scored_decided, card.n),
+                _number(card.auroc_strict if row.run.finished else None, card.n, card.n),
+                _number(card.brier, card.scored, card.n),
                 words.places(card.ece),
-                _number(card.mmae),
+                _number(card.mmae, card.levelled, card.n),
             ]
         )
     accuracy, f1 = words.percent(first.majority), words.percent(first.majority_macro_f1)
@@ -277,8 +277,12 @@ def _share(figure: Figure | None) -> str:
     return words.NOTHING if figure is None else f"{words.percent(figure.value)} ({words.percent_span(figure)})"
 
 
-def _number(figure: Figure | None) -> str:
-    return words.NOTHING if figure is None else f"{words.places(figure.value)} ({words.places_span(figure)})"
+def _number(figure: Figure | None, memes: int, n: int) -> str:
+    """A figure, with the number of memes behind it if these are not all."""
+    if figure is None:
+        return words.NOTHING
+    over = "" if memes == n else f" of {memes:,}"
+    return f"{words.places(figure.value)} ({words.places_span(figure)}){over}"
 
 
 def _excerpt(text: str) -> str:

@@ -17,8 +17,9 @@ from eval.runs.prediction import Outcome
 from eval.runs.question import ELSEWHERE, Answerer
 from eval.runs.results import Results, card_of_results
 from eval.scores.compare import TOO_FEW_DIFFER
+from eval.scores.label_metrics import strict_name
 from eval.scores.tables import figure
-from eval.scores.task_card import SCORED, TaskCard, arrays_of, question_of, task_card
+from eval.scores.task_card import TaskCard, arrays_of, question_of, task_card
 from eval.scores.task_choice import rank_answers
 from eval.scores.task_compare import compare_tasks
 
@@ -52,7 +53,7 @@ class TaskGroup:
 
 
 _LABEL_HEAD = (
-    *("label", "gold", "said", "prevalence", "precision", "recall", "F1", "accuracy", "macro-F1 yes/no", "AUROC"),
+    *("label", "gold", "said", "prevalence", "precision", "recall", "F1", "accuracy", "macro-F1 yes/no"),
     *("always no: accuracy", "macro-F1"),
 )
 
@@ -169,10 +170,8 @@ def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
         rows.append(["asked with", *map(describe_question, cards), ""])
         rows.append(["memes", *(f"{card.n:,}" for card in cards), f"{first.n:,}"])
         rows.append(["without an answer, failed", *(f"{card.unanswered:,}, {card.failed:,}" for card in cards), ""])
-        for name in dict.fromkeys(name for card in cards for name in card.figures):
-            cells = [figure(card.figures.get(name)) for card in cards]
-            if name in SCORED:
-                cells = [_over(value, card) for value, card in zip(cells, cards, strict=True)]
+        for name in _shown_metrics(cards):
+            cells = [_over(card, name) for card in cards]
             marked = f"{name} (official)" if name == question.official else name
             rows.append([marked, *cells, figure(first.baseline.get(name))])
         last = start + _BESIDE >= len(group.runs)
@@ -195,7 +194,7 @@ def _published(group: TaskGroup, number: int) -> Iterator[Section]:
     names = [*(name for name in ours if name in theirs), *(name for name in theirs if name not in ours)]
     rows = [("system", "asked with", "memes", *names, "source")]
     for run, card in group.runs:
-        values = (figure(card.figures.get(name)) for name in names)
+        values = (_over(card, name) for name in names)
         rows.append((plain(run.name), describe_question(card), f"{card.n:,}", *values, "this run"))
     # Ours first, then the figures to compare with.
     for one in group.published:
@@ -251,7 +250,10 @@ def _notes(group: TaskGroup) -> tuple[str, ...]:
 
 def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
     """Shots x inputs, one table for each combination of other differences."""
+    # Cells are compared with each other, so that each has to be over all memes.
     official = group.first.official
+    if any(card.over.get(official, card.n) < card.n for _, card in group.runs):
+        official = strict_name(official)
     kinds: dict[str, list[TaskCard]] = {}
     for one, card in group.runs:
         models = ", ".join(sorted(set(one.manifest.models.values()))) if one.manifest else ""
@@ -298,12 +300,11 @@ def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
     rows: list[tuple[str, ...]] = [("run", choice.metric, "behind the best")]
     for place, way in enumerate(choice.ways):
         rows.append((plain(way.run), figure(way.value), figure(way.behind) if place else ""))
-    best = choice.ways[0]
     equals = sum(way.within_noise for way in choice.ways) - 1
     notes = [
         f"{equals:,} of the other {len(runs) - 1:,} lie within noise of the best: these memes can't tell them from it.",
         f"The best of many is flattered by its luck on these very memes, here by about {choice.flattered_by:.3f}: "
-        f"expect about {best.value.value - choice.flattered_by:.3f} of it on others.",
+        f"expect about {choice.expected:.3f} of it on others.",
     ]
     if any(way.within_noise and way.behind.low > 0 for way in choice.ways):
         notes.insert(1, TOO_FEW_DIFFER)
@@ -314,14 +315,16 @@ def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
 
 def _labels(group: TaskGroup, number: int) -> Iterator[Section]:
     for place, (one, card) in enumerate(group.runs):
-        rows: list[tuple[str, ...]] = [_LABEL_HEAD]
+        part = f"AUROC of {card.scored:,}" if card.scored < card.n else "AUROC"
+        head = (*_LABEL_HEAD[:9], part, "AUROC, strict", *_LABEL_HEAD[9:])
+        rows: list[tuple[str, ...]] = [head]
         rows += [
             (
                 plain(of.label),
                 f"{of.gold:,}",
                 f"{of.said:,}",
                 figure(of.prevalence),
-                *map(figure, (of.precision, of.recall, of.f1, of.accuracy, of.macro_f1, of.auroc)),
+                *map(figure, (of.precision, of.recall, of.f1, of.accuracy, of.macro_f1, of.auroc, of.auroc_strict)),
                 figure(of.baseline_accuracy),
                 figure(of.baseline_macro_f1),
             )
@@ -361,12 +364,12 @@ def _orders(group: TaskGroup, number: int) -> Iterator[Section]:
 def _comparisons(group: TaskGroup, number: int) -> Iterator[Section]:
     if len(group.runs) < 2:
         return
-    (first, card), *others = group.runs
+    (first, _), *others = group.runs
     # Memes without an answer yet would count as wrong.
     if not first.finished:
         return
     notes: list[str] = []
-    rows = [("run", f"{card.official} less {plain(first.name)}'s", "p of McNemar", "it is")]
+    rows = [("run", "memes", "metric", f"less {plain(first.name)}'s", "p of McNemar", "it is")]
     for one, _ in others:
         if not one.finished:
             continue
@@ -375,20 +378,33 @@ def _comparisons(group: TaskGroup, number: int) -> Iterator[Section]:
         except BadRequest as error:
             if error.reason != "NOTHING_SHARED":
                 raise
-            rows.append((plain(one.name), "–", "–", "of other memes"))
+            rows.append((plain(one.name), "–", "–", "–", "–", "of other memes"))
             continue
         if comparison.only_one:
             notes.append(f"{plain(one.name)} is compared on {comparison.n:,} memes, those of both.")
         difference = comparison.differences.get(comparison.official)
-        words = "within noise" if not comparison.sure else "better" if difference and difference.value > 0 else "worse"
-        rows.append((plain(one.name), figure(difference), f"{comparison.mcnemar_p:.2g}", words))
+        words = "within noise" if not comparison.sure else "better" if comparison.better == one.name else "worse"
+        counted, p = f"{comparison.n:,}", f"{comparison.mcnemar_p:.2g}"
+        rows.append((plain(one.name), counted, comparison.official, figure(difference), p, words))
     if len(rows) > 1:
         yield Section(f"task-{number}-compared", "Compared meme by meme", tuple(rows), notes=tuple(notes))
 
 
-def _over(value: str, card: TaskCard) -> str:
-    """A figure of probabilities, with the number of memes that have some if not all do."""
-    return value if value == "–" or card.scored == card.n else f"{value} of {card.scored:,}"
+def _shown_metrics(cards: Sequence[TaskCard]) -> list[str]:
+    """Metrics of some runs; strict forms only if one of the runs has no value for some memes."""
+    names = dict.fromkeys(name for card in cards for name in card.figures)
+    same = {
+        strict_name(name)
+        for name in names
+        if strict_name(name) != name and all(card.over.get(name, card.n) == card.n for card in cards)
+    }
+    return [name for name in names if name not in same]
+
+
+def _over(card: TaskCard, name: str) -> str:
+    """A figure, with the number of memes behind it if these are not all."""
+    value, over = figure(card.figures.get(name)), card.over.get(name, card.n)
+    return value if value == "–" or over == card.n else f"{value} of {over:,}"
 
 
 def _cell(text: str) -> str:

@@ -3,7 +3,8 @@
 Every metric takes the weights of the memes, float of shape (resamples, memes), and returns one value per resample, NaN
 if it is undefined. The value over all memes uses weights of 1, so that value and interval share one definition. A meme
 without an answer is wrong: it is never a hit, misses each of its gold labels, and is neither a yes nor a no if labels
-are scored one by one. 0 / 0 in an F1 counts as 0, as in scikit-learn.
+are scored one by one. 0 / 0 in an F1 counts as 0, as in scikit-learn. Metrics of probabilities and of steps are over
+the memes that have some; each has a strict form over all memes, in which those without are as wrong as they can be.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from eval.scores.resampling import Floats
 Bools = NDArray[np.bool_]
 Metric = Callable[["TaskArrays", Floats], Floats]
 
-PER_LABEL = ("f1", "precision", "recall", "auroc", "binary-accuracy", "binary-macro-f1")
+PER_LABEL = ("f1", "precision", "recall", "auroc", "auroc-strict", "binary-accuracy", "binary-macro-f1")
 """Metrics of a single label, followed by a colon and the label: ``f1:skeptical``."""
 
 
@@ -70,6 +71,37 @@ def value_of(metric: Metric, arrays: TaskArrays) -> float | None:
     """Value of a metric over all memes; None if it is undefined."""
     value = float(metric(arrays, np.ones((1, len(arrays.answered))))[0])
     return None if np.isnan(value) else value
+
+
+def strict_name(name: str) -> str:
+    """Name of a metric's form over all memes; the name itself if the metric is over all memes anyway."""
+    kind, colon, label = name.partition(":")
+    return f"{kind}-strict{colon}{label}" if kind in PARTIAL else name
+
+
+def name_over_all(name: str, *systems: TaskArrays) -> str:
+    """Name of the metric by which systems can be compared: the strict form unless all have a value for each meme."""
+    complete = all(counted_memes(name, arrays) == len(arrays.answered) for arrays in systems)
+    return name if complete else strict_name(name)
+
+
+def counted_memes(name: str, arrays: TaskArrays) -> int:
+    """Number of memes that a metric is computed over."""
+    kind, _, label = name.partition(":")
+    scored = ~np.isnan(arrays.scores)
+    match kind:
+        case "auroc" if label:
+            return int(scored[:, arrays.labels.index(label)].sum())
+        # A meme counts if all of its probabilities do.
+        case "auroc" | "micro-auroc" | "brier":
+            return int(scored.all(axis=1).sum())
+        case "mmae":
+            return int(arrays.answered.sum())
+        case "precision":
+            return int(arrays.predicted[:, arrays.labels.index(label)].sum())
+        case "agreement-ceiling":
+            return 0 if arrays.votes is None else int((arrays.votes.sum(axis=1) >= 2).sum())
+    return len(arrays.answered)
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:
@@ -199,6 +231,15 @@ def _micro_auroc(arrays: TaskArrays, weights: Floats) -> Floats:
     return _ranked(arrays.gold.ravel(), arrays.scores.ravel(), np.repeat(weights, len(arrays.labels), axis=1))
 
 
+def _outranked(metric: Callable[..., Floats], arrays: TaskArrays, weights: Floats, **place: int) -> Floats:
+    """An area under the ROC curve in which a pair without a score is ranked wrongly against every other one."""
+    missing = np.isnan(arrays.scores)
+    # Without any score there is no ranking to count against the system.
+    if not missing.all():
+        arrays = replace(arrays, scores=np.where(missing, np.where(arrays.gold, -1.0, 2.0), arrays.scores))
+    return metric(arrays, weights, **place)
+
+
 def _brier(arrays: TaskArrays, weights: Floats) -> Floats:
     """Mean squared difference of probability and gold, over labels and over memes with scores."""
     there = ~np.isnan(arrays.scores).any(axis=1)
@@ -216,6 +257,25 @@ def _mmae(arrays: TaskArrays, weights: Floats) -> Floats:
     errors = _ratio(weights @ (level * np.abs(gold - predicted)[:, None]), weights @ level)
     # Not nanmean, which warns about a resample in which no meme was drawn.
     return _ratio(np.nansum(errors, axis=1), (~np.isnan(errors)).sum(axis=1).astype(np.float64))
+
+
+def _brier_strict(arrays: TaskArrays, weights: Floats) -> Floats:
+    """Brier score over all memes: one without scores has the largest error, 1."""
+    missing = np.isnan(arrays.scores)
+    if not missing.all():
+        arrays = replace(arrays, scores=np.where(missing.any(axis=1)[:, None], 1.0 - arrays.gold, arrays.scores))
+    return _brier(arrays, weights)
+
+
+def _mmae_strict(arrays: TaskArrays, weights: Floats) -> Floats:
+    """MMAE over all memes: one without an answer is as far off as its gold label allows."""
+    if arrays.answered.any():
+        last = len(arrays.labels) - 1
+        furthest = np.where(arrays.gold.argmax(axis=1) * 2 >= last, 0, last)
+        wrong = furthest[:, None] == np.arange(last + 1)
+        predicted = np.where(arrays.answered[:, None], arrays.predicted, wrong)
+        arrays = replace(arrays, predicted=predicted, answered=np.ones_like(arrays.answered))
+    return _mmae(arrays, weights)
 
 
 def _agreement_ceiling(arrays: TaskArrays, weights: Floats) -> Floats:
@@ -263,6 +323,7 @@ _PER_LABEL: Mapping[str, Callable[..., Floats]] = {
     "precision": partial(_one, _precisions),
     "recall": partial(_one, _recalls),
     "auroc": _label_auroc,
+    "auroc-strict": partial(_outranked, _label_auroc),
     "binary-accuracy": partial(_one, _binary_accuracies),
     "binary-macro-f1": partial(_one, _binary_macro_f1s),
 }
@@ -281,8 +342,18 @@ METRICS: Mapping[str, Metric] = {
     "micro-auroc": _micro_auroc,
     "brier": _brier,
     "mmae": _mmae,
+    "auroc-strict": partial(_outranked, _auroc),
+    "micro-auroc-strict": partial(_outranked, _micro_auroc),
+    "brier-strict": _brier_strict,
+    "mmae-strict": _mmae_strict,
     "agreement-ceiling": _agreement_ceiling,
 }
 """Metrics by their names in cards; ``exact`` is the accuracy of the whole set of labels."""
-BASELINE_FREE = frozenset({"auroc", "micro-auroc", "brier", "agreement-ceiling"})
+PARTIAL = frozenset({"auroc", "micro-auroc", "brier", "mmae"})
+"""Metrics over the memes that have probabilities or an answer; each has a strict form over all memes."""
+OF_SCORES = frozenset({"auroc", "micro-auroc", "brier", "auroc-strict", "micro-auroc-strict", "brier-strict"})
+"""Metrics of probabilities, which legitimately have no variance if all probabilities are equal."""
+LOWER_IS_BETTER = frozenset({"brier", "mmae", "brier-strict", "mmae-strict"})
+"""Metrics of errors."""
+BASELINE_FREE = OF_SCORES | {"agreement-ceiling"}
 """Metrics that need more than predicted labels, so that a constant answer has no value for them."""

@@ -139,7 +139,8 @@ class Card:
         mmae: Macro-averaged mean absolute error over ``levelled``, in levels; None if there are none.
         voted: Number of memes with a vote of precedents.
         vote: Rates of the vote itself over ``voted``; None if there are none.
-        auroc_decided: AUROC over the scored memes that were given a class; None unless these include both classes.
+        scored_decided: Number of memes with both a score and a class.
+        auroc_decided: AUROC over ``scored_decided``; None unless these include both classes.
         auroc_strict: AUROC over all ``n``: a meme without a score is ranked wrongly against every meme of the other
             class, as a meme without a class is wrong in ``strict``. None if no meme has a score, or all are of one
             class.
@@ -168,6 +169,7 @@ class Card:
     mmae: Figure | None
     voted: int
     vote: Rates | None
+    scored_decided: int
     auroc_decided: Figure | None
     auroc_strict: Figure | None
     groups: int = 0
@@ -267,6 +269,7 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         mmae=mmae,
         voted=len(voted),
         vote=_vote_rates(voted, resamples, seed) if voted else None,
+        scored_decided=sum(one.prediction.outcome.harmful is not None for one in with_score),
         auroc_decided=auroc_decided,
         auroc_strict=auroc_strict,
         groups=0 if groups is None else int(groups.max()) + 1,

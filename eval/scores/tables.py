@@ -71,10 +71,10 @@ def cards_table(cards: Sequence[tuple[str, Card]]) -> str:
             title = f"{name}: {'F1' if field == 'f1' else field}, strict"
             row(title, [figure(getattr(card.strict.classes[place], field)) for card in each])
     row("AUROC", [_over(card.auroc, card.scored, card.n) for card in each])
-    row("AUROC, decided", [figure(card.auroc_decided) for card in each])
+    row("AUROC, decided", [_over(card.auroc_decided, card.scored_decided, card.n) for card in each])
     row("AUROC, strict", [figure(card.auroc_strict) for card in each])
     row("Brier", [_over(card.brier, card.scored, card.n) for card in each])
-    row("ECE", [figure(card.ece) for card in each])
+    row("ECE", [_over(card.ece, card.scored, card.n) for card in each])
     row("MMAE", [_over(card.mmae, card.levelled, card.n) for card in each])
     row("majority: accuracy", [figure(card.majority) for card in each])
     row("majority: macro-F1", [figure(card.majority_macro_f1) for card in each])
@@ -106,7 +106,7 @@ def noise_in_words(card: Card) -> str:
     )
 
 
-def _over(value: Figure | None, memes: int, n: int) -> str:
+def _over(value: Figure | float | None, memes: int, n: int) -> str:
     return figure(value) if value is None or memes == n else f"{figure(value)} of {memes:,}"
 
 

@@ -21,10 +21,13 @@ from eval.scores import resampling
 from eval.scores.label_metrics import (
     BASELINE_FREE,
     METRICS,
+    OF_SCORES,
     Metric,
     TaskArrays,
+    counted_memes,
     metric_of,
     right_answers,
+    strict_name,
     value_of,
 )
 from eval.scores.metrics import (
@@ -51,8 +54,6 @@ MULTI = (
 )
 SCORED = ("auroc", "micro-auroc", "brier")
 """Metrics of probabilities, added if there are any."""
-_OF_SCORES = frozenset({"auroc", "micro-auroc", "brier"})
-"""Metrics of probabilities, which legitimately have no variance if all probabilities are equal."""
 _OVER_LABELS = frozenset({"macro-f1", "binary-macro-f1", "mean-binary-macro-f1", "weighted-binary-macro-f1"})
 """Means that stay below 1 if no meme, or every meme, has some label."""
 # Sixteen mebibytes of weights, whatever the number of memes.
@@ -73,7 +74,8 @@ class LabelFigures:
         f1: Harmonic mean of both; 0 if the label is neither present nor predicted.
         accuracy: Share of the memes on which the label was correctly given or denied.
         macro_f1: Mean of the F1 of yes and of no.
-        auroc: Area under the ROC curve of the label's probabilities; None without them.
+        auroc: Area under the ROC curve of the label's probabilities, over the memes with some; None without them.
+        auroc_strict: The same over all memes: one without a probability is ranked wrongly against every other.
         baseline_accuracy: Accuracy of always answering no.
         baseline_macro_f1: Macro-F1 of always answering no.
     """
@@ -88,6 +90,7 @@ class LabelFigures:
     accuracy: Figure
     macro_f1: Figure
     auroc: Figure | None
+    auroc_strict: Figure | None
     baseline_accuracy: float
     baseline_macro_f1: float
 
@@ -103,6 +106,8 @@ class TaskCard:
         failed: Number of these that failed instead of being left open.
         scored: Number of memes with a probability of each label.
         figures: Figures by metric, the official one first; None if undefined.
+        over: Number of memes behind each figure: fewer than ``n`` for metrics of probabilities and of steps if memes
+            have none. Their strict forms are over all.
         baseline: Figures of the constant answer.
         baseline_words: Description of the constant answer.
         labels: Figures of each label, in the card's order.
@@ -116,6 +121,7 @@ class TaskCard:
     failed: int
     scored: int
     figures: Mapping[str, Figure | None]
+    over: Mapping[str, int]
     baseline: Mapping[str, float | None]
     baseline_words: str
     labels: tuple[LabelFigures, ...]
@@ -138,9 +144,17 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
     groups = group_numbers_of(judged)
     # Which metrics apply depends on the answers too: only some runs have probabilities, only some data
     # sets have several annotators.
-    names = metrics_of(question, scored=bool((~np.isnan(arrays.scores)).any()), votes=arrays.votes is not None)
+    usual = metrics_of(question, scored=bool((~np.isnan(arrays.scores)).any()), votes=arrays.votes is not None)
+    # Next to a metric over some memes stands its form over all.
+    names = tuple(dict.fromkeys(form for name in usual for form in (name, strict_name(name))))
     per_label = [f"{kind}:{label}" for label in question.labels for kind in _LABEL_KINDS]
-    every = (*names, *per_label)
+    # A strict form differs from its metric only if memes are missing; a bootstrap of thousands takes seconds.
+    same_as = {
+        strict_name(name): name
+        for name in (*names, *per_label)
+        if strict_name(name) != name and counted_memes(name, arrays) == len(judged)
+    }
+    every = tuple(name for name in (*names, *per_label) if name not in same_as)
     # All metrics share the same draws, so that figures of one run can be compared.
     drawn = resampled(
         [metric_of(name, question.labels) for name in every], arrays, groups, resamples=resamples, seed=seed
@@ -149,6 +163,7 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
     n, counts = len(judged), _draws_of(arrays, groups)
 
     def figure(name: str) -> Figure | None:
+        name = same_as.get(name, name)
         value = value_of(metric_of(name, question.labels), arrays)
         # A metric may be undefined in a resample (a label that was not drawn), which says nothing about
         # the interval.
@@ -168,6 +183,7 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
         failed=sum(one.prediction.outcome == "FAILED" for one in judged),
         scored=int((~np.isnan(arrays.scores).any(axis=1)).sum()),
         figures={name: figure(name) for name in names},
+        over={name: counted_memes(name, arrays) for name in names},
         baseline={
             # A constant answer ranks nothing, so that a baseline of AUROC or Brier would be an
             # artefact of the code.
@@ -276,9 +292,9 @@ def _with_interval(name: str, value: float, over: Floats, *, arrays: TaskArrays,
     # It does not depend on the answers, and annotators may all agree.
     if kind == "agreement-ceiling":
         return Figure(value, *resampling.interval(over))
-    if kind == "mmae":
+    if kind in ("mmae", "mmae-strict"):
         return error_figure(value, over, n=n, largest=len(arrays.labels) - 1)
-    if kind in _OF_SCORES or not n:
+    if kind in OF_SCORES or not n:
         return edge_figure(value, over, n)
     # All answers are right, yet the mean is below 1: scales the interval of a share of 1.
     if kind in _OVER_LABELS and value and _all_right(arrays, name.partition(":")[2]):
@@ -312,13 +328,15 @@ def _draws_of(arrays: TaskArrays, groups: NDArray[np.int64] | None) -> dict[str,
         of, to = (draws_among(flags, groups) for flags in (gold, arrays.predicted[:, place]))
         least = rarer(gold & there, ~gold & there)
         found |= {f"precision:{label}": to, f"recall:{label}": of, f"f1:{label}": of or to, f"auroc:{label}": least}
-    found["auroc"] = min(found[f"auroc:{label}"] for label in arrays.labels)
-    some_yes, some_no = ((flags & scored).any(axis=1) for flags in (arrays.gold, ~arrays.gold))
-    found["micro-auroc"] = rarer(np.asarray(some_yes), np.asarray(some_no))
+        found[f"auroc-strict:{label}"] = rarer(gold, ~gold)
+    for kind, there in (("auroc", scored), ("auroc-strict", np.ones_like(scored))):
+        found[kind] = min(found[f"{kind}:{label}"] for label in arrays.labels)
+        some_yes, some_no = ((flags & there).any(axis=1) for flags in (arrays.gold, ~arrays.gold))
+        found[f"micro-{kind}"] = rarer(np.asarray(some_yes), np.asarray(some_no))
     return found
 
 
-_LABEL_KINDS = ("precision", "recall", "f1", "binary-accuracy", "binary-macro-f1", "auroc")
+_LABEL_KINDS = ("precision", "recall", "f1", "binary-accuracy", "binary-macro-f1", "auroc", "auroc-strict")
 
 
 def _label_figures(arrays: TaskArrays, label: str, place: int, figure: Callable[[str], Figure | None]) -> LabelFigures:
@@ -345,6 +363,7 @@ def _label_figures(arrays: TaskArrays, label: str, place: int, figure: Callable[
         accuracy=accuracy,
         macro_f1=macro_f1,
         auroc=values["auroc"],
+        auroc_strict=values["auroc-strict"],
         baseline_accuracy=baseline("binary-accuracy"),
         baseline_macro_f1=baseline("binary-macro-f1"),
     )

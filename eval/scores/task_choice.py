@@ -11,7 +11,7 @@ from court.errors import BadRequest
 from eval.runs.results import Results
 from eval.scores import resampling
 from eval.scores.compare import FEWEST_TO_SAY
-from eval.scores.label_metrics import differing_answers, metric_of, value_of
+from eval.scores.label_metrics import LOWER_IS_BETTER, differing_answers, metric_of, name_over_all, value_of
 from eval.scores.metrics import RESAMPLES, Figure, draws_among, group_numbers_of
 from eval.scores.resampling import draw_weights
 from eval.scores.task_card import arrays_of, metrics_of, question_of
@@ -46,7 +46,8 @@ class Choice:
     """Ways of asking, best first.
 
     Attributes:
-        metric: Metric by which they are ordered.
+        metric: Metric by which they are ordered: the official one, in its strict form if a way has no value for some
+            memes.
         ways: Ways of asking, best first, ties in the order of the runs.
         flattered_by: Selection bias: how much the best one's value is inflated by being picked as the best.
     """
@@ -54,6 +55,11 @@ class Choice:
     metric: str
     ways: tuple[QuestionVariant, ...]
     flattered_by: float
+
+    @property
+    def expected(self) -> float:
+        """Value of the best one without the luck of being picked."""
+        return self.ways[0].value.value - _direction(self.metric) * self.flattered_by
 
 
 def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: int = 0) -> Choice:
@@ -72,13 +78,15 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
         raise BadRequest("The runs did not ask about the same memes.", reason="MEMES_DIFFER")
     question = question_of(runs[0])
     name = question.official or metrics_of(question, scored=False, votes=False)[0]
-    metric = metric_of(name, question.labels)
     arrays, groups = [each for _, each in read], group_numbers_of(read[0][0])
+    # A way that leaves the harder memes open must not win by its figure over the others.
+    official, name = name, name_over_all(name, *arrays)
+    metric, up = metric_of(name, question.labels), _direction(name)
     whole = [value_of(metric, each) for each in arrays]
-    values = np.array([np.nan if value is None else value for value in whole])
+    values = up * np.array([np.nan if value is None else value for value in whole])
     if np.isnan(values).any():
         raise BadRequest(
-            f"{name} has no value on these memes: nothing can be chosen by it.", reason="TOO_FEW_TO_CHOOSE"
+            f"{official} has no value on these memes: nothing can be chosen by it.", reason="TOO_FEW_TO_CHOOSE"
         )
     # Rounded, or the last bits of a sum would decide between equally good ways.
     order = np.argsort(-values.round(12), kind="stable")
@@ -88,8 +96,8 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
         weights = draw_weights(groups, len(memes[0]), min(_AT_ONCE, resamples - start), rng)
         # Memes that a resample left out did not influence its pick, so they measure it without bias.
         left = (weights == 0).astype(np.float64)
-        drawn = np.stack([metric(each, weights) for each in arrays], axis=1)
-        outside = np.stack([metric(each, left) for each in arrays], axis=1)
+        drawn = up * np.stack([metric(each, weights) for each in arrays], axis=1)
+        outside = up * np.stack([metric(each, left) for each in arrays], axis=1)
         inside.append(drawn)
         # A way without a value in a resample is not picked there.
         each_, picked = np.arange(len(weights)), np.nan_to_num(drawn, nan=-np.inf).argmax(axis=1)
@@ -105,7 +113,7 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
         ways=tuple(
             QuestionVariant(
                 run=runs[place].name,
-                value=figure(float(values[place]), over[:, place]),
+                value=figure(up * float(values[place]), up * over[:, place]),
                 behind=figure(float(values[best] - values[place]), over[:, best] - over[:, place]),
                 differing=draws_among(differing_answers(arrays[best], arrays[place]), groups),
             )
@@ -114,3 +122,8 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
         # By chance a pick may do better outside its resample; a bias below 0 is meaningless.
         flattered_by=max(0.0, float(losses.mean())) if losses.size else 0.0,
     )
+
+
+def _direction(metric: str) -> int:
+    """1 if a higher value is better, -1 if a lower one is."""
+    return -1 if metric in LOWER_IS_BETTER else 1

@@ -13,7 +13,15 @@ from eval.runs.question import gold_of
 from eval.runs.results import Judged, Results
 from eval.scores import resampling
 from eval.scores.compare import FEWEST_TO_SAY, SURE, mcnemar, signed_interval
-from eval.scores.label_metrics import TaskArrays, differing_answers, metric_of, right_answers, value_of
+from eval.scores.label_metrics import (
+    LOWER_IS_BETTER,
+    TaskArrays,
+    differing_answers,
+    metric_of,
+    name_over_all,
+    right_answers,
+    value_of,
+)
 from eval.scores.metrics import RESAMPLES, Figure, draws_among, group_numbers_of
 from eval.scores.tables import figure
 from eval.scores.task_card import arrays_of, metrics_of, question_of, resampled
@@ -38,8 +46,10 @@ class TaskComparison:
         n: Number of memes compared.
         groups: Number of groups that the bootstrap drew; 0 if it drew memes.
         only_one: Number of memes that only one of the two was asked about; not compared.
-        official: Metric that the data set's authors rank by.
-        differences: A minus B by metric, with a 95 % interval by paired bootstrap.
+        official: Metric that the data set's authors rank by; its strict form if one of the two has no value for some
+            memes.
+        differences: A minus B by metric over all ``n``, with a 95 % interval by paired bootstrap. Metrics that one of
+            the two has for some memes only are compared in their strict form.
         only_a_right: Number of memes on which only A's answer equals gold.
         only_b_right: Number of memes on which only B's answer equals gold.
         mcnemar_p: Two-sided p-value of the exact McNemar test on these.
@@ -62,6 +72,14 @@ class TaskComparison:
     mcnemar_p: float
     changed: tuple[ChangedAnswer, ...]
     differing: int
+
+    @property
+    def better(self) -> str:
+        """Name of the one that is ahead in the official metric; empty if neither is."""
+        difference = self.differences.get(self.official)
+        if difference is None or not difference.value:
+            return ""
+        return self.name_a if (difference.value > 0) is not (self.official in LOWER_IS_BETTER) else self.name_b
 
     @property
     def sure(self) -> bool:
@@ -112,7 +130,9 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
     # Metrics of probabilities only if both have some.
     scored = bool((~np.isnan(of_a.scores)).any() and (~np.isnan(of_b.scores)).any())
     # The ceiling of agreement is a figure of the annotators, the same for both runs.
-    names = metrics_of(question_a, scored=scored, votes=False)
+    usual = metrics_of(question_a, scored=scored, votes=False)
+    # A system that leaves the harder memes open is better on the others, which is no merit.
+    names = tuple(dict.fromkeys(name_over_all(name, of_a, of_b) for name in usual))
     figures = [{name: value_of(metric_of(name, question_a.labels), of) for name in names} for of in (of_a, of_b)]
     right_a, right_b = right_answers(of_a), right_answers(of_b)
     only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
@@ -123,7 +143,7 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
         n=len(pairs),
         groups=0 if groups is None else int(groups.max()) + 1,
         only_one=len(in_a.keys() ^ in_b.keys()),
-        official=question_a.official or names[0],
+        official=name_over_all(question_a.official or usual[0], of_a, of_b),
         a=figures[0],
         b=figures[1],
         differences=_differences(names, figures, (of_a, of_b), groups, resamples=resamples, seed=seed),
@@ -157,8 +177,7 @@ def task_comparison_in_words(comparison: TaskComparison) -> list[str]:
     if differences:
         sentences.append(f"The difference ({a} less {b}) is {', '.join(differences)}.")
     if comparison.sure:
-        better = a if comparison.differences[official].value > 0 else b
-        sentences.append(f"{better} is better in {official} by more than these memes leave to chance.")
+        sentences.append(f"{comparison.better} is better in {official} by more than these memes leave to chance.")
     else:
         sentences.append(f"In {official} this is within noise: these memes can't tell the two apart.")
     if comparison.mcnemar_p < SURE and not comparison.sure:

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from eval.scores.label_metrics import METRICS, TaskArrays, metric_of, value_of
+from eval.scores.label_metrics import (
+    LOWER_IS_BETTER,
+    METRICS,
+    TaskArrays,
+    counted_memes,
+    metric_of,
+    name_over_all,
+    strict_name,
+    value_of,
+)
 from eval.scores.resampling import draw_weights, mmae
 
 LABELS = ("north", "south", "east", "west")
@@ -182,3 +191,38 @@ def test_groups_are_drawn_whole():
     assert weights[:, 2].mean() == pytest.approx(1, abs=0.15)
     alone = draw_weights(None, 6, 500, np.random.default_rng(0))
     assert (alone.sum(axis=1) == 6).all() and alone.var(axis=0) == pytest.approx(5 / 6, abs=0.25)
+
+
+def scored_half(*, answers):
+    """A hundred memes with probabilities; those of the harder half are noise, and missing unless ``answers``."""
+    gold, hard = np.arange(100) % 2 == 0, np.arange(100) >= 50
+    chance = np.where(hard, np.random.default_rng(0).uniform(size=100), np.where(gold, 0.9, 0.1))
+    scores = np.column_stack([chance, 1 - chance])
+    answered = answers | ~hard
+    scores[~answered] = np.nan
+    return arrays_of(np.column_stack([gold, ~gold]), scores > 0.5, scores, answered, labels=("yes", "no"))
+
+
+@pytest.mark.parametrize("name", ["auroc", "micro-auroc", "brier", "mmae", "auroc:yes"])
+def test_leaving_the_harder_half_unanswered_does_not_improve_a_strict_figure(name):
+    whole, half = scored_half(answers=True), scored_half(answers=False)
+    better = -1 if name in LOWER_IS_BETTER else 1
+    assert better * value(name, half) > better * value(name, whole), "over answered memes, silence pays"
+    assert value(strict_name(name), whole) == value(name, whole)
+    assert better * value(strict_name(name), half) < better * value(name, whole)
+    assert [counted_memes(name, arrays) for arrays in (whole, half)] == [100, 50]
+    assert name_over_all(name, whole, whole) == name and name_over_all(name, whole, half) == strict_name(name)
+
+
+def test_strict_figures_count_a_missing_meme_as_wrong_as_can_be():
+    half = scored_half(answers=False)
+    gold, scores = half.gold[:, 0], half.scores[:, 0]
+    ranks = np.where(half.answered, scores, np.where(gold, -1, 2))
+    assert value("auroc-strict:yes", half) == pytest.approx(sk.roc_auc_score(gold, ranks))
+    assert value("brier-strict", half) == pytest.approx(np.where(half.answered, (scores - gold) ** 2, 1).mean())
+    # Of three steps, the middle one can be missed by one and the others by two.
+    gold = np.eye(3, dtype=bool)
+    one = arrays_of(gold, gold, answered=[True, False, False])
+    assert (value("mmae", one), value("mmae-strict", one)) == (0, pytest.approx((0 + 1 + 2) / 3))
+    nothing = arrays_of(gold, gold, answered=[False] * 3)
+    assert [value(name, nothing) for name in METRICS if name.endswith("-strict")] == [None] * 4

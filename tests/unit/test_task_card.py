@@ -197,6 +197,55 @@ def test_best_of_many_guessing_runs_is_flattered_and_not_sure():
         rank_answers([right, replace(right, judged=right.judged[1:])])
 
 
+def scored_runs(official):
+    """One run answers all memes, the other leaves the harder half open; by figures over answers, silence is better."""
+    question = QUESTION.model_copy(update={"labels": ("for", "against"), "official": official})
+    rng = np.random.default_rng(0)
+    runs = []
+    for name in ("whole", "half"):
+        judged = []
+        for number in range(80):
+            gold, hard = question.labels[number % 2], number >= 40
+            chance = rng.uniform() if hard else 0.9 if gold == "for" else 0.1
+            scores = {"for": chance, "against": 1 - chance}
+            answer = TaskAnswer(labels=(max(scores, key=scores.get),), scores=scores)
+            prediction = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
+            if name == "half" and hard:
+                prediction = Prediction(meme=f"m{number}", outcome=Outcome.FAILED, reason="REPLY_CUT")
+            judged.append(Judged(meme(number, gold), prediction))
+        runs.append(replace(results([], name, question), judged=tuple(judged)))
+    return runs
+
+
+@pytest.mark.parametrize("official", ["auroc", "micro-auroc", "brier"])
+def test_run_that_leaves_the_harder_half_open_is_not_better(official):
+    whole, half = scored_runs(official)
+    up = -1 if official == "brier" else 1
+    cards = [task_card(run, resamples=200) for run in (whole, half)]
+    assert up * cards[1].figures[official].value > up * cards[0].figures[official].value
+    assert [card.over[official] for card in cards] == [80, 40]
+    strict = f"{official}-strict"
+    assert cards[0].figures[strict] == cards[0].figures[official]
+    assert up * cards[1].figures[strict].value < up * cards[0].figures[strict].value
+    comparison = compare_tasks(whole, half, resamples=200)
+    assert comparison.official == strict and official not in comparison.differences
+    assert comparison.sure and comparison.better == "whole"
+    assert f"whole is better in {strict}" in " ".join(task_comparison_in_words(comparison))
+    choice = rank_answers([half, whole], resamples=200)
+    assert (choice.metric, [way.run for way in choice.ways]) == (strict, ["whole", "half"])
+    assert choice.ways[1].behind.low > 0
+    runs = [
+        replace(run, manifest=run.manifest.model_copy(update={"question": run.question.model_copy(update=more)}))
+        for run, more in ((whole, {}), (half, {"shots": 2}))
+    ]
+    sections = {section.key: section for section in sections_of(gather_tasks(runs))}
+    rows = {row[0]: row for row in sections["task-1-figures-0"].rows}
+    assert rows[f"{official} (official)"][2].endswith(" of 40") and " of " not in rows[strict][2]
+    assert sections["task-1-grid-2-2"].title.startswith(strict)
+    assert sections["task-1-compared"].rows[1][2] == strict and sections["task-1-compared"].rows[1][-1] == "worse"
+    assert "AUROC of 40" in sections["task-1-labels-1"].rows[0]
+
+
 def test_majority_of_answers_decides_and_the_first_of_equals():
     assert settle(QUESTION, [("against",), ("for",), ("for",)]) == ("for",)
     assert settle(QUESTION, [("against",), ("for",)]) == ("against",)
