@@ -20,7 +20,6 @@ from retrieval.embed.encoder import Encoder, TextEmbeddings
 from retrieval.library.embedding_cache import EmbeddingCache
 from retrieval.library.library import Library, refuse_place
 from retrieval.library.manifest import USUAL, LabelledMeme, Safeguards, Tuning
-from retrieval.library.picture_files import is_remote
 from retrieval.library.picture_import import ImportedPicture, Wanted, embed_pictures_of
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Problem, Provenance, Row, Source, SourceFormat
@@ -361,7 +360,7 @@ def _read_all(
         rows = read_source(source)
         problems += rows.problems
         folder = source.pictures
-        if folder is not None and not (is_remote(folder) or folder.is_dir()):
+        if folder is not None and not folder.is_dir():
             # Reported once, not for each row.
             notes.append(f"{source.label}: the folder of pictures is not there; its memes go in by their texts.")
             folder = None

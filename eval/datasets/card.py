@@ -19,7 +19,6 @@ from court.errors import BadRequest
 from eval.datasets.card_published import CardPublished
 from eval.datasets.protocol import Protocol
 from eval.datasets.verbs import CardModel, Expression
-from retrieval.library.shards import SCHEMES
 
 E = TypeVar("E", bound=StrEnum)
 FORMAT = 1
@@ -56,9 +55,6 @@ class FileKind(StrEnum):
     TREE = "tree"
     """A folder of pictures: one row per file, with ``@path``, ``@name``, ``@stem`` and ``@parent`` (name of its
     folder)."""
-    TAR = "tar"
-    """Shards in WebDataset's layout: one row per key, with ``@key``, ``@picture``, the columns of ``KEY.json``, and one
-    column per text file, named by its ending."""
 
 
 class TaskKind(StrEnum):
@@ -81,9 +77,7 @@ class CardLayout(CardModel):
     own: tuple[str, ...] = ()
     """Folders that can only belong to this data set; searched before the others."""
     pictures: tuple[str, ...] = ("",)
-    """Folders of the pictures; a name may contain ``{field}``, and ``**`` at its end matches any folder below. A name
-    that ends with ``.tar`` stands for tar files of pictures (``*`` matches any letters); one that begins with
-    ``s3://``, ``gs://``, ``az://`` or ``file://`` is a folder of an object store."""
+    """Folders of the pictures; a name may contain ``{field}``, and ``**`` at its end matches any folder below."""
     never_read: tuple[str, ...] = ()
     """Columns that are dropped before any other code sees the row, such as names of people."""
     hub: str = ""
@@ -354,16 +348,6 @@ class DatasetCard(CardModel):
         for split in self.splits:
             names += [*split.files, *split.ids, *(split.labels.files if split.labels else ())]
         names += [one.join.file for one in self.expressions() if one.join]
-        for name in self.layout.pictures:
-            scheme, address, _ = name.partition("//")
-            if address and (scheme not in SCHEMES or name.endswith(".tar") or "{" in name or "*" in name):
-                known = ", ".join(f"{one}//" for one in SCHEMES)
-                raise ValueError(
-                    f"{name!r}: a folder of an object store begins with one of {known} and is named in full"
-                )
-            # All shards are listed together, independent of the meme that is searched for.
-            if name.endswith(".tar") and ("{" in name or "**" in name):
-                raise ValueError(f"{name!r}: neither a field nor ** can stand in the name of a tar file")
         for name in names:
             # Backslashes count as separators, since cards are also written and read on Windows; a drive, a root, a home
             # directory or a NUL leads out of the directory just as `..` does.

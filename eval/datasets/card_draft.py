@@ -38,7 +38,6 @@ _NAMED = {
     "group": ("group", "template", "template_name", "family", "source"),
 }
 _CHECK = "# CHECK"
-_SHARD = ".tar"
 _SHARDS = "-*"
 
 
@@ -151,16 +150,14 @@ def _candidates(data: Path) -> list[Path]:
     files = (path for path in sorted(data.rglob("*")) if len(path.parts) - depth <= _DEPTH and path.is_file())
     # Links may lead out of the directory or form a cycle.
     found = [path for path in files if not path.is_symlink()]
-    rows = [path for path in found if kind_of(path) is not None]
-    # If there are files of rows, tar files are assumed to hold their pictures.
-    return rows or [path for path in found if path.suffix.lower() == _SHARD]
+    return [path for path in found if kind_of(path) is not None]
 
 
 def _inspect_files(paths: Sequence[Path]) -> _Found:
     """Inspects the files that share the columns of the largest file; others hold something else."""
     if not paths:
         raise BadRequest(
-            "There is no file of rows (.jsonl, .json, .csv, .tsv, .parquet, .arrow, .tar). Name it, or write the card "
+            "There is no file of rows (.jsonl, .json, .csv, .tsv, .parquet, .arrow). Name it, or write the card "
             "of a folder tree by hand: docs/datasets.md.",
             reason="DATA_MISSING",
         )
@@ -193,8 +190,6 @@ def _inspect_files(paths: Sequence[Path]) -> _Found:
 
 def _kind_of(path: Path) -> FileKind:
     """Format of a file, by its content if its name is not enough."""
-    if path.suffix.lower() == _SHARD:
-        return FileKind.TAR
     # A file that the user named explicitly may have any ending.
     kind = kind_of(path) or FileKind.CSV
     if kind in (FileKind.CSV, FileKind.TSV):
@@ -277,7 +272,7 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
     lines = []
     parts: dict[Path, list[Path]] = {}
     for path in found.paths:
-        parts.setdefault(_whole_of(path.relative_to(folder), found.kind), []).append(path)
+        parts.setdefault(_whole_of(path.relative_to(folder)), []).append(path)
     for place, paths in parts.items():
         whole = "" if all(found.rows[path] < _SAMPLE for path in paths) else " or more"
         stem = place.stem.removesuffix(_SHARDS)
@@ -295,12 +290,10 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
     return [*lines, ""]
 
 
-def _whole_of(path: Path, kind: FileKind) -> Path:
+def _whole_of(path: Path) -> Path:
     """Pattern for all shards that a file belongs to, such as ``train-*.parquet``; its own name if it stands alone."""
-    # Numbers may also mean years or versions; they count as shard numbers only with "of" and in tar files.
-    numbered = re.fullmatch(r"(.+)-\d+-of-\d+", path.stem) or (
-        re.fullmatch(r"(.+)-\d+", path.stem) if kind is FileKind.TAR else None
-    )
+    # Numbers may also mean years or versions; they count as shard numbers only with "of".
+    numbered = re.fullmatch(r"(.+)-\d+-of-\d+", path.stem)
     return path.with_name(f"{numbered[1]}{_SHARDS}{path.suffix}") if numbered else path
 
 

@@ -13,8 +13,8 @@ from court.meme import LIMITS, check_text
 from eval.datasets.card import OWN, DatasetCard
 from eval.datasets.items import _ItemModel
 from eval.datasets.label_rules import GoldRule, compile_task
+from eval.datasets.picture_finder import leads_out
 from eval.datasets.verbs import BadCell, Compiled, Expression, JoinOf, compile_expression, word_of
-from retrieval.library.shards import leads_out
 
 TEXT_FIELDS = ("text", "ocr", "caption", "group")
 _LONGEST_ID = 200

@@ -13,7 +13,6 @@ from eval.datasets.card import DatasetCard, FileKind
 from eval.datasets.card_joins import JoinedFiles
 from eval.datasets.card_places import find_files, tree_rows
 from eval.datasets.card_rows import TEXT_FIELDS, CardMeme, RowRules
-from eval.datasets.name_set import NameSet
 from eval.datasets.picture_finder import LOOKED_FOR, DatasetPictures
 from eval.datasets.record_files import Numbered, RecordFile
 from eval.datasets.verbs import MADE_NAMES, BadCell, Record, word_of
@@ -137,7 +136,6 @@ class CardReader:
             layout.kind,
             None if whole else frozenset(columns),
             records=layout.records,
-            name=path.relative_to(self.data).as_posix(),
         )
         for number, record in file:
             if isinstance(record, dict):
@@ -151,7 +149,7 @@ class CardReader:
         # Counters restart with each iteration.
         self.excluded.clear()
         self.rows = self.elsewhere = self.refused = 0
-        seen = NameSet()
+        seen = set[str]()
         listed = self._joins.ids()
         where = self._where()
         unseen = self._field_columns()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,23 +11,49 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+from court.digests import sha256_of
 from court.errors import BadPicture, BadRequest, CourtError
 from court.ports import PictureReader
 from eval.datasets.card import CardSplit, DatasetCard
 from eval.datasets.card_split import CardReader, first_memes
 from eval.datasets.check_pictures import PictureSearch
-from eval.datasets.check_table import SAME_ID, SAME_MEME, SAME_PICTURE, SAME_TEXT, FoundMeme, FoundMemes
 from eval.datasets.faults import DatasetFault, DatasetFaultKind
 from eval.datasets.known import Dataset
 from eval.datasets.recognise import mistaken_for, recognised
-from retrieval.library.picture_files import picture_sha256, picture_size, read_picture
 from retrieval.library.sources import Problem
+from retrieval.text import text_key
 
 _AT_ONCE = 4
 """Maximum number of pictures decoded concurrently: the number of the reader's processes."""
+_PAGE = 1000
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True)
+class FoundMeme:
+    """A meme as it is compared with the others.
+
+    Attributes:
+        label: Labels of the task on which conflicts are reported; empty if there are none.
+        text: Digest of its text but for case and spacing, as texts may be long; None without a text.
+        path: File of its picture; None if missing.
+        picture: Digest by which its picture is compared; None until it is known.
+    """
+
+    split: str
+    line: int
+    id: str
+    label: str
+    text: bytes | None
+    path: Path | None
+    picture: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Position and id."""
+        return f"{self.split}:{self.line} ({self.id})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +121,17 @@ async def check(
     findings: list[DatasetFault] = []
     if other := _other(dataset, data):
         findings.append(other)
-    found = FoundMemes()
+    found: list[FoundMeme] = []
     # Includes splits that are missing on disk: a missing file is a finding.
     splits = [_split(dataset.card, data, split, found=found, findings=findings) for split in dataset.card.splits]
     # Comes first: it computes the digests by which equal pictures and conflicting labels are found.
     await _pictures(found, reader, findings, progress)
-    findings += _twice(found.groups(SAME_ID), DatasetFaultKind.ID_TWICE, "an id")
-    findings += _twice(found.groups(SAME_TEXT), DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)")
+    findings += _twice(_alike(found, lambda one: one.id), DatasetFaultKind.ID_TWICE, "an id")
+    findings += _twice(
+        _alike(found, lambda one: one.text), DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)"
+    )
     same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
-    findings += _twice(found.groups(SAME_PICTURE), DatasetFaultKind.PICTURE_TWICE, same)
+    findings += _twice(_alike(found, lambda one: one.picture), DatasetFaultKind.PICTURE_TWICE, same)
     findings += _conflicts(found)
     return DatasetCheck(
         dataset=dataset.id,
@@ -133,7 +162,7 @@ def _other(dataset: Dataset, data: Path) -> DatasetFault | None:
 
 
 def _split(
-    card: DatasetCard, data: Path, split: CardSplit, *, found: FoundMemes, findings: list[DatasetFault]
+    card: DatasetCard, data: Path, split: CardSplit, *, found: list[FoundMeme], findings: list[DatasetFault]
 ) -> SplitCheck:
     # Labels of other tasks are counted too; conflicts are reported on this one.
     task = card.court_task or card.all_tasks()[0]
@@ -149,7 +178,10 @@ def _split(
             number += 1
             for task_id, labels in meme.gold.items():
                 counts[task_id].update(labels)
-            found.add(split.name, meme, meme.gold.get(task.id, ()), pictures.find(meme))
+            key = text_key(meme.text)
+            text = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest() if key else None
+            label = ", ".join(meme.gold.get(task.id, ()))
+            found.append(FoundMeme(split.name, meme.line, meme.id, label, text, pictures.find(meme)))
     except BadRequest as error:
         # A missing file is a finding; any other error stops the check.
         if error.reason != "DATA_MISSING":
@@ -157,7 +189,8 @@ def _split(
         findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, error.message))
         return SplitCheck(split.name)
     _problems(split.name, reader.problems, findings)
-    findings += pictures.faults(number, lambda: found.without_picture(split.name))
+    unpictured = [one.name for one in found if one.split == split.name and one.path is None]
+    findings += pictures.faults(number, unpictured)
     # In the task's order, without labels that no row has.
     ordered = {
         known.id: {label: counts[known.id][label] for label in known.labels if label in counts[known.id]}
@@ -223,14 +256,15 @@ def _in_words(classes: Mapping[str, int]) -> str:
 
 
 async def _pictures(
-    found: FoundMemes, reader: PictureReader | None, findings: list[DatasetFault], progress: Progress
+    found: list[FoundMeme], reader: PictureReader | None, findings: list[DatasetFault], progress: Progress
 ) -> None:
     """Computes the digest by which each picture is compared; reports pictures that can't be read."""
     if reader is None:
         await asyncio.to_thread(_equal_digests, found)
         return
     # More tasks than reader processes would only hold more files in memory.
-    gate, done, total = asyncio.Semaphore(_AT_ONCE), 0, found.count_pictures()
+    gate, done = asyncio.Semaphore(_AT_ONCE), 0
+    pictured = [(one, one.path) for one in found if one.path is not None]
     refused: list[tuple[FoundMeme, str]] = []
 
     async def decode(one: FoundMeme, path: Path) -> None:
@@ -238,9 +272,9 @@ async def _pictures(
         async with gate:
             try:
                 # In a thread, since reading a file blocks the event loop.
-                data = await asyncio.to_thread(read_picture, path)
+                data = await asyncio.to_thread(path.read_bytes)
                 picture = await reader.read(data)
-                found.set_picture(one, picture.pixels_sha256)
+                one.picture = picture.pixels_sha256
                 # An incomplete picture is judged all the same, so its digest counts, and the fault is reported too.
                 if picture.incomplete:
                     refused.append((one, "the file was cut short; what there is of it is judged"))
@@ -249,12 +283,13 @@ async def _pictures(
             except BadPicture as bad:
                 refused.append((one, bad.message))
         done += 1
-        progress(done, total)
+        progress(done, len(pictured))
 
     try:
-        for page in found.pictures():
+        # In pages, as a task for each of a million pictures would take more memory than the memes.
+        for start in range(0, len(pictured), _PAGE):
             async with asyncio.TaskGroup() as group:
-                for one, path in page:
+                for one, path in pictured[start : start + _PAGE]:
                     group.create_task(decode(one, path))
     except ExceptionGroup as errors:  # failures unrelated to the pictures: no process, no time
         raise next((e for e in errors.exceptions if isinstance(e, CourtError)), errors.exceptions[0]) from None
@@ -268,16 +303,18 @@ async def _pictures(
         )
 
 
-def _equal_digests(found: FoundMemes) -> None:
+def _equal_digests(found: list[FoundMeme]) -> None:
     """Hashes the pictures that share a file size with another: only those can be identical."""
     # Sizes are known without reading the files, and most are unique.
-    for page in found.pictures():
-        for one, path in page:
-            found.set_size(one, picture_size(path))
-    # Several rows may name the same file.
-    for page in found.pictures(same_size=True):
-        for one, path in page:
-            found.set_picture(one, picture_sha256(path))
+    pictured = [(one, one.path) for one in found if one.path is not None]
+    for _, alike in _grouped(pictured, lambda pair: pair[1].stat().st_size).items():
+        for one, path in alike if len(alike) > 1 else ():
+            one.picture = sha256_of(path)
+
+
+def _alike(found: Iterable[FoundMeme], key: Callable[[FoundMeme], Hashable | None]) -> list[list[FoundMeme]]:
+    """Groups of memes that share a value, in order of their first memes; memes with None are in none."""
+    return [group for value, group in _grouped(found, key).items() if value is not None and len(group) > 1]
 
 
 def _twice(groups: Iterable[Sequence[FoundMeme]], kind: DatasetFaultKind, what: str) -> list[DatasetFault]:
@@ -306,12 +343,13 @@ def _labels_differ(group: Sequence[FoundMeme]) -> bool:
     return len({one.label for one in group if one.label}) > 1
 
 
-def _conflicts(found: FoundMemes) -> list[DatasetFault]:
+def _conflicts(found: list[FoundMeme]) -> list[DatasetFault]:
     """Reports memes with equal picture and text but different labels: one of the labels must be wrong.
 
     The same text on another picture is no conflict: FHM contains such pairs on purpose.
     """
-    differ = (group for group in found.groups(SAME_MEME) if _labels_differ(group))
+    same = _alike(found, lambda one: None if one.picture is None else (one.picture, one.text))
+    differ = (group for group in same if _labels_differ(group))
     return [
         DatasetFault(
             kind=DatasetFaultKind.LABELS_CONFLICT,

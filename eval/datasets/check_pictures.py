@@ -47,11 +47,11 @@ class PictureSearch:
             self._doubt, self._pictures = error.message, None
             return None
 
-    def faults(self, memes: int, without: Callable[[], Sequence[str]]) -> list[DatasetFault]:
+    def faults(self, memes: int, without: Sequence[str]) -> list[DatasetFault]:
         """Lists the faults of the pictures of all memes.
 
         Args:
-            without: Function that names the memes without a picture.
+            without: Names of the memes without a picture.
         """
         # If the folder is ambiguous, it is unknown which pictures exist.
         if self._doubt:
@@ -67,14 +67,8 @@ class PictureSearch:
                 f"deep below the directory){f'; they are had from {self._source_url}' if self._source_url else ''}"
             )
             return [DatasetFault(kind, self._split, what, memes)]
-        found = []
         if self.found < memes:
-            missing = tuple(without())
+            missing = tuple(without)
             what = "pictures named in the file are not in the folder of the others"
-            found.append(DatasetFault(kind=kind, split=self._split, what=what, count=len(missing), where=missing))
-        # Reported besides missing pictures, which include those of these members.
-        if faults := tuple(self._pictures.faults):
-            what = "members of tar files can't be used as pictures"
-            kind = DatasetFaultKind.PICTURES_DOUBTFUL
-            found.append(DatasetFault(kind=kind, split=self._split, what=what, count=len(faults), where=faults))
-        return found
+            return [DatasetFault(kind=kind, split=self._split, what=what, count=len(missing), where=missing)]
+        return []

@@ -5,23 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from court.errors import BadRequest
 from eval.datasets.card import PICTURE_ENDINGS
-from eval.datasets.shard_index import ShardIndex
 from eval.datasets.verbs import BadCell, fill
-from retrieval.library.picture_files import has_picture
-from retrieval.library.shards import leads_out, shard_of
 
 _BELOW = "/**"
-_SHARD = ".tar"
 _DEPTH = 3
 """Levels of folders below the directory that are searched for pictures."""
 LOOKED_FOR = 50
 """Number of pictures that are tried in a folder before it is ruled out."""
 Named = tuple[str, Mapping[str, str]]
 """Name of a picture, and the fields of its meme that may be used in a folder's name."""
+
+
+def leads_out(name: str) -> bool:
+    """True if a file name is absolute (here or on Windows) or contains ``..``."""
+    # Checked lexically, so that nothing outside is touched. The fast path comes first: nearly all names take it.
+    if name.isprintable() and ".." not in name and "\\" not in name and ":" not in name and name[:1] != "/":
+        return False
+    windows = PureWindowsPath(name)
+    return "\0" in name or name.startswith("/") or bool(windows.drive or windows.root) or ".." in windows.parts
 
 
 def picture_path(folder: Path, name: str) -> Path | None:
@@ -32,9 +37,8 @@ def picture_path(folder: Path, name: str) -> Path | None:
     if not name or leads_out(name):
         return None
     path = folder / name
-    file = shard_of(path) or path
     # Users link folders on purpose; a link in place of a picture comes with an archive.
-    if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         return None
     return path
 
@@ -46,28 +50,18 @@ class DatasetPictures:
         data: Directory of the data set; nothing outside it is read.
         beside: Folder of the split's rows.
         patterns: Folders as written in a card; ``{field}`` is replaced with the meme's field, and ``**`` at the end
-            matches any folder below. Names ending with ``.tar`` are tar files, and names beginning with a scheme
-            (``s3://``) are folders of an object store.
+            matches any folder below.
     """
 
     def __init__(self, data: Path, beside: Path, patterns: Sequence[str]) -> None:
         places = (beside, beside.parent, data)
         # Never above the directory that the user named, even if the rows are at its top.
         self._bases = [base for base in dict.fromkeys(places) if base == data or data in base.parents]
-        remote = [one for one in patterns if "://" in one]
-        # pathlib would collapse the double slash of an address.
-        self._remote = [Path(one.replace("://", ":/", 1)) for one in remote]
         self._data = data
-        self._patterns = tuple(one for one in patterns if not one.endswith(_SHARD) and one not in remote)
-        self._shards = ShardIndex(data, self._bases, [one for one in patterns if one.endswith(_SHARD)])
+        self._patterns = tuple(patterns)
         self._listed: dict[tuple[Path, bool], dict[str, list[Path]]] = {}
         self.folder: Path | None = None
         """Folder that names are relative to, once :meth:`find_folder` has found it."""
-
-    @property
-    def faults(self) -> Sequence[str]:
-        """Members of tar files that are unusable as pictures; known once a picture was searched for there."""
-        return self._shards.faults
 
     def find_folder(self, pictures: Iterable[Named]) -> Path | None:
         """Finds the folder that these names are relative to; None if none of the first of them exists anywhere.
@@ -76,13 +70,10 @@ class DatasetPictures:
         depends on a field of its meme, the result is the directory of the data set.
         """
         wanted = list(islice(((name, fields) for name, fields in pictures if name), LOOKED_FOR))
-        if self._shards or any("{" in pattern or "**" in pattern for pattern in self._patterns):
+        if any("{" in pattern or "**" in pattern for pattern in self._patterns):
             self.folder = self._data if any(self.find(name, fields) for name, fields in wanted) else None
         else:
             self.folder = self._folder_of(wanted)
-        # Remote stores last: each request goes over a network and may cost money.
-        if self.folder is None:
-            self.folder = next((f for f in self._remote if any(self._is_in(f, name) for name, _ in wanted)), None)
         return self.folder
 
     def _folder_of(self, wanted: Sequence[Named]) -> Path | None:
@@ -98,7 +89,7 @@ class DatasetPictures:
     @staticmethod
     def _is_in(folder: Path, name: str) -> bool:
         path = picture_path(folder, name)
-        return path is not None and has_picture(path)
+        return path is not None and path.is_file()
 
     def name_of(self, name: str, fields: Mapping[str, str]) -> str:
         """Name of a picture below the folder; the row's own if that is right or no picture matches.
@@ -109,8 +100,7 @@ class DatasetPictures:
         if self.folder is None:
             return name
         path = picture_path(self.folder, name)
-        # A name that leads into a tar file identifies that member; reading it shows if it exists.
-        if path is None or shard_of(path) or has_picture(path):
+        if path is None or path.is_file():
             return name
         found = self.find(name, fields)
         return found.relative_to(self.folder).as_posix() if found and found.is_relative_to(self.folder) else name
@@ -130,7 +120,7 @@ class DatasetPictures:
             folders = list(self._folders(record))
             for folder, deep in folders:
                 path = picture_path(folder, candidate)
-                if path is not None and not deep and has_picture(path):
+                if path is not None and not deep and path.is_file():
                     return path
             for folder, deep in folders if picture_path(self._data, candidate) else ():
                 found = self._similar_names(folder, candidate, deep)
@@ -142,8 +132,6 @@ class DatasetPictures:
                     )
                 if found:
                     return picture_path(found[0].parent, found[0].name)
-            if picture_path(self._data, candidate) and (inside := self._shards.find(candidate)):
-                return picture_path(self._data, inside)
         return None
 
     def _folders(self, record: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:

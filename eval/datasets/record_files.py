@@ -14,7 +14,6 @@ from typing import Any, TextIO
 from court.errors import BadRequest
 from eval.datasets.card import FileKind
 from eval.datasets.json_lines import parse_object
-from eval.datasets.tar_rows import tar_rows
 from retrieval.library.tables import csv_rows, read_text
 
 Numbered = tuple[int, dict[str, Any] | str]
@@ -42,7 +41,6 @@ class RecordFile:
         columns: Columns that are read; None for all.
         header: Names of its columns if it has no header.
         records: Key in a JSON object under which the rows are found; empty if they are the whole file.
-        name: Name of a tar file by which its pictures are found; its own name if empty.
     """
 
     path: Path
@@ -50,7 +48,6 @@ class RecordFile:
     columns: frozenset[str] | None = None
     header: tuple[str, ...] = ()
     records: str = ""
-    name: str = ""
 
     def __iter__(self) -> Iterator[Numbered]:
         """Reads the rows. Raises BadRequest if the file as a whole can't be read."""
@@ -65,8 +62,6 @@ class RecordFile:
                 return _table(self)
             case FileKind.PARQUET | FileKind.ARROW:
                 rows = _column_store(self.path, self.kind, self.columns)
-            case FileKind.TAR:
-                rows = tar_rows(self.path, self.name or self.path.name, self.columns)
             case FileKind.TREE:
                 raise ValueError(f"{self.kind} is no kind of a single file")
         return rows

@@ -14,7 +14,6 @@ from eval.datasets.known import Dataset
 from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import read_split
 from eval.datasets.sample import sample
-from retrieval.library.picture_files import read_picture
 
 _WORKERS = 2
 """Processes that decode pictures."""
@@ -95,7 +94,7 @@ async def shown_memes(
                 raise FileNotFoundError
             # Read only in its turn, so that no more files are in memory than are being decoded.
             async with turn:
-                picture = await reader.read(await asyncio.to_thread(read_picture, path))
+                picture = await reader.read(await asyncio.to_thread(path.read_bytes))
         except OSError:
             missing[meme.id] = "PICTURE_MISSING"
             return None

@@ -77,7 +77,6 @@ BENCHMARKS = {
     "call-cpu": ("eval.perf.trials.overhead", "CPU time of this process for a call of a model"),
     "docket": ("eval.perf.docket", "events a second that 32 trials append over what the database alone takes"),
     "docket-verify": ("eval.perf.docket", "events of a docket of 10^5 that are verified a second"),
-    "datasets": ("eval.perf.datasets", "rows a second that a card reads over those of bare readers, and memory"),
     "ranking": ("eval.perf.ranking", "CPU time of ranking 10^6 battles over evalica's, and what intervals cover"),
 }
 """Name of each benchmark, its module, and what it measures.

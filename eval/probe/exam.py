@@ -23,7 +23,6 @@ from eval.models.samples import Sample, Samples
 from eval.probe.folder import SCORED, ProbeFolder, ProbeManifest, Scored
 from eval.probe.report import THRESHOLD
 from eval.runs.sole_use import refuse_others
-from retrieval.library.picture_files import has_picture, read_picture
 
 CARD, ROWS, TRAIN_ROWS, PICTURES = "exam.toml", "exam.jsonl", "train.jsonl", "pictures"
 SPLIT, TRAIN = "exam", "train"
@@ -118,7 +117,7 @@ def export_exam(
     train, train_pictures, missing = _train(samples) if with_train else ([], {}, 0)
     (target / PICTURES / TRAIN).mkdir(parents=True)
     for row in rows:
-        (target / PICTURES / row.image).write_bytes(read_picture(pictures[row.id]))
+        (target / PICTURES / row.image).write_bytes(pictures[row.id].read_bytes())
     for one in train:
         _link(train_pictures[one.id], target / PICTURES / one.image)
     for name, those in ((ROWS, rows), (TRAIN_ROWS, train)):
@@ -163,7 +162,7 @@ def _link(picture: Path, place: Path) -> None:
     try:
         os.link(picture.resolve(), place)
     except OSError:  # another disk, one without links, or a picture inside a tar file
-        place.write_bytes(read_picture(picture))
+        place.write_bytes(picture.read_bytes())
 
 
 def _failed(scored: Iterable[Scored], threshold: int) -> dict[str, list[Scored]]:
@@ -203,7 +202,7 @@ def _picture(id_: str, gold: _Gold) -> Path:
             f"The picture of {id_!r} leads out of {sample.data}, by its name or as a link: it is not copied.",
             reason="PICTURE_REFUSED",
         )
-    if path is None or not has_picture(path):
+    if path is None or not path.is_file():
         raise BadRequest(
             f"The picture of {id_!r} is not below {sample.data}. Name the directory that the probe was about.",
             reason=MISSING,

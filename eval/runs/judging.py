@@ -26,7 +26,6 @@ from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, RunningScore
 from eval.runs.question_attempt import OpenQuestion
 from eval.runs.translated import ENGLISH, TranslatedAttempt
-from retrieval.library.picture_files import read_picture
 from serving.runner.executor import TrialExecutor
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ class Judging:
 
     async def _picture(self, meme: JudgedMeme) -> bytes | None:
         path = self._material.picture(meme)
-        return None if path is None else await asyncio.to_thread(read_picture, path)
+        return None if path is None else await asyncio.to_thread(path.read_bytes)
 
     async def _tick(self) -> None:
         while True:

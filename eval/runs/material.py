@@ -19,7 +19,6 @@ from eval.runs.attempt import PICTURE_MISSING
 from eval.runs.plan import Plan
 from eval.runs.progress import Progress
 from eval.runs.question import WORDS, Question, require_inputs, words_of
-from retrieval.library.picture_files import has_picture
 from retrieval.library.sources import Source
 
 
@@ -40,7 +39,7 @@ class Material:
     def picture(self, meme: JudgedMeme) -> Path | None:
         """Returns the path of a meme's picture; None if it is missing."""
         path = picture_path(self.pictures, meme.image) if self.pictures and meme.image else None
-        return path if path is not None and has_picture(path) else None
+        return path if path is not None and path.is_file() else None
 
 
 def material_of(plan: Plan, progress: Progress) -> Material:

@@ -38,7 +38,6 @@ from retrieval.build import Progress, build_library, tune
 from retrieval.embed.encoder import Encoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import FORMAT, USUAL, LabelledMeme
-from retrieval.library.picture_files import picture_sha256
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
 from retrieval.library.storage import CURRENT
@@ -364,7 +363,7 @@ def _sha256_of(path: Path) -> str:
     """SHA-256 of a picture in hex; empty if it is missing or unreadable."""
     # Read without checking for it first: in a tar file, each check parses the picture's header.
     try:
-        return picture_sha256(path)
+        return sha256_of(path)
     except (OSError, ValueError):  # ValueError: the name is invalid for any file
         return ""
 

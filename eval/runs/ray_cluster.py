@@ -31,7 +31,6 @@ from eval.datasets.items import JudgedMeme
 from eval.runs.attempt import Attempt
 from eval.runs.prediction import Prediction
 from eval.runs.ray_worker import Driver, Judge, JudgeTask, TaskResult, WorkerConfig, clear_away, facts_of, packed
-from retrieval.library.picture_files import absolute
 from serving.docket.ports import TrialReader, TrialWriter
 from serving.docket.store.pictures import picture_of
 from serving.settings import Settings
@@ -352,7 +351,7 @@ def _coordinator(pictures: Mapping[str, Path], calls: Path | None) -> Any:
     actor = made(num_cpus=0, scheduling_strategy=here, max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(Driver)
     # Absolute paths: an actor has its own working directory.
     return actor.remote(
-        {meme: str(absolute(path)) for meme, path in pictures.items()}, None if calls is None else str(calls.resolve())
+        {meme: str(path.resolve()) for meme, path in pictures.items()}, None if calls is None else str(calls.resolve())
     )
 
 

@@ -40,7 +40,6 @@ from eval.models.call_cache import CallCache, CallsError, SqliteCallCache
 from eval.runs.attempt import Attempt
 from eval.runs.controls import with_control
 from eval.runs.prediction import Prediction
-from retrieval.library.picture_files import read_picture
 from serving.docket.ports import TrialReader, TrialUnknown, TrialWriter
 from serving.docket.store.pictures import picture_of
 from serving.runner.executor import TrialExecutor
@@ -162,7 +161,7 @@ class Driver:
         """The content of a meme's picture file; None if it is missing."""
         path = self._pictures.get(meme)
         try:
-            return None if path is None else await asyncio.to_thread(read_picture, Path(path))
+            return None if path is None else await asyncio.to_thread(Path(path).read_bytes)
         except FileNotFoundError:
             return None
 

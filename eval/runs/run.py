@@ -40,7 +40,6 @@ from eval.runs.question import Question
 from eval.runs.question_attempt import open_question, settings_of_question
 from eval.runs.same_run import require_same_court, require_same_material
 from eval.runs.sole_use import refuse_others, sole_use
-from retrieval.library.picture_files import absolute
 from serving.models.connect import pictures_per_prompt
 from serving.settings import RoleName
 from serving.version import SOFTWARE
@@ -305,7 +304,7 @@ def _manifest(
         data=dict(material.files),
         # Absolute paths: a run may be resumed from another folder.
         data_dir=str(plan.data.resolve()),
-        pictures_dir=str(absolute(material.pictures)) if material.pictures else "",
+        pictures_dir=str(material.pictures.resolve()) if material.pictures else "",
         protocols=plan.protocols,
         limit=plan.limit,
         seed=plan.seed,

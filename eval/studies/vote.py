@@ -26,7 +26,6 @@ from retrieval.calibration.leave_one_out import Neighbours, leave_one_out_neighb
 from retrieval.embed.encoder import Encoder
 from retrieval.embed.onnx_texts import NAME as ONNX_TEXTS
 from retrieval.library.library import Library
-from retrieval.library.picture_files import read_picture
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Problem, Row, Source
 from retrieval.open import BUILTIN, load_encoder_for, name_of
@@ -389,7 +388,7 @@ async def _picture(row: Row, source: Source, reader: GuardedPictureReader) -> Pi
     if source.pictures is None or not row.image:
         return None
     try:
-        return await reader.read(await asyncio.to_thread(read_picture, source.pictures / row.image))
+        return await reader.read(await asyncio.to_thread((source.pictures / row.image).read_bytes))
     # If a picture can't be read, the text alone is judged, which `without_picture` counts.
     except (OSError, BadPicture):
         return None

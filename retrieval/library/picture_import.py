@@ -8,7 +8,6 @@ import io
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,8 +21,6 @@ from court.ports import PictureReader
 from retrieval.embed.encoder import Encoder
 from retrieval.library.embedding_cache import EmbeddedPicture, EmbeddingCache
 from retrieval.library.manifest import StoredPicture
-from retrieval.library.picture_files import has_picture, is_remote, picture_size, read_picture
-from retrieval.library.shards import leads_out, shard_of
 from retrieval.library.sources import Problem, Row
 from retrieval.library.thumbnails import ThumbnailWriter, shrink
 
@@ -189,13 +186,6 @@ def _draw(row: Row) -> bytes:
 def _file(name: str, folder: Path) -> bytes:
     """Reads a picture below the folder; data sets name pictures with or without leading directories."""
     try:
-        if is_remote(folder):
-            # Only the exact name is tried: each alternative would cost a request to the store.
-            if not leads_out(name):
-                # Read without an existence check, which would cost one more request for each picture.
-                with suppress(FileNotFoundError):
-                    return read_picture(folder / name)
-            raise _NoPicture("its picture is missing")
         # Resolved, as is each path below, so that neither ``..`` nor a link can lead out.
         inside = folder.resolve()
         parts = [part for part in name.replace("\\", "/").split("/") if part]
@@ -206,17 +196,12 @@ def _file(name: str, folder: Path) -> bytes:
             # The name is untrusted and must not lead out of the folder.
             if not path.is_relative_to(inside):
                 continue
-            if shard_of(path):
-                # No existence check: it would parse the member's header once more. The read bounds the size itself.
-                with suppress(FileNotFoundError):
-                    return read_picture(path)
-                continue
-            if not has_picture(path):
+            if not path.is_file():
                 continue
             # Checked before any of it is read into memory.
-            if picture_size(path) > LIMITS.max_bytes:
+            if path.stat().st_size > LIMITS.max_bytes:
                 raise _NoPicture("its picture is larger than can be read")
-            return read_picture(path)
+            return path.read_bytes()
     except (OSError, ValueError):
         # ValueError comes from names that no path can have, such as one with a NUL.
         raise _NoPicture("its picture can't be opened") from None

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import tracemalloc
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -14,7 +13,6 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.datasets.card import read_card
-from eval.perf.datasets import KINDS, WHOLE, WORKS, datasets, write_rows
 from tests.support.card_memes import read_by_card
 from tests.support.encoders import png_of
 from tests.unit.test_card_layouts import counts_of
@@ -238,47 +236,3 @@ def test_data_set_is_fetched_from_the_hub(tmp_path):
 def test_fetching_a_card_without_a_repository_is_refused(tmp_path):
     ran = run("fetch", "pridemm", "--out", tmp_path / "data")
     assert ran.exit_code == 1 and "names no repository" in ran.output
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_benchmark_reads_all_generated_rows(tmp_path, kind):
-    write_rows(tmp_path, 500, kind)
-    assert [work(tmp_path, kind) for work in (WORKS | WHOLE).values()] == [500] * 5
-
-
-@pytest.mark.slow
-def test_benchmark_runs_at_a_small_scale():
-    result = datasets(rows=2000)
-    assert {"csv_over_bare", "jsonl_over_bare", "check_bytes_per_further_row"} <= result.figures.keys()
-    assert result.goals.keys() <= result.figures.keys()
-    # docs/datasets.md quotes both.
-    assert {"run_bytes_per_meme", "build_bytes_per_meme"} <= result.figures.keys()
-    assert all(result.within_bound(f"{kind}_rows_lost") for kind in KINDS)
-
-
-def peak_of(work, place, kind):
-    """Peak of Python's memory while reading, in bytes."""
-    tracemalloc.start()
-    try:
-        work(place, kind)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, monkeypatch, kind):
-    # Much smaller buffers than usual, so that a few thousand rows reveal growth.
-    for name in ("name_set._MOST", "check_table._PAGE", "record_files._BATCH"):
-        monkeypatch.setattr(f"eval.datasets.{name}", 100)
-    monkeypatch.setattr("eval.perf.datasets._SAMPLE", 50)
-    for name, rows in (("few", 500), ("many", 3000)):
-        (tmp_path / name).mkdir()
-        write_rows(tmp_path / name, rows, kind)
-    for work in WORKS.values():
-        work(tmp_path / "few", kind)  # imports and caches
-        # The least of three: Python's table of file names grows now and then, whatever is read.
-        few, many = (min(peak_of(work, tmp_path / name, kind) for _ in range(3)) for name in ("few", "many"))
-        # A name alone takes 50 bytes, a meme over a thousand.
-        assert (many - few) / 2500 < 20, work.__name__

@@ -31,12 +31,12 @@ WHERE = {
     "export": ("serving/export/", "serving/views/", "eval/reports/parquet.py"),
     "eval": ("eval/",),
     "facts": ("retrieval/facts/",),
-    "datasets": ("eval/datasets/hub.py", "eval/datasets/record_files.py", "eval/perf/datasets.py"),
+    "datasets": ("eval/datasets/hub.py", "eval/datasets/record_files.py"),
     "labels": ("eval/scores/label_noise.py",),
     "inspect": ("eval/reports/inspect_log.py", "eval/scores/inspect_rows.py"),
     "ray": ("eval/runs/ray_cluster.py", "eval/runs/ray_worker.py"),
     "train": ("eval/arena/train_judge.py",),
-    "dev": ("eval/perf/datasets.py", "eval/perf/ranking.py"),
+    "dev": ("eval/perf/ranking.py",),
 }
 """Path prefixes of the modules that each extra is for: only they may import what it alone declares."""
 IMPORTED_AS = {

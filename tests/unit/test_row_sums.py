@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from eval.datasets.card import FileKind
 from eval.datasets.card_split import CardReader
-from eval.datasets.name_set import NameSet
-from tests.support.shards import write_shard
 from tests.unit.test_card_layouts import own_card
 
 COLUMNS = ("n", "id", "text", "image", "label", "part")
@@ -63,9 +61,6 @@ WRITERS = {
     FileKind.PARQUET: lambda path, rows: parquet.write_table(table_of(rows), path),
     FileKind.ARROW: write_arrow,
     FileKind.TREE: write_tree,
-    FileKind.TAR: lambda path, rows: write_shard(
-        path, [(f"{row['n']}.json", json.dumps(row).encode()) for row in rows]
-    ),
 }
 CELLS = st.one_of(
     st.none(),
@@ -112,15 +107,3 @@ def test_read_refused_excluded_and_elsewhere_rows_add_up_to_all_rows(tmp_path, k
         # At least one finding for each refused row; a fault of a whole column adds one.
         assert len(reader.problems) >= reader.refused
         assert len(memes) + reader.refused + len(reader.excluded) + reader.elsewhere == reader.rows == len(rows)
-
-
-def test_name_set_finds_names_spilled_to_disk(monkeypatch):
-    monkeypatch.setattr("eval.datasets.name_set._MOST", 10)
-    names_set = NameSet()
-    names = [f"m{n}" for n in range(95)] + ["", "\udcff", "ü"]
-    for name in names:
-        assert name not in names_set
-        names_set.add(name)
-        names_set.add(name)
-    assert all(name in names_set for name in names)
-    assert "m95" not in names_set and "M1" not in names_set
