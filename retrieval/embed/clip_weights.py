@@ -6,8 +6,8 @@ are untrusted, and a pickle can run arbitrary code.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 _CONFIG = "open_clip_config.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-_SHOWN = 8
-"""Names that an error lists at most."""
+_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +61,12 @@ def load_clip(source: ClipSource) -> LoadedClip:
         return _from_directory(open_clip, source)
     if source.model.startswith("hf-hub:"):
         return _from_hub(open_clip, source)
-    if source.model not in open_clip.list_models():
-        raise _no_such_model(source.model, open_clip.list_models())
     if source.path is None:
         return _from_tag(open_clip, source)
     if not source.path.is_file():
         raise _no_such(f"There is no checkpoint for {source.model} at the given path.")
     preprocessing = _published(open_clip, source.model)
-    return _create(open_clip, source, [source.path], pretrained=str(source.path), force_preprocess_cfg=preprocessing)
+    return _create(open_clip, source, pretrained=str(source.path), force_preprocess_cfg=preprocessing)
 
 
 def weights_digest(modules: Mapping[str, torch.nn.Module]) -> str:
@@ -87,7 +84,7 @@ def weights_digest(modules: Mapping[str, torch.nn.Module]) -> str:
         # Sorted by name, as files of the same weights list them in different orders.
         for name, tensor in sorted(module.state_dict().items()):
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise _damaged()
+                raise BadRequest("The weights are not finite.", reason="ENCODER_DAMAGED", field="encoder")
             sha256.update(f"{part}.{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             sha256.update(tensor.detach().cpu().contiguous().numpy().data)
     return f"sha256:{sha256.hexdigest()}"
@@ -105,13 +102,11 @@ def _open_clip() -> Any:
 
 
 def _from_tag(open_clip: Any, source: ClipSource) -> LoadedClip:
-    tags = open_clip.list_pretrained_tags_by_model(source.model)
     known = open_clip.get_pretrained_cfg(source.model, source.tag)
     if not known:
         raise _no_such(
-            f"open_clip knows no weights {source.tag!r} for {source.model}"
-            + (f"; it knows {_listed(tags)}." if tags else ", nor any others.")
-            + f" A checkpoint of your own is open_clip:{source.model}/ and its path, with a slash in it."
+            f"open_clip knows no weights {source.tag!r} for a model {source.model!r}. python -c 'import open_clip; "
+            "print(open_clip.list_pretrained())' lists all; a checkpoint of your own is named by its path."
         )
     try:
         path = open_clip.download_pretrained(known)
@@ -122,7 +117,6 @@ def _from_tag(open_clip: Any, source: ClipSource) -> LoadedClip:
     return _create(
         open_clip,
         source,
-        [Path(path)],
         pretrained=path,
         force_preprocess_cfg=wanted,
         # open_clip only warns if the weights were trained with another activation than the model's file says; the
@@ -135,30 +129,28 @@ def _from_hub(open_clip: Any, source: ClipSource) -> LoadedClip:
     repository = source.model.removeprefix("hf-hub:")
     try:
         open_clip.factory.download_pretrained_from_hf(repository, filename=_CONFIG)
-        path = open_clip.factory.download_pretrained_from_hf(repository)
+        open_clip.factory.download_pretrained_from_hf(repository)
     except Exception as error:
         raise not_fetched(source.name, error) from error
-    return _create(open_clip, source, [Path(path)])
+    return _create(open_clip, source)
 
 
 def _from_directory(open_clip: Any, source: ClipSource) -> LoadedClip:
     directory = source.path or Path()
-    files = sorted(path for path in directory.glob("*") if path.suffix in _WEIGHTS)
-    if not (directory / _CONFIG).is_file() or not files:
+    if not (directory / _CONFIG).is_file() or not any(path.suffix in _WEIGHTS for path in directory.glob("*")):
         raise _no_such(f"The directory for local-dir: holds no {_CONFIG}, or no weights beside it.")
-    return _create(open_clip, source, files)
+    return _create(open_clip, source)
 
 
 def _create(
     open_clip: Any,
     source: ClipSource,
-    files: Iterable[Path],
     *,
     pretrained: str | None = None,
     force_quick_gelu: bool = False,
     force_preprocess_cfg: Mapping[str, Any] | None = None,
 ) -> LoadedClip:
-    """Creates the model with the weights in ``files``, of which open_clip chooses one."""
+    """Creates the model with its weights."""
     known_as = f"local-dir:{source.path}" if source.model == "local-dir" else source.model
     try:
         model = open_clip.create_model(
@@ -176,27 +168,19 @@ def _create(
         config = open_clip.get_model_config(known_as)
         preprocessing = preprocessing_of(model.visual.preprocess_cfg)
     except Exception as error:  # of torch, safetensors, the hub, timm and transformers
-        raise _refusal(open_clip, source, files, error) from error
+        # The config of a text tower from the hub is fetched even if its weights are available.
+        if isinstance(error, OSError) or "huggingface" in str(error):
+            raise not_fetched(source.name, error) from error
+        raise BadRequest(
+            f"open_clip can't load {source.name}: {_reason(error)}. Copy or fetch the weights again, name the model "
+            "that they were saved from, and save a state dict, as pickled code is not run.",
+            reason="ENCODER_DAMAGED",
+            field="encoder",
+        ) from error
     model.eval().requires_grad_(False)
     # The activation can't be seen from the tensors, so only the config brings it into the encoder's identity.
     config["quick_gelu"] = force_quick_gelu or bool(config.get("quick_gelu"))
     return LoadedClip(name=source.name, model=model, known_as=known_as, config=config, preprocessing=preprocessing)
-
-
-def _refusal(open_clip: Any, source: ClipSource, files: Iterable[Path], error: Exception) -> CourtError:
-    """Returns the error for a failed load: a damaged file, weights of another model, or something not fetched."""
-    # Read once more separately, as the library's error doesn't tell whether the file or the model is wrong.
-    for file in files:
-        try:
-            state = open_clip.factory.load_state_dict(str(file), weights_only=True)
-        except Exception:
-            return _damaged()
-        if not isinstance(state, Mapping) or not all(hasattr(value, "shape") for value in state.values()):
-            return _foreign(source)
-    if isinstance(error, OSError) or "huggingface" in str(error):
-        # The config of a text tower from the hub is fetched even if its weights are available.
-        return not_fetched(source.name, error)
-    return _foreign(source)
 
 
 def preprocessing_of(config: Mapping[str, Any]) -> Preprocessing:
@@ -232,59 +216,20 @@ def _published(open_clip: Any, model: str) -> dict[str, Any]:
     return agreed
 
 
-def _no_such_model(model: str, models: list[str]) -> BadRequest:
-    folded = {name.casefold(): name for name in models}
-    candidates = [folded[name] for name in difflib.get_close_matches(model.casefold(), folded, n=_SHOWN, cutoff=0.5)]
-    return _no_such(
-        f"open_clip has no model {model!r}."
-        + (f" The nearest names are {_listed(candidates)}." if candidates else "")
-        + " python -c 'import open_clip; print(open_clip.list_pretrained())' lists all models and weights."
-    )
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
 def _no_such(what: str) -> BadRequest:
     return BadRequest(what, reason="ENCODER_UNKNOWN", field="encoder")
 
 
-def _damaged() -> BadRequest:
-    return BadRequest(
-        "The weights can't be read: the file is damaged or cut short, or holds pickled code, which is not run. Fetch "
-        "or copy it again, or save the state dict as safetensors.",
-        reason="ENCODER_DAMAGED",
-        field="encoder",
-    )
-
-
-def _foreign(source: ClipSource) -> BadRequest:
-    return BadRequest(
-        f"The weights are not those of {source.model}: tensors are missing, left over, or of another shape. Name the "
-        "model that they were saved from.",
-        reason="ENCODER_FOREIGN",
-        field="encoder",
-    )
-
-
 def not_fetched(name: str, error: BaseException) -> CourtError:
-    """Returns the error for a failed fetch: the file doesn't exist, or the server can't be reached."""
-    absent = {"RepositoryNotFoundError", "GatedRepoError", "RemoteEntryNotFoundError", "RevisionNotFoundError"}
-    causes: list[BaseException] = []
-    cause: BaseException | None = error
-    # A chain of causes may be cyclic.
-    while cause is not None and cause not in causes:
-        causes.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    if any(type(one).__name__ in absent for one in causes):
-        return _no_such(
-            f"The Hugging Face hub does not give what {name} names: it is not there, holds no {_CONFIG}, or asks "
-            "for a token (HF_TOKEN)."
-        )
+    """Returns the error for a failed fetch."""
     return Unavailable(
-        f"What {name} needs is not on this machine and can't be fetched: there is no way to the Hugging Face "
-        "hub or to where the weights are kept. Fetch it where there is one and copy the cache (HF_HOME), or name a "
-        "checkpoint by its path, or a directory with local-dir:.",
+        f"What {name} needs is not on this machine and can't be fetched: {_reason(error)}. Check the name and "
+        "HF_TOKEN; or fetch it where the hub can be reached and copy the cache (HF_HOME), or name a checkpoint's path.",
         reason="ENCODER_UNREACHABLE",
     )
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of a library's error, without the directories of paths."""
+    (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r"(?<![\w:/.])/(?:[^\s/'\"]+/)+", "", line)[:_LONGEST_REASON].rstrip(".")

@@ -144,14 +144,11 @@ def test_unknown_encoder_is_refused() -> None:
         load_encoder("builtin", texts="clip")
 
 
-def test_unknown_model_or_tag_is_refused_with_similar_or_existing_names() -> None:
-    unknown_model = refusal_of(ClipSource("vit-b32-siglip2", "webli"))
-    assert unknown_model.reason == "ENCODER_UNKNOWN" and "ViT-B-32-SigLIP2-256" in unknown_model.message
-    unknown_tag = refusal_of(ClipSource("ViT-L-14", "no_such"))
-    assert (
-        unknown_tag.reason == "ENCODER_UNKNOWN" and "openai" in unknown_tag.message and "no_such" in unknown_tag.message
-    )
-    assert "nor any others" in refusal_of(ClipSource(TINY, "no_such")).message
+def test_unknown_model_or_tag_is_refused() -> None:
+    for source in (ClipSource("vit-b32-siglip2", "webli"), ClipSource("ViT-L-14", "no_such"), ClipSource(TINY, "none")):
+        refusal = refusal_of(source)
+        assert refusal.reason == "ENCODER_UNKNOWN" and "list_pretrained" in refusal.message
+        assert source.model in refusal.message
 
 
 # Weights
@@ -196,9 +193,9 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     for number, other in enumerate([shorter, wider, more, {"a": torch.zeros(1)}, {}]):
         path = tmp_path / f"{number}.safetensors"
         save_file(other, path)
-        assert refusal_of(ClipSource(TINY, path=path)).reason in ("ENCODER_FOREIGN", "ENCODER_DAMAGED"), number
+        assert refusal_of(ClipSource(TINY, path=path)).reason == "ENCODER_DAMAGED", number
     torch.save([1, 2], tmp_path / "list.pt")
-    assert refusal_of(ClipSource(TINY, path=tmp_path / "list.pt")).reason in ("ENCODER_FOREIGN", "ENCODER_DAMAGED")
+    assert refusal_of(ClipSource(TINY, path=tmp_path / "list.pt")).reason == "ENCODER_DAMAGED"
 
 
 def test_non_finite_weights_are_refused(tmp_path: Path) -> None:
@@ -209,7 +206,7 @@ def test_non_finite_weights_are_refused(tmp_path: Path) -> None:
 
 
 def test_unreachable_or_private_weights_are_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     def none(*args: object, **kwargs: object) -> str:
         raise FileNotFoundError("no file") from LocalEntryNotFoundError("offline")
@@ -220,21 +217,6 @@ def test_unreachable_or_private_weights_are_reported_with_a_remedy(monkeypatch: 
         with pytest.raises(Unavailable, match="HF_HOME") as caught:
             OpenClipEncoder.load(source)
         assert caught.value.reason == "ENCODER_UNREACHABLE"
-
-    def absent(*args: object, **kwargs: object) -> str:
-        try:
-            raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
-        except RepositoryNotFoundError:
-            raise FileNotFoundError("no file")  # noqa: B904 - as open_clip raises it
-
-    monkeypatch.setattr("open_clip.factory.download_pretrained_from_hf", absent)
-    assert refusal_of_hub().reason == "ENCODER_UNKNOWN"
-
-
-def refusal_of_hub() -> CourtError:
-    with pytest.raises(BadRequest, match="HF_TOKEN") as caught:
-        OpenClipEncoder.load(ClipSource("hf-hub:org/name"))
-    return caught.value
 
 
 def test_missing_open_clip_is_reported_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
