@@ -30,6 +30,7 @@ Progress = Callable[[str, int, int], None]
 
 STARTER = "starter"
 STARTER_MEMES = Path(__file__).parent / "starter" / "memes.jsonl"
+_STARTER_PICTURES = STARTER_MEMES.with_name("pictures")
 _BATCH = 512
 """Batch size of texts, after each of which progress is reported."""
 
@@ -196,19 +197,14 @@ async def build_starter(
     path: Path,
     encoder: Encoder,
     picture_reader: PictureReader,
-    *,
-    progress: Progress | None = None,
-    replace: bool = False,
 ) -> tuple[Library, BuildReport]:
-    """Builds the default library of a new court: tame memes, drawn by our own code."""
+    """Builds the default library of a new court: tame memes that ``eval.synthetic.scenes`` has drawn."""
     return await build_library(
         path,
-        [Source(STARTER_MEMES, name=STARTER, format=SourceFormat.MEMECOURT)],
+        [Source(STARTER_MEMES, name=STARTER, pictures=_STARTER_PICTURES, format=SourceFormat.MEMECOURT)],
         name=STARTER,
         encoder=encoder,
         picture_reader=picture_reader,
-        progress=progress,
-        replace=replace,
     )
 
 
@@ -366,19 +362,14 @@ def _read_all(
             folder = None
         elif folder is None and any(row.image for row in rows.good):
             notes.append(f"{source.label}: no folder of pictures was named; its memes go in by their texts.")
-        elif folder is not None and rows.good and not any(row.image or row.scene for row in rows.good):
+        elif folder is not None and rows.good and not any(row.image for row in rows.good):
             notes.append(f"{source.label}: none of its rows names a picture (image); its memes go in by their texts.")
         elif not with_pictures:
             notes.append(f"{source.label}: pictures are not read; its memes go in by their texts.")
         for row in rows.good:
             first = firsts.setdefault(row.id, row)
             if first is not row or row.id in taken:
-                same = (row.label, row.text, row.image, row.scene) == (
-                    first.label,
-                    first.text,
-                    first.image,
-                    first.scene,
-                )
+                same = (row.label, row.text, row.image) == (first.label, first.text, first.image)
                 problems.append(Problem(row.source, row.line, row.id, _TAKEN if same else _AMBIGUOUS))
                 continue
             wanted.append(Wanted(row, folder))

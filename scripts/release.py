@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +28,15 @@ def run(*command: object) -> None:
     subprocess.run([str(part) for part in command], check=True, cwd=ROOT)
 
 
+def missing_data(wheel: Path) -> list[str]:
+    """Returns the data files of the packages, such as prompts and pictures, that the wheel lacks."""
+    tracked = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    packages = ("court/", "retrieval/", "serving/", "eval/", "proto/memecourt/")
+    data = {path.removeprefix("proto/") for path in tracked if path.startswith(packages) and not path.endswith(".py")}
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(data - set(archive.namelist()))
+
+
 def main() -> None:
     """Builds, installs, lists, checks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -34,6 +44,8 @@ def main() -> None:
     shutil.rmtree(DIST, ignore_errors=True)
     run(sys.executable, "-m", "build", "--outdir", DIST)
     wheel = next(DIST.glob("*.whl"))
+    if missing := missing_data(wheel):
+        sys.exit(f"The wheel lacks {', '.join(missing)}.")
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "venv", folder)
         python = Path(folder) / "bin" / "python"

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from eval.perf.bench import Result, seconds_of
-from retrieval.starter.draw import draw_meme
+from eval.synthetic.scenes import draw_meme
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MEMES = 8

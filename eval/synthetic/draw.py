@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw
 
+from eval.synthetic.scenes import SCENES, draw_meme
 from eval.synthetic.world import GROUPS, Badge, Colour, Shape
-from retrieval.starter.draw import SCENES, draw_meme
 
 __all__ = ["SCENES", "SIZE", "draw", "png_of", "read_badge"]
 

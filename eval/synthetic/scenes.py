@@ -1,16 +1,18 @@
-"""Draws the memes of the starter library: a simple scene with its text as caption.
+"""Draws simple scenes with a text as caption, among them the memes of the starter library.
 
-Nothing is downloaded and no picture is shipped: every pixel is determined by scene, text, size and seed, so the library
-can be rebuilt anywhere with the same version of Pillow. A scene never depends on a label.
+Every pixel is determined by scene, text, size, seed and the version of Pillow. A scene never depends on a label.
+``python -m eval.synthetic.scenes`` writes the pictures that the starter library ships.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -584,3 +586,15 @@ def draw_caption(image: Image.Image, text: str) -> None:
         for word in line.text.split():
             draw.text((x, y), word, font=font, fill=_WHITE, stroke_width=line.outline, stroke_fill=(0, 0, 0))
             x += font.getlength(word) + _gap(font)
+
+
+def write_starter(folder: Path, memes: Iterable[Mapping[str, str]]) -> None:
+    """Writes the pictures of memes of the starter library, under the names that they have there."""
+    for meme in memes:
+        draw_meme(meme["scene"], meme["text"]).save(folder / meme["image"])
+
+
+if __name__ == "__main__":
+    from retrieval.build import STARTER_MEMES
+
+    write_starter(STARTER_MEMES.with_name("pictures"), map(json.loads, STARTER_MEMES.read_text("utf-8").splitlines()))

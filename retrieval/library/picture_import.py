@@ -1,10 +1,9 @@
-"""Imports the pictures of labelled memes: finds or draws them, decodes them in the sandbox, and embeds them."""
+"""Imports the pictures of labelled memes: finds them, decodes them in the sandbox, and embeds them."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +83,7 @@ async def embed_pictures_of(
     """
     # Shared by all batches, several of which run at once.
     gate = asyncio.Semaphore(_AT_ONCE)
-    places = [place for place, item in enumerate(wanted) if item.row.scene or (item.row.image and item.folder)]
+    places = [place for place, item in enumerate(wanted) if item.row.image and item.folder]
     imported: dict[int, ImportedPicture] = {}
     problems: dict[int, Problem] = {}
 
@@ -167,20 +166,7 @@ async def _read(reader: PictureReader, data: bytes) -> Picture:
 
 
 def _bytes_of(item: Wanted) -> bytes:
-    return _draw(item.row) if item.row.scene else _file(item.row.image, item.folder or Path())
-
-
-def _draw(row: Row) -> bytes:
-    from retrieval.starter.draw import draw_meme
-
-    try:
-        picture = draw_meme(row.scene, row.text)
-    except ValueError:
-        # The original message may quote the text.
-        raise _NoPicture("its scene can't be drawn with its text") from None
-    png = io.BytesIO()
-    picture.save(png, "PNG")
-    return png.getvalue()
+    return _file(item.row.image, item.folder or Path())
 
 
 def _file(name: str, folder: Path) -> bytes:

@@ -265,7 +265,6 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
         "categories": tuple(category.strip() for category in categories if category.strip()),
         # Also accepts the field name of Hateful Memes, whose rows are often passed on as a table.
         "image": _name(record.get("image") or record.get("img")),
-        "scene": _name(record.get("scene")),
     }
 
 

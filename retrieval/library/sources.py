@@ -24,7 +24,7 @@ class SourceFormat(StrEnum):
     CSV = "csv"
     """Header ``id,label`` and any of ``text,image,categories``; categories parted by semicolons."""
     MEMECOURT = "memecourt"
-    """JSON a line: ``id``, ``label``, ``text``, ``categories`` and either ``image`` or ``scene``."""
+    """JSON a line: ``id``, ``label``, ``text``, ``categories`` and ``image``."""
     MAMI = "mami"
     """Cells between tabs under the header ``file_name``, ``misogynous`` (1 or 0), ``shaming``, ``stereotype``,
     ``objectification``, ``violence``, ``Text Transcription``; for the test split all but the first and the last stand
@@ -93,7 +93,6 @@ class Row:
         text: Text of the meme; empty if it has none.
         categories: Categories in the source's own words.
         image: Name of the picture's file; empty if there is none.
-        scene: Scene to draw instead of reading a file; empty if there is a file or none.
     """
 
     line: int
@@ -103,7 +102,6 @@ class Row:
     text: str
     categories: tuple[str, ...] = ()
     image: str = ""
-    scene: str = ""
     source: str = ""
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,34 +19,23 @@ from serving.cli.judge import show_verdict
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
 
-# Drawn when it runs; none of them stands in the starter library.
-_MEMES = (
-    ("crowd", "People from Blueland are filth.\nKick every one of them out of our town!"),
-    ("cat", "When the alarm rings on Monday\nand you are already late for coffee"),
-    ("landscape", "Section 14b: depreciation of leased\nturbine blades over nine fiscal years"),
-)
+# None of them stands in the starter library.
+_MEMES = ("crowd", "cat", "landscape")
 
 
 @click.command()
 @docket_option
 def demo(docket: Path | Address | None) -> None:
-    """Starts a server, draws three memes, requests a verdict on each, and prints how to open the records.
+    """Starts a server, sends three drawn memes, requests a verdict on each, and prints how to open the records.
 
     One meme is harmful, one is harmless, and one resembles nothing in the library of precedents.
     """
     place = settings_of(docket=docket).docket_place
     with _server(docket) as address, Client(address) as court:
-        for scene, caption in _MEMES:
-            response = court.judge(_draw(scene, caption), timeout=120)
+        for scene in _MEMES:
+            picture = files("retrieval.starter").joinpath("demo", f"{scene}.png").read_bytes()
+            response = court.judge(picture, timeout=120)
             show_verdict(f"a drawn {scene}, sent to {address}", response, docket=place)
-
-
-def _draw(scene: str, caption: str) -> bytes:
-    from retrieval.starter.draw import draw_meme
-
-    file = io.BytesIO()
-    draw_meme(scene, caption).save(file, "PNG")
-    return file.getvalue()
 
 
 @contextmanager

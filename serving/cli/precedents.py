@@ -183,7 +183,7 @@ def build(
     fhm        JSON a line: id, img, label (1 hateful, 0 not), text
     mami       between tabs: file_name, misogynous (1 or 0), Text Transcription
     csv        a header with id, label and any of text, image, categories
-    memecourt  JSON a line: id, label, text, categories, image or scene
+    memecourt  JSON a line: id, label, text, categories, image
 
     A csv file may be in UTF-8 or UTF-16, with commas, semicolons or tabs; labels are 1, 0, true, false, harmful,
     not_harmful, hateful, not_hateful and the like. Rows that can't be used are counted and listed, and the others go

@@ -21,7 +21,7 @@ import pytest
 from court.events import ReviewOutcome
 from court.meme import Frame, Picture, PictureFormat
 from court.verdict import Label
-from retrieval.starter.draw import draw_meme
+from eval.synthetic.scenes import draw_meme
 from tests.contract.test_webhooks import decided, failed, sending, until_idle
 from tests.support.dockets import NOON, append_all, review_trial, with_docket
 from tests.support.receivers import hook_settings

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval.starter.draw import draw_meme
+from eval.synthetic.scenes import draw_meme
 from tests.integration.conftest import Server
 from tests.support.doc_blocks import ROOT, TESTED_WHOLE, blocks, commands, pages
 from tests.support.pictures import encode

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from court.verdict import Label
+from eval.synthetic.scenes import draw_meme
 from memecourt.client import Client
 from retrieval.library.writer import LibraryWriter
-from retrieval.starter.draw import draw_meme
 from tests.integration.test_server import drawn
 
 pytestmark = pytest.mark.integration

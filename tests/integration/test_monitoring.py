@@ -8,8 +8,8 @@ import pytest
 from PIL import Image, PngImagePlugin
 from prometheus_client.parser import text_string_to_metric_families
 
+from eval.synthetic.scenes import draw_meme
 from memecourt.client import Client, judge_request
-from retrieval.starter.draw import draw_meme
 from tests.integration.test_server import records
 from tests.support.collector import attributes_of, running_collector
 

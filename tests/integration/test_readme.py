@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval.starter.draw import SCENES
+from eval.synthetic.scenes import SCENES
 from tests.support.drawn_memes import Caption, captioned_meme
 from tests.support.pictures import captioned, encode
 

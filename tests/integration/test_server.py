@@ -19,10 +19,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image
 
 from court.record import TrialState
+from eval.synthetic.scenes import draw_meme
 from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
-from retrieval.starter.draw import draw_meme
 from serving.docket.open import Docket
 from tests.support.playing import wait_until
 

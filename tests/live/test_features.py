@@ -20,7 +20,7 @@ from court.roles import RoleModel, RoleModels
 from eval.perf.vllm import server as vllm_cpu
 from eval.perf.vllm.court import PICTURES
 from eval.perf.vllm.tiny_model import NAME, make_tiny_model
-from retrieval.starter.draw import draw_meme
+from eval.synthetic.scenes import draw_meme
 from serving.models.vllm import VllmServer
 from tests.live.test_full_trial import a_case, court_of, read
 from tests.support.fakes import RecordingSink

@@ -40,7 +40,7 @@ from eval.perf.vllm.court import PICTURES, Recorded
 from eval.perf.vllm.prefix_cache import prompts_sent, share, tokenize_body
 from eval.perf.vllm.server import BLOCK
 from eval.perf.vllm.tiny_model import SPECIAL
-from retrieval.starter.draw import draw_meme
+from eval.synthetic.scenes import draw_meme
 from tests.support.cast import Cast
 from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, findings
 from tests.support.injections import INJECTIONS, SPECIALS, marked

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont, ImageOps
 
+from eval.synthetic.scenes import SCENES, caption_lines, draw_caption, draw_meme
 from eval.synthetic.world import GROUPS, KIND, OPENERS, TIMES, text_of
-from retrieval.starter.draw import SCENES, caption_lines, draw_caption, draw_meme
 
 _SIDE = 640  # longest side of a drawn meme, in pixels
 _FOLDERS = {"skimage": "data", "sklearn": "datasets/images", "matplotlib": "mpl-data/sample_data"}

@@ -15,7 +15,7 @@ from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import Limit, MeteredModel, Price
 from eval.probe.agents import PROMPTS, ProbeModels, Subject, prompt_of
 from eval.probe.folder import Scored, Scoring, ScoringOutcome
-from retrieval.starter.draw import draw_meme
+from eval.synthetic.scenes import draw_meme
 from tests.support.pictures import encode
 
 KINDS = {

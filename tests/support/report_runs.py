@@ -19,9 +19,9 @@ from eval.datasets.protocol import Level, Protocol
 from eval.runs.folder import DOCKET, LIBRARY, Excluded, RunFolder, RunManifest
 from eval.runs.from_record import prediction_of
 from eval.runs.prediction import Cost, Prediction
+from eval.synthetic.scenes import draw_meme
 from retrieval.library.library import Library
 from retrieval.library.thumbnails import ThumbnailWriter
-from retrieval.starter.draw import draw_meme
 from serving.docket.open import Docket
 from tests.support.cast import ACQUITTAL, RULING, Cast, full_court
 from tests.support.fakes import H, N, findings

@@ -51,7 +51,7 @@ from court.precedents import (
 )
 from court.settings import TrialSettings
 from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict
-from retrieval.starter.draw import draw_meme
+from eval.synthetic.scenes import draw_meme
 
 BEGAN = datetime(2026, 11, 21, 20, 44, tzinfo=UTC)
 TEXT = "Monday people,\ngo back to bed"

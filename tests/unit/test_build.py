@@ -161,19 +161,6 @@ def test_csv_source_is_built(tmp_path: Path) -> None:
     assert [(line, id_) for line, id_, _ in reasons(report)] == [(8, "e"), (9, ""), (10, "g")]
 
 
-def test_memecourt_format_draws_its_scenes(tmp_path: Path) -> None:
-    source = lines(
-        tmp_path / "memes.jsonl",
-        {"id": "a", "label": "HARMFUL", "text": "some words", "categories": ["x"], "scene": "cat"},
-        {"id": "b", "label": "NOT_HARMFUL", "text": "other words", "categories": [], "scene": "no such scene"},
-    )
-    library, report = build(tmp_path, Source(source), picture_reader=PlainPictureReader())
-    assert [(meme.id, meme.has_picture) for meme in library.memes] == [("a", True), ("b", False)]
-    assert [(p.line, p.id, p.reason, p.kept) for p in report.problems] == [
-        (2, "b", "its scene can't be drawn with its text", True)
-    ]
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageOps
 
+from eval.synthetic.scenes import SCENES, draw_meme
 from retrieval.borders import boxes, peeled
 from retrieval.embed.descriptor import DIM, describe
-from retrieval.starter.draw import SCENES, draw_meme
 
 
 def test_descriptor_is_a_unit_vector_for_any_size_and_colour() -> None:

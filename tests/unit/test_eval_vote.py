@@ -11,10 +11,10 @@ from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.studies.vote import measure_left_out, measure_plain_votes, measure_vote
+from eval.synthetic.scenes import SCENES, draw_meme
 from retrieval.build import build_library
 from retrieval.library.sources import Source
 from retrieval.open import load_encoder
-from retrieval.starter.draw import SCENES, draw_meme
 from tests.support.encoders import WordEncoder
 
 BAD = ["throw them out", "all of them lie", "kick them all out of town"]

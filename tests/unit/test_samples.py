@@ -10,7 +10,7 @@ from court.errors import BadRequest
 from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Protocol
 from eval.models.samples import Sample, Samples, one_set, read_memes, read_samples
-from retrieval.starter.draw import draw_meme
+from eval.synthetic.scenes import draw_meme
 from tests.support.pictures import encode
 from tests.support.probing import write_data_set
 

@@ -7,10 +7,12 @@ import re
 from collections import Counter
 from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from retrieval.starter.draw import SCENES, caption_lines, draw_meme
+from eval.synthetic.scenes import SCENES, caption_lines, draw_meme, write_starter
 
 MEMES = [
     json.loads(line)
@@ -56,8 +58,18 @@ def test_there_are_120_memes_about_half_of_them_harmful() -> None:
     assert 55 <= labels["HARMFUL"] <= 65
 
 
-def test_every_line_has_the_same_five_fields() -> None:
-    assert {tuple(meme) for meme in MEMES} == {("id", "label", "text", "categories", "scene")}
+def test_every_line_has_the_same_six_fields() -> None:
+    assert {tuple(meme) for meme in MEMES} == {("id", "label", "text", "categories", "scene", "image")}
+
+
+def test_shipped_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
+    write_starter(tmp_path, MEMES[::10])
+    shipped = files("retrieval.starter").joinpath("pictures")
+    assert {entry.name for entry in shipped.iterdir()} == {meme["image"] for meme in MEMES}
+    for drawn in tmp_path.iterdir():
+        # By their pixels: other versions of zlib compress to other bytes.
+        with Image.open(drawn) as ours, Image.open(str(shipped / drawn.name)) as theirs:
+            assert ours.tobytes() == theirs.tobytes(), drawn.name
 
 
 def test_ids_count_upwards() -> None:

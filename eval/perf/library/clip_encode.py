@@ -17,10 +17,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from eval.perf.bench import Result, in_turns, medians
+from eval.synthetic.scenes import SCENES, draw_meme
 from retrieval.embed.clip import BATCH, OpenClipEncoder
 from retrieval.embed.clip_names import ClipSource
 from retrieval.embed.clip_weights import LoadedClip, preprocessing_of
-from retrieval.starter.draw import SCENES, draw_meme
 
 _MODEL = "ViT-B-32"
 

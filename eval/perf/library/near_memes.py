@@ -25,9 +25,9 @@ from court.meme import Frame, Picture, PictureFormat
 from court.record import TrialRecord
 from court.verdict import Label
 from eval.perf.bench import Result, resident_bytes
+from eval.synthetic.scenes import draw_meme
 from retrieval.near_duplicates.match import MemeText, fingerprint
 from retrieval.near_duplicates.pdq import BYTES, Hash
-from retrieval.starter.draw import draw_meme
 from serving.docket.ports import DocketLine, Failure, FingerprintStore, TrialIndex, TrialReader
 from serving.runner.near_duplicates import NearDuplicateIndex, StoredFingerprint
 from serving.settings import Settings

@@ -14,8 +14,8 @@ import grpc
 
 from eval.perf.load.clients import JUDGE
 from eval.standin.process import Process, Resources, served
+from eval.synthetic.scenes import SCENES, draw_meme
 from memecourt.v1 import court_pb2 as wire
-from retrieval.starter.draw import SCENES, draw_meme
 
 
 @contextmanager

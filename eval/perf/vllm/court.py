@@ -22,7 +22,7 @@ from court.ports import ChatReply, ChatRequest
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase
 from eval.perf.trials.trials import KnownFinder, court_of
-from retrieval.starter.draw import SCENES, draw_meme
+from eval.synthetic.scenes import SCENES, draw_meme
 from serving.models.vllm import VllmServer
 
 PICTURES = 7
