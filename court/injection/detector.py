@@ -15,6 +15,7 @@ import binascii
 import hashlib
 import re
 import string
+import tomllib
 import unicodedata
 from bisect import bisect_left
 from collections import Counter
@@ -22,11 +23,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, lru_cache
+from importlib.resources import files
 from itertools import groupby
 
 from pydantic import BaseModel, ConfigDict, Field
-
-from court.injection.phrases import WORDS
 
 
 class SignalKind(StrEnum):
@@ -463,7 +463,7 @@ class _Rule:
 
     Attributes:
         within: Characters that the others may be from the first.
-        meanings: Keys of :data:`court.injection.phrases.WORDS`.
+        meanings: Tables of ``phrases.toml``.
     """
 
     kind: SignalKind
@@ -516,13 +516,18 @@ class _Node:
     meanings: list[tuple[int, str, bool]] = field(default_factory=list)
 
 
+def phrases() -> dict[str, dict[str, list[str]]]:
+    """Reads the phrases by meaning and language; all meanings list the same languages in the same order."""
+    return tomllib.loads(files(__package__).joinpath("phrases.toml").read_text("utf-8"))
+
+
 @cache
 def _tree(glued: bool) -> _Node:
     """All entries, letter by letter. Made when first needed, so that nobody waits for it who tries no meme."""
     root = _Node()
-    for meaning, languages in WORDS.items():
-        for language, entries in enumerate(languages):
-            for entry in entries.split("|"):
+    for meaning, languages in phrases().items():
+        for language, entries in enumerate(languages.values()):
+            for entry in entries:
                 node = root
                 # The same reading as a text gets: apostrophes part words, too. A stem within an entry has no ending.
                 for letter in _words(_folded(entry.rstrip("*")).text).strip().replace(" ", "" if glued else " "):

@@ -181,7 +181,8 @@ def _split(
             key = text_key(meme.text)
             text = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest() if key else None
             label = ", ".join(meme.gold.get(task.id, ()))
-            found.append(FoundMeme(split.name, meme.line, meme.id, label, text, pictures.find(meme)))
+            path = pictures.find(meme)
+            found.append(FoundMeme(split.name, meme.line, meme.id, label=label, text=text, path=path))
     except BadRequest as error:
         # A missing file is a finding; any other error stops the check.
         if error.reason != "DATA_MISSING":
