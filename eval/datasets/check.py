@@ -126,12 +126,12 @@ async def check(
     splits = [_split(dataset.card, data, split, found=found, findings=findings) for split in dataset.card.splits]
     # Comes first: it computes the digests by which equal pictures and conflicting labels are found.
     await _pictures(found, reader, findings, progress)
-    findings += _twice(_alike(found, lambda one: one.id), DatasetFaultKind.ID_TWICE, "an id")
+    findings += _twice(_sharing(found, lambda one: one.id), DatasetFaultKind.ID_TWICE, "an id")
     findings += _twice(
-        _alike(found, lambda one: one.text), DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)"
+        _sharing(found, lambda one: one.text), DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)"
     )
     same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
-    findings += _twice(_alike(found, lambda one: one.picture), DatasetFaultKind.PICTURE_TWICE, same)
+    findings += _twice(_sharing(found, lambda one: one.picture), DatasetFaultKind.PICTURE_TWICE, same)
     findings += _conflicts(found)
     return DatasetCheck(
         dataset=dataset.id,
@@ -313,7 +313,7 @@ def _equal_digests(found: list[FoundMeme]) -> None:
             one.picture = sha256_of(path)
 
 
-def _alike(found: Iterable[FoundMeme], key: Callable[[FoundMeme], Hashable | None]) -> list[list[FoundMeme]]:
+def _sharing(found: Iterable[FoundMeme], key: Callable[[FoundMeme], Hashable | None]) -> list[list[FoundMeme]]:
     """Groups of memes that share a value, in order of their first memes; memes with None are in none."""
     return [group for value, group in _grouped(found, key).items() if value is not None and len(group) > 1]
 
@@ -349,7 +349,7 @@ def _conflicts(found: list[FoundMeme]) -> list[DatasetFault]:
 
     The same text on another picture is no conflict: FHM contains such pairs on purpose.
     """
-    same = _alike(found, lambda one: None if one.picture is None else (one.picture, one.text))
+    same = _sharing(found, lambda one: None if one.picture is None else (one.picture, one.text))
     differ = (group for group in same if _labels_differ(group))
     return [
         DatasetFault(
