@@ -42,6 +42,7 @@ from eval.arena.speakers import ROLES, prompt_of, style_of
 from eval.arena.terminal import as_text
 from eval.arena.words import Relevance, Setting, Verdict, words_of
 from eval.cli import cli
+from eval.commands.arena import figures_of
 from eval.datasets.card import card_of
 from eval.datasets.known import DATASETS, dataset_of_card
 from eval.datasets.stored_files import json_line
@@ -51,6 +52,7 @@ from eval.models.open import ModelSpec
 from eval.models.samples import one_set
 from eval.synthetic.make import Layout, make
 from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, fails_after
+from tests.support.golden import check_figures
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "leaderboard.txt"
 THREE = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
@@ -101,7 +103,9 @@ def test_terminal_report_matches_the_golden_file(tmp_path, request):
     voices = {"beech": ArenaModel("beech", STRENGTHS, favours=4.0), "fir": ArenaModel("fir", STRENGTHS, refuses={"2"})}
     arena = Arena(tmp_path, memes=6, voices=voices, bias=True, bias_tasks=18, swapped=True)
     arena.hold()
-    report = as_text(leaderboard(tmp_path)) + "\n"
+    board = leaderboard(tmp_path)
+    check_figures(request, "arena", json.loads(json.dumps(figures_of(board))))
+    report = as_text(board) + "\n"
     if request.config.getoption("--write-golden"):
         GOLDEN.write_text(report, "utf-8")
     assert report == GOLDEN.read_text("utf-8")

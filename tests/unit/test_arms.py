@@ -39,6 +39,7 @@ from serving.settings import ModelSettings, RoleSettings, Settings
 from tests.support.cast import MARK, Cast, full_court, prompt_text, try_meme
 from tests.support.encoders import PlainPictureReader, WordEncoder
 from tests.support.fakes import FakeFinder, FakeReader, H, N, findings
+from tests.support.golden import check_figures
 
 DATASET = DATASETS["synthetic-harmeme"]
 PAPER = ("full", "no-precedents", "no-advocates", "no-captioner", "dull-judge", "post-stance")
@@ -218,7 +219,9 @@ def test_interrupted_study_resumes(tmp_path: Path, data: Path, model: ScriptedMo
 
 
 @pytest.mark.slow
-def test_command_prints_the_table(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
+def test_command_prints_the_table(
+    tmp_path: Path, data: Path, model: ScriptedModel, request: pytest.FixtureRequest
+) -> None:
     options = [
         "--dataset", DATASET.id, "--data", str(data), "--out", str(tmp_path / "study"), "--procedure", "full",
         "--arms", "dull-judge,swapped-sides", "--protocol", "merged", "--llm-url", "http://nowhere/v1", "--model", "m",
@@ -231,6 +234,7 @@ def test_command_prints_the_table(tmp_path: Path, data: Path, model: ScriptedMod
     assert lines[0] == "synthetic-harmeme, split test, protocol merged: 8 memes"
     assert [line.split()[0] for line in lines[2:6]] == ["arm", "full", "dull-judge", "swapped-sides"]
     ran = CliRunner().invoke(cli, ["ablate", *options, "--json"], env=environment)
+    check_figures(request, "ablate", json.loads(ran.stdout))
     full, dull, swapped = json.loads(ran.stdout)["merged"]
     assert (dull["made"], dull["stored"]) == (3 * 8, 0)
     assert swapped["made"] == 3 * 8 and swapped["calls"] == full["calls"]

@@ -23,6 +23,7 @@ from eval.synthetic.oracle import oracle
 from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
 from eval.synthetic.tasks import SIGNS, TARGETS, signs_of, target_of
 from tests.support.encoders import WordEncoder
+from tests.support.golden import check_figures
 
 pytestmark = pytest.mark.slow
 
@@ -71,8 +72,9 @@ def figures(ran):
     return {run["name"]: run["card"] for run in group["runs"]}
 
 
-def test_single_label_metrics_match_the_oracle(data, tmp_path, model):
+def test_single_label_metrics_match_the_oracle(data, tmp_path, model, request):
     ran = classify(data, tmp_path / "run", "--task", "target", *MODEL_OPTIONS, "--json")
+    check_figures(request, "classify", json.loads(ran.stdout))
     key = {meme.id: meme for meme in read_key(data)}
     results = read_results(tmp_path / "run")
     gold, answers = [], []

@@ -14,6 +14,7 @@ from eval.cli import cli
 from eval.datasets.protocol import Level, Protocol
 from eval.scores.compare import _needed, compare, in_words, mcnemar
 from eval.scores.metrics import card
+from tests.support.golden import check_figures
 from tests.support.judged import F, H, N, U, results, write_run
 
 NOT, SOME, VERY = Level
@@ -230,8 +231,9 @@ def test_command_reports_each_protocol_and_flipped_memes(runs):
     assert "A is" not in output  # both sides have the same data, so there is no note
 
 
-def test_command_prints_everything_as_json(runs):
+def test_command_prints_everything_as_json(runs, request):
     code, output = run_compare(*runs, "--protocol", "extreme", "--json")
+    check_figures(request, "compare", json.loads(output))
     (only,) = json.loads(output)["comparisons"]
     assert code == 0 and only["protocol"] == "extreme"
     assert (only["only_a_right"], only["only_b_right"], len(only["flipped"])) == (10, 0, 10)

@@ -30,6 +30,7 @@ from retrieval.library.readers import read_source
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Rows, Source, SourceFormat
 from tests.support.encoders import WordEncoder
 from tests.support.fakes import FakeReader
+from tests.support.golden import check_figures
 from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set
 from tests.support.sizes import FULL
 
@@ -375,7 +376,7 @@ def test_command_shows_a_notice_before_it_starts(tmp_path, data):
 # The report
 
 
-def test_command_reports_on_an_existing_probe(whole):
+def test_command_reports_on_an_existing_probe(whole, request):
     _, folder, _, _ = whole
     ran = CliRunner().invoke(cli, ["probe", "--report", "--out", str(folder.root)])
     assert ran.exit_code == 0, ran.output
@@ -383,6 +384,7 @@ def test_command_reports_on_an_existing_probe(whole):
     assert "religion" in ran.output and "a hint" not in ran.output and "round hats lie" not in ran.output
     assert "a hint" in (folder.root / "weakness.html").read_text(), "which stays in the folder"
     output = json.loads(CliRunner().invoke(cli, ["probe", "--report", "--out", str(folder.root), "--json"]).output)
+    check_figures(request, "probe", output)
     assert output["categories"][0]["name"] == "religion" and output["memes"] == 10 and output["failures"] == 3
     assert "a hint" not in json.dumps(output) and "blueland never" not in json.dumps(output)
     ran = CliRunner().invoke(cli, ["probe", "--report", "--out", str(folder.root.parent)])

@@ -34,6 +34,7 @@ from eval.runs.results import read_results
 from eval.scores.metrics import Bin, card
 from eval.scores.metrics import Figure as Estimate
 from eval.scores.published import PublishedRow
+from tests.support.golden import check_figures
 from tests.support.report_runs import MARKUP, NOT, SOME, USUAL_MEMES, VERY, ReportedMeme, write_report_run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -88,6 +89,12 @@ def test_markdown_report_matches_the_golden_file(usual_run, request):
     if request.config.getoption("--write-golden"):
         path.write_text(markdown)
     assert markdown == path.read_text()
+
+
+def test_figures_match_the_golden_file(usual_run, request):
+    ran = CliRunner().invoke(cli, ["report", str(usual_run), "--json"])
+    assert ran.exit_code == 0, ran.output
+    check_figures(request, "report", json.loads(ran.stdout))
 
 
 def test_same_runs_give_the_same_bytes(usual_run, page):

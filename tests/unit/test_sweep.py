@@ -23,6 +23,7 @@ from eval.scores.metrics import card
 from eval.studies.sweeping import Sweep, grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
 from tests.support.encoders import WordEncoder
+from tests.support.golden import check_figures
 
 H, N, U, F = Outcome.HARMFUL, Outcome.NOT_HARMFUL, Outcome.UNDECIDED, Outcome.FAILED
 MERGED = Protocol.MERGED
@@ -177,7 +178,7 @@ def test_too_few_or_different_memes_are_refused() -> None:
 
 @pytest.mark.slow
 def test_command_sweeps_without_a_model_and_extends_a_finished_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
     data = make(tmp_path / "data", Layout.HARMEME, train=32, val=16, test=0, seed=2)
@@ -195,6 +196,7 @@ def test_command_sweeps_without_a_model_and_extends_a_finished_sweep(
     finished = (tmp_path / "out" / "alpha=0" / "manifest.json").read_bytes()
     more = CliRunner().invoke(cli, [*options, "--grid", "alpha=0,1,0.5", "--json"], env=environment)
     assert more.exit_code == 0, more.output
+    check_figures(request, "sweep", json.loads(more.stdout))
     found = json.loads(more.stdout)["merged"]
     assert {candidate["run"] for candidate in found["candidates"]} == {"alpha=0", "alpha=1", "alpha=0.5"}
     assert len(found["candidates"]) == 9 and found["n"] == 16

@@ -30,6 +30,7 @@ from eval.witness.stand_in import WorldReader, open_drawn
 from eval.witness.world import COUNTS, PROPERTIES, Situation, claim_in, documents_of, draw_world, expected
 from retrieval.facts.corpus import open_corpus
 from retrieval.facts.writer import write_corpus
+from tests.support.golden import check_figures
 
 FACTS = draw_world()
 GOLDEN = Path(__file__).parents[1] / "golden" / "witness.txt"
@@ -308,11 +309,12 @@ def test_arms_are_compared_over_the_same_claims_only():
     assert shot.against.high < 0
 
 
-def test_command_checks_the_drawn_world(tmp_path):
+def test_command_checks_the_drawn_world(tmp_path, request):
     arguments = ["witness", "--drawn", "--out", str(tmp_path / "run"), "--limit", "12", "--arm", "one-shot", "--json"]
     done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     figures = json.loads(done.stdout.splitlines()[-1])
+    check_figures(request, "witness", figures)
     assert figures["arms"][0]["arm"] == "one-shot" and figures["arms"][0]["n"] == 12
     assert (tmp_path / "run" / "witness.html").exists()
     second = CliRunner().invoke(cli, arguments, catch_exceptions=False)
