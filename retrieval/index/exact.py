@@ -1,8 +1,8 @@
 """Exact fused search: ``s_i = alpha * sim(t, t_i) + (1 - alpha) * sim(g, g_i)`` as one inner product.
 
 Rows ``[t|g]`` are stored unscaled; the query carries the weight, ``[alpha * q_t ; (1 - alpha) * q_g]``, so that each
-query can have its own without a rebuild. FAISS scans, and we re-score the hits: FAISS sums in float32 and orders ties
-arbitrarily, while ours is ordered by ``(-score, row)`` with sums in float64, deterministic on every machine.
+query can have its own without a rebuild. One matrix product in float32 scans all rows, and the best are re-scored with
+sums in float64 and ordered by ``(-score, row)``, which is deterministic on every machine.
 
 For many rows a :class:`~retrieval.index.candidates.CandidateIndex` selects candidates, which are scored in the same
 way. Comparing exact and approximate scores gives the error for this query; unless the last hit is clearly better than
@@ -14,17 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.index.candidates import CandidateIndex, one_thread
+from retrieval.index.candidates import CandidateIndex
 
 _SPARE = 16
 """Rows fetched in addition to those requested, so that the first pass usually covers ties at the edge."""
 _BLOCK = 128
 """Rows re-scored at once; keeps the float64 copies within the CPU cache."""
+_GATHERED_SHARE = 0.25
+"""Share of allowed rows up to which they alone are copied and multiplied, instead of all rows in their place."""
+_GATHERED = 4096
+"""Rows copied at once, so that the copies stay small."""
 _CANDIDATES_PER_HIT = 8
 _TOUCHED = 2**26
 """Bytes read between two reports of warming up."""
@@ -36,7 +39,7 @@ class ScanPolicy:
     """Policy for choosing between a scan of all rows and candidates; both find the same rows.
 
     Attributes:
-        few: Number of allowed rows up to which they are scored directly, without FAISS, which checks each row's bit.
+        few: Number of allowed rows up to which they are scored exactly at once.
         scanned_share: Share of allowed rows up to which they are scanned: candidates are no faster then, because their
             index can't filter and has to return many times as many.
         candidates: Numbers of candidates to try in sequence, until they suffice.
@@ -185,7 +188,6 @@ class FusedIndex:
         if vector.shape != (dim,):
             raise ValueError(f"the {name} of a query has {dim} values, not shape {vector.shape}")
         if not np.isfinite(vector).all():
-            # FAISS would return row -1, which as an index is the last precedent.
             raise ValueError(f"the {name} of a query is not finite")
         return vector.astype(np.float64)
 
@@ -227,67 +229,32 @@ class FusedIndex:
 
     def _by_scan(self, query: _QueryVector, k: int, allowed: NDArray[np.bool_] | None, available: int) -> Hits:
         """Returns the best ``k`` rows and more, by scanning."""
+        rough = self._rough_scores(query.query, allowed)
         fetch = min(k + _SPARE, available)
-        candidates, last = self._scan(query.query, fetch, allowed)
-        hits = self._scored(candidates, query).ranked()
-        slack = rounding_slack(query.query)
-        if fetch < available and last >= hits.scores[k - 1] - slack:
+        best = np.argpartition(rough, rough.size - fetch)[-fetch:]
+        hits = self._scored(best, query).ranked()
+        least = hits.scores[k - 1] - rounding_slack(query.query)
+        if fetch < available and rough[best].min() >= least:
             # A row that was not fetched may tie with a fetched one, or beat it after float32 rounding, so all such rows
             # are scored.
-            hits = self._scored(self._scan_above(query.query, hits.scores[k - 1] - slack, allowed), query).ranked()
+            hits = self._scored(np.flatnonzero(rough >= least), query).ranked()
         return hits
 
-    def _scan(
-        self, query: NDArray[np.float32], fetch: int, allowed: NDArray[np.bool_] | None
-    ) -> tuple[NDArray[np.int64], float]:
-        """Returns FAISS's best ``fetch`` rows and the float32 score of the last."""
-        import faiss
-
-        scores = np.empty((1, fetch), dtype=np.float32)
-        found = np.empty((1, fetch), dtype=np.int64)
-        # The function under faiss.knn, which itself takes no selector. The arrays behind the pointers live in this
-        # frame until it returns. asarray: a memory-mapped array is passed as the plain array it is.
-        rows, (selector, _bits) = np.asarray(self.rows), _selector(allowed)
-        with one_thread():
-            faiss.knn_inner_product(
-                faiss.swig_ptr(query),
-                faiss.swig_ptr(rows),
-                query.size,
-                1,
-                len(self),
-                fetch,
-                faiss.swig_ptr(scores),
-                faiss.swig_ptr(found),
-                selector,
-            )
-        # As an index, -1 is the last row, which would silently be cited.
-        if (found < 0).any():
-            raise RuntimeError("FAISS found fewer rows than there are")
-        return found[0], float(scores[0, -1])
-
-    def _scan_above(
-        self, query: NDArray[np.float32], least: float, allowed: NDArray[np.bool_] | None
-    ) -> NDArray[np.int64]:
-        """Returns all rows whose float32 score lies above a bound."""
-        import faiss
-
-        rows, (selector, _bits) = np.asarray(self.rows), _selector(allowed)
-        result = faiss.RangeSearchResult(1)
-        with one_thread():
-            faiss.range_search_inner_product(
-                faiss.swig_ptr(query),
-                faiss.swig_ptr(rows),
-                query.size,
-                1,
-                len(self),
-                least,
-                result,
-                selector,
-            )
-        count = int(faiss.rev_swig_ptr(result.lims, 2)[1])
-        # A copy: the labels are freed with the result.
-        found: NDArray[np.int64] = faiss.rev_swig_ptr(result.labels, count).copy()
-        return found
+    def _rough_scores(self, query: NDArray[np.float32], allowed: NDArray[np.bool_] | None) -> NDArray[np.float32]:
+        """Returns float32 scores of all rows; minus infinity for those that are not allowed."""
+        # As a plain array: a product with a memory-mapped one is slower.
+        rows = np.asarray(self.rows)
+        if allowed is None or allowed.mean() > _GATHERED_SHARE:
+            scores: NDArray[np.float32] = rows @ query
+            if allowed is not None:
+                scores[~allowed] = -np.inf
+            return scores
+        scores = np.full(len(self), -np.inf, dtype=np.float32)
+        places = np.flatnonzero(allowed)
+        for start in range(0, places.size, _GATHERED):
+            part = places[start : start + _GATHERED]
+            scores[part] = rows[part] @ query
+        return scores
 
     def _scored(self, rows: NDArray[np.int64], query: _QueryVector) -> Hits:
         """Scores these rows exactly, in their order."""
@@ -323,17 +290,6 @@ def merged(parts: Sequence[tuple[int, Hits]], k: int) -> Hits:
         *(np.concatenate([getattr(hits, name) for _, hits in parts]) for name in ("scores", "text", "picture")),
     )
     return together.ranked().first(k)
-
-
-def _selector(allowed: NDArray[np.bool_] | None) -> tuple[Any, NDArray[np.uint8] | None]:
-    """Returns a FAISS selector of these rows, and the bits it points to, which must outlive it."""
-    import faiss
-
-    if allowed is None:
-        return None, None
-    # FAISS counts the bits of a byte from the lowest.
-    bits = np.packbits(allowed, bitorder="little")
-    return faiss.IDSelectorBitmap(bits.size, faiss.swig_ptr(bits)), bits
 
 
 def _none() -> Hits:

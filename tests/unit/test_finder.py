@@ -17,6 +17,7 @@ from court.meme import Frame
 from court.ports import PrecedentFinder
 from court.precedents import Findings, MinSimilarity, Relation, SureRange, VoteSettings
 from court.verdict import Label
+from retrieval.index.exact import FusedIndex
 from retrieval.library.filters import Filter
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, StoredPicture, Tuning
@@ -255,13 +256,11 @@ def test_encoder_failures_are_reported_as_unavailable_without_details(finder: Li
     assert "0x" not in refusal.value.message and "secret" not in refusal.value.message
 
 
-def test_failure_of_faiss_is_reported_as_unavailable(finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch) -> None:
-    import faiss
-
+def test_failure_of_the_scan_is_reported_as_unavailable(finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("Error in virtual void faiss::IndexFlat::search")
+        raise MemoryError
 
-    monkeypatch.setattr(faiss, "knn_inner_product", fail)
+    monkeypatch.setattr(FusedIndex, "_rough_scores", fail)
     with pytest.raises(Unavailable):
         find(finder, "x")
 

@@ -131,6 +131,6 @@ def test_query_of_another_length_is_refused() -> None:
 @pytest.mark.parametrize(
     "rows", [np.eye(4), np.eye(4, dtype=np.float32)[:, ::2], np.ones(4, np.float32), np.eye(2, dtype=np.float32)]
 )
-def test_rows_that_faiss_would_misread_are_refused(rows: NDArray[np.float32]) -> None:
+def test_rows_of_another_shape_or_type_are_refused(rows: NDArray[np.float32]) -> None:
     with pytest.raises(ValueError):
         FusedIndex(rows, 2)

@@ -27,8 +27,6 @@ VARIADIC = {
     "with_options",
 }
 """Functions that take any number of equal arguments (columns, points, options, words of a command)."""
-UNNAMED = {"faiss.knn_inner_product", "faiss.range_search_inner_product"}
-"""Functions of compiled libraries whose arguments have no names."""
 
 
 def run(*command, cwd=ROOT):
@@ -93,7 +91,7 @@ def test_calls_have_at_most_four_positional_arguments(package):
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and sum(not isinstance(each, ast.Starred) for each in node.args) > 4
-        and ast.unparse(node.func) not in VARIADIC | UNNAMED
+        and ast.unparse(node.func) not in VARIADIC
     ]
     assert not guilty
 
