@@ -29,6 +29,7 @@ COMMANDS = {
     "arena": ("eval.commands.arena", "Have models explain memes and judge each other's answers, and rank them."),
     "probe": ("eval.commands.probe", "Find out which harmful memes a model does not understand."),
     "shadow": ("eval.commands.shadow", "Compare a candidate's verdicts with the court's on the same memes."),
+    "replay": ("eval.commands.replay", "Rerun recorded trials with their replies, and list what changes."),
     "synthetic": ("eval.commands.synthetic", "Draw a benchmark whose truth is known."),
     "perf": ("eval.commands.perf", "Run benchmarks of the code."),
 }

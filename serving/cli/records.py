@@ -31,7 +31,6 @@ from serving.cli.common import (
     trial_settings,
 )
 from serving.cli.exports import export
-from serving.cli.replay import replay_records
 
 if TYPE_CHECKING:
     from court.events import AnyEvent, AppealOpened, QuestionRuled
@@ -59,7 +58,6 @@ _procedure_option = click.option(
 
 
 records.add_command(export)
-records.add_command(replay_records)
 
 
 @records.command("list")

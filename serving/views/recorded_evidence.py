@@ -1,4 +1,4 @@
-"""Stand-ins for the expert witness's model and evidence source that play back a record."""
+"""Stand-ins for the expert witness's evidence source that play back a record."""
 
 from __future__ import annotations
 
@@ -7,92 +7,14 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from court.backends.chat.recorded import NotRecorded, RecordedModel
 from court.errors import Unavailable
-from court.events import ClaimSettled, ClaimsFound, DocumentWeighed, Event, EvidenceSearched, QueriesPlanned
+from court.events import DocumentWeighed, EvidenceSearched
 from court.expert.documents import CLAIM_CHECKED
 from court.expert.findings import document_of
-from court.expert.witness import TIME, WitnessOutOfTime
-from court.ports import (
-    ChatModel,
-    ChatReply,
-    ChatRequest,
-    EvidenceDocument,
-    EvidenceHit,
-    EvidenceSource,
-    Odds,
-)
+from court.expert.witness import WitnessOutOfTime
+from court.ports import EvidenceDocument, EvidenceHit, EvidenceSource
 from court.record import TrialRecord
 from serving.docket.store.bodies import GONE
-
-Place = tuple[int, int]
-"""Number of a claim, and of the search or document for it; 0 where there is none."""
-
-_KINDS = {"claims": "claims", "queries": "queries", "rank": "rank", "classify": "classify"}
-
-
-def place_of(event: Event) -> Place:
-    """The place of an event's calls among those of the expert witness; zeros for events of others."""
-    match event:
-        case EvidenceSearched() | DocumentWeighed():
-            return event.claim, event.number
-        case QueriesPlanned() | ClaimSettled():
-            return event.claim, 0
-        case _:
-            return 0, 0
-
-
-class RecordedExpert(ChatModel):
-    """Plays back the replies and failures of the witness's model, and stops where the record stops."""
-
-    def __init__(self, recorded: RecordedModel, record: TrialRecord) -> None:
-        """Takes the model with the replies on record, and the record for the failures."""
-        self._recorded = recorded
-        self._failures = {(kind, place): reason for kind, place, reason in _failures(record) if reason}
-
-    @property
-    @override
-    def name(self) -> str:
-        return self._recorded.name
-
-    @override
-    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
-        try:
-            # Replies first: what was answered then is on record, and what was not has failed or was never asked.
-            return await self._recorded.reply(request, within_s=within_s)
-        except NotRecorded:
-            place = request.place
-            assert place is not None, "a recorded model is asked within a trial alone"
-            kind = _KINDS.get(place.task, "document")
-            reason = self._failures.get((kind, (place.claim, place.step)))
-            # Neither a reply nor a failure: the time was up there, so that it is up here at the same place.
-            if reason is None:
-                raise WitnessOutOfTime("The record goes no further.") from None
-            raise Unavailable("The witness gave no answer.", reason=reason) from None
-
-    @override
-    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        return None
-
-
-def _failures(record: TrialRecord) -> list[tuple[str, Place, str]]:
-    found: list[tuple[str, Place, str]] = []
-    for event in record.events:
-        match event:
-            # TIME is no answer of the model: in a replay, the work ends there by itself.
-            case ClaimsFound() if event.failure != TIME:
-                found.append(("claims", (0, 0), event.failure))
-            case QueriesPlanned():
-                found.append(("queries", place_of(event), event.failure))
-            case EvidenceSearched():
-                found.append(("rank", place_of(event), event.rank_failure))
-            case DocumentWeighed() if event.sha256:  # without a text, nobody was asked about it
-                found.append(("document", place_of(event), event.failure))
-            case ClaimSettled():
-                found.append(("classify", place_of(event), event.failure))
-            case _:
-                pass
-    return found
 
 
 class RecordedEvidence(EvidenceSource):

@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from court.events import ClaimSettled, DocumentWeighed, EvidenceSearched, VerdictGiven
+from eval.replay.replay import replay
 from memecourt.verify import verify_bundle
 from retrieval.library.postgres.address import Address
 from serving.docket.log.notes import VerifierKey
@@ -16,7 +17,6 @@ from serving.docket.store.bodies import GONE, PART, document_owner, part_value
 from serving.docket.store.postgres import SCHEMA
 from serving.docket.store.tables import FORMAT
 from serving.views.recheck import differences
-from serving.views.replay import replay
 from tests.support.cast import Cast
 from tests.support.dockets import NOON, append_all, parse_place, with_docket
 from tests.support.evidence import CLAIM, REFUTING, Expert, FakeEvidence, document, try_with_expert

@@ -641,11 +641,11 @@ def test_every_kind_of_error_has_its_code():
     special = {"ReplyUnusable": ReplyUnusable("JUDGE", "judge", "REPLY_CUT", "it was cut")}
     ours = {k for k in _kinds(CourtError) if k.__module__.split(".")[0] in ("court", "serving", "retrieval")}
     ours -= {TrialAborted}  # wraps another error and has its code
-    # Errors that no call returns: of the command that starts a vLLM, of the console, of a replay, and of a witness who
-    # settles claims.
+    # Errors that no call returns: of the command that starts a vLLM, of the console, and of a witness who settles
+    # claims.
     elsewhere = (
         *("serving.models.vllm", "serving.docket.review.locks"),
-        *("court.backends.chat.recorded", "court.expert.witness"),
+        "court.expert.witness",
     )
     ours = {kind for kind in ours if kind.__module__ not in elsewhere}
     assert {kind.__name__ for kind in ours} - expected.keys() == set()

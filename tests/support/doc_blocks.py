@@ -46,7 +46,7 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"curl --fail-with-body", "asks what serves, and is run as it stands: tests/integration/test_http.py"),
     (r"\bsglang\b|\bllama-server\b", "needs those servers and a GPU; tests/unit/test_other_servers.py asks stand-ins"),
     (r"memecourt prompts\b|--prompts ours", "run by tests/unit/test_prompt_sets.py"),
-    (r"memecourt records replay\b", "run by tests/unit/test_replay.py"),
+    (r"memecourt-eval replay\b", "run by tests/unit/test_replay.py"),
     (r"\bwebhooks (secret|test|list|replay)\b|cat memecourt\.toml", "run by tests/integration/test_webhooks.py"),
     (r"memecourt-eval reproduce\b", "needs the data sets: tests/unit/test_reproduce.py"),
     (r"\bcurl\b.*:9464", "asks what serves: tests/integration/test_monitoring.py"),

@@ -11,9 +11,9 @@ from court.policy import DEFAULT_POLICY
 from court.settings import TrialSettings
 from court.summary import precedents_for
 from court.untrusted import Fence
+from eval.replay.replay import replay
 from eval.synthetic.oracle import _exchanges
 from serving.views.messages import messages_of
-from serving.views.replay import replay
 from tests.support.cast import MARK, RULING, Cast, frames_of, prompt_text, try_meme
 from tests.support.fakes import H, N, findings
 

@@ -79,7 +79,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "memecourt records ask": ("t", "--question", "{question}"),
     "memecourt records export": ("t", "--as", "json"),
     "memecourt records list": (),
-    "memecourt records replay": ("t",),
+    "memecourt-eval replay": ("t",),
     "memecourt records resume": ("t",),
     "memecourt records show": ("t",),
     "memecourt docket backup": ("{new}",),

@@ -34,6 +34,7 @@ from court.roles import GuardModel, RoleModel
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import ClaimBasis, ClaimLabel, Label, ReviewReason
+from eval.replay.replay import replay
 from eval.runs.from_record import chain_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as Behaviour
@@ -42,7 +43,6 @@ from serving.settings import Settings
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
 from serving.views.recheck import differences
-from serving.views.replay import replay
 from tests.support import virtual_time
 from tests.support.cast import ACQUITTAL, MARK, Cast, frames_of, full_court, prompt_text, try_meme
 from tests.support.evidence import (

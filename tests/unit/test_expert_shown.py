@@ -8,6 +8,7 @@ import pytest
 
 from court.events import ClaimSettled, ClaimsFound, DocumentWeighed, EvidenceSearched
 from court.record import TrialRecord
+from eval.replay.replay import replay
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.records import render
 from serving.docket.review.projection import ReviewPriority
@@ -21,7 +22,6 @@ from serving.runner.verdict_cache import whole
 from serving.telemetry.span_contents import of_call
 from serving.telemetry.trial_state import ObservedTrial
 from serving.views.recheck import differences
-from serving.views.replay import replay
 from serving.views.trial_view import view_of
 from tests.support.cast import ACQUITTAL, Cast
 from tests.support.evidence import (

@@ -24,6 +24,7 @@ from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.untrusted import Fence
 from court.verdict import Label, ReviewReason
+from eval.replay.replay import replay
 from eval.runs.from_record import chain_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as Behaviour
@@ -36,7 +37,6 @@ from serving.settings import Settings
 from serving.telemetry.span_contents import of_call
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
-from serving.views.replay import replay
 from tests.support import virtual_time
 from tests.support.cast import ACQUITTAL, MARK, RULING, Cast, frames_of, full_court, prompt_text, try_meme
 from tests.support.fakes import RecordingSink, a_meme

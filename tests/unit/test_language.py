@@ -12,12 +12,12 @@ from court.events import TextRead
 from court.settings import TrialSettings
 from eval.cli import cli
 from eval.datasets.language import DETECT, language_of, shared_detector
+from eval.replay.replay import replay
 from eval.runs.folder import RunFolder
 from eval.scores.subgroups import UNKNOWN, groups_by
 from eval.synthetic.make import Layout, make
 from serving.rpc.convert import language as checked_language
 from serving.views.messages import messages_of
-from serving.views.replay import replay
 from tests.support.cast import Cast, prompt_text, try_meme
 from tests.support.fakes import a_meme
 from tests.support.judged import meme

@@ -19,6 +19,7 @@ from court.roles import RoleModel
 from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength, Strengths, rule
 from eval.models.cached_model import key_of
+from eval.replay.replay import replay
 from eval.runs.from_record import calls_of, chain_of
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.records import render
@@ -27,7 +28,6 @@ from serving.export.trial_file import TrialForm, write_trial
 from serving.models.connect import connect_models
 from serving.settings import ModelSettings, RoleSettings, Settings
 from serving.views.messages import messages_of
-from serving.views.replay import replay
 from serving.views.trial_view import view_of
 from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, task_of, try_meme
 from tests.support.fakes import H, N, RecordingSink, a_meme, findings

@@ -18,10 +18,10 @@ from court.record import TrialAborted, TrialRecord
 from court.replies import Answer, Argument, Description, Question, ruling_schema, text_schema
 from court.settings import TrialSettings
 from court.trial import TrialCase
+from eval.replay.replay import replay
 from serving.cli.main import cli
 from serving.models.rehearsal import rehearse, shortest
 from serving.views.messages import messages_of
-from serving.views.replay import replay
 from tests.support.cast import Cast, full_court, prompt_text, try_meme
 from tests.support.fakes import RecordingSink, a_meme
 

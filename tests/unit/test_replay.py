@@ -19,10 +19,11 @@ from court.replies import UnusableReply
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import Label, Strength, Strengths
+from eval.cli import cli as eval_cli
+from eval.replay.outcome import outcome
+from eval.replay.replay import replay
 from serving.cli.main import cli
 from serving.export.document import read_document
-from serving.views.outcome import outcome
-from serving.views.replay import replay
 from tests.support.cast import Cast, full_court, try_meme
 from tests.support.fakes import RecordingSink, a_meme
 from tests.support.replayed_trials import FOLDER, TRIALS
@@ -43,7 +44,7 @@ def differing_fields(record):
 
 
 def run(*arguments, status=0):
-    done = CliRunner().invoke(cli, ["records", "replay", *(str(argument) for argument in arguments)])
+    done = CliRunner().invoke(eval_cli, ["replay", *(str(argument) for argument in arguments)])
     assert done.exit_code == status, done.output
     return done.output
 

@@ -16,12 +16,12 @@ from court.replies import UnusableReply, parse_question_ruling, question_schema
 from court.second_question import QuestionBrief, rule_on_question
 from court.settings import TrialSettings
 from court.trial import TrialCase
+from eval.replay.replay import replay
 from serving.export.page import page
 from serving.export.source import ExportSource
 from serving.views.event_text import Fact, pieces_of
 from serving.views.messages import messages_of
 from serving.views.recheck import differences
-from serving.views.replay import replay
 from serving.views.trial_view import view_of
 from tests.support.cast import RULING, Cast, frames_of, full_court, is_repair, prompt_text, task_of
 from tests.support.fakes import RecordingSink, a_meme, a_picture

@@ -180,7 +180,7 @@ def code_lines():
     found = set()
     for folder in ("court", "retrieval", "serving", "eval"):
         for path in (ROOT / folder).rglob("*.py"):
-            if path.is_relative_to(ROOT / "eval" / "perf"):
+            if path.relative_to(ROOT).parts[:2] in {("eval", "perf"), ("eval", "standin")}:
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
                 nodes = [node]

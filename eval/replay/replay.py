@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from court.backends.chat.recorded import NotRecorded, PromptChanged, RecordedModel, RecordedOdds
 from court.errors import CourtError, Unavailable
 from court.events import (
     AnswerGiven,
@@ -52,12 +51,13 @@ from court.roles import GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase
 from court.verdict import Strength
+from eval.replay.model import NotRecorded, PromptChanged, RecordedExpert, RecordedModel, RecordedOdds, place_of
+from eval.replay.outcome import changes, explanations
 from serving.docket.store.bodies import GONE
 from serving.version import SOFTWARE
 from serving.views.messages import messages_of
-from serving.views.outcome import changes, explanations
 from serving.views.recheck import Difference
-from serving.views.recorded_evidence import RecordedEvidence, RecordedExpert, place_of
+from serving.views.recorded_evidence import RecordedEvidence
 
 _NONE = "none"
 _FAILED_PATIENCE_S = 0.5

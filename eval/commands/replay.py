@@ -1,4 +1,4 @@
-"""``memecourt records replay``: what today's code makes of the answers that recorded trials were given."""
+"""``memecourt-eval replay``: what today's code makes of the answers that recorded trials were given."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from serving.cli.common import MOST_ID, docket_in, docket_option, excerpt, parag
 
 if TYPE_CHECKING:
     from court.record import TrialRecord
+    from eval.replay.replay import ReplayedTrial
     from retrieval.library.postgres.address import Address
     from serving.settings import Settings
-    from serving.views.replay import ReplayedTrial
 
 EXIT_DIFFERENT = 1
 EXIT_NOT_REPLAYED = 2
@@ -39,7 +39,7 @@ class _NotReplayed(click.ClickException):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and trial.")
 @docket_option
 @click.pass_context
-def replay_records(
+def replay(
     context: click.Context,
     /,
     trial_ids: tuple[str, ...],
@@ -83,12 +83,12 @@ def replay_records(
 
 async def _replayed(settings: Settings, trial_ids: tuple[str, ...], folder: Path | None) -> list[ReplayedTrial]:
     from court.prompts.sets import open_set
-    from serving.views.replay import replay
+    from eval.replay.replay import replay as rerun
 
     open_set(settings.trial.prompts)  # trials that were held in its words are replayed with it
     if folder is not None:
-        return [await replay(record) for record in _in_files(folder)]
-    return [await replay(record) async for record in _in_docket(settings, trial_ids)]
+        return [await rerun(record) for record in _in_files(folder)]
+    return [await rerun(record) async for record in _in_docket(settings, trial_ids)]
 
 
 async def _in_docket(settings: Settings, trial_ids: tuple[str, ...]) -> AsyncIterator[TrialRecord]:

@@ -1,0 +1,1 @@
+"""Recorded trials run again by the current code, with the recorded replies of the models."""
