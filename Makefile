@@ -69,7 +69,7 @@ proto: .venv/dev ## Regenerate the code for the wire contract, and the descripti
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py
 	$(BIN)/python scripts/openapi.py
 
-perf: .venv/dev ## Run a benchmark: make perf NAME=startup; without NAME, list them
+perf: .venv/dev ## Run a benchmark: make perf NAME=service; without NAME, list them
 	$(BIN)/memecourt-eval perf $(NAME)
 
 image: .venv/dev ## Build the container image without a registry, and run it hardened (needs root, buildah, podman, runc, mmdebstrap)

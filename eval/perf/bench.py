@@ -1,83 +1,53 @@
 """Benchmarks: the list of them, how one is run, and the bounds that its figures must meet.
 
 Each benchmark is a comparison: our code with the baseline that works without it, or with our own undisturbed run, in
-alternating turns so that a slowdown affects both. A goal is a bound on such a ratio, a count, memory or CPU time.
-It is never a bound on wall-clock seconds or on a rate per second, because those depend as much on what else the machine
-is doing. The only exception is `install`: two of its goals are what a newcomer waits for.
+alternating turns so that a slowdown affects both. A goal is a bound on such a ratio, on a count or on a size, never on
+seconds or on a rate per second, because those depend as much on what else the machine is doing.
 """
 
 from __future__ import annotations
 
 import operator
 import os
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 BENCHMARKS = {
-    "install": ("eval.perf.install", "size of a fresh environment, time to the first verdicts, memory of a server"),
-    "startup": ("eval.perf.startup", "CPU time of `memecourt --help` over that of an empty Python"),
-    "trial-floor": ("eval.perf.trials.overhead", "wall time of a full trial over its longest chain of calls"),
-    "trial-naive": ("eval.perf.trials.overhead", "wall time of Algorithm 1 as printed over that of a full trial"),
-    "saturation": ("eval.perf.trials.overhead", "share of a busy model server's capacity that becomes verdicts"),
-    "vllm-steps": ("eval.perf.vllm.steps", "steps that a real vLLM's engine takes for a full trial over those it must"),
-    "prefix-cache": ("eval.perf.vllm.prefix_cache", "share of prompts from a real vLLM's cache over what could be"),
-    "vllm-priorities": (
-        "eval.perf.vllm.priorities",
-        "time to one verdict beside a batch on a real vLLM, without ranks of requests over with them",
+    "trial-floor": (
+        "eval.perf.overhead",
+        "wall time of a full trial over its longest chain of calls, and of Algorithm 1 as printed over that of a trial",
     ),
-    "clip-encode": (
-        "eval.perf.library.clip_encode",
-        "pictures a second that CLIP encodes over a bare pass of the model",
+    "saturation": ("eval.perf.overhead", "share of a busy model server's capacity that becomes verdicts"),
+    "service": (
+        "eval.perf.service",
+        "requests a second whose verdict is ready over those of a bare gRPC echo; memory after 100,000 requests; CPU "
+        "time for a call of a model",
     ),
-    "library": (
-        "eval.perf.library.library",
-        "memory of a library of 10^6 memes over its vectors, and changing it in use",
-    ),
-    "search": ("eval.perf.library.search", "time of a search among 10^5 and 10^6 memes over that of faiss.knn"),
-    "reading": (
-        "eval.perf.reading.reading",
-        "letters misread and pictures read a second beside RapidOCR's own pipeline",
-    ),
-    "batch": ("eval.perf.batch", "time of a long batch run killed three times over that of one left alone"),
-    "batch-ray": (
-        "eval.perf.ray_batch",
-        "time of a batch run on two Ray workers over that in one process; losses by a kill",
-    ),
-    "pgvector": ("eval.perf.library.search", "time of a search in PostgreSQL with pgvector over that of ours"),
-    "near-memes": (
-        "eval.perf.library.near_memes",
-        "memory of 10^5 known memes, and time to look among them for near ones",
-    ),
-    "service": ("eval.perf.load.service", "requests a second whose verdict is ready, over those of a bare gRPC echo"),
-    "service-summary": (
-        "eval.perf.load.service",
-        "summary trials a second of a server over what its encoder does",
-    ),
-    "slow-streams": ("eval.perf.load.hostile", "p99 of normal load beside 1,000 slow or half-open callers"),
-    "bombs": ("eval.perf.load.hostile", "p95 of normal load beside 20 hostile pictures a second"),
-    "memory": ("eval.perf.load.service", "memory of a server after 100,000 requests over that after 10,000"),
     "overload": (
-        "eval.perf.load.overload",
-        "goodput at four times the capacity over the best, and what the rest is told",
+        "eval.perf.overload",
+        "goodput at four times the capacity over the best, and delays in refusals",
     ),
-    "overload-summary": (
-        "eval.perf.load.overload",
-        "goodput at four times the capacity of summary trials that read pictures, over the best",
+    "search": (
+        "eval.perf.search",
+        "time of a search among 10^5 and 10^6 memes over that of faiss.knn; memory and changes of a library of 10^6",
     ),
-    "soak": ("eval.perf.load.overload", "20 minutes of full trials at saturation with faults: no growth, nothing lost"),
-    "call-cpu": ("eval.perf.trials.overhead", "CPU time of this process for a call of a model"),
-    "docket": ("eval.perf.docket", "events a second that 32 trials append over what the database alone takes"),
-    "docket-verify": ("eval.perf.docket", "events of a docket of 10^5 that are verified a second"),
-    "ranking": ("eval.perf.ranking", "CPU time of ranking 10^6 battles over evalica's, and what intervals cover"),
+    "docket": (
+        "eval.perf.docket",
+        "events a second that 32 trials append over what the database alone takes, and verifying 10^5 of them",
+    ),
+    "install": (
+        "eval.perf.install",
+        "size of a fresh environment, memory of a server, CPU time of `memecourt --help` over that of an empty Python",
+    ),
+    "ranking": ("eval.perf.ranking", "CPU time of ranking 10^6 battles over evalica's"),
+    "prefix-cache": ("eval.perf.vllm.prefix_cache", "share of prompts from a real vLLM's cache over what could be"),
 }
 """Name of each benchmark, its module, and what it measures.
 
@@ -108,6 +78,10 @@ class Result:
         # Compares the value as measured: 1.05004 is shown as 1.05 but misses a bound of 1.05.
         comparison, bound = self.goals[figure].split()
         return _COMPARISONS[comparison](self.figures[figure], float(bound))
+
+    def __or__(self, other: Result) -> Result:
+        """Joins the figures and goals of two parts of one benchmark."""
+        return Result({**self.figures, **other.figures}, {**self.goals, **other.goals})
 
     @property
     def holds(self) -> bool:
@@ -167,8 +141,3 @@ def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.per
     began = clock()
     work()
     return clock() - began
-
-
-def resident_bytes(pid: int | str = "self") -> int:
-    """Returns the resident memory of a process without its children (Linux). Raises OSError if it has ended."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()

@@ -16,11 +16,10 @@ from collections import Counter
 
 import pytest
 
-from eval.perf.ray_batch import compare_jobs
-from eval.perf.ray_nodes import ray_nodes
 from eval.runs.folder import DOCKET, RunFolder
 from eval.synthetic.make import Layout, make
 from serving.models.vllm import free_port
+from tests.support.ray_nodes import ray_nodes
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("pyarrow")
@@ -214,11 +213,4 @@ def test_full_ray_run_fails_without_its_model_server_and_can_be_resumed(cluster,
     # A repeated trial takes its first calls from the store.
     assert sum(p.cost.stored for p in RunFolder(out).predictions()) > 0
     assert key not in (out / "manifest.json").read_text()
-    check_workers_left_no_files(cluster)
-
-
-def test_ray_benchmark_holds_when_a_worker_is_killed(cluster, tmp_path):
-    result = compare_jobs(cluster, tmp_path, MEMES)
-    assert result.holds, result.figures
-    assert result.figures["ray_over_here"] > 0
     check_workers_left_no_files(cluster)

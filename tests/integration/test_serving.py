@@ -25,7 +25,6 @@ from court.errors import BadRequest, CourtError, Unavailable
 from court.events import Procedure, TrialFailed, VerdictGiven
 from court.record import TrialState
 from court.roles import RoleModel, RoleModels
-from eval.perf.load import hostile
 from eval.standin.faults import Faults
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as StandInSettings
@@ -52,6 +51,7 @@ from serving.settings import Settings
 from serving.wiring import readiness_checks
 from tests.integration.test_full_server import ModelServer
 from tests.integration.test_server import HARMFUL, HARMLESS, drawn, memecourt, records
+from tests.support import hostile
 from tests.support.playing import until
 from tests.support.sizes import FULL
 
@@ -608,7 +608,7 @@ BOMBS = 1200 if FULL else 24
 
 @pytest.mark.promise("IM-6", "1,200 hostile pictures beside normal requests: all refused, 0 others fail")
 def test_hostile_pictures_are_refused_without_failing_other_requests(server):
-    """IM-6, counted; ``perf bombs`` measures the cost to other requests."""
+    """IM-6, counted."""
     seconds, before = BOMBS / hostile.RATE, len(records(server.docket))
 
     async def throw_and_judge():

@@ -16,14 +16,13 @@ EVERYWHERE = ("",)
 WHERE = {
     "": EVERYWHERE,
     "server": ("court/", "retrieval/", "serving/", "eval/", "proto/memecourt/verify.py"),
-    "clip": ("retrieval/embed/clip.py", "retrieval/embed/clip_weights.py", "eval/perf/library/clip_encode.py"),
+    "clip": ("retrieval/embed/clip.py", "retrieval/embed/clip_weights.py"),
     "full": ("court/backends/chat/",),
     "telemetry": ("serving/telemetry/",),
     "postgres": (
         "retrieval/library/postgres/",
         "serving/docket/store/postgres.py",
         "eval/standin/postgres.py",
-        "eval/perf/library/search.py",
     ),
     "http": ("serving/http/", "serving/rest/"),
     "queue": ("serving/queue/",),

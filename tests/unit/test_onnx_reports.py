@@ -44,10 +44,10 @@ def test_text_reading_workers_start_with_telemetry_disabled():
 
 @pytest.mark.parametrize("folder", ["court", "retrieval", "serving", "eval"])
 def test_modules_import_onnxruntime_only_through_the_wrapper(folder):
-    """RapidOCR imports it too: in the workers above, and in a benchmark that runs it directly."""
+    """RapidOCR imports it too, in the workers above."""
     direct = re.compile(
         r"^\s*(?:import|from) (?:onnxruntime|rapidocr)\b|import_module\(\"(?:onnxruntime|rapidocr)", re.M
     )
     found = {path for path in (ROOT / folder).rglob("*.py") if direct.search(path.read_text())}
-    names = ("court/backends/onnx.py", "court/backends/ocr/engine.py", "eval/perf/reading/reading.py")
+    names = ("court/backends/onnx.py", "court/backends/ocr/engine.py")
     assert found <= {ROOT / name for name in names}

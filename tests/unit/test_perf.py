@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from eval.cli import cli
 from eval.perf import bench
 from eval.perf.bench import Result
+from eval.perf.install import startup
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,21 +21,21 @@ def test_perf_alone_lists_the_benchmarks():
 
 def test_unknown_benchmark_is_an_error_that_names_the_known_ones():
     outcome = CliRunner().invoke(cli, ["perf", "nonsense"])
-    assert outcome.exit_code == 2 and "startup" in outcome.output
+    assert outcome.exit_code == 2 and "install" in outcome.output
 
 
 @pytest.mark.parametrize(("bound", "holds"), [("<= 2", True), ("<= 1", False), (">= 1.5", True), ("== 1.5", True)])
 def test_goal_is_a_bound_on_a_figure(monkeypatch, bound, holds):
     monkeypatch.setattr("eval.perf.bench.measure", lambda name: Result({"x": 1.5, "y": 9}, {"x": bound}))
-    outcome = CliRunner().invoke(cli, ["perf", "startup", "--json"])
+    outcome = CliRunner().invoke(cli, ["perf", "install", "--json"])
     assert json.loads(outcome.output) == {
-        "name": "startup",
+        "name": "install",
         "figures": {"x": 1.5, "y": 9},
         "goals": {"x": bound},
         "holds": holds,
     }
     assert outcome.exit_code == (0 if holds else 1)
-    assert ("DOES NOT HOLD" in CliRunner().invoke(cli, ["perf", "startup"]).output) != holds
+    assert ("DOES NOT HOLD" in CliRunner().invoke(cli, ["perf", "install"]).output) != holds
 
 
 def test_bound_applies_to_the_exact_figure_rather_than_the_rounded_one():
@@ -60,7 +61,7 @@ def test_variants_are_warmed_up_and_alternate_in_going_first():
 
 
 def test_startup_is_measured():
-    result = bench.measure("startup", turns=3)
+    result = startup(turns=3)
     assert result.figures["heavy_modules"] == 0
     assert result.figures["help_cpu_s"] > result.figures["empty_cpu_s"] > 0
-    assert set(result.goals) <= set(result.figures) and result.figures["loadavg"] >= 0
+    assert set(result.goals) <= set(result.figures)

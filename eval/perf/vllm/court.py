@@ -21,7 +21,7 @@ from court.meme import Frame, Meme
 from court.ports import ChatReply, ChatRequest
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase
-from eval.perf.trials.trials import KnownFinder, court_of
+from eval.perf.trials import KnownFinder, court_of
 from eval.synthetic.scenes import SCENES, draw_meme
 from serving.models.vllm import VllmServer
 

@@ -22,7 +22,7 @@ from court.meme import Frame
 from court.ports import ChatRequest
 from court.settings import TrialSettings
 from eval.perf.bench import Result
-from eval.perf.trials.trials import unwatched
+from eval.perf.trials import unwatched
 from eval.perf.vllm.court import RecordedCall, court_before, drawn_case
 from eval.perf.vllm.server import BLOCK, figure, metrics, tiny_vllm, vllm_python
 from serving.models.vllm import VllmServer

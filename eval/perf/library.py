@@ -40,10 +40,11 @@ from io import FileIO
 from pathlib import Path
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from eval.perf.bench import Result, seconds_of
-from eval.perf.library.search import DIM, TALLY, Floats, KnownVectors, drawn, drawn_library, drawn_meme, find
+from eval.perf.drawn_library import DIM, TALLY, Floats, KnownVectors, drawn, drawn_library, drawn_meme, find
 from eval.standin.process import run_module
 from retrieval.library.library import Check, Library
 from retrieval.library.manifest import VECTORS
@@ -60,7 +61,7 @@ _REPEATED = {"answer": 3}
 
 
 def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
-    """Runs the benchmark: about ten minutes, 9 GB of disk below the temporary directory, 6 GB of memory.
+    """Measures a library: about ten minutes, 9 GB of disk below the temporary directory, 6 GB of memory.
 
     Args:
         seconds: Length of each of three rounds of searches: without a writer, during adds, and during appends.
@@ -168,28 +169,18 @@ def memory(root: Path) -> dict[str, float]:
     # Each search scans all rows, so that every page of the vectors is in memory when the figures are read.
     for number in range(5):
         _ask(finder, number)
-    resident = _rollup()
+    resident = psutil.Process().memory_full_info()
     finder.warm()
     for number in range(5):
         _ask(finder, number)
-    fast = _rollup()
+    fast = psutil.Process().memory_info()
     finder.close()
     return {
-        "memory_over_vectors": resident["Rss"] / vectors,
+        "memory_over_vectors": resident.rss / vectors,
         # Pages of a file that no other process maps count as private, so the vectors are subtracted.
-        "memory_private_mb": (resident["Private_Clean"] + resident["Private_Dirty"] - vectors) / 1e6,
-        "memory_with_fast_stage_over_vectors": fast["Rss"] / vectors,
+        "memory_private_mb": (resident.uss - vectors) / 1e6,
+        "memory_with_fast_stage_over_vectors": fast.rss / vectors,
     }
-
-
-def _rollup() -> dict[str, int]:
-    """Returns the memory of this process in bytes by kind, from the kernel's summary."""
-    found = {}
-    # The first line is the address range.
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
-        name, value, *_ = line.split()
-        found[name.rstrip(":")] = int(value) * 1024
-    return found
 
 
 def changes(root: Path, seconds: float) -> dict[str, float]:

@@ -3,8 +3,8 @@
 Requests are bytes prepared in advance, to which each client appends fields of its own: if a protobuf message contains a
 field twice, the last value counts. So the same client calls a service and a bare echo, at the same cost.
 
-``python -m eval.perf.load.clients`` reads a job as JSON from standard input and prints its outcome as JSON;
-``python -m eval.perf.load.clients echo SIZE`` serves an echo whose answers have SIZE bytes, prints ``{"port": …}`` and
+``python -m eval.perf.clients`` reads a job as JSON from standard input and prints its outcome as JSON;
+``python -m eval.perf.clients echo SIZE`` serves an echo whose answers have SIZE bytes, prints ``{"port": …}`` and
 runs until it is stopped.
 """
 
@@ -106,13 +106,13 @@ class LoadOutcome:
 
 def ask(job: Job) -> LoadOutcome:
     """Runs a job in a separate process. Raises RuntimeError if that fails."""
-    return LoadOutcome(**run_module("eval.perf.load.clients", payload=asdict(job)))
+    return LoadOutcome(**run_module("eval.perf.clients", payload=asdict(job)))
 
 
 @contextmanager
 def echo(size: int) -> Iterator[tuple[str, int]]:
     """Runs a bare grpc.aio server whose answers have ``size`` bytes; yields its address and process id."""
-    with running_module("eval.perf.load.clients", ["echo", size]) as (ready, pid):
+    with running_module("eval.perf.clients", ["echo", size]) as (ready, pid):
         yield f"127.0.0.1:{ready['port']}", pid
 
 

@@ -1,6 +1,6 @@
-"""The service compared with its lower bounds: a bare echo, its encoder alone, and its own memory earlier.
+"""The service compared with a bare echo and with its own memory earlier, and the cost of a call of a model.
 
-``service``: the overhead of the service over gRPC when the verdict is ready. 64 clients, each over its own connection,
+**Answers.** The overhead of the service over gRPC when the verdict is ready. 64 clients, each over its own connection,
 request verdicts on memes that the server knows, and then answers of the same size from a bare ``grpc.aio`` echo, in
 turns: the client process is the same for both, so the cost of the clients is on both sides. This is measured once
 without ids, and once with a new id in each request: such a request is claimed in the docket, on disk, before it is
@@ -8,42 +8,34 @@ answered, so that the same id always gets the same verdict. Figures of the latte
 goal, because an echo that stores nothing on disk is no fair comparison. CPU time is reported too: it varies less than
 wall-clock time on a shared machine; with few processors, the clients take their share of both.
 
-``service-summary``: the share of its encoder's throughput that a server reaches in ``summary`` trials of ever new memes
-whose text is given. The encoder alone gets the same texts and pictures, decoded in advance, one meme at a time
-as they come, in a process that does nothing else; the server also decodes, searches, judges and stores, which is the
-difference from 1. The choice of encoder matters: the built-in one is so fast that the rest dominates, a CLIP model on
-a CPU takes nearly all the time. ``MEMECOURT_PERF_ENCODER`` selects another than the built-in one, as
-``MEMECOURT_ENCODER`` does.
-
-``memory``: whether a server grows with the number of answers: its memory after 100,000 requests over that after 10,000.
+**Growth.** Memory, open files and threads of a server after 100,000 requests over those after 10,000.
 Most are known memes under new names, one in fifty is a new meme: caches are full by the first reading, so later
 requests should fit into the existing memory. The server's own process is measured; its child processes hold no requests
 between two calls.
+
+**Calls of a model.** See :func:`eval.perf.overhead.call_cpu`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
+import io
 import time
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from court.backends.pictures.reader import GuardedPictureReader
-from court.meme import Picture
+import grpc
+
 from eval.perf.bench import Result, in_turns, medians
-from eval.perf.load.clients import Job, LoadOutcome, ask, echo
-from eval.perf.load.known import known_memes, picture, served_known, settled
+from eval.perf.clients import JUDGE, Job, LoadOutcome, ask, echo
+from eval.perf.overhead import call_cpu
 from eval.standin.process import Process, Resources, served
-from retrieval.embed.encoder import Encoder
-from retrieval.open import load_encoder_for
+from eval.synthetic.scenes import SCENES, draw_meme
+from memecourt.v1 import court_pb2 as wire
 
-ENCODER_VARIABLE = "MEMECOURT_PERF_ENCODER"
-"""The encoder to measure with; the built-in one if it is not set."""
-_TEXT = "A text that nobody has sent before, with number"
 _NEW = 50
 """One in so many requests is about a meme that is new."""
 
@@ -57,8 +49,34 @@ class _Rate:
     client_cpu_ms: float
 
 
-def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: int = 3) -> Result:
+def service(
+    *,
+    memes: int = 64,
+    clients: int = 64,
+    seconds: float = 8.0,
+    turns: int = 3,
+    early: int = 10_000,
+    late: int = 100_000,
+    calls: int = 300,
+    trials: int = 16,
+) -> Result:
     """Runs the benchmark.
+
+    Args:
+        early: Requests before the first reading of a server's memory.
+        late: Requests before the second, the early ones included.
+        calls: Calls of a model whose CPU time is measured one by one.
+        trials: Trials whose calls are measured together.
+
+    Raises:
+        RuntimeError: A server did not start, or a request was not answered.
+    """
+    answers = _answers(memes=memes, clients=clients, seconds=seconds, turns=turns)
+    return answers | _growth(early, late, memes) | call_cpu(calls=calls, trials=trials)
+
+
+def _answers(*, memes: int, clients: int, seconds: float, turns: int) -> Result:
+    """Compares the rate and latency of answers with those of an echo.
 
     Raises:
         RuntimeError: The server did not start, or a request was not answered.
@@ -133,89 +151,20 @@ def _at_rate(job: Job, echo_address: str, turns: int) -> dict[str, float]:
     }
 
 
-def service_summary(
-    *, pictures: int = 32, clients: int = 16, requests: int = 300, turn_s: float = 10.0, turns: int = 7
-) -> Result:
-    """Runs the benchmark.
-
-    Args:
-        pictures: Different pictures; every text is new.
-        requests: Requests of a turn, at most.
-        turn_s: Approximate seconds that a turn takes the encoder alone; at most.
-
-    Raises:
-        RuntimeError: The server did not start, or a request was not answered.
-    """
-    named = os.environ.get(ENCODER_VARIABLE) or None
-    encoder = load_encoder_for(None, named)
-    decoded = asyncio.run(_decoded(pictures))
-    with TemporaryDirectory(prefix="memecourt-summary-") as directory:
-        place = Path(directory)
-        files = known_memes(place, pictures)
-        with served(place / "home", environment={"MEMECOURT_ENCODER": named} if named else None) as server:
-            _alone(encoder, decoded, clients)  # warms up
-            a_meme = _alone(encoder, decoded, clients) / clients
-            # Sized by the speed of the encoder: a CLIP model on a CPU is much slower than the built-in one.
-            count = min(requests, max(2 * clients, round(turn_s / a_meme)))
-            # The turn is limited by `most` and not by `seconds`, so that both process the same number of memes.
-            job = Job(server.address, files, clients=clients, seconds=600.0, most=count, text=_TEXT)
-            taken = [(count / _alone(encoder, decoded, count), ask(job).require_all_answered()) for _ in range(turns)]
-    return Result(
-        figures={
-            **medians(
-                taken,
-                of_encoder=lambda alone, outcome: outcome.rate / alone,
-                requests_s=lambda _, outcome: outcome.rate,
-                encoder_s=lambda alone, _: alone,
-                p99_ms=lambda _, outcome: outcome.p99_ms,
-            ),
-            "requests_a_turn": count,
-        },
-        goals={"of_encoder": ">= 0.6"},
-    )
-
-
-async def _decoded(count: int) -> Sequence[Picture]:
-    reader = GuardedPictureReader(workers=1)
-    try:
-        return [await reader.read(picture(number)) for number in range(count)]
-    finally:
-        await reader.aclose()
-
-
-def _alone(encoder: Encoder, pictures: Sequence[Picture], count: int) -> float:
-    """Returns the seconds that the encoder takes for ``count`` memes."""
-    run = uuid.uuid4().hex[:16]  # as the clients mark their texts, which this makes twice as long
-    began = time.perf_counter()
-    for number in range(count):
-        encoder.embed_texts([f"{_TEXT} {run}-{number}"])
-        encoder.embed_pictures([[frame.png for frame in pictures[number % len(pictures)].frames]])
-    return time.perf_counter() - began
-
-
-def memory(*, early: int = 10_000, late: int = 100_000, memes: int = 64) -> Result:
-    """Runs the benchmark.
-
-    Args:
-        early: Requests before the first reading.
-        late: Requests before the second, the early ones included.
-
-    Raises:
-        RuntimeError: The server did not start, or a request was not answered.
-    """
+def _growth(early: int, late: int, memes: int) -> Result:
     with served_known(memes) as (server, requests, _):
         first = _after(server, requests, early)
         last = _after(server, requests, late - early)
     return Result(
         figures={
-            "late_over_early": last.memory / first.memory,
-            "early_mib": first.memory,
-            "late_mib": last.memory,
-            "more_handles": last.handles - first.handles,
-            "more_threads": last.threads - first.threads,
+            "memory_late_over_early": last.memory / first.memory,
+            "handles_late_over_early": last.handles / first.handles,
+            "threads_late_over_early": last.threads / first.threads,
+            "memory_early_mib": first.memory,
+            "memory_late_mib": last.memory,
             "requests": late,
         },
-        goals={"late_over_early": "<= 1.1"},
+        goals={f"{name}_late_over_early": "<= 1.1" for name in ("memory", "handles", "threads")},
     )
 
 
@@ -229,3 +178,55 @@ def _after(server: Process, requests: list[str], count: int) -> Resources:
             job = Job(server.address, requests, seconds=36_000.0, warm_s=0.0, most=number, text=text)
             ask(job).require_all_answered()
     return settled(server)
+
+
+@contextmanager
+def served_known(memes: int) -> Iterator[tuple[Process, list[str], int]]:
+    """Runs a server that has already tried some memes; yields it, their request files, and an answer's size."""
+    with TemporaryDirectory(prefix="memecourt-known-") as folder:
+        requests = known_memes(Path(folder), memes)
+        with served(Path(folder) / "home") as server:
+            yield server, requests, first_answers(server, requests)
+
+
+def known_memes(place: Path, count: int) -> list[str]:
+    """Writes files with one request each, whose text is given."""
+    paths = [place / f"request-{number}" for number in range(count)]
+    for number, path in enumerate(paths):
+        request = wire.JudgeRequest(image=picture(number), text=f"Meme number {number} of those that are known")
+        path.write_bytes(request.SerializeToString())
+    return [str(path) for path in paths]
+
+
+def first_answers(server: Process, requests: list[str]) -> int:
+    """Has all memes tried, so that they are known; returns the size of the last answer when its verdict is reused."""
+    with grpc.insecure_channel(server.address) as channel:
+        judge: Any = channel.unary_unary(JUDGE, None, None)
+        for name in (*requests, requests[-1]):
+            answer = judge(Path(name).read_bytes(), timeout=120)
+    # Otherwise the load would measure trials, and not the path of a reused verdict.
+    if not wire.JudgeResponse.FromString(answer).HasField("reused_from"):
+        raise RuntimeError("a meme that was tried before has been tried again")
+    return len(answer)
+
+
+def picture(number: int, *, size: tuple[int, int] = (640, 480)) -> bytes:
+    """Returns a unique generated meme as JPEG; some 30 to 60 KB at the default size."""
+    file = io.BytesIO()
+    drawn = draw_meme(sorted(SCENES)[number % len(SCENES)], f"Number {number}\nis like no other", seed=number)
+    drawn.resize(size).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def settled(process: Process, *, most_s: float = 10.0) -> Resources:
+    """Returns the resources of a process after a second without work, or after ``most_s`` seconds."""
+    end = time.monotonic() + most_s
+    before = process.cpu_s()
+    while time.monotonic() < end:
+        time.sleep(1.0)
+        now = process.cpu_s()
+        # Not zero: even an idle server runs its heartbeat and timers.
+        if now - before < 0.1:
+            break
+        before = now
+    return process.resources()

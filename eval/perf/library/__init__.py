@@ -1,1 +1,0 @@
-"""Building, opening and searching libraries of precedents."""

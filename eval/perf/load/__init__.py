@@ -1,1 +1,0 @@
-"""A server under load: clients, processes, overload and hostile traffic."""

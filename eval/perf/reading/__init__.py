@@ -1,1 +1,0 @@
-"""Benchmark of reading text from pictures: errors and speed."""

@@ -1,1 +1,0 @@
-"""Benchmarks of the court's overhead over the time of its model calls."""
