@@ -177,6 +177,8 @@ class MemeIdentity(_Value):
     """Number of other frames that differ visibly from all representative ones."""
     incomplete: bool = False
     """True if the file was truncated, so that a part of the picture is missing."""
+    shown_otherwise: bool = False
+    """True if only some viewers show the picture as it was judged, because of unusual colour instructions."""
     frames: tuple[str, ...] = ()
     """SHA-256 of each representative frame as shown to models, in hex; empty if no model is asked."""
     text_given: bool = False

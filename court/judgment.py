@@ -307,6 +307,11 @@ def with_parts_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdic
     if meme.incomplete:
         detail = "The file of the picture was cut short: what is missing of it could not be judged."
         reviews.append(Review(reason=ReviewReason.PICTURE_INCOMPLETE, detail=detail))
+    if meme.shown_otherwise:
+        detail = (
+            "The file has unusual colour instructions: it was judged as browsers show it, other viewers may differ."
+        )
+        reviews.append(Review(reason=ReviewReason.PICTURE_SHOWN_OTHERWISE, detail=detail))
     return verdict.model_copy(update={"review": (*verdict.review, *reviews)})
 
 

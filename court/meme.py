@@ -104,6 +104,8 @@ class Picture:
             differ most from the ones already chosen.
         frames_unlike: Number of other frames that differ visibly from all representative ones.
         incomplete: True if the file was truncated, so that a part of the picture is missing.
+        shown_otherwise: True if the file's colour instructions are so unusual that only some viewers show the picture
+            as it is here, as browsers show it.
     """
 
     format: PictureFormat
@@ -115,6 +117,7 @@ class Picture:
     frames: tuple[Frame, ...]
     frames_unlike: int = 0
     incomplete: bool = False
+    shown_otherwise: bool = False
 
     def __post_init__(self) -> None:
         if not self.frames:

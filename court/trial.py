@@ -403,6 +403,7 @@ def _identity(case: TrialCase, *, shown_to_models: bool) -> MemeIdentity:
         frames_used=tuple(frame.index for frame in picture.frames),
         frames_unlike=picture.frames_unlike,
         incomplete=picture.incomplete,
+        shown_otherwise=picture.shown_otherwise,
         frames=tuple(file_sha256(frame.png) for frame in picture.frames) if shown_to_models else (),
         **caller_fields,
     )

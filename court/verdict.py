@@ -122,6 +122,8 @@ class ReviewReason(StrEnum):
     """A guard model was consulted but gave no opinion."""
     PICTURE_INCOMPLETE = "PICTURE_INCOMPLETE"
     """The meme was not found harmful, but its file was truncated, so that a part of the picture is missing."""
+    PICTURE_SHOWN_OTHERWISE = "PICTURE_SHOWN_OTHERWISE"
+    """The meme was not found harmful, but some viewers show its picture with other colours than browsers."""
     PICTURE_NOT_SENT = "PICTURE_NOT_SENT"
     """The caller sent a text and no picture: the verdict is on the text alone. A signal."""
     CLAIM_REFUTED = "CLAIM_REFUTED"

@@ -249,6 +249,7 @@ def _picture(record: TrialRecord) -> Picture | None:
         frames=tuple(Frame(b"", meme.width, meme.height, index) for index in meme.frames_used),
         frames_unlike=meme.frames_unlike,
         incomplete=meme.incomplete,
+        shown_otherwise=meme.shown_otherwise,
     )
 
 

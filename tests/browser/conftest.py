@@ -45,7 +45,9 @@ def chromium():
     playwright = pytest.importorskip("playwright.sync_api")
     playwright.expect.set_options(timeout=1000 * PATIENCE_S)
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"], timeout=1000 * PATIENCE_S)
+        browser = driver.chromium.launch(
+            executable_path=found, args=["--no-sandbox", "--force-color-profile=srgb"], timeout=1000 * PATIENCE_S
+        )
         browser.new_context = patient(browser.new_context)
         yield browser
         browser.close()

@@ -16,7 +16,7 @@ from PIL import Image
 from sqlalchemy import Connection, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from court.backends.pictures.normalise import as_png, pixels_sha256
+from court.backends.pictures.normalise import as_png, has_pixels, pixels_sha256
 from court.events import TrialOpened
 from court.meme import Frame, Picture, PictureFormat
 from retrieval.library.postgres.address import Address
@@ -160,7 +160,7 @@ async def check_docket(scene: TamperedDocket, connection: Connection, anchors: S
         return True
 
     await verify_pictures(
-        derived.pictures(), frames=frames, pixels=pixels_sha256, still_wanted=still_wanted, report=report, patience_s=0
+        derived.pictures(), frames=frames, same=has_pixels, still_wanted=still_wanted, report=report, patience_s=0
     )
     return report
 

@@ -213,12 +213,13 @@ def test_hanging_search_times_out():
 @pytest.mark.parametrize("procedure", Procedure)
 def test_acquittal_of_a_partly_judged_animation_requests_review(procedure):
     meme = a_meme("words")
-    picture = replace(meme.picture, frame_count=60, frames_unlike=12, incomplete=True)
+    picture = replace(meme.picture, frame_count=60, frames_unlike=12, incomplete=True, shown_otherwise=True)
     for labels, acquitted in (((N,) * 5, True), ((H,) * 5, False)):
         lines = {"judge": ACQUITTAL if acquitted else RULING}
         verdict = run_trial(procedure, labels=labels, meme=replace(meme, picture=picture), lines=lines).verdict
         assert verdict.label is (N if acquitted else H)
         reasons = [review for review in verdict.review if review.reason is ReviewReason.FRAMES_NOT_JUDGED]
         assert len(reasons) == acquitted
-        assert (ReviewReason.PICTURE_INCOMPLETE in {review.reason for review in verdict.review}) == acquitted
+        for other in (ReviewReason.PICTURE_INCOMPLETE, ReviewReason.PICTURE_SHOWN_OTHERWISE):
+            assert (other in {review.reason for review in verdict.review}) == acquitted
         assert not reasons or "1 of 60 frames were judged; 12 others look unlike all of them" in reasons[0].detail

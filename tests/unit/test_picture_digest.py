@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from court.backends.pictures.normalise import pixels_sha256
+from court.backends.pictures.normalise import has_pixels, pixels_sha256
 from court.backends.pictures.reader import GuardedPictureReader
 from court.meme import Picture
 from tests.support.pictures import animation, chunk, encode, exif, quarters
@@ -81,3 +81,16 @@ def test_data_that_is_not_a_stored_frame_is_refused() -> None:
         with pytest.raises(ValueError, match="a frame"):
             pixels_sha256([bad])
     assert pixels_sha256([good]) != pixels_sha256([png_of(quarters().rotate(90))])
+
+
+@pytest.mark.parametrize("gamma", [2000, 130_000, 400_000])
+def test_unusual_colours_change_the_digest_even_where_they_change_no_pixel(gamma: int) -> None:
+    """Black and white are the same at every gamma."""
+    plain = encode(Image.new("RGB", (8, 8), "white"), "PNG")
+    instructed = plain[:33] + chunk(b"gAMA", gamma.to_bytes(4, "big")) + plain[33:]
+    one, other = read_all([plain, instructed])
+    assert one.frames == other.frames and other.shown_otherwise and not one.shown_otherwise
+    assert one.pixels_sha256 != other.pixels_sha256
+    frames = [frame.png for frame in other.frames]
+    assert has_pixels(frames, other.pixels_sha256) and has_pixels(frames, one.pixels_sha256)
+    assert not has_pixels(frames, "0" * 64)

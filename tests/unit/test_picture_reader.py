@@ -280,7 +280,8 @@ def accepted():
         cases.append((f"exif {value}, jpeg", encode(turned(value), "JPEG", exif=exif(value), **flat), QUARTERS, 6))
     for value in range(1, 9):
         cases.append((f"exif {value}, png", encode(turned(value), "PNG", exif=exif(value)), QUARTERS, 0))
-        cases.append((f"exif {value}, webp", lossless_webp(turned(value), exif=exif(value)), QUARTERS, 0))
+        # Browsers ignore it in WebP.
+        cases.append((f"exif {value}, webp", lossless_webp(rgb, exif=exif(value)), QUARTERS, 0))
     cases += [
         ("exif of another type", encode(rgb, "JPEG", exif=exif(6, kind=4), **flat), QUARTERS, 6),
         ("exif cut short", encode(rgb, "JPEG", exif=exif(6)[:20], **flat), QUARTERS, 6),
@@ -373,7 +374,8 @@ def test_large_png_and_webp_are_scaled_down_while_decoding(make):
     data = make()
     picture = read(data)
     with Image.open(BytesIO(data)) as opened:
-        usual = ImageOps.exif_transpose(opened)
+        # Browsers ignore the orientation in WebP.
+        usual = opened.copy() if opened.format == "WEBP" else ImageOps.exif_transpose(opened)
     assert (picture.width, picture.height) == usual.size
     if usual.mode in ("P", "1"):
         usual = usual.convert("RGB")
@@ -402,7 +404,8 @@ def test_bo_9_ordinary_photographs_are_read_within_the_limits_of_any_picture():
                 how = {"PNG": {"compress_level": 1}, "WEBP": {"quality": 75, "method": 0}}.get(kind, {"quality": 90})
                 data = encode(photograph.resize(size, Image.Resampling.NEAREST), kind, exif=exif(turned), **how)
                 picture = await reader.read(data)
-                assert (picture.width, picture.height) == (size if turned < 5 else size[::-1]), number
+                sideways = turned >= 5 and kind != "WEBP"
+                assert (picture.width, picture.height) == (size[::-1] if sideways else size), number
         finally:
             await reader.aclose()
 

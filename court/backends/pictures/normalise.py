@@ -9,13 +9,14 @@ import hashlib
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
-from PIL import Image, ImageChops, ImageCms
+from PIL import Image, ImageChops
 from zlib_ng import zlib_ng
 
+from court.backends.pictures.colours import Colours
 from court.backends.pictures.refusals import Refused
 from court.backends.pictures.structure import Structure, parse_structure
 from court.meme import LIMITS, Limits, PictureFormat
@@ -32,10 +33,8 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SIDEWAYS = frozenset(_TURNS[value] for value in (5, 6, 7, 8))
-_PROFILE_MOST = 4 * 1024 * 1024
-"""Size of a colour profile, in bytes; those of printers have up to 3 MiB."""
-_PROFILE_SPACES = {"L": "GRAY", "RGB": "RGB ", "CMYK": "CMYK"}
+_SIDEWAYS = 5
+"""Lowest orientation with width and height exchanged."""
 _PART = 0.02
 """Share of the visible pixels from which a light or dark part counts in the choice of a background."""
 _GLANCE = (48, 48)
@@ -44,12 +43,15 @@ _UNLIKE = 20
 """Maximum difference at any pixel, in 0 to 255, from which two frames count as different."""
 _SPARE = 1.5
 """Ratio of the decoding size of a large picture to its final size; the rest is resampled."""
+_STRIP = 256
+"""Lines of a picture that are converted at once."""
 _UP = 2
 """PNG filter type of lines encoded as differences from the line above."""
-_SRGB = ImageCms.createProfile("sRGB")
 
 
-def representative(opened: Image.Image, structure: Structure, limits: Limits) -> tuple[list[int], int]:
+def representative(
+    opened: Image.Image, structure: Structure, colours: Colours, limits: Limits
+) -> tuple[list[int], int]:
     """Selects representative frames, in order, and counts others that differ from all of them. Raises as Pillow.
 
     Starts with the first frame, and then adds the one that differs most from all chosen ones, until none differs. With
@@ -62,7 +64,8 @@ def representative(opened: Image.Image, structure: Structure, limits: Limits) ->
     for index in range(structure.frames):
         opened.seek(index)
         # One thumbnail per frame, as all frames at once would not fit into the worker's memory.
-        small.append(_glance(opened))
+        shown = opened if structure.profile is None else _frame(opened, structure, colours)[0]
+        small.append(_glance(shown))
     chosen, away = [0], [_change(small[0], other) for other in small]
     while len(chosen) < limits.representative_frames and max(away) >= _UNLIKE:
         farthest = away.index(max(away))
@@ -99,25 +102,26 @@ class Still:
     legible: Image.Image | None
 
 
-def stills(opened: Image.Image, structure: Structure, limits: Limits, indices: Sequence[int]) -> Iterator[Still]:
+def stills(
+    opened: Image.Image, structure: Structure, colours: Colours, limits: Limits, indices: Sequence[int]
+) -> Iterator[Still]:
     """Yields the frames with these indices, without duplicates. Raises as Pillow."""
     seen: set[bytes] = set()
-    turn = _turn(opened)
+    turn = _TURNS.get(structure.orientation)
     legible_side = _legible_side(opened.size, limits)
     for index in indices:
         opened.seek(index)
         opened.load()
-        profile = opened.info.get("icc_profile")
-        upright = _resizable(opened, structure)
+        upright, rest = _frame(opened, structure, colours)
         if turn is not None:
             upright = upright.transpose(turn)
         # Both scaled from the upright frame, as scaling twice would blur letters.
-        still = _normal(upright, profile, limits.outgoing_side)
+        still = _normal(upright, rest, limits.outgoing_side)
         digest = digest_of(still)
         # Compared after normalising: frames that look equal to a model are used once.
         if digest not in seen:
             seen.add(digest)
-            legible = _normal(upright, profile, legible_side) if legible_side else None
+            legible = _normal(upright, rest, legible_side) if legible_side else None
             yield Still(index, still, digest, legible)
 
 
@@ -175,21 +179,42 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return b"".join((struct.pack(">I", len(data)), kind, data, struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))))
 
 
-def upright_size(opened: Image.Image, structure: Structure) -> tuple[int, int]:
+def upright_size(structure: Structure) -> tuple[int, int]:
     """Returns width and height of the upright canvas, in pixels."""
-    if _turn(opened) in _SIDEWAYS:
+    if structure.orientation >= _SIDEWAYS:
         return structure.height, structure.width
     return structure.width, structure.height
 
 
-def _normal(upright: Image.Image, profile: bytes | None, side: int) -> Image.Image:
-    # Colours are converted after scaling, which looks the same and takes a tenth of the time for large pictures.
-    still = _fit(upright, side)
-    # Removed before the conversion of colours, as profiles do not cover alpha.
-    alpha = still.getchannel("A") if still.mode in ("LA", "RGBA") else None
-    if still.mode in ("LA", "RGBA"):
-        still = still.convert(still.mode.removesuffix("A"))
-    still = _in_srgb(still, profile)
+def _frame(opened: Image.Image, structure: Structure, colours: Colours) -> tuple[Image.Image, Colours]:
+    """Returns the current frame in a mode that can be averaged, and the conversion that it still needs."""
+    frame = _resizable(opened, structure)
+    if not colours.are_strong(frame.mode.removesuffix("A")):
+        return frame, colours
+    made = Image.new("RGBA" if frame.mode.endswith("A") else "RGB", frame.size)
+    # In strips, as there is no memory for another copy of a large picture.
+    for top in range(0, frame.height, _STRIP):
+        box = (0, top, frame.width, min(frame.height, top + _STRIP))
+        bare, alpha = _parted(frame.crop(box))
+        strip = colours.to_srgb(bare)
+        if alpha is not None:
+            strip.putalpha(alpha)
+        made.paste(strip, box)
+    return made, Colours(None)
+
+
+def _parted(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """Parts an image into colours and alpha, as colour profiles do not cover alpha."""
+    if not image.mode.endswith("A"):
+        return image, None
+    return image.convert(image.mode.removesuffix("A")), image.getchannel("A")
+
+
+def _normal(upright: Image.Image, colours: Colours, side: int) -> Image.Image:
+    # Ordinary colours are converted after scaling, which looks the same and takes a tenth of the time for large
+    # pictures.
+    bare, alpha = _parted(_fit(upright, side))
+    still = colours.to_srgb(bare)
     if alpha is None:
         return still
     ground = Image.new("RGB", still.size, (_ground(still, alpha),) * 3)
@@ -216,38 +241,6 @@ def _ground(still: Image.Image, alpha: Image.Image) -> int:
     return 48 if dark < _PART else 144
 
 
-def _turn(opened: Image.Image) -> Image.Transpose | None:
-    """Reads the orientation from the EXIF block alone, as browsers do.
-
-    Browsers ignore orientation in other metadata.
-    """
-    exif = opened.info.get("exif")
-    return _TURNS.get(_orientation(exif)) if isinstance(exif, bytes) else None
-
-
-def _orientation(exif: bytes) -> int:
-    """Returns the orientation in an EXIF block, 1 to 8; 1 if it is missing or invalid.
-
-    Parsed by hand, as Pillow would unpack all other tags too.
-    """
-    tiff = exif.removeprefix(b"Exif\0\0")
-    # Untrusted bytes: anything but a valid tag at a valid offset is ignored.
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
-    if order is None:
-        return 1
-    try:
-        (start,) = struct.unpack_from(order + "I", tiff, 4)
-        (entries,) = struct.unpack_from(order + "H", tiff, start)
-        for entry in range(start + 2, start + 2 + 12 * entries, 12):
-            tag, kind, count, value = struct.unpack_from(order + "HHIH", tiff, entry)
-            # Orientation tag; type 3 is a 16-bit number stored in the entry itself.
-            if tag == 0x0112:
-                return value if kind == 3 and count == 1 and 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1
-
-
 def _resizable(opened: Image.Image, structure: Structure) -> Image.Image:
     """Converts to a mode that supports averaging of pixels: L, LA, RGB, RGBA or CMYK."""
     if structure.format is PictureFormat.PNG:
@@ -268,6 +261,9 @@ def _resizable(opened: Image.Image, structure: Structure) -> Image.Image:
 def _scale_transparency(opened: Image.Image, bits: int) -> None:
     """Scales the transparent colour of a PNG to the 8 bits of its pixels, which Pillow does not do."""
     colour = opened.info.get("transparency")
+    # Frames can be read twice.
+    if opened.info.setdefault("scaled", colour) != colour:
+        return
     if opened.mode == "L" and isinstance(colour, int) and bits < 8:
         opened.info["transparency"] = colour * 255 // ((1 << bits) - 1)
     elif opened.mode == "RGB" and isinstance(colour, tuple) and bits == 16:
@@ -299,26 +295,23 @@ def _fit(still: Image.Image, side: int) -> Image.Image:
     return still.resize((width, height), Image.Resampling.LANCZOS)
 
 
-def _in_srgb(still: Image.Image, profile: bytes | None) -> Image.Image:
-    """Converts to sRGB by the picture's colour profile, if that is valid and matches its mode.
-
-    Otherwise leaves colours as they are.
-    """
-    # Limits the input of LittleCMS, which parses the untrusted profile in C.
-    if profile and len(profile) <= _PROFILE_MOST:
-        try:
-            source = ImageCms.ImageCmsProfile(BytesIO(profile))
-            # A profile for another colour space would be applied to the wrong channels.
-            if source.profile.xcolor_space == _PROFILE_SPACES.get(still.mode):
-                converted = ImageCms.profileToProfile(still, source, _SRGB, outputMode="RGB")
-                if converted is not None:
-                    return converted
-        except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
-            pass  # viewers ignore broken profiles, so the picture is not rejected
-    return still.convert("RGB")
+def digest_of_frames(digests: Iterable[bytes], *, shown_otherwise: bool) -> str:
+    """Returns the digest of a picture, in hex, from those of its frames."""
+    pixels = hashlib.sha256(PIXELS_VERSION)
+    # Never the digest of a file that all viewers show alike, whose verdict would be reused.
+    if shown_otherwise:
+        pixels.update(b"shown otherwise\n")
+    for digest in digests:
+        pixels.update(digest)
+    return pixels.hexdigest()
 
 
-def pixels_sha256(frames: Sequence[bytes]) -> str:
+def has_pixels(frames: Sequence[bytes], digest: str) -> bool:
+    """True if PNG files, in order, are the frames of the picture with this digest. Raises ValueError."""
+    return any(pixels_sha256(frames, shown_otherwise=otherwise) == digest for otherwise in (False, True))
+
+
+def pixels_sha256(frames: Sequence[bytes], *, shown_otherwise: bool = False) -> str:
     """Returns the digest of the pixels of all frames, in hex, as in :class:`court.meme.Picture`.
 
     Args:
@@ -327,7 +320,7 @@ def pixels_sha256(frames: Sequence[bytes]) -> str:
     Raises:
         ValueError: The files are not frames of a picture.
     """
-    pixels = hashlib.sha256(PIXELS_VERSION)
+    digests = []
     for frame in frames:
         try:
             # Validated although it is our own file, as the storage of pictures may have been tampered with.
@@ -336,12 +329,12 @@ def pixels_sha256(frames: Sequence[bytes]) -> str:
             with Image.open(BytesIO(frame), formats=["PNG"]) as still:
                 if still.mode != "RGB" or max(still.size) > LIMITS.outgoing_side:
                     raise ValueError("a frame is none of ours")
-                pixels.update(digest_of(still))
+                digests.append(digest_of(still))
         except Refused as refused:
             raise ValueError("a frame is no picture") from refused
         except Exception as error:  # decoders raise many kinds of exception
             raise ValueError("a frame can't be read") from error
-    return pixels.hexdigest()
+    return digest_of_frames(digests, shown_otherwise=shown_otherwise)
 
 
 def _bare(png: bytes) -> bool:

@@ -59,6 +59,7 @@ class _Read(BaseModel):
     frame_count: int = Field(ge=1)
     frames_unlike: int = Field(ge=0)
     incomplete: bool
+    shown_otherwise: bool
     pixels_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     frames: list[_Sent] = Field(min_length=1)
 
@@ -171,6 +172,7 @@ class GuardedPictureReader:
             frames=tuple(frames),
             frames_unlike=read.frames_unlike,
             incomplete=read.incomplete,
+            shown_otherwise=read.shown_otherwise,
         )
 
     def _frame(self, sent: _Sent, pngs: Iterator[bytes]) -> Frame:

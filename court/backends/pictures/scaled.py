@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 """Mode of a picture by the number of its channels."""
-_INFO = {"icc_profile": "icc-profile-data", "exif": "exif-data"}
-"""Metadata to pass on: Pillow's names mapped to libvips' names."""
 
 
 def open_picture(structure: Structure, limits: Limits, *, incomplete: bool) -> Image.Image:
@@ -69,7 +67,7 @@ def _by_libvips(structure: Structure, limits: Limits, *, incomplete: bool) -> Im
         if structure.format is PictureFormat.PNG:
             whole = pyvips.Image.pngload_buffer(structure.data, **how)
             check(PictureFormat.PNG, (whole.width, whole.height), 1, limits, streams=structure.streams)
-            # Not rotated here: pictures of all decoders are rotated in one place, by their EXIF block.
+            # Not rotated here: pictures of all decoders are rotated in one place.
             return _to_pillow(whole.thumbnail_image(width, height=height, size="down", no_rotate=True))
         # Opened at the reduced scale directly, as opening at full size would allocate memory for all of it.
         scale = max(width / claimed[0], height / claimed[1])
@@ -86,7 +84,4 @@ def _by_libvips(structure: Structure, limits: Limits, *, incomplete: bool) -> Im
 def _to_pillow(small: pyvips.Image) -> Image.Image:
     if small.format != "uchar":
         raise ValueError(small.format)
-    picture = Image.frombuffer(_MODES[small.bands], (small.width, small.height), small.write_to_memory())
-    fields = small.get_fields()
-    picture.info |= {name: small.get(field) for name, field in _INFO.items() if field in fields}
-    return picture
+    return Image.frombuffer(_MODES[small.bands], (small.width, small.height), small.write_to_memory())

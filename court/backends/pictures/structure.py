@@ -11,18 +11,21 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+from court.backends.pictures.colours import profile_of_png, unpack_profile
 from court.backends.pictures.refusals import Refused
 from court.meme import Limits, PictureFormat
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 # Chunks passed to the PNG decoder. Text chunks are not: they don't affect pixels, but can be decompression bombs.
-_PNG_COPIED = frozenset({b"IHDR", b"PLTE", b"tRNS", b"iCCP", b"eXIf", b"acTL", b"fcTL", b"fdAT", b"IDAT", b"IEND"})
-_PROFILE_MOST = 1 << 20
+_PNG_COPIED = frozenset({b"IHDR", b"PLTE", b"tRNS", b"acTL", b"fcTL", b"fdAT", b"IDAT", b"IEND"})
+_PNG_COLOURS = {b"cICP": 4, b"sRGB": 1, b"gAMA": 4, b"cHRM": 32}
+"""Chunks about colours by their length in bytes; browsers ignore those of another length."""
+_WEBP_HAS_PROFILE = 0x20
 
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
 # Within scan data, stuffed zeros and restart markers (D0 to D7) do not end the scan.
 _JPEG_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-_JPEG_COPIED = ((0xE1, b"Exif\0\0"), (0xE2, b"ICC_PROFILE\0"))
+_JPEG_EXIF, _JPEG_ICC = (0xE1, b"Exif\0"), (0xE2, b"ICC_PROFILE\0")
 # All markers with a size. C4, C8 and CC are not frame headers despite their range; DE has the same layout.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {0xDE}
 _GIF_BLOCK = re.compile(rb"[!,;]")
@@ -44,6 +47,9 @@ class Structure:
         frames: At least 1.
         data: Bytes for the decoder.
         bits: Bits per channel, for PNG.
+        profile: ICC profile of its colours, for PNG also from other chunks; None for sRGB.
+        unsure: True if viewers read the file's colours differently.
+        orientation: Orientation as in EXIF, 1 to 8.
         cut: True if the file of a still is truncated, as by an interrupted upload.
         streams: True if it can be scaled while decoding: a single picture, stored from top to bottom. Excludes
             progressive JPEG, interlaced PNG, lossless or transparent WebP, and GIF.
@@ -55,6 +61,9 @@ class Structure:
     frames: int
     data: bytes
     bits: int = 8
+    profile: bytes | None = None
+    unsure: bool = False
+    orientation: int = 1
     cut: bool = False
     streams: bool = False
 
@@ -118,11 +127,13 @@ def _png(data: bytes, limits: Limits) -> Structure:
     parts = [_PNG_MAGIC]
     at, chunks, declared, drawn = len(_PNG_MAGIC), 0, 0, 0
     size: tuple[int, int] | None = None
-    bits, interlaced, kind, default_still, ended = 8, 0, b"", False, False
+    bits, interlaced, default_still, ended, tail = 8, 0, False, False, None
+    display = _PngDisplay()
     while not ended:
         # Truncated between two chunks. A still is shown as far as available; a truncated animation is rejected below.
         if not declared and default_still and at + 8 > len(data):
-            return _cut_png(parts, b"", size, bits, streams=not interlaced)
+            tail = b""
+            break
         length, kind = struct.unpack_from(">I4s", data, at)
         body, end = at + 8, at + 12 + length
         chunks += 1
@@ -130,7 +141,7 @@ def _png(data: bytes, limits: Limits) -> Structure:
             raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=chunks, limit=limits.max_png_chunks)
         if not declared and end > len(data) and (kind == b"IDAT" or default_still):
             tail = data[body:] if kind == b"IDAT" else b""
-            return _cut_png(parts, tail, size, bits, streams=not interlaced)
+            break
         # Exactly one header, at the beginning: a second one could change the size after the check.
         if end > len(data) or (size is None) != (kind == b"IHDR"):
             raise Refused("PICTURE_DAMAGED")
@@ -150,15 +161,23 @@ def _png(data: bytes, limits: Limits) -> Structure:
         # This bit, a lower-case first letter, marks ancillary chunks.
         if not sound and not kind[0] & 0x20:
             raise Refused("PICTURE_DAMAGED")
-        if kind in _PNG_COPIED and sound and (kind != b"iCCP" or _is_profile(whole[8:-4])):
+        if sound and display.takes(kind, whole[8:-4]) and kind in _PNG_COPIED:
             parts.append(bytes(whole))
         ended = kind == b"IEND"
         at = end
-    assert size is not None
+    if size is None:
+        raise Refused("PICTURE_DAMAGED")
+    if tail is not None:
+        # Completed for the decoder: the last chunk closed, and the end marker appended.
+        parts += [
+            struct.pack(">I", len(last)) + kind + last + struct.pack(">I", zlib.crc32(kind + last))
+            for kind, last in ((b"IDAT", tail), (b"IEND", b""))
+        ]
     # The larger of claim and count, as decoders may follow either. Pixels before the first frame's header are a
     # separate picture.
     frames = max(declared, drawn) + (1 if declared and default_still else 0) if declared else 1
     width, height = size
+    profile, unsure = profile_of_png(display.colours)
     return Structure(
         format=PictureFormat.PNG,
         width=width,
@@ -166,42 +185,62 @@ def _png(data: bytes, limits: Limits) -> Structure:
         frames=frames,
         data=b"".join(parts),
         bits=bits,
+        profile=profile,
+        unsure=unsure,
+        orientation=display.orientation,
+        cut=tail is not None,
         streams=frames == 1 and not interlaced,
     )
 
 
-def _cut_png(parts: list[bytes], tail: bytes, size: tuple[int, int] | None, bits: int, *, streams: bool) -> Structure:
-    """Completes a truncated PNG for the decoder: closes its last chunk and appends the end marker."""
-    if size is None:
-        raise Refused("PICTURE_DAMAGED")
-    chunks = b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        for kind, body in ((b"IDAT", tail), (b"IEND", b""))
-    )
-    width, height = size
-    whole = b"".join([*parts, chunks])
-    return Structure(
-        format=PictureFormat.PNG,
-        width=width,
-        height=height,
-        frames=1,
-        data=whole,
-        bits=bits,
-        cut=True,
-        streams=streams,
-    )
+class _PngDisplay:
+    """Chunks that change how a PNG is shown, selected as browsers do: by position, and the first valid one of a kind.
 
+    Attributes:
+        colours: Chunks about colours.
+        orientation: Orientation as in EXIF, 1 to 8.
+    """
 
-def _is_profile(body: memoryview) -> bool:
-    """True if a colour profile decompresses to a reasonable size."""
-    name, _, packed = bytes(body).partition(b"\0")
-    unpacker = zlib.decompressobj()
-    try:
-        # Bounded, as a few bytes may decompress to gigabytes; larger profiles are dropped.
-        unpacker.decompress(packed[1:], _PROFILE_MOST)
-    except zlib.error:
-        return False
-    return bool(name) and packed[:1] == b"\0" and unpacker.eof
+    def __init__(self) -> None:
+        self.colours: dict[bytes, bytes] = {}
+        self.orientation = 1
+        self._indexed = False
+        self._seen: set[bytes] = set()
+
+    def takes(self, kind: bytes, body: memoryview) -> bool:
+        """Notes a chunk; False if browsers ignore it because of its position."""
+        pixels, palette, repeated = b"IDAT" in self._seen, b"PLTE" in self._seen, kind in self._seen
+        if kind == b"IHDR":
+            self._indexed = body[9] == 3
+        elif kind in (b"PLTE", b"tRNS", b"eXIf") and pixels:
+            return False
+        elif kind == b"PLTE" and repeated:
+            raise Refused("PICTURE_DAMAGED")  # browsers don't show it
+        elif kind == b"tRNS" and (repeated or (self._indexed and not palette)):
+            return False
+        elif kind == b"eXIf" and not repeated:
+            self.orientation = _orientation(bytes(body))
+        elif not pixels and kind not in self.colours:
+            about = unpack_profile(bytes(body)) if kind == b"iCCP" else bytes(body)
+            if about is not None and self._is_about_colours(kind, about):
+                self.colours[kind] = about
+        self._seen.add(kind)
+        return True
+
+    def _is_about_colours(self, kind: bytes, body: bytes) -> bool:
+        if kind == b"iCCP":
+            return True
+        if len(body) != _PNG_COLOURS.get(kind):
+            return False
+        match kind:
+            case b"cICP":
+                return b"PLTE" not in self._seen
+            case b"sRGB":
+                return body[0] <= 3
+            case b"gAMA":
+                return any(body)
+            case _:
+                return True
 
 
 def _jpeg(data: bytes, limits: Limits) -> Structure:
@@ -209,7 +248,8 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
     at, scans, segments = 2, 0, 0
     size: tuple[int, int] | None = None
     first_scan = end = len(data)
-    cut = True
+    cut, exif = True, None
+    profiles: list[bytes] = []
     while (found := _JPEG_MARKER.search(data, at)) is not None:
         if found.end() - at > _JUNK_MOST:
             raise Refused("PICTURE_DAMAGED")
@@ -239,24 +279,79 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
             found = _JPEG_AFTER_SCAN.search(data, at + length)
             at = len(data) if found is None else found.start()
             continue
-        if scans == 0 and _is_needed(marker, data[at + 2 : at + 14]):
-            parts.append(data[found.end() - 2 : at + length])
+        if scans == 0:
+            segment = memoryview(data)[at + 2 : at + length]
+            if exif is None and _is(_JPEG_EXIF, marker, segment):
+                exif = bytes(segment)
+            elif _is(_JPEG_ICC, marker, segment):
+                profiles.append(bytes(segment[12:]))
+            # APP0 is JFIF's. 0xEE is Adobe's segment with the colour transform, without which some files have wrong
+            # colours. The others of 0xE1 to 0xEF and comments don't affect pixels, such as the index of an MPO.
+            elif marker != 0xFE and not (0xE1 <= marker <= 0xEF and marker != 0xEE):
+                parts.append(data[found.end() - 2 : at + length])
         at += length
     if size is None or scans == 0:
         raise Refused("PICTURE_DAMAGED")
     width, height = size
     whole = b"".join([*parts, data[first_scan:end]])
+    profile, unsure = _joined(profiles)
     return Structure(
-        format=PictureFormat.JPEG, width=width, height=height, frames=1, data=whole, cut=cut, streams=scans == 1
+        format=PictureFormat.JPEG,
+        width=width,
+        height=height,
+        frames=1,
+        data=whole,
+        profile=profile,
+        unsure=unsure,
+        orientation=1 if exif is None else _orientation(exif[6:]),
+        cut=cut,
+        streams=scans == 1,
     )
 
 
-def _is_needed(marker: int, begins: bytes) -> bool:
-    """True if a segment is needed for decoding, orientation or colours; an MPO's index isn't."""
-    # 0xEE is Adobe's segment with the colour transform, without which some files have wrong colours.
-    if marker == 0xFE or (0xE3 <= marker <= 0xEF and marker != 0xEE):
-        return False
-    return marker not in (0xE1, 0xE2) or any(marker == kind and begins.startswith(name) for kind, name in _JPEG_COPIED)
+def _is(kind: tuple[int, bytes], marker: int, segment: memoryview) -> bool:
+    return marker == kind[0] and segment[: len(kind[1])] == kind[1]
+
+
+def _joined(segments: list[bytes]) -> tuple[bytes | None, bool]:
+    """Joins the parts of a JPEG's colour profile, and tells whether viewers may join them differently.
+
+    Args:
+        segments: Parts in the order of the file: two bytes with their number, from 1, and their count, then content.
+    """
+    parts: dict[int, bytes] = {}
+    expected = None
+    for at, (number, count, content) in enumerate(((each[0], each[1], each[2:]) for each in segments if each[2:]), 1):
+        expected = expected or count
+        # As Chromium: nothing from the first wrong number on, and nothing more once all parts are there.
+        if not 1 <= number <= count or count != expected:
+            return None, True
+        parts.setdefault(number, content)
+        if len(parts) == count:
+            return b"".join(parts[number] for number in sorted(parts)), at < len(segments)
+    return None, bool(segments)
+
+
+def _orientation(exif: bytes) -> int:
+    """Returns the orientation in a TIFF header of EXIF, 1 to 8; 1 if it is missing or invalid.
+
+    Browsers ignore orientation in other metadata, and in WebP. Parsed by hand, as Pillow would unpack all other tags.
+    """
+    # Untrusted bytes: anything but a valid tag at a valid offset is ignored.
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(order + "I", exif, 4)
+        (entries,) = struct.unpack_from(order + "H", exif, start)
+        for entry in range(start + 2, start + 2 + 12 * entries, 12):
+            tag, kind, count, value = struct.unpack_from(order + "HHIH", exif, entry)
+            # Orientation tag; type 3 is a 16-bit number stored in the entry itself.
+            if tag == 0x0112:
+                return value if kind == 3 and count == 1 and 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
 
 
 def _gif(data: bytes) -> Structure:
@@ -301,7 +396,8 @@ def _webp(data: bytes, limits: Limits) -> Structure:
         raise Refused("PICTURE_DAMAGED")
     at, chunks, frames = 12, 0, 0
     size: tuple[int, int] | None = None
-    streams = True
+    profile: bytes | None = None
+    streams, flags = True, 0
     while at + 8 <= end:
         kind, length = struct.unpack_from("<4sI", data, at)
         body = at + 8
@@ -313,6 +409,7 @@ def _webp(data: bytes, limits: Limits) -> Structure:
             frames += 1
         # If present it comes first, and its canvas counts.
         elif kind == b"VP8X" and size is None:
+            flags = data[body]
             wide, high = data[body + 4 : body + 7], data[body + 7 : body + 10]
             size = 1 + int.from_bytes(wide, "little"), 1 + int.from_bytes(high, "little")
         elif kind == b"VP8 " and size is None:
@@ -323,6 +420,8 @@ def _webp(data: bytes, limits: Limits) -> Structure:
             # Two numbers of 14 bits, each one less than the side.
             (packed,) = struct.unpack_from("<I", data, body + 1)
             size = 1 + (packed & 0x3FFF), 1 + (packed >> 14 & 0x3FFF)
+        elif kind == b"ICCP" and profile is None:
+            profile = data[body : body + length]
         # RIFF pads chunks to even lengths.
         at = body + length + (length & 1)
     if size is None:
@@ -334,5 +433,6 @@ def _webp(data: bytes, limits: Limits) -> Structure:
         height=height,
         frames=max(frames, 1),
         data=data[:end],
+        profile=profile if flags & _WEBP_HAS_PROFILE else None,
         streams=streams,
     )

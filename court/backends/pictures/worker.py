@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from PIL import Image, ImageFile
 
+from court.backends.pictures.colours import Colours
 from court.backends.pictures.normalise import (
-    PIXELS_VERSION,
     as_png,
+    digest_of_frames,
     is_flat,
     representative,
     stills,
@@ -52,16 +52,16 @@ def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def _decode(structure: Structure, limits: Limits, *, incomplete: bool) -> tuple[dict[str, Any], list[bytes]]:
-    pixels = hashlib.sha256(PIXELS_VERSION)
-    frames, pngs = [], []
+    colours = Colours(structure.profile, unsure=structure.unsure)
+    digests, frames, pngs = [], [], []
     try:
         with open_picture(structure, limits, incomplete=incomplete) as opened:
-            width, height = upright_size(opened, structure)
-            chosen, unlike = representative(opened, structure, limits)
-            for still in stills(opened, structure, limits, chosen):
+            width, height = upright_size(structure)
+            chosen, unlike = representative(opened, structure, colours, limits)
+            for still in stills(opened, structure, colours, limits, chosen):
                 if incomplete and is_flat(still.image):
                     raise Refused("PICTURE_DAMAGED")  # truncated before any visible content
-                pixels.update(still.digest)
+                digests.append(still.digest)
                 width_height = {"width": still.image.width, "height": still.image.height}
                 frames.append({"index": still.index, **width_height, "legible": still.legible is not None})
                 pngs += [as_png(image) for image in (still.image, still.legible) if image is not None]
@@ -80,7 +80,8 @@ def _decode(structure: Structure, limits: Limits, *, incomplete: bool) -> tuple[
         "frame_count": structure.frames,
         "frames_unlike": unlike,
         "incomplete": incomplete,
-        "pixels_sha256": pixels.hexdigest(),
+        "shown_otherwise": colours.unusual,
+        "pixels_sha256": digest_of_frames(digests, shown_otherwise=colours.unusual),
         "frames": frames,
     }, pngs
 

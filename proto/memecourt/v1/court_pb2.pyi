@@ -241,6 +241,10 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The meme was not found harmful, and evidence refutes a claim of fact that it puts forward."""
     REVIEW_REASON_CLAIM_UNCHECKED: _ReviewReason.ValueType  # 24
     """The policy has a clause about facts, and a claim of the meme could be compared with no evidence."""
+    REVIEW_REASON_PICTURE_SHOWN_OTHERWISE: _ReviewReason.ValueType  # 25
+    """The meme was not found harmful, and its file has unusual colour instructions: it was judged as browsers show it, and
+    other viewers may show another picture.
+    """
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -299,6 +303,10 @@ REVIEW_REASON_CLAIM_REFUTED: ReviewReason.ValueType  # 23
 """The meme was not found harmful, and evidence refutes a claim of fact that it puts forward."""
 REVIEW_REASON_CLAIM_UNCHECKED: ReviewReason.ValueType  # 24
 """The policy has a clause about facts, and a claim of the meme could be compared with no evidence."""
+REVIEW_REASON_PICTURE_SHOWN_OTHERWISE: ReviewReason.ValueType  # 25
+"""The meme was not found harmful, and its file has unusual colour instructions: it was judged as browsers show it, and
+other viewers may show another picture.
+"""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:

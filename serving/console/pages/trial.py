@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from court.backends.pictures.normalise import pixels_sha256
+from court.backends.pictures.normalise import has_pixels
 from court.events import (
     AnswerGiven,
     AnyEvent,
@@ -159,7 +159,7 @@ async def _picture_state(trials: TrialReader, digest: str) -> str:
     if not frames:
         return ""
     try:
-        return "same" if await asyncio.to_thread(pixels_sha256, frames) == digest else "other"
+        return "same" if await asyncio.to_thread(has_pixels, frames, digest) else "other"
     # What is stored can't be read as a picture, so it is not the one that was judged.
     except ValueError:
         return "other"

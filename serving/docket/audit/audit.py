@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Boolean, Connection, Integer, Select, literal, select, type_coerce
 from typing_extensions import override
 
-from court.backends.pictures.normalise import pixels_sha256
+from court.backends.pictures.normalise import has_pixels
 from court.events import TrialFailed, TrialOpened, TrialResumed, VerdictGiven, VerdictReviewed
 from court.meme import is_text_digest
 from serving.docket.log.anchors import Anchor
@@ -265,7 +265,7 @@ class Auditor:
         await verify_pictures(
             derived.pictures(),
             frames=self._trials.frames,
-            pixels=pixels_sha256,
+            same=has_pixels,
             still_wanted=still_wanted,
             report=report,
         )

@@ -235,7 +235,7 @@ async def verify_pictures(
     wanted: Iterable[str],
     *,
     frames: Callable[[str], Awaitable[Sequence[bytes]]],
-    pixels: Callable[[Sequence[bytes]], str],
+    same: Callable[[Sequence[bytes], str], bool],
     still_wanted: Callable[[str], Awaitable[bool]],
     report: Report,
     patience_s: float = 3.0,
@@ -245,7 +245,7 @@ async def verify_pictures(
     Args:
         wanted: Digests of those that must be kept.
         frames: Gives the frames of a picture as PNG files; none where it is not there.
-        pixels: The digest of a picture's frames; raises ValueError where they are no pictures.
+        same: True if frames are those of the picture with a digest; raises ValueError where they are no pictures.
         still_wanted: True if a trial of the picture exists now: all of them may have been erased meanwhile.
         patience_s: Seconds after which what is wrong is looked at again, once for all of them: what an erasure took
             away while a new trial of the same picture was opened is put back.
@@ -256,10 +256,10 @@ async def verify_pictures(
         if not stored:
             return f"The picture {digest[:16]}… of a trial is missing."
         try:
-            same = await asyncio.to_thread(pixels, stored) == digest
+            unaltered = await asyncio.to_thread(same, stored, digest)
         except ValueError:
-            same = False
-        return "" if same else f"What is kept as picture {digest[:16]}… is another or none."
+            unaltered = False
+        return "" if unaltered else f"What is kept as picture {digest[:16]}… is another or none."
 
     doubtful = []
     for digest in sorted(wanted):

@@ -183,6 +183,7 @@ def picture_of(meme: MemeIdentity, frames: Sequence[bytes]) -> Picture:
         ),
         frames_unlike=meme.frames_unlike,
         incomplete=meme.incomplete,
+        shown_otherwise=meme.shown_otherwise,
     )
 
 
