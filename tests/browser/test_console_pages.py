@@ -14,15 +14,14 @@ from playwright.sync_api import expect
 from court.events import NearDuplicate
 from court.verdict import Label
 from tests.browser.conftest import reload_until_restored
-from tests.browser.test_report_page import luminance
+from tests.support.console_pages import AXE
 from tests.support.consoles import create_docket, running_console, tokens_for
 from tests.support.hostile_trials import PAYLOADS, hostile
+from tests.support.report_page import luminance
 from tests.support.shown_trials import drawn_picture, full_trial
 
 ONE, OTHER, LIVE, LONG = "one", "other", "live", "long"
 LONG_WORD = "Donaudampfschifffahrtsgesellschaftskapitän" * 12
-AXE = {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}
-"""Options of axe-core: its default rules, and the rule of WCAG 2.2 AA that is off by default."""
 PAGES = ("/", f"/trials/{ONE}", f"/trials/{OTHER}", f"/trials/{ONE}/compare?with={OTHER}", f"/trials/{ONE}/messages/3")
 
 

@@ -11,8 +11,8 @@ from eval.arena.events import Judged
 from eval.arena.folder import HumanReference
 from eval.arena.leaderboard import leaderboard
 from eval.arena.page import as_html
-from tests.browser.test_report_page import Opened
 from tests.support.arena_world import STRENGTHS, Arena, ArenaModel
+from tests.support.report_page import Opened
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

@@ -15,7 +15,7 @@ from eval.reports.sections import as_page
 from eval.scores.metrics import Figure
 from eval.scores.ratings import Rating
 from tests.browser.conftest import reload_until_restored
-from tests.browser.test_report_page import Opened
+from tests.support.report_page import Opened
 
 HOSTILE = "<img src=x onerror=alert(1)> </script>"
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import itertools
-import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from PIL import Image, ImageChops, ImageStat
+from PIL import ImageChops, ImageStat
 
 from eval.reports.gather import gather
 from eval.reports.html import as_html
 from eval.runs.results import read_results
 from tests.browser.conftest import reload_until_restored
+from tests.support.report_page import Opened, luminance
 from tests.support.report_runs import MARKUP, NOT, USUAL_MEMES, VERY, ReportedMeme, write_report_run
 
 HOSTILE = ReportedMeme(f"h {MARKUP}", VERY, "harmless", MARKUP, "coffee", 0.2, 2, rationale=MARKUP)
@@ -57,39 +56,6 @@ def hostile(tmp_path_factory):
     )
 
 
-class Opened:
-    """A page in a browser that records fetches, which it blocks, and console messages."""
-
-    def __init__(self, browser, address, **options):
-        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
-        self.page = self.context.new_page()
-        self.fetched, self.complaints = [], []
-        self.context.route("**/*", self._route)
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.address = address
-        self.page.goto(address)
-
-    def _route(self, route):
-        if route.request.url == self.address:
-            route.continue_()
-        else:
-            self.fetched.append(route.request.url)
-            route.abort()
-
-    def filters(self):
-        """Returns the computed CSS filter of every picture."""
-        return self.page.eval_on_selector_all("img", "all => all.map(one => getComputedStyle(one).filter)")
-
-    def reach(self):
-        """Scrolls to the wrong verdicts; elements far from the window are not laid out and can't be clicked."""
-        self.page.eval_on_selector(".entry", "one => one.scrollIntoView()")
-
-    def picture(self, selector):
-        """Returns a screenshot of the first element that matches."""
-        return Image.open(io.BytesIO(self.page.locator(selector).first.screenshot())).convert("RGB")
-
-
 @pytest.fixture
 def opened(chromium):
     """Opens pages, and closes them after the test."""
@@ -106,13 +72,6 @@ def opened(chromium):
 
 def focused_id(page):
     return page.evaluate("document.activeElement.id")
-
-
-def luminance(colour):
-    """Returns the relative luminance of `rgb(r, g, b)` (WCAG 2.2)."""
-    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
 
 def contrast(one, other):

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from court.events import SecondOpinionAsked, VerdictReviewed
 from court.verdict import Label, Strength
-from tests.browser.test_console_pages import AXE
+from tests.support.console_pages import AXE
 from tests.support.desk_pages import PICTURE, desk_pages
 from tests.support.desks import verdict
 

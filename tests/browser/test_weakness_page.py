@@ -9,8 +9,8 @@ import pytest
 from eval.probe.page import as_html
 from eval.probe.refining import Limits
 from eval.probe.report import read_report
+from tests.support.probe_run import a_plan, probed
 from tests.support.probing import ProbeWorld, write_data_set
-from tests.unit.test_probe_run import a_plan, probed
 
 HOSTILE = "half an explanation <script>window.hacked = 1</script>"
 

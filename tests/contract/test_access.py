@@ -31,15 +31,13 @@ from serving.access.tokens import Tokens
 from serving.cli.main import cli
 from serving.http.listen import Listener, open_listener
 from serving.rpc.auth import SCOPES
-from serving.rpc.docket import DocketService
-from serving.rpc.flow_control import MESSAGE_BYTES, ReceiveBudget
-from serving.rpc.judge import CourtService
+from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.methods import Methods
-from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
 from serving.settings import Settings
-from tests.contract.real_court import IMAGE, real_court
+from tests.support.access import services
 from tests.support.playing import until
+from tests.support.real_court import IMAGE, real_court
 
 METHODS = {
     f"/{service.full_name}/{method.name}": method
@@ -48,11 +46,6 @@ METHODS = {
 }
 AUTHENTICATED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT}
 """Status codes of services that are not open yet for empty requests: a caller that gets one passed authentication."""
-
-
-def services():
-    memory = ReceiveBudget(64 * 2**20, 20.0)
-    return CourtService(Settings(), memory=memory), DocketService(memory=memory), PrecedentsService(memory)
 
 
 class Echo:
@@ -704,7 +697,7 @@ from serving.access.tls import Certificates
 from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
 from serving.settings import Settings
-from tests.contract.test_access import services
+from tests.support.access import services
 
 def shake_hands(port, trusted):
     for _ in range(150):

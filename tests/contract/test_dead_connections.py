@@ -13,8 +13,8 @@ from memecourt.client import AsyncClient, judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
-from tests.contract.fake_court import FakeCourt, served
-from tests.contract.test_client import Loop, Threads, answered
+from tests.support.client import Loop, Threads, answered
+from tests.support.fake_court import FakeCourt, served
 from tests.support.freezing import freezing_proxy
 
 SHORT = {"grpc.keepalive_time_ms": 1_000, "grpc.keepalive_timeout_ms": 2_000, "grpc.http2.ping_timeout_ms": 2_000}

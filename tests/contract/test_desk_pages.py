@@ -21,9 +21,9 @@ from serving.docket.review.corrections import Overrulings
 from serving.docket.review.locks import LOCK_MINUTES
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
-from tests.contract.test_docket_service import ReviewCounter, a_scene
 from tests.support.desk_pages import PICTURE, form_of, page_text, with_desk_pages
 from tests.support.desks import verdict
+from tests.support.docket_service import ReviewCounter, a_scene
 from tests.support.dockets import NOON
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED

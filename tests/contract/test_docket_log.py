@@ -10,9 +10,7 @@ from sqlalchemy import select
 from court.events import PrecedentReading, PrecedentsCited, ReviewOutcome, Ruling, VerdictGiven
 from court.verdict import Label
 from memecourt.verify import verify_bundle
-from serving.docket.log.entries import check
 from serving.docket.log.merkle import (
-    Frontier,
     consistency_proof,
     leaf_hash,
     verify_inclusion,
@@ -25,6 +23,7 @@ from serving.docket.store import tables as t
 from serving.docket.store.bodies import GONE, PART, unpacked
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.log_queries import nodes
+from tests.support.docket_log import checked_log
 from tests.support.dockets import (
     NOON,
     append_all,
@@ -35,27 +34,9 @@ from tests.support.dockets import (
     review_trial,
     with_docket,
 )
+from tests.support.erasing import Marked
 from tests.support.fakes import a_picture
-from tests.support.logs import root_at, verify_consistency
-from tests.unit.test_erasing import Marked
-
-
-async def checked_log(docket):
-    """Verifies the log from its entries up, and returns entries, roots and key."""
-    entries = await docket.log.entries(0, 10**6)
-    assert [entry.number for entry in entries] == list(range(await docket.log.size()))
-    tree = Frontier()
-    roots = [tree.root()]
-    for entry in entries:
-        check(entry)
-        tree.append(entry.leaf())
-        roots.append(tree.root())
-    key = VerifierKey.parse(await docket.log.vkey())
-    now = open_checkpoint(await docket.log.checkpoint(), [key])
-    assert (now.size, now.root) == (len(entries), roots[-1])
-    for size in {1, len(entries) // 2, len(entries)} - {0}:
-        assert await docket.auditor.read(lambda connection, size=size: root_at(size, nodes(connection))) == roots[size]
-    return entries, roots, key
+from tests.support.logs import verify_consistency
 
 
 def test_all_appends_form_one_log_with_a_signed_root(using):

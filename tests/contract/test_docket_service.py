@@ -6,15 +6,11 @@ import asyncio
 import base64
 import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
-import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2
@@ -22,48 +18,29 @@ from google.rpc import error_details_pb2
 from court.errors import Unavailable
 from court.events import (
     AnyEvent,
-    MemeIdentity,
-    PolicyReference,
     Procedure,
     ReviewOutcome,
-    TextRead,
-    TextSource,
-    TrialFailed,
-    TrialOpened,
-    VerdictGiven,
     VerdictReviewed,
-    Versions,
     parse_event,
 )
 from court.record import TrialState
 from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verdict
 from memecourt.v1 import court_pb2 as wire
-from memecourt.v1.court_pb2_grpc import DocketStub
 from retrieval.library.postgres.address import Address
-from serving.access.callers import Caller, Scope
 from serving.docket.open import Docket
 from serving.docket.store.reviews import SqlReviewStore
 from serving.docket.store.trials import SqlTrialReader
-from serving.rpc.docket import SERVICE, DocketService
-from serving.rpc.flow_control import ReceiveBudget
+from serving.rpc.docket import SERVICE
 from serving.rpc.listings import place_of, token_of, which_of
+from tests.support.docket_service import AT, HARMFUL, TIMEOUT, Scene, a_scene, a_trial
+from tests.support.docket_service import place as place
+from tests.support.docket_service import sqlite as sqlite
 from tests.support.dockets import Intercepted
 from tests.support.playing import run_within
-from tests.support.service_calls import Refusal, caller_metadata, refusal_of, running_services
+from tests.support.service_calls import Refusal, caller_metadata, refusal_of
 
 T = TypeVar("T")
 
-AT = datetime(2026, 3, 4, 5, 6, 7, 890123, tzinfo=UTC)
-TIMEOUT = 60
-REVIEW = frozenset({Scope.REVIEW})
-CALLERS = {
-    "ada": Caller("ada", REVIEW),
-    "forum": Caller("forum", REVIEW, frozenset({"forum", "blog"})),
-    "nobody": Caller("nobody", REVIEW, frozenset()),
-}
-HARMFUL = Verdict(
-    label=Label.HARMFUL, strengths=Strengths(harmful=Strength.STRONG, benign=Strength.WEAK), rationale="It mocks."
-)
 NOT_HARMFUL = Verdict(
     label=Label.NOT_HARMFUL, strengths=Strengths(harmful=Strength.WEAK, benign=Strength.STRONG), rationale="It is tame."
 )
@@ -74,137 +51,8 @@ UNDECIDED = Verdict(
 )
 
 
-class ReviewCounter:
-    """Records the outcomes of reviews reported to telemetry."""
-
-    def __init__(self) -> None:
-        self.outcomes: list[ReviewOutcome] = []
-
-    def reviewed(self, outcome: ReviewOutcome) -> None:
-        self.outcomes.append(outcome)
-
-
-@dataclass
-class Scene:
-    """A docket, its service and a stub."""
-
-    docket: Any
-    service: DocketService
-    channel: grpc.aio.Channel
-    counted: list[ReviewOutcome]
-    overruled: list[str]
-
-    def __post_init__(self) -> None:
-        self.stub = DocketStub(self.channel)
-
-    async def tried(
-        self,
-        trial_id: str = "",
-        *,
-        at: datetime = AT,
-        namespace: str = "",
-        end: Verdict | str | None = HARMFUL,
-        text: str = "a tame text",
-        procedure: Procedure = Procedure.SUMMARY,
-    ) -> str:
-        """Stores a trial that ended in a verdict, failed for a reason, or is open (None)."""
-        trial_id = trial_id or str(uuid.uuid4())
-        for event in a_trial(trial_id, at=at, namespace=namespace, end=end, text=text, procedure=procedure):
-            await self.docket.writer.append(event)
-        return trial_id
-
-    async def listed(self, caller: str = "", size: int = 0, **filters: Any) -> list[wire.TrialSummary]:
-        """Returns all pages of a listing."""
-        found: list[wire.TrialSummary] = []
-        token = ""
-        while True:
-            request = wire.ListTrialsRequest(page_size=size, page_token=token, filter=wire.TrialFilter(**filters))
-            page = await self.stub.ListTrials(request, timeout=TIMEOUT, metadata=caller_metadata(caller))
-            found += page.trials
-            token = page.next_page_token
-            if not token:
-                return found
-
-    async def exported(self, caller: str = "", **filters: Any) -> list[wire.Trial]:
-        request = wire.ExportTrialsRequest(filter=wire.TrialFilter(**filters))
-        call = self.stub.ExportTrials(request, timeout=TIMEOUT, metadata=caller_metadata(caller))
-        return [one.trial async for one in call]
-
-    async def reviewed(self, trial_id: str, caller: str = "", **fields: Any) -> wire.TrialSummary:
-        defaults = {
-            "outcome": wire.REVIEW_OUTCOME_UPHELD,
-            "reason": "It is right.",
-            "reviewer": "" if caller else "bea",
-        }
-        request = wire.ReviewVerdictRequest(trial_id=trial_id, **{**defaults, **fields})
-        return (await self.stub.ReviewVerdict(request, timeout=TIMEOUT, metadata=caller_metadata(caller))).summary
-
-
-def a_trial(
-    trial_id: str,
-    *,
-    at: datetime = AT,
-    namespace: str = "",
-    end: Verdict | str | None = HARMFUL,
-    text: str = "a tame text",
-    procedure: Procedure = Procedure.SUMMARY,
-) -> list[AnyEvent]:
-    meme = MemeIdentity(
-        bytes_sha256="a" * 64, pixels_sha256="b" * 64, format="PNG", width=4, height=3, frame_count=1,
-        frames_used=(0,), namespace=namespace, content_id=f"content of {trial_id}",
-    )  # fmt: skip
-    events: list[AnyEvent] = [
-        TrialOpened(
-            trial_id=trial_id, seq=0, at=at, procedure=procedure, meme=meme, request_id=f"request of {trial_id}",
-            policy=PolicyReference(id="p", version="1", digest="sha256:0"), settings={},
-            versions=Versions(software="test", settings="sha256:0"),
-        ),
-        TextRead(trial_id=trial_id, seq=1, at=at, text=text, source=TextSource.CALLER),
-    ]  # fmt: skip
-    if isinstance(end, Verdict):
-        events.append(VerdictGiven(trial_id=trial_id, seq=2, at=at, verdict=end))
-    elif end is not None:
-        events.append(
-            TrialFailed(trial_id=trial_id, seq=2, at=at, step="text", reason=end, message="gone", retryable=True)
-        )
-    return events
-
-
-@asynccontextmanager
-async def a_scene(place: Path | Address, *, docket: Any = None) -> AsyncIterator[Scene]:
-    docket = docket or Docket.open(place)
-    counter = ReviewCounter()
-    overruled: list[str] = []
-    service = DocketService(counter, memory=ReceiveBudget(64 * 2**20, 20.0))  # type: ignore[arg-type]
-    service.open(SimpleNamespace(docket=docket), overruled.append)  # type: ignore[arg-type]
-    try:
-        async with running_services(service.handler(), callers=CALLERS) as channel:
-            yield Scene(docket, service, channel, counter.outcomes, overruled)
-        await service.empty(5)
-    finally:
-        await docket.close()
-
-
 def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], **options: Any) -> T:
     return run_within(a_scene(place, **options), work)
-
-
-@pytest.fixture
-def sqlite(tmp_path: Path) -> Path:
-    return tmp_path / "docket.sqlite"
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, sqlite: Path) -> Path | Address:
-    if request.param == "sqlite":
-        return sqlite
-    address: Address = request.getfixturevalue("bare_database")
-    import psycopg
-
-    with psycopg.connect(**address.parameters(), autocommit=True) as connection:
-        connection.execute("SET client_min_messages = warning")
-        connection.execute("DROP SCHEMA IF EXISTS memecourt_docket CASCADE")
-    return address
 
 
 def stamp(at: datetime, nanos: int = 0) -> Timestamp:
@@ -331,9 +179,9 @@ def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite: Pat
         assert (await page(token)) == (await page(token)) != (await page(""))  # a token can be used again
         draw = random.Random(1)
         altered = []
-        for place in range(len(token)):
+        for index in range(len(token)):
             sign = draw.choice([c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"])
-            altered.append(token[:place] + sign + token[place + 1 :])
+            altered.append(token[:index] + sign + token[index + 1 :])
             altered.append(token[:place])
         altered += [token + "A", token + "=", "x", "\N{CAT FACE}", " " + token, "x" * 1000]
         filter_digest = which_of(harmful)
@@ -368,8 +216,8 @@ def test_a_page_token_is_valid_at_every_server_of_the_docket(sqlite: Path) -> No
 
 def test_page_tokens_round_trip() -> None:
     filter_digest = which_of(wire.TrialFilter(reviewed=False))
-    for place in ((AT, "x"), (datetime(1970, 1, 1, tzinfo=UTC), "y" * 200), (datetime.max.replace(tzinfo=UTC), "z")):
-        assert place_of(token_of(place, filter_digest), filter_digest) == place
+    for position in ((AT, "x"), (datetime(1970, 1, 1, tzinfo=UTC), "y" * 200), (datetime.max.replace(tzinfo=UTC), "z")):
+        assert place_of(token_of(position, filter_digest), filter_digest) == position
 
 
 def matches(trial_filter: wire.TrialFilter, summary: wire.TrialSummary) -> bool:

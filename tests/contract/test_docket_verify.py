@@ -15,8 +15,8 @@ from court.events import TrialOpened
 from memecourt.verify import verify_bundle, verify_receipt
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
-from tests.contract.test_docket_migrations import fill
-from tests.contract.test_docket_migrations import old_docket as old_docket
+from tests.support.docket_migrations import fill
+from tests.support.docket_migrations import old_docket as old_docket
 from tests.support.dockets import NOON, append_all, parse_place, random_records, with_docket
 from tests.support.sizes import FULL
 from tests.support.tampering import ALTERATIONS, Detectability, Tamperer, check_docket, drawn, scene_of, tampering

@@ -24,7 +24,6 @@ from serving.docket.ports import (
 )
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
-from tests.contract.scenes import IMAGE, FakePictures
 from tests.support.dockets import (
     NOON,
     append_all,
@@ -37,7 +36,8 @@ from tests.support.dockets import (
     with_docket,
 )
 from tests.support.fakes import a_picture
-from tests.unit.test_trial import SUMMARY, a_court
+from tests.support.scenes import IMAGE, FakePictures
+from tests.support.trial import SUMMARY, a_court
 
 NAME = RequestName("north", "r1")
 

@@ -14,7 +14,7 @@ from court.backends import http_addresses, http_transport
 from court.errors import CourtError, Overrun, Unavailable
 from retrieval.facts.endpoint import Endpoint, EndpointEvidence, ResultPaths
 from retrieval.facts.pages import MAX_PAGE_BYTES, PageFetcher
-from tests.contract.test_outgoing import BOMB
+from tests.support.outgoing import BOMB
 
 HOST = "news.example.org"
 PUBLIC = "93.184.215.14"

@@ -23,13 +23,13 @@ from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.runner import reaper
-from tests.contract.scenes import a_scene, remaining_responses
 from tests.support.dockets import open_trials, parse_place
 from tests.support.fakes import FakeReader
 from tests.support.playing import until, wait_until
+from tests.support.scenes import a_scene, remaining_responses
 from tests.support.service_calls import Refusal
 from tests.support.sizes import FULL
-from tests.unit.test_trial import a_court
+from tests.support.trial import a_court
 
 REQUESTS, FAULTS = (600, 20) if FULL else (40, 2)
 RETRYABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}

@@ -11,7 +11,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from memecourt.client import judge_request
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.health import COURT, LIVENESS
-from tests.contract.scenes import play
 from tests.support.fakes import FakeReader
 from tests.support.flooder import (
     ACK,
@@ -24,6 +23,7 @@ from tests.support.flooder import (
     headers_only,
     ping,
 )
+from tests.support.scenes import play
 from tests.support.sizes import FULL
 
 FRAMES = 10_000 if FULL else 800

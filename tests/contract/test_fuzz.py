@@ -20,10 +20,10 @@ from grpc_status import rpc_status
 
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
-from tests.contract.real_court import IMAGE, real_court
-from tests.contract.test_wire import fill, kind
 from tests.support.playing import until
+from tests.support.real_court import IMAGE, real_court
 from tests.support.sizes import FULL
+from tests.support.wire import fill, kind
 
 COUNT = 10_000 if FULL else 1_500
 AT_ONCE = 16

@@ -29,9 +29,9 @@ from serving.rpc.auth import SCOPES
 from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.status import _CODES
 from serving.settings import Settings
-from tests.contract.real_court import IMAGE, real_court
 from tests.support.leftovers import collect_earlier_garbage
 from tests.support.playing import until
+from tests.support.real_court import IMAGE, real_court
 from tests.support.sizes import FULL
 
 BASE64 = base64.b64encode(IMAGE).decode()

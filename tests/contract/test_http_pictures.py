@@ -12,7 +12,7 @@ from court.errors import BadInput, Overrun, Unavailable
 from court.meme import LIMITS
 from serving.rest import remote_pictures
 from serving.rest.remote_pictures import open_remote_pictures
-from tests.contract.real_court import IMAGE
+from tests.support.real_court import IMAGE
 
 HOST = "cdn.example.org"
 PUBLIC = "93.184.215.14"

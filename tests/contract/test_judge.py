@@ -33,13 +33,13 @@ from serving.rpc.flow_control import MESSAGE_BYTES, Reservation
 from serving.rpc.judge import SERVICE
 from serving.rpc.status import failure_of, status_of
 from serving.runner.request import Call
-from tests.contract.scenes import IMAGE, a_scene, play
 from tests.support.cast import RULING, Cast, full_court
 from tests.support.fakes import FakeReader, H, N, findings
 from tests.support.leftovers import soon, without_garbage_collector
 from tests.support.playing import run_within
+from tests.support.scenes import IMAGE, a_scene, play
 from tests.support.service_calls import Refusal
-from tests.unit.test_trial import a_court
+from tests.support.trial import a_court
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 

@@ -13,10 +13,10 @@ from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.calls import finish_call
 from serving.rpc.judge import SERVICE
 from serving.rpc.judge_stream import _OpenStream
-from tests.contract.scenes import IMAGE, play, remaining_responses
 from tests.support.fakes import FakeReader
 from tests.support.leftovers import collect_earlier_garbage, soon, without_garbage_collector
 from tests.support.playing import until
+from tests.support.scenes import IMAGE, play, remaining_responses
 from tests.support.service_calls import Refusal
 
 

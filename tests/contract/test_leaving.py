@@ -21,11 +21,11 @@ from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as StandInSettings
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
-from tests.contract.scenes import a_scene, play
 from tests.support.cast import Cast, PictureFinder, full_court
 from tests.support.dockets import open_trials
 from tests.support.fakes import FakeReader, H, findings
 from tests.support.playing import until
+from tests.support.scenes import a_scene, play
 from tests.support.sizes import FULL
 
 CANCELS = 200 if FULL else 30

@@ -14,12 +14,12 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.judge import SERVICE
-from tests.contract.real_court import IMAGE as DRAWN
-from tests.contract.real_court import real_court
-from tests.contract.scenes import IMAGE, play, remaining_responses
 from tests.support.cast import Cast, full_court
 from tests.support.fakes import FakeReader
 from tests.support.playing import until
+from tests.support.real_court import IMAGE as DRAWN
+from tests.support.real_court import real_court
+from tests.support.scenes import IMAGE, play, remaining_responses
 from tests.support.service_calls import Refusal, refusal_of
 from tests.support.sizes import FULL
 

@@ -19,13 +19,13 @@ from serving.docket.review.corrections import Corrections, Overrulings, name_of
 from serving.docket.review.projection import ReviewPriority, Rules
 from serving.settings import Settings
 from serving.wiring import forget_in_library, open_court, open_shadow, rules_of
-from tests.contract.real_court import IMAGE, real_court
 from tests.support.desks import verdict, with_desk
 from tests.support.dockets import NOON, append_all, events_of, parse_place
 from tests.support.fakes import H, findings
 from tests.support.libraries import drawn_library
-from tests.unit.test_reception import ASK, Finder, other, town
-from tests.unit.test_trial import a_court
+from tests.support.real_court import IMAGE, real_court
+from tests.support.reception import ASK, Finder, other, town
+from tests.support.trial import a_court
 
 __all__ = ["town"]
 

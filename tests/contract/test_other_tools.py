@@ -22,9 +22,9 @@ from court.events import ReviewOutcome
 from court.meme import Frame, Picture, PictureFormat
 from court.verdict import Label
 from eval.synthetic.scenes import draw_meme
-from tests.contract.test_webhooks import decided, failed, sending, until_idle
 from tests.support.dockets import NOON, append_all, review_trial, with_docket
 from tests.support.receivers import hook_settings
+from tests.support.webhooks import decided, failed, sending, until_idle
 
 SOURCE = Path(__file__).parents[2] / "integrations/receivers/src"
 POST = "at://did:plc:z72i7hdynmk6r22z27h6tvur/app.bsky.feed.post/3l6oveex3ii2l"

@@ -2,7 +2,6 @@
 
 import ast
 import asyncio
-import gzip
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,10 @@ from court.backends.http import MAX_ANSWER_BYTES, MAX_ERROR_BYTES
 from court.backends.http_head import MAX_HEAD_BYTES
 from court.errors import ModelRefused, Unavailable
 from court.ports import ChatRequest
+from tests.support.outgoing import BOMB
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUEST = ChatRequest(system="s", parts=("x",), reply_schema=None, max_tokens=1)
-BOMB = gzip.compress(b"\0" * 64 * 2**20)
 
 
 class Hostile:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from court.settings import TrialSettings
 from memecourt.v1 import court_pb2 as wire
-from tests.contract.real_court import IMAGE, real_court
 from tests.support.cast import Cast
+from tests.support.real_court import IMAGE, real_court
 
 
 def request(text):

@@ -12,75 +12,22 @@ import pytest
 import redis.asyncio
 
 from court.errors import BadRequest, Unavailable
-from memecourt.errors import JudgeError
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import NotAllowed
 from serving.queue.consumer import QueueConsumer
 from serving.queue.metrics import QueueMetrics
 from serving.queue.open import RemoteCourt, open_queue
-from serving.queue.source import QueueAnswer, QueueSettings
-from tests.contract.real_court import IMAGE, real_court
+from serving.queue.source import QueueAnswer
 from tests.support.playing import until
+from tests.support.queue import AGAIN_S, LONG_S, FakeCourt, failed, no_fetch, over_quota, settings
+from tests.support.real_court import IMAGE, real_court
 from tests.support.redis_server import entries_of, redis_server
-
-AGAIN_S = 0.4
-LONG_S = 4.0
-"""For tests in which nothing may be redelivered by itself: longer than a busy machine keeps a loop waiting."""
 
 
 @pytest.fixture(autouse=True)
 def short_block(monkeypatch):
     """Consumers stop as soon as the server's wait for a message ends."""
     monkeypatch.setattr("serving.queue.redis_streams._BLOCK_MS", 100)
-
-
-class FakeCourt:
-    """Answers each request_id with its scripted answers in turn, and then as not harmful."""
-
-    def __init__(self, **scripted):
-        self.scripted = {name: list(answers) for name, answers in scripted.items()}
-        self.asked = []
-        self.serves = True
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-
-    async def judge(self, request):
-        self.asked.append(request)
-        await self.may_answer.wait()
-        answers = self.scripted.get(request.request_id)
-        answer = answers.pop(0) if answers else None
-        if isinstance(answer, JudgeError):
-            raise answer
-        return wire.JudgeResponse(
-            request_id=request.request_id,
-            verdict_id=f"verdict of {request.request_id}",
-            label=answer or wire.LABEL_NOT_HARMFUL,
-        )
-
-    async def is_serving(self):
-        return self.serves
-
-
-def failed(code, reason="", retry_after=None):
-    error = JudgeError(code, "Not now.")
-    error.reason, error.retry_after = reason, retry_after
-    return error
-
-
-async def no_fetch(url):
-    raise BadRequest("Nothing is fetched.", reason="URL_NOT_ALLOWED", field="image_url")
-
-
-def settings(url, **options):
-    defaults = {
-        "stream": "memes",
-        "group": "courts",
-        "answers": "answers",
-        "dead": "dead",
-        "again_after_s": AGAIN_S,
-        "remove": False,
-    }
-    return QueueSettings(**{"address": url, **defaults, **options})
 
 
 @asynccontextmanager
@@ -317,10 +264,6 @@ def test_messages_over_a_quota_wait_and_are_never_dead_lettered(tmp_path, monkey
 
     with redis_server() as server:
         asyncio.run(scene(server.url))
-
-
-def over_quota(retry_after):
-    return failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", retry_after)
 
 
 async def put_shop_and_others(url, shop):

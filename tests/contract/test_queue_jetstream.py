@@ -21,8 +21,8 @@ from serving.queue.consumer import QueueConsumer
 from serving.queue.jetstream import _BUCKET
 from serving.queue.open import open_queue
 from serving.queue.source import QueueAnswer
-from tests.contract.test_queue import LONG_S, FakeCourt, failed, no_fetch, over_quota, settings
 from tests.support.playing import until
+from tests.support.queue import LONG_S, FakeCourt, failed, no_fetch, over_quota, settings
 
 AGAIN_S = 1.0
 

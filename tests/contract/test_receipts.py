@@ -13,7 +13,7 @@ import memecourt.verify as alone
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.log.anchors import read_anchor
 from serving.docket.log.notes import VerifierKey
-from tests.contract.scenes import IMAGE, a_scene
+from tests.support.scenes import IMAGE, a_scene
 
 
 def verify(response: wire.JudgeResponse, key: str) -> alone.Logged:

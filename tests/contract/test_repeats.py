@@ -9,9 +9,9 @@ from serving.access.callers import Scope
 from serving.access.tokens import add
 from serving.docket.ports import RequestName
 from serving.runner.runner import TrialRunner
-from tests.contract.real_court import IMAGE, real_court
 from tests.support.libraries import drawn_library
 from tests.support.playing import run_within
+from tests.support.real_court import IMAGE, real_court
 from tests.support.service_calls import refusal_of
 
 THREE = 3

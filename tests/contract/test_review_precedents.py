@@ -15,7 +15,7 @@ from court.errors import Unavailable
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.writer import LibraryWriter
 from serving.docket.review.corrections import Corrections, Overrulings
-from tests.contract.test_docket_service import Scene, a_scene
+from tests.support.docket_service import Scene, a_scene
 from tests.support.libraries import ENCODER, drawn_library
 
 OVERRULED = {"outcome": wire.REVIEW_OUTCOME_OVERRULED, "label": wire.LABEL_NOT_HARMFUL, "clause": "4"}

@@ -26,12 +26,12 @@ from serving.docket.store.bodies import GONE, document_owner
 from serving.docket.store.erasure import UNFINISHED
 from serving.runner.shadow import Shadow, ShadowCourt, shadow_id
 from serving.settings import Settings
-from tests.contract.scenes import IMAGE, a_court, a_scene
 from tests.support.cast import Cast
 from tests.support.dockets import NOON
 from tests.support.evidence import REFUTING, TEXT, USELESS, Expert, FakeEvidence, document, expert_settings, with_expert
 from tests.support.fakes import FakeFinder, H, N, findings
 from tests.support.playing import until
+from tests.support.scenes import IMAGE, a_court, a_scene
 
 OTHER = DEFAULT_POLICY.model_copy(update={"version": "candidate"})
 

@@ -55,7 +55,7 @@ from tests.support.fakes import (
     precedent,
 )
 from tests.support.playing import run_within, until
-from tests.unit.test_telemetry import calls_of, described, logging_as
+from tests.support.telemetry import calls_of, described, logging_as
 
 COURT = "memecourt.v1.Court"
 TRACE = "0af7651916cd43dd8448eb211c80319c"

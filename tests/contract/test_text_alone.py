@@ -26,11 +26,11 @@ from serving.docket.log.verify import Report
 from serving.docket.open import Docket
 from serving.docket.review.corrections import Corrections, Overrulings
 from serving.runner.runner import TrialRunner
-from tests.contract.real_court import IMAGE, RealCourt, real_court
 from tests.support.cast import Cast
 from tests.support.desk_pages import page_text, with_desk_pages
 from tests.support.libraries import ENCODER
 from tests.support.playing import run_within
+from tests.support.real_court import IMAGE, RealCourt, real_court
 from tests.support.service_calls import refusal_of
 
 WORDS = "People from Blueland, go back to bed"

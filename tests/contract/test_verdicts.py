@@ -10,7 +10,7 @@ from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.access import tokens as token_file
 from serving.access.callers import Scope
-from tests.contract.real_court import IMAGE, real_court
+from tests.support.real_court import IMAGE, real_court
 
 
 def request_name(request_id, namespace=""):

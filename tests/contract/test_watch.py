@@ -17,13 +17,13 @@ from memecourt.v1 import court_pb2 as wire
 from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
-from tests.contract.scenes import IMAGE, FakePictures, play, remaining_responses
 from tests.support.cast import Cast, full_court
 from tests.support.dockets import open_trials
 from tests.support.fakes import FakeReader
 from tests.support.playing import until
+from tests.support.scenes import IMAGE, FakePictures, play, remaining_responses
 from tests.support.service_calls import Refusal
-from tests.unit.test_trial import a_court
+from tests.support.trial import a_court
 
 
 async def watch(it, **fields):

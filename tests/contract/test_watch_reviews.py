@@ -19,7 +19,7 @@ from serving.docket.open import Docket
 from serving.docket.ports import DocketError
 from serving.docket.store.log_queries import SqlTransparencyLog
 from serving.docket.store.trials import SqlTrialReader
-from tests.contract.test_docket_service import AT, TIMEOUT, Scene, a_scene
+from tests.support.docket_service import AT, TIMEOUT, Scene, a_scene
 from tests.support.playing import run_within
 from tests.support.service_calls import caller_metadata, refusal_of
 

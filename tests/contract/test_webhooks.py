@@ -3,15 +3,13 @@
 import asyncio
 import itertools
 import json
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from standardwebhooks import Webhook
 
-from court.events import TrialFailed
-from court.verdict import Label, Review, ReviewReason, decision
+from court.verdict import Label, decision
 from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.finder import LibraryFinder
 from serving.docket.log.entries import PrecedentChanged
@@ -25,17 +23,13 @@ from serving.webhooks.attempts import AFTER_S, ATTEMPTS, Receiver
 from serving.webhooks.messages import messages_of
 from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import HookSender, send_webhooks
-from tests.contract.test_docket_log import checked_log
-from tests.support.dockets import NOON, append_all, events_of, parse_place, review_trial
+from tests.support.docket_log import checked_log
+from tests.support.dockets import NOON, append_all, parse_place, review_trial
 from tests.support.libraries import ENCODER, drawn_library
 from tests.support.playing import until
-from tests.support.receivers import HEADERS, hook_settings, running_receiver
-
-
-@pytest.fixture
-def receiver():
-    with running_receiver() as server:
-        yield server
+from tests.support.receivers import HEADERS, hook_settings
+from tests.support.webhooks import decided, failed, sending, until_idle
+from tests.support.webhooks import receiver as receiver
 
 
 class Clock:
@@ -49,36 +43,6 @@ class Clock:
 
     def advance(self, seconds):
         self.now += timedelta(seconds=seconds)
-
-
-def decided(trial_id, *, label=None, review=False, namespace="forum"):
-    """Returns the events of a trial with a verdict, which may request a review."""
-    opened, *others, verdict_event = events_of(trial_id, NOON)
-    meme = opened.meme.model_copy(update={"namespace": namespace, "content_id": f"content-{trial_id}"})
-    opened = opened.model_copy(update={"meme": meme, "request_id": f"request-{trial_id}"})
-    reasons = (Review(reason=ReviewReason.TEXT_UNSURE, detail="a detail of Blueland"),) if review else ()
-    verdict = verdict_event.verdict.model_copy(update={"review": reasons})
-    return [opened, *others, verdict_event.model_copy(update={"verdict": verdict})]
-
-
-def failed(trial_id):
-    opened = decided(trial_id)[0]
-    return [
-        opened,
-        TrialFailed(trial_id=trial_id, seq=1, at=NOON, step="text", reason="GONE", message="Blueland", retryable=True),
-    ]
-
-
-@asynccontextmanager
-async def sending(docket, hook, *, clock=None, name="s1", telemetry=SILENT):
-    """Yields a sender that works only on request."""
-    receiver = Receiver(hook, **({"clock": clock} if clock else {}))
-    heartbeat = Heartbeat(docket.heartbeats, name)
-    options = {"clock": clock} if clock else {}
-    try:
-        yield HookSender(receiver, docket, heartbeat, telemetry=telemetry, **options)
-    finally:
-        await receiver.aclose()
 
 
 def test_senders_of_a_server_share_their_queries(using, receiver, tmp_path):
@@ -152,11 +116,6 @@ def test_an_appeal_is_sent_and_a_key_rotation_changes_no_message_id(docket_place
         if delivery.message["type"] == "memecourt.verdict.given":
             ids.setdefault(delivery.message["data"]["verdict_id"], []).append(delivery.id)
     assert ids.keys() == {"a", "b"} and len(ids["a"]) == 2 and len(set(ids["a"])) == 1
-
-
-async def until_idle(hook_sender):
-    while await hook_sender.work():
-        pass
 
 
 def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, receiver, tmp_path):

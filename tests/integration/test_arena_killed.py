@@ -13,20 +13,18 @@ import pytest
 
 from eval.arena.folder import ArenaFolder
 from eval.datasets.stored_files import json_line
-from tests.support.arena_world import Arena, ArenaModel
+from tests.support.arena_killed import DELAY_S, arena_in
 from tests.support.sizes import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10 if FULL else 2
-TARGETS = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
-DELAY_S = 0.02
 IN_FLIGHT = 3 * 8  # most calls in flight: models times concurrent calls to each
 
 CHILD = """
 import asyncio, os, sys
 from pathlib import Path
 from eval.models.call_cache import SqliteCallCache
-from tests.integration.test_arena_killed import DELAY_S, arena_in
+from tests.support.arena_killed import DELAY_S, arena_in
 
 root = Path(sys.argv[1])
 requests = os.open(root / "requests", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -43,15 +41,6 @@ asyncio.run(go())
 """
 
 pytestmark = pytest.mark.integration
-
-
-def arena_in(root, on_call=lambda: None):
-    def reply(request, usual):
-        on_call()
-        return usual
-
-    voices = {name: ArenaModel(name, TARGETS, says=reply) for name in TARGETS}
-    return Arena(root, memes=4, strengths=TARGETS, judges=["ash", "beech"], voices=voices)
 
 
 def start_child(root):

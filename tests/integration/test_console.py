@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from memecourt.client import Client
-from tests.integration.test_server import HARMFUL, drawn
 from tests.support.consoles import create_docket, form_proof_in
 from tests.support.dockets import events_of
+from tests.support.server import HARMFUL, drawn
 
 pytestmark = pytest.mark.integration
 

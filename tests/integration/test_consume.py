@@ -18,8 +18,8 @@ import redis
 
 from court.events import VerdictGiven
 from serving.models.vllm import free_port
-from tests.integration.test_server import HARMFUL, HARMLESS, drawn, records
 from tests.support.redis_server import entries_of, redis_server
+from tests.support.server import HARMFUL, HARMLESS, drawn, records
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -6,7 +6,6 @@ The model server is a subprocess that can be killed. tests/live sends the same r
 import concurrent.futures
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -19,41 +18,10 @@ from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
-from tests.integration.test_server import HARMFUL, drawn, memecourt, records
+from tests.support.full_server import FULL, ModelServer, ask
+from tests.support.server import HARMFUL, drawn, memecourt, records
 
 pytestmark = pytest.mark.integration
-
-FULL = wire.PROCEDURE_FULL
-
-
-class ModelServer:
-    """The fake model server as a subprocess, on a port that stays the same when it is restarted."""
-
-    def __init__(self, *options: str) -> None:
-        self.port = 0  # chosen at the first start
-        self.options = options
-        self.process: subprocess.Popen[str] | None = None
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "eval.standin.server", "--port", str(self.port), *self.options],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        port = json.loads(self.process.stdout.readline())["port"]
-        assert self.port in (0, port)
-        self.port = port
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(timeout=60)
-        self.process.stdout.close()
 
 
 @pytest.fixture
@@ -62,11 +30,6 @@ def models():
     yield server
     if server.process.poll() is None:
         server.kill()
-
-
-def ask(address, **options):
-    with Client(address, retries=Retries(attempts=1)) as court:
-        return court.ask(judge_request(drawn(*HARMFUL), text=HARMFUL[1], **options), timeout=100)
 
 
 def test_full_trial_over_grpc(start, models):

@@ -20,6 +20,7 @@ from openapi_spec_validator import validate
 from serving.app import allow_open_files
 from serving.rest.app import OPENAPI
 from tests.support.encoders import png_of
+from tests.support.http import url_of
 from tests.support.sizes import FULL
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -31,10 +32,6 @@ UPLOADS, UPLOAD_BYTES = 16, 15 * MIB
 MEMORY = 128 * MIB
 ALLOWANCE = 96 * MIB
 """Bytes allowed beyond the memory for requests: copies of a request while it is parsed, and everything else."""
-
-
-def url_of(server):
-    return server.wait_for(lambda line: "http on http" in line).split("http on ")[1].strip()
 
 
 def peak_memory(pid):

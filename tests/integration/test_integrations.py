@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_http import url_of
-from tests.integration.test_server import HARMFUL, HARMLESS, drawn
+from tests.support.http import url_of
+from tests.support.server import HARMFUL, HARMLESS, drawn
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ from court.verdict import Label
 from eval.synthetic.scenes import draw_meme
 from memecourt.client import Client
 from retrieval.library.writer import LibraryWriter
-from tests.integration.test_server import drawn
+from tests.support.server import drawn
 
 pytestmark = pytest.mark.integration
 

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from memecourt.v1 import court_pb2 as wire
+from tests.support.other_clients import NODE, ROOT
 from tests.support.pictures import encode, quarters
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).resolve().parents[2]
 BUF = Path(sys.executable).parent / "buf"
-NODE = ROOT / ".cache" / "node"
 METHODS = {
     f"{service.full_name}/{method.name}"
     for service in wire.DESCRIPTOR.services_by_name.values()

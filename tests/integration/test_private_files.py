@@ -10,7 +10,7 @@ import pytest
 
 from serving.access.private_files import tighten
 from serving.docket.open import Docket
-from tests.integration.test_server import HARMLESS, drawn
+from tests.support.server import HARMLESS, drawn
 
 
 def open_modes(folder):

@@ -11,7 +11,7 @@ import memecourt.verify as verifier
 from memecourt.client import Client
 from serving.cli.main import cli
 from serving.docket.log.anchors import read_anchor
-from tests.integration.test_server import HARMFUL, HARMLESS, drawn
+from tests.support.server import HARMFUL, HARMLESS, drawn
 
 pytestmark = pytest.mark.integration
 

@@ -1,6 +1,5 @@
 """Judging over a real socket: a meme is sent over gRPC, and a verdict with its record comes back."""
 
-import asyncio
 import concurrent.futures
 import io
 import json
@@ -8,7 +7,6 @@ import os
 import pathlib
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from contextlib import closing, suppress
@@ -19,49 +17,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image
 
 from court.record import TrialState
-from eval.synthetic.scenes import draw_meme
 from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
-from serving.docket.open import Docket
 from tests.support.playing import wait_until
+from tests.support.server import HARMFUL, HARMLESS, drawn, memecourt, records
 
 pytestmark = pytest.mark.integration
 
-# None of these is in the starter library.
-HARMFUL = ("crowd", "People from Blueland are filth. Kick every one of them out of our town!")
-HARMLESS = ("cat", "When the alarm rings on Monday and you are already late for coffee")
 FAR = ("landscape", "Section 14b: depreciation of leased turbine blades over nine fiscal years")
-
-
-def drawn(scene, text, seed=0):
-    file = io.BytesIO()
-    draw_meme(scene, text, seed=seed).save(file, "PNG")
-    return file.getvalue()
-
-
-def memecourt(*arguments, home, stdin=None):
-    return subprocess.run(
-        [sys.executable, "-m", "serving.cli", *map(str, arguments)],
-        capture_output=True,
-        text=stdin is None,
-        input=stdin,
-        env={**os.environ, "MEMECOURT_HOME": str(home)},
-        timeout=300,
-    )
-
-
-def records(docket, *trial_ids):
-    async def read():
-        store = Docket.open(docket, create=False)
-        try:
-            entries = await store.index.list(limit=10_000)
-            return {entry.trial_id: await store.trials.record(entry.trial_id) for entry in entries}
-        finally:
-            await store.close()
-
-    found = asyncio.run(read())
-    return [found[trial_id] for trial_id in trial_ids] if trial_ids else found
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
 from serving.settings import Settings
 from serving.wiring import readiness_checks
-from tests.integration.test_full_server import ModelServer
-from tests.integration.test_server import HARMFUL, HARMLESS, drawn, memecourt, records
 from tests.support import hostile
+from tests.support.full_server import ModelServer
 from tests.support.playing import until
+from tests.support.server import HARMFUL, HARMLESS, drawn, memecourt, records
 from tests.support.sizes import FULL
 
 pytestmark = pytest.mark.integration

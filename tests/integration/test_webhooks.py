@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from memecourt.client import Client, judge_request
 from serving.models.vllm import free_port
 from serving.webhooks.signing import make_secret
-from tests.integration.test_http import url_of
-from tests.integration.test_other_clients import NODE
-from tests.integration.test_server import records
+from tests.support.http import url_of
+from tests.support.other_clients import NODE
 from tests.support.pictures import encode, quarters
 from tests.support.playing import wait_until
 from tests.support.receivers import running_receiver
+from tests.support.server import records
 
 pytestmark = pytest.mark.integration
 

@@ -22,8 +22,8 @@ from eval.perf.vllm.court import PICTURES
 from eval.perf.vllm.tiny_model import NAME, make_tiny_model
 from eval.synthetic.scenes import draw_meme
 from serving.models.vllm import VllmServer
-from tests.live.test_full_trial import a_case, court_of, read
 from tests.support.fakes import RecordingSink
+from tests.support.full_trial import a_case, court_of, read
 
 WORD = {
     "type": "object",

@@ -15,12 +15,10 @@ import pytest
 from court.backends.chat import wire
 from court.backends.chat.capabilities import probe
 from court.backends.chat.features import Capabilities, LogProbs
-from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import Unavailable
 from court.events import (
     AnswerGiven,
     Described,
-    Procedure,
     QuestionAsked,
     Role,
     Side,
@@ -30,24 +28,23 @@ from court.events import (
     TrialResumed,
     VerdictGiven,
 )
-from court.meme import Frame, Meme
+from court.meme import Frame
 from court.ports import ChatRequest, FinishReason
 from court.record import TrialAborted, TrialRecord, TrialState
-from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
-from court.trial import Court, TrialCase
+from court.trial import Court
 from eval.perf.vllm.court import PICTURES, Recorded
 from eval.perf.vllm.prefix_cache import prompts_sent, share, tokenize_body
 from eval.perf.vllm.server import BLOCK
 from eval.perf.vllm.tiny_model import SPECIAL
 from eval.synthetic.scenes import draw_meme
 from tests.support.cast import Cast
-from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, findings
+from tests.support.fakes import FakeReader, H, N, RecordingSink, findings
+from tests.support.full_trial import Finder, a_case, court_of, read
+from tests.support.full_trial import picture as picture
 from tests.support.injections import INJECTIONS, SPECIALS, marked
-from tests.support.pictures import encode
 from tests.support.playing import wait_until
 
-BRIEF = TrialSettings(reply_chars=64, rounds_min=2, rounds_max=2)
 LENGTHY = TrialSettings(reply_chars=1900, rounds_min=2, rounds_max=2)
 CALLS = 1 + 2 * 2 * 3 + 1 + 2
 """Model calls of a trial with two rounds: the description; per side and round a question, an answer and a summary; the
@@ -71,50 +68,6 @@ def with_model(vllm, work):
             await model.aclose()
 
     return asyncio.run(run())
-
-
-class Finder(FakeFinder):
-    """A finder of three precedents, each with a picture of a different size."""
-
-    SCENES = ("crowd", "cat", "road")
-
-    async def pictures(self, ids):
-        drawn = [draw_meme(self.SCENES[n], f"text of {each}", size=(140 + 28 * n, 112)) for n, each in enumerate(ids)]
-        return [Frame(encode(picture, "PNG"), *picture.size) for picture in drawn]
-
-
-def court_of(model, settings=BRIEF, temperature=0.0, **options):
-    role_model = RoleModel(model, temperature)
-    return Court(
-        finder=Finder(findings([H, N, H, H, N])),
-        text_reader=FakeReader("read off the picture"),
-        software="test",
-        settings=settings,
-        role_models=RoleModels(proposer=role_model, accuser=role_model, defender=role_model, judge=role_model),
-        **options,
-    )
-
-
-def a_case(picture, text, **options):
-    return TrialCase("t", Meme(picture, text=text), Procedure.FULL, **options)
-
-
-def read(*drawn):
-    """Reads pictures as the court does, in the guarded worker."""
-
-    async def run():
-        reader = GuardedPictureReader(workers=1)
-        try:
-            return [await reader.read(encode(picture, "PNG")) for picture in drawn]
-        finally:
-            await reader.aclose()
-
-    return asyncio.run(run())
-
-
-@pytest.fixture(scope="module")
-def picture():
-    return read(draw_meme("coffee", "send them all home", size=(224, 168)))[0]
 
 
 def calls_of(record):

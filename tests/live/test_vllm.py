@@ -17,9 +17,9 @@ import pytest
 
 from eval.perf.vllm.server import ENVIRONMENT, FLAGS
 from serving.models.vllm import VllmFailed, VllmServer
-from tests.live.processes import group, processes
 from tests.support.pictures import captioned, encode, quarters
 from tests.support.playing import wait_until
+from tests.support.processes import group, processes
 
 RULING = {
     "type": "object",

@@ -28,7 +28,7 @@ from serving.docket.open import Docket
 from serving.docket.ports import TrialFilter
 from serving.docket.store import log_queries
 from tests.support.fakes import RecordingSink, a_meme
-from tests.unit.test_trial import a_court
+from tests.support.trial import a_court
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from retrieval.library.thumbnails import ThumbnailWriter
 from serving.docket.open import Docket
 from tests.support.cast import ACQUITTAL, RULING, Cast, full_court
 from tests.support.fakes import H, N, findings
-from tests.unit.test_library import ENCODER, TUNING, content
+from tests.support.library import ENCODER, TUNING, content
 
 MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>&amp; \"quoted\" \u202eback\u202c"
 """Markup that a stranger may put on a meme, and a model may repeat."""

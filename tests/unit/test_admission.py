@@ -9,14 +9,7 @@ import pytest
 from court.errors import Unavailable
 from serving.errors import Busy
 from serving.runner.admission import Admission
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
+from tests.support.admission import Clock
 
 
 class Court:

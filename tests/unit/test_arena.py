@@ -1,6 +1,5 @@
 """The arena step by step, on scripted models of known strength."""
 
-import asyncio
 import itertools
 import json
 import random
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest, ModelRefused, Unavailable
 from eval.arena.boards import Board, BoardRow, Estimate, board_of, on_one_scale, table_of
 from eval.arena.coverage import meetings
@@ -36,7 +34,7 @@ from eval.arena.page import as_html
 from eval.arena.ranking.battles import among
 from eval.arena.ranking.bootstrap import spread
 from eval.arena.ranking.bradley_terry import ratings
-from eval.arena.run import Ask, foretold, run
+from eval.arena.run import foretold
 from eval.arena.settings import ArenaSettings, arena_settings
 from eval.arena.speakers import ROLES, prompt_of, style_of
 from eval.arena.terminal import as_text
@@ -46,16 +44,14 @@ from eval.commands.arena import figures_of
 from eval.datasets.card import card_of
 from eval.datasets.known import DATASETS, dataset_of_card
 from eval.datasets.stored_files import json_line
-from eval.models.call_cache import SqliteCallCache
-from eval.models.metered import BudgetSpent, Limit, MeteredModel
-from eval.models.open import ModelSpec
+from eval.models.metered import BudgetSpent, Limit
 from eval.models.samples import one_set
-from eval.synthetic.make import Layout, make
+from tests.support.arena import THREE, on_disk
+from tests.support.arena import data as data
 from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, fails_after
 from tests.support.golden import check_figures
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "leaderboard.txt"
-THREE = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
 
 
 def events_of_kind(events, *kinds):
@@ -704,49 +700,6 @@ def test_events_are_validated_and_a_torn_last_line_is_ignored(finished_arena, tm
 
 
 # The command, and arenas on a data set on disk.
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data") / "made"
-    make(root, Layout.HARMEME, train=4, val=0, test=4)
-    return root
-
-
-def numbered(voice):
-    """Numbers memes by their text: scripted models recognise them by a number, which memes of synthetic sets lack."""
-
-    def says(request):
-        words = "\n".join(part for part in request.parts if isinstance(part, str))
-        number = sum(map(ord, re.search(r"Its text:\n\[begin \w+\]\n(.*?)\n\[end", words, re.DOTALL)[1]))
-        parts = tuple(f"number {number}\n{part}" if n == 1 else part for n, part in enumerate(request.parts))
-        return voice(
-            type(request)(request.system, parts, request.reply_schema, request.max_tokens, request.temperature)
-        )
-
-    return says
-
-
-def on_disk(out, data, strengths=THREE, **changes):
-    settings = ArenaSettings(targets=tuple(strengths), judges=("ash", "beech"), controller="ash", resamples=200)
-    spec = {name: ModelSpec(url=("http://127.0.0.1:9/v1",), model=name) for name in strengths}
-    arguments = {"out": out, "name": "made", "settings": settings, "specs": spec}
-    ask = Ask(**{**arguments, "samples": one_set(DATASETS["synthetic-harmeme"], data, "test", limit=None), **changes})
-
-    async def go():
-        store = SqliteCallCache.open(out.parent / "store.sqlite")
-        role_models = {
-            name: MeteredModel(name, ScriptedModel(numbered(ArenaModel(name, strengths)), name=name), store=store)
-            for name in strengths
-        }
-        messages = []
-        try:
-            await run(ask, messages.append, role_models=role_models)
-        finally:
-            await store.close()
-        return messages
-
-    return asyncio.run(go())
 
 
 @pytest.mark.slow

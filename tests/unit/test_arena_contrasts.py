@@ -11,8 +11,8 @@ from eval.arena.leaderboard import leaderboard
 from eval.arena.page import as_html
 from eval.arena.ranking.battles import SCALE
 from eval.arena.words import Setting, Verdict
+from tests.support.arena_judges import judged
 from tests.support.arena_world import STRENGTHS, Arena, ArenaModel
-from tests.unit.test_arena_judges import judged
 
 MODELS = ("a", "b", "c", "d")
 FAMILIES = {"a": "x", "b": "y", "c": "x", "d": ""}

@@ -11,31 +11,13 @@ from sklearn.metrics import cohen_kappa_score, ndcg_score
 
 from eval.arena.agreement import HumanVerdict, human_agreement
 from eval.arena.bias import bias_report, chance_ndcg, kendall, ndcg
-from eval.arena.events import Judged, ReplyCost
 from eval.arena.joint import joint_scores
 from eval.arena.panels import panels_of_size
 from eval.arena.published import MEMEARENA, MEMEARENA_NDCG, PROBENCH, PROBENCH_BASELINE
 from eval.arena.ranking.battles import battles
 from eval.arena.ranking.bradley_terry import ratings
-from eval.arena.words import Setting, Verdict
-from tests.support.arena_world import DIMENSIONS
-
-CALL = ReplyCost(role_model="j", model="j", prompt="p", digest="d", calls=1, tokens_in=1, tokens_out=1, latency_s=0.1)
-
-
-def judged(meme, a, b, judge, verdict, *, study="arena", setting=Setting.FUSED, task=0):
-    return Judged(
-        meme=meme,
-        task=task,
-        a=a,
-        b=b,
-        judge=judge,
-        setting=setting,
-        study=study,
-        verdicts=dict.fromkeys(DIMENSIONS, verdict),
-        why="because",
-        call=CALL,
-    )
+from eval.arena.words import Verdict
+from tests.support.arena_judges import judged
 
 
 def scores(order):

@@ -23,9 +23,9 @@ from eval.datasets.known import DATASETS
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set, read_memes
 from eval.synthetic.make import Layout, make
+from tests.support.arena import on_disk
+from tests.support.arena_judges import judged
 from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, MemoryCallCache
-from tests.unit.test_arena import on_disk
-from tests.unit.test_arena_judges import judged
 
 ASPECTS = DIMENSIONS[:-1]
 FAULTS = {"ash": "none", "beech": "knowledge", "cedar": "perception", "elm": "text", "fir": "reasoning"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,9 @@ from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from court.events import Procedure
 from court.prompts.sets import packaged, source
-from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court
 from eval.cli import cli
-from eval.datasets.known import DATASETS
-from eval.datasets.protocol import Protocol
 from eval.runs.controls import Control, RandomFinder, with_control
 from eval.runs.folder import RunManifest
 from eval.runs.plan import Plan
@@ -30,63 +26,20 @@ from eval.runs.results import read_results
 from eval.runs.run import run
 from eval.studies.arms import ARMS, Arm, ModelOf, Study, arms_named, parse_setting, run_study, settings_of
 from eval.synthetic.make import Layout, Plant, make
-from eval.synthetic.oracle import oracle
 from retrieval.build import build_library
 from retrieval.library.library import Library
 from retrieval.library.sources import Source
 from retrieval.precedents.finder import LibraryFinder
 from serving.settings import ModelSettings, RoleSettings, Settings
+from tests.support.arms import DATASET, settings, study
+from tests.support.arms import data as data
+from tests.support.arms import model as model
 from tests.support.cast import MARK, Cast, full_court, prompt_text, try_meme
 from tests.support.encoders import PlainPictureReader, WordEncoder
 from tests.support.fakes import FakeFinder, FakeReader, H, N, findings
 from tests.support.golden import check_figures
 
-DATASET = DATASETS["synthetic-harmeme"]
 PAPER = ("full", "no-precedents", "no-advocates", "no-captioner", "dull-judge", "post-stance")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("synthetic") / "data", Layout.HARMEME, train=24, val=8, test=8, seed=1).root
-
-
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
-    """A scripted model for all roles in every court, together with a cheap encoder."""
-    played = oracle()
-
-    async def bench(settings: Settings, stack: AsyncExitStack, tell: object, **_: object) -> RoleModels | None:
-        if settings.llm.url is None:
-            return None
-        role_model = RoleModel(played)
-        return RoleModels(role_model, role_model, role_model, role_model)
-
-    monkeypatch.setattr("serving.wiring.connect_models", bench)
-    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
-    return played
-
-
-def settings(home: Path, **trial: object) -> Settings:
-    return Settings(
-        home=home, llm=ModelSettings(url=("http://nowhere/v1",), model="oracle"), trial=trial, picture_workers=1
-    )
-
-
-def study(root: Path, data: Path, *names: str, **changes: object) -> Study:
-    values = {
-        "out": root / "study",
-        "kind": "ablate",
-        "dataset": DATASET,
-        "data": data,
-        "split": "test",
-        "procedure": Procedure.FULL,
-        "protocols": (Protocol.MERGED,),
-        "settings": settings(root / "home"),
-        "arms": arms_named(names, (), Procedure.FULL),
-        "concurrency": 4,
-        **changes,
-    }
-    return Study(**values)
 
 
 def run_folder(out: Path, planned: Study, **changes: object) -> RunManifest:

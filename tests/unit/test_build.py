@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import json
 import os
 import sqlite3
 import threading
@@ -28,15 +27,10 @@ from retrieval.library.library import Library
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Provenance, Source, SourceFormat
 from retrieval.library.thumbnails import SIDE, ThumbnailWriter
+from tests.support.build import ENCODER, harmeme, lines
 from tests.support.encoders import PlainPictureReader, WordEncoder, picture_of, png_of
 
-ENCODER = WordEncoder()
 SECRET = "zebra quarrel"  # must never be quoted
-
-
-def lines(path: Path, *records: Any) -> Path:
-    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records))
-    return path
 
 
 def build(path: Path, *sources: Source, **kwargs: Any) -> tuple[Library, BuildReport]:
@@ -46,10 +40,6 @@ def build(path: Path, *sources: Source, **kwargs: Any) -> tuple[Library, BuildRe
 
 def reasons(report: BuildReport) -> list[tuple[int, str, str]]:
     return [(problem.line, problem.id, problem.reason) for problem in report.problems if not problem.kept]
-
-
-def harmeme(id_: str, label: str | None, text: str, *targets: str, image: str = "") -> dict[str, Any]:
-    return {"id": id_, "image": image or f"{id_}.png", "labels": [label, *targets] if label else [], "text": text}
 
 
 def test_harmeme_source_is_built(tmp_path: Path) -> None:

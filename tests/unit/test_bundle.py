@@ -18,7 +18,7 @@ import memecourt.verify as alone
 from memecourt.verify import CantCheck, Violated, verify_bundle, verify_receipt
 from serving.docket.log.bundle import bundle, signed_count
 from serving.docket.log.errors import BadNote, BadProof
-from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint, sign_note
+from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, open_note, sign_checkpoint, sign_note
 from tests.support.dockets import events_of
 from tests.support.logs import MemoryLog, root_at, verify_consistency
 from tests.support.sizes import FULL
@@ -538,21 +538,21 @@ def test_verifier_runs_as_a_single_file(log: MemoryLog, tmp_path: Path) -> None:
 
 def test_both_verifiers_agree_on_keys_and_notes(log: MemoryLog) -> None:
     """Both accept and refuse the same notes, published and altered."""
-    from tests.unit import test_notes as published
+    from tests.support import notes as published
 
     cases = [(published.SPEC_NOTE, published.SPEC_PUBLIC)]
     cases += [(f"{published.TEXT}\n{published.PETER_SIGNED}{published.ENOCH_SIGNED}", published.ENOCH_PUBLIC)]
     cases += [(log.checkpoint(), keys_of(log)[0])]
     rng = random.Random(1)
     for note, key in cases:
-        assert alone._open_note(note, [key]) == published.open_note(note, [VerifierKey.parse(key)])
+        assert alone._open_note(note, [key]) == open_note(note, [VerifierKey.parse(key)])
         for _ in range(200):
             place = rng.randrange(len(note))
             other = note[:place] + rng.choice("a \n+—=") + note[place + 1 :]
             taken = []
             for opened in (
                 lambda other=other, key=key: alone._open_note(other, [key]),
-                lambda other=other, key=key: published.open_note(other, [VerifierKey.parse(key)]),
+                lambda other=other, key=key: open_note(other, [VerifierKey.parse(key)]),
             ):
                 try:
                     taken.append(opened())

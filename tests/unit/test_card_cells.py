@@ -15,10 +15,10 @@ from eval.datasets.card_split import CardReader
 from eval.datasets.check import check
 from eval.datasets.known import dataset_of_card
 from eval.datasets.verbs import BadCell, Expression, compile_expression
+from tests.support.card_layouts import own_card
 from tests.support.card_memes import read_by_card
+from tests.support.cards import write_table
 from tests.support.encoders import png_of
-from tests.unit.test_card_layouts import own_card
-from tests.unit.test_cards import write_table
 
 LABEL = "column label: it is no value that the card names for harm (1, 0)"
 

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.datasets.card import read_card
+from tests.support.card_layouts import counts_of
 from tests.support.card_memes import read_by_card
+from tests.support.cards import write_table
 from tests.support.encoders import png_of
-from tests.unit.test_card_layouts import counts_of
-from tests.unit.test_cards import write_table
 
 
 def run(*arguments):

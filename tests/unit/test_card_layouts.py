@@ -8,44 +8,15 @@ import pyarrow.parquet as parquet
 import pytest
 
 from court.errors import BadRequest
-from eval.datasets.card import DatasetCard, card_of
+from eval.datasets.card import card_of
 from eval.datasets.card_index import find_card
 from eval.datasets.known import dataset_of_card
 from eval.datasets.read import source_of
 from retrieval.library.readers import read_source
+from tests.support.card_layouts import counts_of, own_card
 from tests.support.card_memes import read_by_card
+from tests.support.cards import write_table
 from tests.support.encoders import png_of
-from tests.unit.test_cards import write_table
-
-
-def counts_of(read, task):
-    found = {}
-    for meme in read.memes:
-        for label in meme.gold.get(task, ()):
-            found[label] = found.get(label, 0) + 1
-    return found
-
-
-def own_card(kind: str, files: list[str], **changes) -> DatasetCard:
-    content = {
-        "format": 1,
-        "id": "ours",
-        "title": "Ours",
-        "layout": {"kind": kind, "pictures": ["images"]},
-        "splits": [{"name": "all", "role": "test", "files": files}],
-        "fields": {"id": "id", "text": "text", "picture": "image"},
-        "tasks": [
-            {
-                "id": "harm",
-                "kind": "binary",
-                "of": "label",
-                "map": {"1": "harmful", "0": "harmless"},
-                "court": {"harmful": ["harmful"], "benign": ["harmless"]},
-            }
-        ],
-    }
-    return card_of(content | changes, "ours.toml")
-
 
 ROWS = [{"id": f"m{n}", "text": f"pond {n}", "image": f"m{n}.png", "label": n % 2} for n in range(7)]
 

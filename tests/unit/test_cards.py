@@ -1,6 +1,5 @@
 """Data-set cards: reading memes by them, and the errors they raise."""
 
-import csv
 import hashlib
 import json
 from pathlib import Path
@@ -19,6 +18,7 @@ from eval.datasets.recognise import recognised
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source, SourceFormat
 from tests.support.card_memes import read_by_card
+from tests.support.cards import write_table
 from tests.support.encoders import png_of
 
 FRAMES = ("REAL", "HOAX", "CAUSE", "IMPACT", "ALLOCATION", "PROPRIATY", "ADEQUACY", "PROSPECT")
@@ -26,13 +26,6 @@ CLIMATE_COLUMNS = (
     *("subreddit", "User ID", "title", "Post URL", "Meme Image URL", "Upvotes", "Published Date", "OCR_corrected"),
     *("cc_filter", "meme_filter", "caption", *FRAMES, "Main Stance"),
 )
-
-
-def write_table(path: Path, header, rows, delimiter=",", encoding="utf-8", end="\n"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding=encoding) as file:
-        writer = csv.writer(file, delimiter=delimiter, lineterminator=end)
-        writer.writerows([header, *rows])
 
 
 def climate(root: Path, count: int = 24, split: str = "test") -> Path:

@@ -9,7 +9,6 @@ import logging
 import socket
 import time
 import traceback
-from contextlib import asynccontextmanager
 
 import httpx2
 import openai
@@ -33,13 +32,10 @@ from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason
 from eval.standin.replies import BLOCK
-from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import FEATURES, Settings
+from tests.support.chat_completions import HELLO, KEY, MARKER, court_and_server, failing, wait_for_stats, with_server
 from tests.support.leftovers import soon, without_garbage_collector
 
-MARKER = "marker-of-a-meme"
-KEY = "sk-very-secret"
-HELLO = ChatRequest(system="You are brief.", parts=(f"Say {MARKER}.",), reply_schema=None, max_tokens=64)
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 FRAME = Frame(png=PNG, width=4, height=3)
 SCHEMA = {
@@ -48,28 +44,6 @@ SCHEMA = {
     "required": ["label"],
     "additionalProperties": False,
 }
-
-
-@asynccontextmanager
-async def court_and_server(settings=None, **model):
-    server = FakeModelServer(settings or Settings(api_key=KEY), keep=True)
-    options = {"model": "stand-in", "api_key": KEY, "pause_s": 0.01, "pause_max_s": 0.02, **model}
-    async with serving(server) as port:
-        chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", **options)
-        try:
-            yield chat, server
-        finally:
-            await chat.aclose()
-
-
-def with_server(scenario, settings=None, **model):
-    """Runs ``scenario(chat, server)`` and returns its result."""
-
-    async def run():
-        async with court_and_server(settings, **model) as (chat, server):
-            return await scenario(chat, server)
-
-    return asyncio.run(asyncio.wait_for(run(), 200))
 
 
 def with_fixed_answer(status, body, scenario):
@@ -94,18 +68,6 @@ def with_fixed_answer(status, body, scenario):
             listening.close()
 
     return asyncio.run(run())
-
-
-def failing(script, *, within_s=60.0, settings=None, request=HELLO, **model):
-    """The error of a call when the server plays this script of faults, and the number of requests it got."""
-
-    async def scenario(chat, server):
-        server.faults.script(script)
-        with pytest.raises(CourtError) as caught:
-            await chat.reply(request, within_s=within_s)
-        return caught.value, server.stats.calls
-
-    return with_server(scenario, settings, **model)
 
 
 def test_reply_carries_the_server_s_usage_figures():
@@ -304,14 +266,6 @@ def test_deadline_covers_all_attempts():
 def test_expired_deadline_makes_no_call(within_s):
     error, calls = failing([], within_s=within_s)
     assert error.reason == "MODEL_TOO_SLOW" and calls == 0
-
-
-async def wait_for_stats(server, *, within_s=60.0, **wanted):
-    """Waits until the server's counters reach these values."""
-    until = time.monotonic() + within_s
-    while any(getattr(server.stats, name) < count for name, count in wanted.items()):
-        assert time.monotonic() < until, server.stats
-        await asyncio.sleep(0.005)
 
 
 def test_cancelling_reaches_the_server():

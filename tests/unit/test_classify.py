@@ -1,7 +1,6 @@
 """The command classify: prompts, answers, and metrics that match the oracle's on synthetic data."""
 
 import json
-from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
@@ -11,65 +10,21 @@ from sklearn import metrics as sk
 from court.errors import Unavailable
 from court.meme import Frame
 from court.ports import BATCH_PRIORITY
-from court.roles import RoleModel, RoleModels
 from eval.cli import cli
 from eval.reports.gather import runs_below
 from eval.runs.folder import PREDICTIONS, RunFolder
 from eval.runs.prediction import Outcome
 from eval.runs.results import read_results
 from eval.synthetic.ability import Ability
-from eval.synthetic.make import CARD, Layout, make, read_key
-from eval.synthetic.oracle import oracle
+from eval.synthetic.make import CARD, read_key
 from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
 from eval.synthetic.tasks import SIGNS, TARGETS, signs_of, target_of
-from tests.support.encoders import WordEncoder
+from tests.support.classify import MODEL_OPTIONS, classify, figures, words
+from tests.support.classify import data as data
+from tests.support.classify import model as model
 from tests.support.golden import check_figures
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("tasks") / "data", Layout.HARMEME, train=60, val=8, test=24, seed=1).root
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture
-def model(monkeypatch, home):
-    """A scripted model for all roles in every court, together with a cheap encoder."""
-    played = oracle()
-
-    async def bench(settings, stack: AsyncExitStack, tell: object, **_: object):
-        if settings.llm.url is None:
-            return None
-        role_model = RoleModel(played, temperature=settings.llm.of_role("judge").temperature or 0.0)
-        return RoleModels(role_model, role_model, role_model, role_model)
-
-    monkeypatch.setattr("serving.wiring.connect_models", bench)
-    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
-    monkeypatch.setenv("MEMECOURT_HOME", str(home))
-    monkeypatch.setenv("MEMECOURT_PICTURE_WORKERS", "1")
-    return played
-
-
-MODEL_OPTIONS = ("--llm-url", "http://nowhere/v1", "--model", "oracle")
-
-
-def classify(data, out, *words, code=0):
-    ran = CliRunner().invoke(
-        cli, ["classify", "--dataset", str(data / CARD), "--data", str(data), "--out", str(out), *words]
-    )
-    assert ran.exit_code == code, ran.output
-    return ran
-
-
-def figures(ran):
-    (group,) = json.loads(ran.stdout)["groups"]
-    return {run["name"]: run["card"] for run in group["runs"]}
 
 
 def test_single_label_metrics_match_the_oracle(data, tmp_path, model, request):
@@ -121,10 +76,6 @@ def test_multi_label_metrics_match_the_oracle(data, tmp_path, model):
     assert card["baseline_words"] == "always none"
     assert card["baseline"]["mean-binary-accuracy"] == pytest.approx((~gold).mean())
     assert [label["gold"] for label in card["labels"]] == gold.sum(axis=0).tolist()
-
-
-def words(request):
-    return "\n".join(part for part in request.parts if isinstance(part, str))
 
 
 def test_prompts_show_the_named_inputs_after_the_examples(data, tmp_path, model):

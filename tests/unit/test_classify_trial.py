@@ -26,7 +26,7 @@ from eval.synthetic.tasks import SIGNS, TARGETS, signs_of, target_of
 from serving.cli.main import cli as memecourt_cli
 from serving.docket.open import Docket
 from serving.views.messages import messages_of
-from tests.unit.test_classify import MODEL_OPTIONS, classify, data, figures, home, model, words  # noqa: F401
+from tests.support.classify import MODEL_OPTIONS, classify, data, figures, home, model, words  # noqa: F401
 
 pytestmark = pytest.mark.slow
 

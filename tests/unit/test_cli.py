@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import click
 import pytest
@@ -14,24 +13,16 @@ from serving.cli.common import excerpt, printable
 from serving.cli.main import cli
 from serving.cli.records import render
 from serving.settings import Settings
+from tests.support.cli import assert_matches_golden
+from tests.support.dockets import append_all, with_docket
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings
-from tests.unit.test_docket import append_all, with_docket
-from tests.unit.test_trial import a_court, hear
+from tests.support.trial import a_court, hear
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 HOSTILE = "\x1b[2Jcleared\u202egnp.exe\u200b\x07"
 
 
 def invoke(*arguments, **options):
     return CliRunner().invoke(cli, [str(a) for a in arguments], **options)
-
-
-def assert_matches_golden(name, text, request):
-    """Compares text with a golden file; `pytest --write-golden` rewrites the file, for review as a diff."""
-    path = GOLDEN / name
-    if request.config.getoption("--write-golden"):
-        path.write_text(text)
-    assert text == path.read_text()
 
 
 def test_help_lists_every_command():

@@ -25,7 +25,7 @@ from eval.synthetic.make import read_key
 from eval.synthetic.oracle import Ability, JudgeInput, judge
 from retrieval.library.library import Library
 from serving.settings import Settings
-from tests.unit.test_arms import DATASET, data, model, study  # noqa: F401 - fixtures
+from tests.support.arms import DATASET, data, model, study  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.slow
 

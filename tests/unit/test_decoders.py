@@ -10,7 +10,7 @@ from serving.runner.decoding import DecodingPool
 from serving.runner.quarantine import Quarantine
 from serving.runner.request import size_of
 from tests.support.gates import CountedPictures
-from tests.unit.test_reception import Pictures
+from tests.support.reception import Pictures
 
 
 def test_concurrent_readers_share_one_decode_that_outlives_its_first_caller():

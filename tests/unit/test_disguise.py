@@ -4,7 +4,8 @@ import pytest
 
 from court.injection.disguise import disguises_in
 from court.verdict import ReviewReason
-from tests.unit.test_summary import N, findings, judged, text_read
+from tests.support.fakes import N, findings
+from tests.support.summary import judged, text_read
 
 LOOKALIKES, INVISIBLE, SPACED_OUT = (
     "letters of another alphabet that look like Latin ones",

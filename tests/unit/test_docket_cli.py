@@ -25,8 +25,8 @@ from serving.docket.open import Docket
 from serving.docket.ports import TrialUnknown
 from serving.docket.store.keys import read_key
 from tests.support.dockets import with_docket
+from tests.support.library import ENCODER, content, create
 from tests.support.tampering import scene_of
-from tests.unit.test_library import ENCODER, content, create
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -16,8 +16,8 @@ from serving.export.dsa import CATEGORIES, draft
 from serving.export.dsa_schema import DATES, LENGTHS, LISTS, REQUIRED, WORDS, faults, missing
 from tests.support.cast import ACQUITTAL, RULING, Cast
 from tests.support.dockets import append_all, with_docket
-from tests.unit.test_messages import SHOWN, altered, run_trial, stored
-from tests.unit.test_trial import a_court, hear
+from tests.support.messages import SHOWN, altered, run_trial, stored
+from tests.support.trial import a_court, hear
 
 AT = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
 PLATFORM = {

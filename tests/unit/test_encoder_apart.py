@@ -7,81 +7,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from court.backends.sandbox.pool import worker_deaths
 from court.errors import BadLibrary, Unavailable
-from retrieval.embed.encoder import Encoder, TextEmbeddings
+from retrieval.embed.encoder import Encoder
 from retrieval.embed.process import EncoderProcess
+from tests.support.encoder_apart import ControllableEncoder, FailsOnUnpickling, pid_of
+from tests.support.encoder_apart import encoder as encoder
 from tests.support.encoders import WordEncoder, png_of
 from tests.support.leftovers import alive
 from tests.support.playing import wait_until
 
 
-class ControllableEncoder(WordEncoder):
-    """An encoder that misbehaves as the text tells it to."""
-
-    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
-        match texts:
-            case ["wait", seconds]:
-                time.sleep(float(seconds))
-            case ["until", path]:
-                wait_until(Path(path).exists)
-            case ["spin"]:
-                while True:
-                    pass
-            case ["die"]:
-                os._exit(3)
-            case ["fail"]:
-                raise ValueError("requested failure")
-            case ["fail", "oddly"]:
-                raise UnpicklableError(threading.Lock())
-            case ["answer", "oddly"]:
-                return threading.Lock()  # type: ignore[return-value]
-            case ["answer", "unreadably"]:
-                return FailsOnUnpickling(_refuse)  # type: ignore[return-value]
-            case ["pid"]:
-                return TextEmbeddings(np.array([[os.getpid()]], dtype=np.float32), (False,))
-        return super().embed_texts(texts)
-
-    def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
-        if not all(pictures):
-            raise ValueError("picture 0 has no frame")
-        return super().embed_pictures(pictures)
-
-
-class UnpicklableError(Exception):
-    """Holds an object that can't be pickled."""
-
-
-class FailsOnUnpickling:
-    """Calls a function when it is unpickled in the other process."""
-
-    def __init__(self, how: Callable[[], object]) -> None:
-        self.how = how
-
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return self.how, ()
-
-
 def _die() -> object:
     os._exit(4)
-
-
-def _refuse() -> object:
-    raise KeyError("refused")
-
-
-def _load_slowly(pid_file: Path) -> Encoder:
-    pid_file.write_text(str(os.getpid()))
-    time.sleep(60)
-    return ControllableEncoder()
 
 
 def _load_with_a_thread(niceness_file: Path) -> Encoder:
@@ -121,17 +66,6 @@ def shared() -> Iterator[EncoderProcess]:
     encoder = EncoderProcess(ControllableEncoder)
     yield encoder
     encoder.close()
-
-
-@pytest.fixture
-def encoder() -> Iterator[EncoderProcess]:
-    encoder = EncoderProcess(ControllableEncoder)
-    yield encoder
-    encoder.close()
-
-
-def pid_of(encoder: EncoderProcess) -> int:
-    return int(encoder.embed_texts(["pid"]).vectors[0, 0])
 
 
 def test_encoder_process_returns_the_same_embeddings_as_the_encoder_itself(shared: EncoderProcess) -> None:
@@ -351,7 +285,7 @@ def test_closed_encoder_ends_its_process_and_refuses_calls(encoder: EncoderProce
 
 def test_process_exits_when_its_parent_is_killed() -> None:
     program = (
-        "import time; from retrieval.embed.process import EncoderProcess; from tests.unit.test_encoder_apart import *;"
+        "import time; from retrieval.embed.process import EncoderProcess; from tests.support.encoder_apart import *;"
         "encoder = EncoderProcess(ControllableEncoder); print(pid_of(encoder), flush=True);"
         "encoder.embed_texts(['wait', '60'])"
     )
@@ -369,7 +303,7 @@ def test_process_exits_when_its_parent_is_killed_during_loading(tmp_path: Path) 
     pid_file = tmp_path / "pid"
     program = (
         "import functools, pathlib, sys; from retrieval.embed.process import EncoderProcess;"
-        "from tests.unit.test_encoder_apart import _load_slowly;"
+        "from tests.support.encoder_apart import _load_slowly;"
         "EncoderProcess(functools.partial(_load_slowly, pathlib.Path(sys.argv[1])))"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(pid_file)])

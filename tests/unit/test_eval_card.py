@@ -15,7 +15,7 @@ from eval.runs.results import read_results
 from eval.scores.metrics import card
 from eval.scores.task_card import task_card
 from tests.support.report_runs import write_report_run
-from tests.unit.test_task_card import CARD, PAIRS, QUESTION, results
+from tests.support.task_card import CARD, PAIRS, QUESTION, results
 
 
 def card_of(run_results):

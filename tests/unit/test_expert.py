@@ -34,7 +34,6 @@ from court.roles import GuardModel, RoleModel
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import ClaimBasis, ClaimLabel, Label, ReviewReason
-from eval.replay.replay import replay
 from eval.runs.from_record import chain_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as Behaviour
@@ -42,7 +41,6 @@ from serving.models.connect import connect_models
 from serving.settings import Settings
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
-from serving.views.recheck import differences
 from tests.support import virtual_time
 from tests.support.cast import ACQUITTAL, MARK, Cast, frames_of, full_court, prompt_text, try_meme
 from tests.support.evidence import (
@@ -63,6 +61,7 @@ from tests.support.evidence import (
     try_with_expert,
     with_expert,
 )
+from tests.support.expert import assert_reproducible, reasons
 from tests.support.fakes import RecordingSink, a_meme
 
 ACQUITTED = {"judge": ACQUITTAL, "odds": (0.1, 0.8)}
@@ -70,23 +69,9 @@ NOT_ENOUGH_YET = {**WEIGHED, "label": "refuted", "enough": False, "next": ["blue
 GONE = Unavailable("gone", reason="EVIDENCE_GONE")
 
 
-def reasons(record):
-    return {review.reason for review in record.verdict.review}
-
-
 def settled(record):
     (event,) = record.all(ClaimSettled)
     return event
-
-
-def assert_reproducible(record):
-    """Checks that messages can be rebuilt from the record, and that it replays to the same outcome."""
-    for event in record.events:
-        for message in messages_of(record, event):
-            assert message.exact, (event.kind, message.why)
-    again = asyncio.run(replay(record))
-    assert (again.differences, again.obstacle) == ((), "")
-    assert differences(record) == ()
 
 
 # In a trial

@@ -45,9 +45,9 @@ from tests.support.evidence import (
 )
 from tests.support.fakes import RecordingSink, a_meme
 from tests.support.injections import INJECTIONS, marked, variants
-from tests.unit.test_injections import FRAME, MARK, SYSTEMS, folded, specials_in, split_fenced
-from tests.unit.test_replies import babble
-from tests.unit.test_steering import NOT_ACQUITTING, SPELLINGS, Obeys, in_the_court_s_voice, orders
+from tests.support.injections_shared import FRAME, MARK, SYSTEMS, folded, specials_in, split_fenced
+from tests.support.replies import babble
+from tests.support.steering import NOT_ACQUITTING, SPELLINGS, Obeys, in_the_court_s_voice, orders
 
 pytestmark = pytest.mark.slow
 

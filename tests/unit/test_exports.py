@@ -35,11 +35,12 @@ from serving.views.blur import blurred
 from serving.views.messages import messages_of
 from tests.support.cast import Cast
 from tests.support.dockets import NOON, append_all, random_records, with_docket
+from tests.support.exports import pdf_of
 from tests.support.fakes import a_picture
 from tests.support.hostile_trials import PAYLOADS
 from tests.support.hostile_trials import hostile as hostile_events
+from tests.support.messages import SHOWN, altered, place_of, run_trial
 from tests.support.pictures import encode, quarters
-from tests.unit.test_messages import SHOWN, altered, place_of, run_trial
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -347,22 +348,6 @@ def test_damaged_record_fails_the_export(wrong):
 
 
 # PDF.
-
-
-def pdf_of(source, monkeypatch, **options):
-    """Returns the file, and all text written in it."""
-    fpdf = pytest.importorskip("fpdf")
-    from serving.export.pdf import pdf
-
-    written = []
-    usual = fpdf.FPDF.write
-
-    def write(self, h=None, text="", *rest, **more):
-        written.append(text)
-        return usual(self, h, text, *rest, **more)
-
-    monkeypatch.setattr(fpdf.FPDF, "write", write)
-    return pdf(source, **options), "".join(written)
 
 
 def test_pdf_contains_every_statement_and_marks_characters_without_a_glyph(monkeypatch, caplog):

@@ -26,8 +26,8 @@ from court.trial import Court, TrialCase
 from court.verdict import Label
 from tests.support.cast import ACQUITTAL, MARK, Cast, PictureFinder, task_of
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings, ticking_clock
+from tests.support.replies import acquits_validly
 from tests.support.virtual_time import run, use_virtual_deadlines
-from tests.unit.test_replies import acquits_validly
 
 SITES = ("describe", "answer", "ask", "summarise", "judge", "odds", "text", "search", "pictures")
 FAULTS = (

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from scripts.fetch_injections import STRINGS
-from tests.unit.test_injections import sweep_texts
+from tests.support.injections_shared import sweep_texts
 
 pytestmark = pytest.mark.corpus
 

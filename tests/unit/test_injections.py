@@ -17,203 +17,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from court import prompts
-from court.events import Procedure, Side
+from court.events import Procedure
 from court.meme import Frame, Meme, Picture
-from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
-from court.policy import DEFAULT_POLICY
-from court.ports import ChatReply, ChatRequest, FinishReason, Odds
-from court.precedents import vote
-from court.roles import Advocate, Judge, Proposer
+from court.ports import ChatRequest
 from court.trial import TrialCase
 from court.untrusted import Fence, neutralise
-from tests.support.cast import RULING, Cast, frames_of, full_court, prompt_text, speaker
+from tests.support.cast import RULING, Cast, frames_of, full_court, prompt_text
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings
 from tests.support.injections import INJECTIONS, SPECIALS, marked, variants
+from tests.support.injections_shared import (
+    FRAME,
+    LOOPING,
+    MARK,
+    SYSTEMS,
+    folded,
+    specials_in,
+    split_fenced,
+    sweep_texts,
+)
 
 pytestmark = pytest.mark.slow  # builds 50,000 prompts
-
-MARK = "7c1e0a9b3d5f2468"
-FENCED = re.compile(rf"\[begin {MARK}\]\n(.*?)\n\[end {MARK}\]", re.DOTALL)
-FRAME = Frame(png=b"the meme", width=4, height=4)
-SYSTEMS = {
-    "proposer": prompts.load("proposer").system(),
-    "judge": prompts.load("judge").system(policy=DEFAULT_POLICY.text),
-    **{
-        side: prompts.load("advocate").system(policy=DEFAULT_POLICY.text, stance=prompts.load("advocate").stance(side))
-        for side in ("accuser", "defender")
-    },
-}
-
-
-class RecordingModel:
-    """A fake model that records its requests and returns queued replies."""
-
-    name = "recorder"
-
-    def __init__(self):
-        self.requests: list[ChatRequest] = []
-        self.replies = []
-
-    async def reply(self, request, *, within_s):
-        self.requests.append(request)
-        return self.replies.pop(0)
-
-    async def odds(self, request, options, *, within_s):
-        self.requests.append(request)
-        return Odds((0.5, 0.5), reply_of(""))
-
-
-def reply_of(text, finish=FinishReason.STOP):
-    return ChatReply(text, finish, "recorder", 1, 1, 0, 0.0)
-
-
-REPLIES = {
-    "answer": reply_of('{"answer": "A flag."}'),
-    "describe": reply_of('{"description": "A flag."}'),
-    "ask": reply_of('{"question": "What is there?"}'),
-    "summarise": reply_of('{"summary": "s", "justification": "j"}'),
-    "judge": reply_of(json.dumps(RULING)),
-}
-
-
-def exhibits(text="a text", categories=("race",)):
-    found = findings([H, N, H]).exhibits
-    first = found[0].model_copy(update={"text": text, "categories": tuple(categories)})
-    frame = Frame(png=b"a precedent", width=4, height=4)
-    return (
-        Exhibit(first, frame),
-        Exhibit(found[1].model_copy(update={"categories": ("x",)}), frame),
-        Exhibit(found[2], None),
-    )
-
-
-async def prompts_with(text, model, fence):
-    """Yields every prompt that can contain ``text``: role, place, request."""
-    speaks = speaker(model, fence=fence)
-
-    async def call(role, what, coroutine, *replies):
-        model.replies, model.requests = list(replies), []
-        await coroutine
-        for number, request in enumerate(model.requests):
-            yield role, (what, number), request
-
-    cut = reply_of(text, FinishReason.LENGTH)  # an unusable reply is quoted in the repair request
-    proposer = Proposer(speaks, (FRAME,))
-    calls = [
-        ("proposer", "question", proposer.answer(text), REPLIES["answer"]),
-        ("proposer", "repair", proposer.describe(), cut, REPLIES["describe"]),
-    ]
-    plain, turn = "plain words", Exchange("What is it?", "It is a flag.")
-    for side in Side:
-        role = str(side).lower()
-
-        def advocate(words=plain, description=plain, side=side):
-            brief = AdvocateBrief(policy=DEFAULT_POLICY, fence=fence, text=words, description=description)
-            return Advocate(speaks, side, brief)
-
-        for place, who, history in (
-            ("text", advocate(words=text), [turn]),
-            ("description", advocate(description=text), [turn]),
-            ("question", advocate(), [turn, Exchange(text, "Yes."), turn]),
-            ("answer", advocate(), [turn, Exchange("What is it?", text), turn]),
-        ):
-            calls.append((role, ("ask", place), who.ask(history), REPLIES["ask"]))
-            calls.append((role, ("summarise", place), who.summarise(history), REPLIES["summarise"]))
-        calls.append((role, "repair ask", advocate().ask([turn]), cut, REPLIES["ask"]))
-        calls.append((role, "repair summarise", advocate().summarise([turn]), cut, REPLIES["summarise"]))
-
-    found = findings([H, N, H])
-    precedent_vote = vote(found.tally, found.vote_settings)
-
-    def brief(**places):
-        words = {"text": plain, "description": plain, "accuser": plain, "defender": plain, "exhibits": exhibits()}
-        values = {**words, **places}
-        return JudgeBrief(pictures=(FRAME,), policy=DEFAULT_POLICY, fence=fence, vote=precedent_vote, **values)
-
-    judge = Judge(speaks)
-    for place, shown_to_judge in (
-        *((place, brief(**{place: text})) for place in ("text", "description", "accuser", "defender")),
-        ("precedent", brief(exhibits=exhibits(text=text))),
-        ("categories", brief(exhibits=exhibits(categories=("race", text)))),
-    ):
-        calls.append(("judge", ("rule", place), judge.rule(shown_to_judge), REPLIES["judge"]))
-        calls.append(("judge", ("odds", place), judge.odds(shown_to_judge)))
-    calls.append(("judge", "repair", judge.rule(brief()), cut, REPLIES["judge"]))
-    for role, what, coroutine, *says in calls:
-        async for each in call(role, what, coroutine, *says):
-            yield each
-
-
-def split_fenced(request):
-    """Returns the court's own parts of a request with a hole for each fence, and the contents of the fences."""
-    ours, theirs = [], []
-    for part in request.parts:
-        if isinstance(part, str):
-            theirs += FENCED.findall(part)
-            ours.append(FENCED.sub("[…]", part))
-        else:
-            ours.append(part)
-    return ours, theirs
-
-
-LOOPING = "harmless words, " * 25
-"""A reply that is requested again because it repeats itself."""
-
-
-def specials_in(text):
-    """Returns control tokens in a text, in every Unicode normalisation, with and without invisible characters."""
-    visible = "".join(c for c in text if unicodedata.category(c) not in ("Cf", "Mn"))
-    forms = {unicodedata.normalize(form, each) for form in ("NFC", "NFKC", "NFD", "NFKD") for each in (text, visible)}
-    return [token for token in SPECIALS if any(token in form for form in forms)]
-
-
-def folded(text):
-    return unicodedata.normalize("NFKC", text).casefold()
-
-
-def sweep_texts(texts):
-    """Renders each text in each place. Returns the number of prompts, and by promise the places that broke it.
-
-    Args:
-        texts: Pairs of a kind of text and the text.
-    """
-    wrong = {"system": [], "pictures": [], "tokens": [], "fence": []}
-    checked, clean = 0, set()
-
-    async def run():
-        nonlocal checked
-        fence, model = Fence(MARK), RecordingModel()
-        pattern = {}
-        # A repair request has two forms: a reply that repeats itself is called so.
-        for harmless in ("harmless words", LOOPING):
-            async for role, what, request in prompts_with(harmless, model, fence):
-                ours, theirs = split_fenced(request)
-                pictures = [part for part in ours if not isinstance(part, str)]
-                usual, *_ = pattern.setdefault((role, what), ([], pictures, len(theirs)))
-                usual.append(ours)
-        for kind, text in texts:
-            async for role, what, request in prompts_with(text, model, fence):
-                where = (kind, text[:40], role, what)
-                ours, theirs = split_fenced(request)
-                usual, pictures, fences = pattern[role, what]
-                checked += 1
-                if request.system != SYSTEMS[role]:
-                    wrong["system"].append(where)
-                if [part for part in ours if not isinstance(part, str)] != pictures:
-                    wrong["pictures"].append(where)
-                if ours not in usual or len(theirs) != fences:
-                    wrong["fence"].append(where)
-                for body in theirs:
-                    if body not in clean:
-                        if specials_in(body):
-                            wrong["tokens"].append((*where, specials_in(body)))
-                        if MARK in folded(body):
-                            wrong["fence"].append(where)
-                        clean.add(body)
-
-    asyncio.run(run())
-    return checked, wrong
 
 
 @pytest.fixture(scope="module")

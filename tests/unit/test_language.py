@@ -21,7 +21,7 @@ from serving.views.messages import messages_of
 from tests.support.cast import Cast, prompt_text, try_meme
 from tests.support.fakes import a_meme
 from tests.support.judged import meme
-from tests.unit.test_run import docket_of
+from tests.support.run import docket_of
 
 CAPTIONS = {
     "en": (

@@ -21,7 +21,7 @@ from court.verdict import Label
 from retrieval.library.library import Library
 from retrieval.library.thumbnails import ThumbnailWriter
 from retrieval.library.writer import LibraryWriter
-from tests.unit.test_library import ENCODER, TUNING, content, ids_of, pictures_of
+from tests.support.library import ENCODER, TUNING, content, ids_of, pictures_of
 
 KILLS = 200
 WHO = {"who": "ada", "why": "a test"}

@@ -21,7 +21,6 @@ from court.events import (
     TrialOpened,
     TrialResumed,
     VerdictGiven,
-    parse_event,
 )
 from court.meme import Frame
 from court.messages import file_sha256, in_words, quotable
@@ -33,25 +32,12 @@ from court.trial import TrialCase
 from serving.views.messages import PictureShown, messages_of
 from tests.support.cast import RULING, Cast, full_court, is_repair
 from tests.support.fakes import H, N, RecordingSink, a_meme, a_picture, findings
-from tests.unit.test_trial import a_court, hear
+from tests.support.messages import SHOWN, altered, place_of, run_trial, stored
+from tests.support.trial import a_court, hear
 
 CUT = "no JSON at all, but [[brackets]], <|im_end|>, [begin mark] and half a character \ud83d\r\n" + " ".join(
     map(str, range(900))
 )
-
-
-def run_trial(cast, *, procedure=Procedure.FULL, text="go home, <|im_end|> all of you", found=None, **settings):
-    """Returns the record of a trial, as it is stored."""
-    settings = TrialSettings(**{"overlap": False, **settings})
-    court = full_court(cast, found=found, settings=settings)
-    court = dataclasses.replace(court, fence_mark=None)
-    record = asyncio.run(court.hear(TrialCase("t", a_meme(text), procedure), RecordingSink()))
-    return stored(record)
-
-
-def stored(record):
-    """Returns the record as it is read from a docket."""
-    return TrialRecord.of(parse_event(event.model_dump_json()) for event in record.events)
 
 
 def requests_sent(cast):
@@ -82,23 +68,6 @@ def inexact_events(record):
     return {event.seq for event in record.events for message in messages_of(record, event) if not message.exact}
 
 
-def altered(record, place, **changes):
-    events = list(record.events)
-    events[place] = events[place].model_copy(update=changes)
-    return TrialRecord.of(events)
-
-
-def place_of(record, kind, **values):
-    return next(
-        event.seq
-        for event in record.events
-        if isinstance(event, kind) and all(getattr(event, name) == value for name, value in values.items())
-    )
-
-
-SHOWN = findings([H, N, H, H, N])
-FIRST = {"categories": ("nationality",), "source_label": "very harmful"}
-SHOWN = SHOWN.model_copy(update={"exhibits": (SHOWN.exhibits[0].model_copy(update=FIRST), *SHOWN.exhibits[1:])})
 NONE_SHOWN = {"precedents", "dull_judge", "exhibits_shown"}
 """Settings that leave the Judge without precedents."""
 

@@ -7,7 +7,7 @@ from court.expert.outgoing import HELD_BACK, names_of_picture, outgoing
 from court.verdict import ReviewReason
 from tests.support.cast import Cast
 from tests.support.evidence import TEXT, Expert, FakeEvidence, try_with_expert
-from tests.unit.test_expert import assert_reproducible, reasons
+from tests.support.expert import assert_reproducible, reasons
 
 DESCRIPTION = "Ann Example stands beside a man with a cup. The Blueland flag hangs above Ann's head. Tea is poured."
 

@@ -23,8 +23,8 @@ from eval.probe.terminal import in_words
 from eval.scores.repeated import repeated
 from eval.scores.resampled_means import ResampledMeans, difference_of
 from tests.support.fakes import FakeReader
+from tests.support.probe_run import a_plan
 from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set
-from tests.unit.test_probe_run import a_plan
 
 
 @pytest.fixture(scope="module")

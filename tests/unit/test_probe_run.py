@@ -21,7 +21,7 @@ from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, ProbeFolder, Score
 from eval.probe.page import as_html
 from eval.probe.refining import Limits
 from eval.probe.report import read_report
-from eval.probe.run import NOTICE, ProbePlan, probe
+from eval.probe.run import NOTICE, probe
 from eval.probe.terminal import in_words
 from eval.probe.topics import topics_of
 from eval.scores.resampled_means import mean_of
@@ -31,37 +31,10 @@ from retrieval.library.sources import NOT_FOR_LIBRARIES, Rows, Source, SourceFor
 from tests.support.encoders import WordEncoder
 from tests.support.fakes import FakeReader
 from tests.support.golden import check_figures
+from tests.support.probe_run import a_plan, probed
+from tests.support.probe_run import data as data
 from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set
 from tests.support.sizes import FULL
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data_set(tmp_path_factory.mktemp("data"))
-
-
-def a_plan(out, data, **changes):
-    plan = ProbePlan(
-        out=out,
-        samples=one_set(DATASETS["fhm"], data, "dev_seen", limit=None),
-        target="target",
-        controllers=("c0",),
-        limits=Limits(steps=3, seeds=1),
-        batch=3,
-        command="memecourt-eval probe",
-    )
-    return dataclasses.replace(plan, **changes)
-
-
-def probed(plan, world=None, *, reader=None, **options):
-    """Runs a probe, and returns the folder and the number of calls actually made."""
-    world = world or ProbeWorld()
-
-    async def scene(_, role_models):
-        return await probe(plan, role_models, reader or FakeReader())
-
-    plan.out.mkdir(exist_ok=True)
-    return with_scripted_models(plan.out, world, scene, **options)
 
 
 @pytest.fixture(scope="module")

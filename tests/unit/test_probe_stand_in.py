@@ -14,8 +14,8 @@ from eval.standin.replies import ReplyMaker, tokens_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings
 from tests.support.fakes import FakeReader
+from tests.support.probe_run import a_plan
 from tests.support.probing import write_data_set
-from tests.unit.test_probe_run import a_plan
 
 
 def keys_of(schema):

@@ -17,9 +17,9 @@ from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.untrusted import neutralise
 from tests.support.cast import Cast, full_court, task_of
+from tests.support.cli import assert_matches_golden
 from tests.support.fakes import H, N, RecordingSink, a_meme, findings
 from tests.support.replayed_trials import TRIALS
-from tests.unit.test_cli import assert_matches_golden
 
 PINNED = {
     "proposer/1": "sha256:4be831f4d59ffb38f9d43693e115653d02b420aaedfb1e2cd71045298c388e72",

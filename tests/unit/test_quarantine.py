@@ -14,11 +14,11 @@ from court.roles import RoleModel
 from court.settings import TrialSettings
 from serving.docket.ports import RequestName
 from tests.support.cast import Cast, frames_of
+from tests.support.chat_completions import HELLO, court_and_server, failing, wait_for_stats
 from tests.support.gates import call_through
 from tests.support.playing import run_within
-from tests.unit.test_chat_completions import HELLO, court_and_server, failing, wait_for_stats
-from tests.unit.test_reception import ASK, Turns, other, trials_in, wait_until_idle
-from tests.unit.test_reception import town as town
+from tests.support.reception import ASK, Turns, other, trials_in, wait_until_idle
+from tests.support.reception import town as town
 
 FULL = replace(ASK, procedure=Procedure.FULL)
 

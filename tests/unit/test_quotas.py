@@ -11,7 +11,7 @@ from serving.rpc.status import status_of
 from serving.runner.admission import Admission
 from serving.runner.quotas import Quota, QuotaExceeded, quotas_of
 from serving.settings import Settings
-from tests.unit.test_admission import Clock
+from tests.support.admission import Clock
 
 
 def retry_after_of(quota):

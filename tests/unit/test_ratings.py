@@ -31,8 +31,8 @@ from eval.scores.metrics import Figure
 from eval.scores.ratings import Rating, summarise, weighted_kappa
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from tests.support.arena_world import STRENGTHS, Arena
+from tests.support.probe_run import a_plan, probed
 from tests.support.probing import TEXTS, ProbeWorld, write_data_set
-from tests.unit.test_probe_run import a_plan, probed
 
 # Formulas
 

@@ -12,164 +12,26 @@ import pytest
 
 from court.errors import BadPicture, NotLoaded, Overrun, Unavailable
 from court.events import Procedure, ReviewOutcome, TrialFailed, TrialOpened, TrialResumed
-from court.meme import Frame, Picture, PictureFormat
+from court.meme import Picture
 from court.record import TrialAborted, TrialRecord, TrialState
-from court.trial import Court
 from court.verdict import Label
-from serving.docket.open import Docket
 from serving.docket.ports import RequestConflict, RequestName
 from serving.errors import Busy
 from serving.runner.claims import MEMES
 from serving.runner.executor import TrialExecutor
-from serving.runner.heartbeat import Heartbeat
-from serving.runner.request import Call, RequiredPolicy, RequiredVersions, TrialRequest
-from serving.runner.runner import TrialRunner
+from serving.runner.request import Call, RequiredPolicy, RequiredVersions
 from serving.runner.single_flight import SingleFlight
 from serving.settings import Settings
-from serving.telemetry import SILENT, Telemetry
+from serving.telemetry import Telemetry
 from serving.telemetry.metrics import Metrics
 from tests.support.dockets import Intercepted, open_trials
-from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, RecordingSink, findings, ticking_clock
-from tests.support.gates import CountedPictures, FakeAdmission, call_through, call_with_check
+from tests.support.fakes import LIBRARY, H, RecordingSink, findings, ticking_clock
+from tests.support.gates import CountedPictures, call_through, call_with_check
 from tests.support.leftovers import soon, without_garbage_collector
-from tests.support.playing import run_within, until
+from tests.support.playing import until
+from tests.support.reception import ASK, PNG, Finder, Turns, on_one_server, other, trials_in, wait_until_idle
+from tests.support.reception import town as town
 from tests.support.sizes import FULL
-
-
-class Pictures:
-    """A fake picture reader for "pixels|file": all files with the same pixels show the same picture."""
-
-    def __init__(self):
-        self.started = []
-        self.errors = {}
-        self.gate = None
-
-    @property
-    def decoded(self):
-        return len(self.started)
-
-    async def read(self, data):
-        self.started.append(data)
-        if self.gate is not None:
-            await self.gate.wait()
-        if data in self.errors:
-            raise self.errors[data]
-        pixels = hashlib.sha256(data.partition(b"|")[0]).hexdigest()
-        return Picture(
-            format=PictureFormat.PNG,
-            bytes_sha256=hashlib.sha256(data).hexdigest(),
-            pixels_sha256=pixels,
-            width=4,
-            height=3,
-            frame_count=1,
-            frames=(Frame(png=PNG + data, width=4, height=3),),
-        )
-
-
-PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x04\0\0\0\x03"  # as much of a PNG as the docket reads of a frame
-
-
-class Finder(FakeFinder):
-    """Returns the configured findings once the gate is open; counts how many searches have ended."""
-
-    def __init__(self, result=None, library=LIBRARY):
-        super().__init__(findings([H] * 5) if result is None else result)
-        self.library = library
-        self.gate = None
-        self.searching = asyncio.Event()
-        self.ended = 0
-
-    async def find(self, **query):
-        self.searching.set()
-        try:
-            if self.gate is not None:
-                await self.gate.wait()
-            return await super().find(**query)
-        finally:
-            self.ended += 1
-
-
-class Town:
-    """A docket, and servers that share it."""
-
-    def __init__(self, path, home=None, **settings):
-        self.path = path
-        self.home = home or path.parent
-        self.settings = Settings(home=self.home, **settings)
-        self.finder = Finder()
-        self.reader = FakeReader("text on the picture")
-        self.pictures = Pictures()
-        self.software = "test"
-        self.waiting = 0
-        """Callers that wait for a shared trial or picture."""
-
-    def docket(self):
-        return Docket.open(self.path)
-
-    @asynccontextmanager
-    async def server(self, *, name="here", docket=None, beat_s=0.05, dead_s=0.4, **changes):
-        own = docket is None
-        docket = docket or self.docket()
-        clock = ticking_clock()
-        forget_s, memory = changes.pop("forget_s", 60), changes.pop("memory", None)
-        telemetry = changes.pop("telemetry", SILENT)
-        court = Court(
-            finder=changes.pop("finder", self.finder),
-            text_reader=self.reader,
-            software=self.software,
-            now=lambda: next(clock),
-            **changes,
-        )
-        executor = TrialExecutor(court, self.pictures, docket)
-        heartbeat = Heartbeat(docket.heartbeats, name, beat_s=beat_s, dead_s=dead_s, forget_s=forget_s)
-        try:
-            async with TrialRunner(
-                executor, self.settings, telemetry, heartbeat=heartbeat, admission=FakeAdmission(), memory=memory
-            ) as runner:
-                runner.executor = executor
-                yield runner
-        finally:
-            if own:
-                await docket.close()
-
-
-def a_town(place, monkeypatch):
-    """A town with its docket at this place, which counts the callers that wait for a shared trial."""
-    monkeypatch.delenv("MEMECOURT_CONFIG", raising=False)
-    # A busy machine needs longer to record that a trial ended by its deadline.
-    monkeypatch.setattr("serving.runner.request._TO_END_S", 30.0)
-    made, result = Town(*place), SingleFlight.result
-
-    async def counted(shared):
-        made.waiting += 1
-        try:
-            return await result(shared)
-        finally:
-            made.waiting -= 1
-
-    monkeypatch.setattr(SingleFlight, "result", counted)
-    return made
-
-
-@pytest.fixture
-def town(tmp_path, monkeypatch):
-    return a_town((tmp_path / "docket.sqlite",), monkeypatch)
-
-
-ASK = TrialRequest(image=b"pixels|file", text="some text", namespace="us", request_id="r1", content_id="c")
-
-
-def other(**changes):
-    return replace(ASK, **{"request_id": "r2", **changes})
-
-
-async def trials_in(docket):
-    return [line.trial_id for line in await docket.index.list(limit=10_000)]
-
-
-def on_one_server(town, work, **options):
-    return run_within(town.server(**options), work)
-
 
 SOME = 50 if FULL else 8
 
@@ -1365,31 +1227,6 @@ def test_verdict_overruled_elsewhere_is_reused_only_until_the_cache_expires(town
 # Callers that wait and leave, and their deadlines.
 
 
-class Turns:
-    """Admission with a fixed number of turns; counts the turns taken."""
-
-    def __init__(self, most=1):
-        self.free = asyncio.Semaphore(most)
-        self.most = most
-        self.taken = 0
-        self.second = asyncio.Event()
-        self.asked = asyncio.Event()  # set when a caller has to wait for a turn
-
-    @asynccontextmanager
-    async def __call__(self):
-        if self.free.locked():
-            self.asked.set()
-        async with self.free:
-            self.taken += 1
-            if self.taken == 2:
-                self.second.set()
-            yield
-
-    @property
-    def all_free(self):
-        return self.free._value == self.most
-
-
 async def callers_of_running_trial(town, runner, count, turns, *asks):
     """Callers that all wait for the same running trial."""
     town.finder.gate = asyncio.Event()
@@ -1397,16 +1234,6 @@ async def callers_of_running_trial(town, runner, count, turns, *asks):
     await town.finder.searching.wait()
     await until(lambda: town.waiting == len(callers))
     return callers
-
-
-async def wait_until_idle(runner):
-    """Waits until no trial or picture is in progress; abandoned trials still record their end."""
-    in_flight = runner._in_flight
-    decoding = runner.decoders._decoding
-    for shared in [*in_flight._flights.values(), *decoding.values()]:
-        await asyncio.wait_for(shared.over(), 60)
-    await asyncio.sleep(0)
-    assert not (in_flight._flights or in_flight._leading or decoding)
 
 
 def test_trial_continues_while_any_caller_waits_for_it(town):

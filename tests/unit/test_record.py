@@ -7,7 +7,7 @@ from court.record import TrialRecord, TrialState
 from court.trial import TrialCase
 from court.verdict import Label
 from tests.support.fakes import RecordingSink, a_meme
-from tests.unit.test_trial import a_court
+from tests.support.trial import a_court
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from serving.export.tables import Selection
 from serving.runner.rejudge import RejudgeOutcome, Rejudging, rejudge_all
 from serving.runner.verdict_cache import VerdictCache
 from tests.support.fakes import N, findings
-from tests.unit.test_reception import ASK, Finder, on_one_server, other, town, trials_in
+from tests.support.reception import ASK, Finder, on_one_server, other, town, trials_in
 
 __all__ = ["town"]
 

@@ -13,6 +13,7 @@ from court.settings import TrialSettings
 from court.trial import TrialCase
 from tests.support.cast import Cast, full_court, task_of, try_meme
 from tests.support.fakes import FakeReader, RecordingSink, a_meme, a_picture
+from tests.support.resume import ahead_of_time, questions_in
 
 SETTINGS = TrialSettings(overlap=False)
 
@@ -78,31 +79,6 @@ def test_only_the_unfinished_side_continues_after_the_other_rested(side):
 
 def position_of(event):
     return event.kind, getattr(event, "side", None), getattr(event, "round", None)
-
-
-def ahead_of_time():
-    """A cast whose Accuser finishes its first summary only after those of rounds 2 and 3 are written and stored."""
-    cast = Cast(rounds=3)
-    original_reply = cast.models["accuser"].reply
-    written = asyncio.Event()
-
-    async def reply(request, *, within_s):
-        number = questions_in(request) if task_of(request) == "summarise" else 0
-        if number == 1:
-            await written.wait()
-            for _ in range(50):
-                await asyncio.sleep(0)
-        summary_reply = await original_reply(request, within_s=within_s)
-        if number == 3:
-            written.set()
-        return summary_reply
-
-    object.__setattr__(cast.models["accuser"], "reply", reply)
-    return cast
-
-
-def questions_in(request):
-    return sum("Question " in part for part in request.parts)
 
 
 def test_early_summary_is_stored_and_not_requested_again():

@@ -42,7 +42,7 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Level, Protocol
 from eval.datasets.sample import sample
-from eval.runs.folder import DOCKET, RunFolder
+from eval.runs.folder import RunFolder
 from eval.runs.from_record import chain_of, cost_of, level_of, prediction_of
 from eval.runs.judging import SERVER_GONE, UNFINISHED
 from eval.runs.material import PICTURE_MISSING
@@ -59,7 +59,8 @@ from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor
 from serving.settings import ModelSettings, Settings
 from tests.support.fakes import RecordingSink, a_meme, findings
-from tests.unit.test_trial import a_court
+from tests.support.run import docket_of
+from tests.support.trial import a_court
 
 HARMEME = DATASETS["synthetic-harmeme"]
 
@@ -339,17 +340,6 @@ def run_copy(finished, tmp_path):
     """A copy of the finished run that a test may modify."""
     shutil.copytree(finished.root, tmp_path / "copy")
     return RunFolder(tmp_path / "copy")
-
-
-def docket_of(folder, work):
-    async def scene():
-        docket = Docket.open(folder.root / DOCKET, create=False)
-        try:
-            return await work(docket)
-        finally:
-            await docket.close()
-
-    return asyncio.run(scene())
 
 
 def test_finished_run_is_fully_described_by_its_files(finished, data):

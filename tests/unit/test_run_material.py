@@ -12,7 +12,7 @@ from eval.runs.material import material_of
 from eval.runs.plan import Plan
 from eval.runs.question import question_about
 from serving.settings import Settings
-from tests.unit.test_card_layouts import own_card
+from tests.support.card_layouts import own_card
 
 
 def material(tmp_path, rows, *inputs):

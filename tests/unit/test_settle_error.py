@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from serving.cli import precedents
 from serving.cli.main import cli
-from tests.unit.test_build import ENCODER, harmeme, lines
+from tests.support.build import ENCODER, harmeme, lines
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from serving.settings import Settings
 from serving.telemetry import Telemetry
 from serving.telemetry.docket_state import measure_docket
 from serving.telemetry.metrics import Metrics
-from tests.contract.test_webhooks import decided
 from tests.support.dockets import append_all, review_trial
+from tests.support.webhooks import decided
 
 
 @pytest.fixture

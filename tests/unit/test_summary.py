@@ -2,30 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from court.events import Side, TextLine, TextRead, TextSource
+from court.events import Side, TextSource
 from court.precedents import MinSimilarity, Search, VoteSettings
-from court.settings import TrialSettings
-from court.summary import argue, vote_if_close, vote_of, weigh
+from court.summary import argue, vote_if_close, weigh
 from court.verdict import Label, ReviewReason, Strength
 from tests.support.fakes import VOTE, H, N, findings
-
-SETTINGS = TrialSettings()
-BOX = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))
-
-
-def text_read(source=TextSource.CALLER, confidences=()):
-    return TextRead(
-        trial_id="t",
-        seq=1,
-        at="2026-01-01T00:00:00Z",
-        text="x",
-        source=source,
-        lines=[TextLine(text="x" * 10, confidence=c, box=BOX, frame=0) for c in confidences],
-    )
-
-
-def judged(found, settings=SETTINGS, text=None):
-    return weigh(found, vote_of(found), text or text_read(), settings)
+from tests.support.summary import SETTINGS, judged, text_read
 
 
 def reasons(verdict):

@@ -9,54 +9,19 @@ import pytest
 from scipy.stats import binomtest
 
 from court.errors import BadRequest
-from eval.datasets.items import JudgedMeme
 from eval.reports.label_words import noise_section, subgroup_sections
 from eval.reports.tasks import as_json, gather_tasks, sections_of
-from eval.runs.folder import RunManifest
 from eval.runs.label_votes import _groups
 from eval.runs.prediction import Outcome, Prediction, TaskAnswer
-from eval.runs.question import Question
 from eval.runs.question_attempt import settle
-from eval.runs.results import Judged, Results
+from eval.runs.results import Judged
 from eval.scores.subgroups import NONE, SHARES, task_subgroup_tables
 from eval.scores.task_card import task_card
 from eval.scores.task_choice import rank_answers
 from eval.scores.task_compare import compare_tasks, task_comparison_in_words
 from eval.scores.task_noise import find_task_noise
 from retrieval.library.manifest import LabelledMeme
-
-QUESTION = Question(task="stance", kind="single", labels=("for", "against", "neither"), inputs=("text",))
-
-
-def meme(number, gold, **fields):
-    return JudgedMeme(
-        id=f"m{number}",
-        split="test",
-        line=number,
-        image="",
-        text="words",
-        harmful=None,
-        source_label="",
-        tasks={"stance": (gold,)},
-        **fields,
-    )
-
-
-def results(pairs, name="run", question=QUESTION, **fields):
-    """Results of a run from pairs of gold label and answer (None for a failure)."""
-    judged = []
-    for number, (gold, answered) in enumerate(pairs):
-        fields_of_meme = {key: value[number] for key, value in fields.items()}
-        prediction = Prediction(meme=f"m{number}", outcome=Outcome.FAILED, reason="REPLY_CUT")
-        if answered is not None:
-            answer = TaskAnswer(labels=(answered,))
-            prediction = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
-        judged.append(Judged(meme(number, gold, **fields_of_meme), prediction))
-    manifest = RunManifest.model_construct(question=question, finished=True, models={}, card={}, dataset="d")
-    return Results(name, "d", "test", (), tuple(judged), manifest)
-
-
-PAIRS = [("for", "for")] * 12 + [("against", "for")] * 4 + [("against", "against")] * 4 + [("neither", None)] * 2
+from tests.support.task_card import CARD, PAIRS, QUESTION, meme, results
 
 
 def test_label_figures_of_0_or_1_have_the_exact_interval_of_their_memes():
@@ -265,25 +230,6 @@ def test_groups_are_left_out_together_if_there_are_enough():
     assert groups([f"g{n % 5}" for n in range(60)]) is None  # too few
     assert groups([f"g{n}" for n in range(30)] + ["large"] * 30) is None  # one group contains half of the memes
     assert len(set(groups([f"g{n}" for n in range(25)] + [""] * 35).tolist())) == 60
-
-
-CARD = {
-    "format": 1,
-    "id": "d",
-    "title": "Memes",
-    "citation": "a paper",
-    "caveats": ["they are few."],
-    "layout": {"kind": "csv"},
-    "splits": [{"name": name, "role": "test", "files": [f"{name}.csv"]} for name in ("test", "other")],
-    "tasks": [{"id": "stance", "kind": "single", "of": "stance", "labels": list(QUESTION.labels)}],
-    "published": [
-        {"system": "A", "year": 2024, "task": "stance", "split": "test", "setup": "text", "n": 23}
-        | {"figures": {"macro-f1": 0.5, "kappa": 0.25}},
-        {"system": "B", "task": "stance", "split": "test", "n": 22, "figures": {"accuracy": 0.75}, "remark": "odd"},
-        {"system": "C", "task": "stance", "split": "test", "source": "a talk", "figures": {"accuracy": 0.5}},
-        {"system": "D", "task": "stance", "split": "other", "figures": {"accuracy": 0.5}},
-    ],
-}
 
 
 def test_published_figures_appear_beside_runs_on_the_same_task_and_split():

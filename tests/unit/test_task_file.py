@@ -156,7 +156,7 @@ def test_command_scores_answers_and_reports_missing_ones(tmp_path):
 
 
 def test_exported_answers_are_read_back_unchanged(tmp_path):
-    from tests.unit.test_task_card import PAIRS, QUESTION, results
+    from tests.support.task_card import PAIRS, QUESTION, results
 
     pytest.importorskip("pyarrow")
     from eval.reports.parquet import write_parquet

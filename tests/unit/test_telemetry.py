@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 import warnings
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,23 +29,21 @@ from court.events import (
     QuestioningEnd,
     ReviewOutcome,
     SideRested,
-    Summarised,
     SummarisedAhead,
     TextRead,
     TrialFailed,
     TrialOpened,
     VerdictGiven,
 )
-from court.ports import ChatReply, FinishReason
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import TrialCase
 from serving.queue.metrics import QueueMetrics
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry, open_telemetry
-from serving.telemetry.logs import JsonLines, TextLines, set_up
+from serving.telemetry.logs import JsonLines, TextLines
 from serving.telemetry.metrics import Metrics
 from serving.telemetry.metrics_port import MetricsPort
-from tests.support.cast import ACQUITTAL, Cast, as_json, full_court, is_repair
+from tests.support.cast import ACQUITTAL, Cast, full_court, is_repair
 from tests.support.fakes import (
     FakeReader,
     H,
@@ -58,22 +55,9 @@ from tests.support.fakes import (
     forwarding_sink,
     ticking_clock,
 )
-from tests.unit.test_resume import ahead_of_time
-from tests.unit.test_trial import a_court
-
-
-def described(request):
-    """A description by a server that has half of the prompt cached and reports a model name of its own."""
-    return ChatReply(
-        text=as_json({"description": "A crowd stands under a green flag."}),
-        finish=FinishReason.STOP,
-        model="proposer-model-as-served",
-        tokens_in=200,
-        tokens_out=20,
-        tokens_cached=100,
-        latency_s=3.5,
-        server="http://model.example:8000/v1",
-    )
+from tests.support.resume import ahead_of_time
+from tests.support.telemetry import calls_of, described, logging_as
+from tests.support.trial import a_court
 
 
 def repaired(request):
@@ -143,17 +127,6 @@ def series_of(values, name):
 
 def by_labels(counter):
     return {frozenset((k, v) for k, v in labels if v): number for labels, number in counter.items()}
-
-
-def calls_of(record):
-    """Yields each model call of a record with the number of requests it took; a call in two events counts once."""
-    ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
-    for event in record.events:
-        call = getattr(event, "call", None)
-        if call is not None and not (isinstance(event, Summarised) and (event.side, event.round) in ahead):
-            yield call, 2 if call.fault else 1
-        if isinstance(event, VerdictGiven) and event.odds:
-            yield event.odds.call, 2
 
 
 def test_recorded_trials_cover_every_kind(all_trials):
@@ -490,38 +463,6 @@ def test_everything_but_traces_works_without_opentelemetry(monkeypatch):
 
 
 # Logs.
-
-
-class Lines:
-    """Collects what a logger writes; iterates over its lines."""
-
-    def __init__(self):
-        self.text = ""
-
-    def write(self, text):
-        self.text += text
-
-    def flush(self):
-        pass
-
-    def __iter__(self):
-        return iter(self.text.splitlines())
-
-
-@contextmanager
-def logging_as(log_format):
-    """Sets up the process's logging as a server does, and restores it afterwards."""
-    root, ours = logging.getLogger(), logging.getLogger("memecourt")
-    before = root.handlers[:], root.level, ours.level, sys.unraisablehook, threading.excepthook
-    lines = Lines()
-    set_up(log_format, lines)
-    try:
-        yield lines
-    finally:
-        logging.captureWarnings(False)
-        root.handlers[:], root.level, ours.level, sys.unraisablehook, threading.excepthook = before
-        logging.getLogger().setLevel(before[1])
-        ours.setLevel(before[2])
 
 
 def test_log_lines_name_trial_request_and_event():

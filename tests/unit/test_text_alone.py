@@ -37,11 +37,11 @@ from serving.views.compare import compare
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
 from serving.views.trial_view import view_of
+from tests.support.calibrate import DIM, FLOORS, world
 from tests.support.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, prompt_text, try_meme
+from tests.support.exports import pdf_of
 from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, a_meme, a_picture, findings
-from tests.unit.test_calibrate import DIM, FLOORS, world
-from tests.unit.test_exports import pdf_of
-from tests.unit.test_trial import a_court
+from tests.support.trial import a_court
 
 WORDS = "People from Blueland, go back to bed"
 ALONE = Meme(None, WORDS)

@@ -20,9 +20,9 @@ from eval.runs.results import read_results
 from eval.studies.arms import ARMS, arms_named, run_study
 from eval.synthetic.make import Layout, make
 from eval.synthetic.oracle import Ability, Oracle, _fenced, _plain
+from tests.support.arms import study
 from tests.support.encoders import WordEncoder
-from tests.unit.test_arms import study
-from tests.unit.test_run import docket_of
+from tests.support.run import docket_of
 
 pytestmark = pytest.mark.slow
 

@@ -5,38 +5,13 @@ import pytest
 from court.errors import BadLibrary, CourtError, NotLoaded, Unavailable
 from court.events import Procedure, TextSource
 from court.record import TrialAborted, TrialRecord, TrialState
-from court.trial import Court, TrialCase
+from court.trial import TrialCase
 from court.verdict import Label
-from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, a_meme, findings, ticking_clock
-
-SUMMARY = [
-    "TrialOpened",
-    "TextRead",
-    "PrecedentsCited",
-    "Summarised",
-    "SideRested",
-    "Summarised",
-    "SideRested",
-    "VerdictGiven",
-]
+from tests.support.fakes import FakeReader, N, RecordingSink, a_meme, findings
+from tests.support.trial import SUMMARY, a_court, hear
 
 TOGETHER = [0, 2]
 """Numbers of the events that begin a group stored together, when the caller sends the text."""
-
-
-def a_court(found=None, reader=None):
-    clock = ticking_clock()
-    result = findings([H] * 5) if found is None else found
-    return Court(
-        finder=FakeFinder(result),
-        text_reader=reader or FakeReader(),
-        software="test",
-        now=lambda: next(clock),
-    )
-
-
-def hear(court, meme=None, watch=None, procedure=Procedure.SUMMARY):
-    return asyncio.run(court.hear(TrialCase("t", meme or a_meme(), procedure), watch or RecordingSink()))
 
 
 def test_summary_procedure_records_every_event_in_order():

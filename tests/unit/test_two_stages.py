@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from retrieval.embed.encoder import unit_rows
 from retrieval.index.candidates import CandidateIndex
 from retrieval.index.exact import FusedIndex, Hits, ScanPolicy, merged
-from tests.unit.test_index import DIM, UNITS, half, reference
+from tests.support.index import DIM, UNITS, half, reference
 
 ALPHAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SMALL = ScanPolicy(few=0, scanned_share=0, candidates=(60, 240), asked_share=1)

@@ -18,8 +18,8 @@ from retrieval.library.changes import ChangeKind, Effect
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme
 from retrieval.library.writer import LibraryWriter
-from tests.unit.test_library import ENCODER, PICTURES, _break_at, content, create, files_of, ids_of, pictures_of
-from tests.unit.test_library import library as library
+from tests.support.library import ENCODER, PICTURES, _break_at, content, create, files_of, ids_of, pictures_of
+from tests.support.library import library as library
 
 WHO = {"who": "ada", "why": "a test"}
 

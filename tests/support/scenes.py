@@ -23,7 +23,7 @@ from serving.settings import Settings
 from tests.support.fakes import a_picture
 from tests.support.playing import run_within
 from tests.support.service_calls import Refusal
-from tests.unit.test_trial import a_court
+from tests.support.trial import a_court
 
 IMAGE = b"any bytes: the picture reader is a fake"
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x04\0\0\0\x03"  # as far as a trial that is resumed looks at it

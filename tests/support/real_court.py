@@ -31,7 +31,7 @@ from serving.settings import Settings
 from tests.support.encoders import picture_of, png_of
 from tests.support.fakes import FakeReader
 from tests.support.libraries import ENCODER, drawn_library
-from tests.unit.test_trial import a_court
+from tests.support.trial import a_court
 
 IMAGE = png_of((250, 5, 5), (5, 250, 5))
 

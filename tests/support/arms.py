@@ -1,0 +1,65 @@
+"""Helpers of tests of arms."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from court.backends.chat.scripted import ScriptedModel
+from court.events import Procedure
+from court.roles import RoleModel, RoleModels
+from eval.datasets.known import DATASETS
+from eval.datasets.protocol import Protocol
+from eval.studies.arms import Study, arms_named
+from eval.synthetic.make import Layout, make
+from eval.synthetic.oracle import oracle
+from serving.settings import ModelSettings, Settings
+from tests.support.encoders import WordEncoder
+
+DATASET = DATASETS["synthetic-harmeme"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("synthetic") / "data", Layout.HARMEME, train=24, val=8, test=8, seed=1).root
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
+    """A scripted model for all roles in every court, together with a cheap encoder."""
+    played = oracle()
+
+    async def bench(settings: Settings, stack: AsyncExitStack, tell: object, **_: object) -> RoleModels | None:
+        if settings.llm.url is None:
+            return None
+        role_model = RoleModel(played)
+        return RoleModels(role_model, role_model, role_model, role_model)
+
+    monkeypatch.setattr("serving.wiring.connect_models", bench)
+    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
+    return played
+
+
+def settings(home: Path, **trial: object) -> Settings:
+    return Settings(
+        home=home, llm=ModelSettings(url=("http://nowhere/v1",), model="oracle"), trial=trial, picture_workers=1
+    )
+
+
+def study(root: Path, data: Path, *names: str, **changes: object) -> Study:
+    values = {
+        "out": root / "study",
+        "kind": "ablate",
+        "dataset": DATASET,
+        "data": data,
+        "split": "test",
+        "procedure": Procedure.FULL,
+        "protocols": (Protocol.MERGED,),
+        "settings": settings(root / "home"),
+        "arms": arms_named(names, (), Procedure.FULL),
+        "concurrency": 4,
+        **changes,
+    }
+    return Study(**values)
