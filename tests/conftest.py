@@ -13,8 +13,8 @@ import pytest
 from hypothesis import settings
 
 from tests.support import promises
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 SLOW_FOLDERS = ("tests/integration/", "tests/browser/")
 """Folders whose tests start a server or a browser."""
 FAST_S = 5.0

@@ -20,6 +20,7 @@ from grpc_status import rpc_status
 
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
+from tests.support.paths import ROOT
 from tests.support.playing import until
 from tests.support.real_court import IMAGE, real_court
 from tests.support.sizes import FULL
@@ -193,7 +194,7 @@ class Findings:
     def __init__(self, path):
         self.codes = Counter()
         self.wrong = []
-        places = [str(path), str(Path(__file__).parents[2]), sys.prefix, str(Path.home()), os.uname().nodename]
+        places = [str(path), str(ROOT), sys.prefix, str(Path.home()), os.uname().nodename]
         words = [re.escape(place) for place in places if len(place) > 2]
         words += ["site-packages", "Traceback", r'File "', "0x[0-9a-f]{6}", "object at", "sqlite", "sqlalchemy"]
         words += [r"\.py\b", r"127\.0\.0\.1", r"Error\b\("]

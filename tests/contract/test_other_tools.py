@@ -12,7 +12,6 @@ import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pdqhash
@@ -23,10 +22,11 @@ from court.meme import Frame, Picture, PictureFormat
 from court.verdict import Label
 from eval.synthetic.scenes import draw_meme
 from tests.support.dockets import NOON, append_all, review_trial, with_docket
+from tests.support.paths import ROOT
 from tests.support.receivers import hook_settings
 from tests.support.webhooks import decided, failed, sending, until_idle
 
-SOURCE = Path(__file__).parents[2] / "integrations/receivers/src"
+SOURCE = ROOT / "integrations/receivers/src"
 POST = "at://did:plc:z72i7hdynmk6r22z27h6tvur/app.bsky.feed.post/3l6oveex3ii2l"
 CID = "bafyreidfayvfuwqa7qlnopdjiqrxzs6blmoeu4rujcjtnci5beludirz2a"
 DID, OZONE = "did:plc:ewvi7nxzyoun6zhxrhs64oiz", "did:plc:ar7c4by46qjdydhdevvrndac"

@@ -2,7 +2,6 @@
 
 import ast
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,8 @@ from court.backends.http_head import MAX_HEAD_BYTES
 from court.errors import ModelRefused, Unavailable
 from court.ports import ChatRequest
 from tests.support.outgoing import BOMB
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 REQUEST = ChatRequest(system="s", parts=("x",), reply_schema=None, max_tokens=1)
 
 

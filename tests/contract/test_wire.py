@@ -19,9 +19,10 @@ from google.protobuf.json_format import MessageToDict
 
 from memecourt.v1 import court_pb2 as wire
 from tests.support.fake_court import FakeCourt, Refusal, served
+from tests.support.paths import ROOT
 from tests.support.wire import PACKAGE, fill, kind
 
-PROTO = Path(__file__).resolve().parents[2] / "proto"
+PROTO = ROOT / "proto"
 BUF = Path(sys.executable).parent / "buf"
 ROUNDS = 40
 

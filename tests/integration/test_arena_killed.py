@@ -7,16 +7,15 @@ import sqlite3
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from eval.arena.folder import ArenaFolder
 from eval.datasets.stored_files import json_line
 from tests.support.arena_killed import DELAY_S, arena_in
+from tests.support.paths import ROOT
 from tests.support.sizes import FULL
 
-ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10 if FULL else 2
 IN_FLIGHT = 3 * 8  # most calls in flight: models times concurrent calls to each
 

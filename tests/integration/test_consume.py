@@ -11,20 +11,20 @@ import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 import redis
 
 from court.events import VerdictGiven
 from serving.models.vllm import free_port
+from tests.support.paths import ROOT
 from tests.support.redis_server import entries_of, redis_server
 from tests.support.server import HARMFUL, HARMLESS, drawn, records
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
-PAGE = Path(__file__).parents[2] / "docs/queue.md"
+PAGE = ROOT / "docs/queue.md"
 
 
 class Consumer:

@@ -21,11 +21,12 @@ from serving.app import allow_open_files
 from serving.rest.app import OPENAPI
 from tests.support.encoders import png_of
 from tests.support.http import url_of
+from tests.support.paths import ROOT
 from tests.support.sizes import FULL
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-PAGE = Path(__file__).parents[2] / "docs/http.md"
+PAGE = ROOT / "docs/http.md"
 FLAGS = re.MULTILINE | re.DOTALL
 MIB = 2**20
 UPLOADS, UPLOAD_BYTES = 16, 15 * MIB

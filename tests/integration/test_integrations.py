@@ -9,16 +9,16 @@ import subprocess
 import sys
 import types
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.support.http import url_of
+from tests.support.paths import ROOT
 from tests.support.server import HARMFUL, HARMLESS, drawn
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-INTEGRATIONS = Path(__file__).parents[2] / "integrations"
+INTEGRATIONS = ROOT / "integrations"
 
 
 @pytest.fixture

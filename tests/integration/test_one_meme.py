@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
 
 import grpc
 
@@ -16,9 +15,9 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.app import serve
 from serving.settings import Settings
+from tests.support.paths import ROOT
 from tests.support.pictures import captioned, encode
 
-ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 85
 """Most files of court, retrieval and serving in which functions run in the server's process during one full trial."""
 BACKGROUND = {

@@ -19,11 +19,12 @@ import pytest
 
 from eval.synthetic.scenes import SCENES
 from tests.support.drawn_memes import Caption, captioned_meme
+from tests.support.paths import ROOT
 from tests.support.pictures import captioned, encode
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+README = (ROOT / "README.md").read_text("utf-8")
 MEMES = 200
 NOT_RUN = ("make", "pip install", "memecourt setup", "memecourt serve", "memecourt console")
 VERDICT_CODES = {0, 10, 11}

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import requests
@@ -20,14 +19,13 @@ from serving.models.vllm import free_port
 from serving.webhooks.signing import make_secret
 from tests.support.http import url_of
 from tests.support.other_clients import NODE
+from tests.support.paths import ROOT
 from tests.support.pictures import encode, quarters
 from tests.support.playing import wait_until
 from tests.support.receivers import running_receiver
 from tests.support.server import records
 
 pytestmark = pytest.mark.integration
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from serving.settings import Settings
 from serving.telemetry import open_telemetry
 from tests.support.cast import Cast, full_court
 from tests.support.fakes import a_picture, forwarding_sink
+from tests.support.paths import ROOT
 from tests.support.telemetry import calls_of
 
-ROOT = Path(__file__).parents[2]
 TEXT = "words of people from Blueland"
 CONSOLE = "https://console.example"
 PROJECT = "memecourt-test"

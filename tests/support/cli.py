@@ -1,8 +1,6 @@
 """Helpers of tests of cli."""
 
-from pathlib import Path
-
-GOLDEN = Path(__file__).parents[1] / "golden"
+from tests.support.paths import GOLDEN
 
 
 def assert_matches_golden(name, text, request):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "golden" / "figures"
+from tests.support.paths import TESTS
+
+FOLDER = TESTS / "golden" / "figures"
 _VARIES = frozenset(
     [
         "command",

@@ -1,6 +1,5 @@
 """Helpers of tests of other clients."""
 
-from pathlib import Path
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NODE = ROOT / ".cache" / "node"

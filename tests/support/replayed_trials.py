@@ -39,8 +39,9 @@ from tests.support.evidence import (
 )
 from tests.support.evidence import document as a_document
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, a_picture, findings
+from tests.support.paths import TESTS
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "replayed"
+FOLDER = TESTS / "fixtures" / "replayed"
 
 
 def _reply(text: str, finish: FinishReason = FinishReason.STOP, thought: str = "") -> ChatReply:

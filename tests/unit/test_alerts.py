@@ -5,15 +5,14 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS, DASHBOARD = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana" / "memecourt.json"
 RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
 

@@ -5,7 +5,6 @@ import json
 import random
 import re
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -50,8 +49,9 @@ from tests.support.arena import THREE, on_disk
 from tests.support.arena import data as data
 from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, fails_after
 from tests.support.golden import check_figures
+from tests.support.paths import TESTS
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "leaderboard.txt"
+GOLDEN = TESTS / "golden" / "leaderboard.txt"
 
 
 def events_of_kind(events, *kinds):

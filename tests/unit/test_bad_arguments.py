@@ -20,8 +20,9 @@ from eval.cli import cli as eval_cli
 from retrieval.facts.documents import FactDocument
 from retrieval.facts.writer import write_corpus
 from serving.cli.main import cli
+from tests.support.paths import TESTS
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "first_edition"
+FIXTURES = TESTS / "fixtures" / "first_edition"
 LOADED = "a model was loaded, or a server started"
 
 

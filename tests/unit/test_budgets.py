@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from court import events
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = tomllib.loads((ROOT / "tests" / "budgets.toml").read_text())
 PRODUCT = ["court", "retrieval", "serving", "eval", "proto", "integrations"]
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")

@@ -26,8 +26,9 @@ from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
 from retrieval.precedents.finder import LibraryFinder
 from tests.support.encoders import png_of
+from tests.support.paths import TESTS
 
-FIRST_EDITION = Path(__file__).parents[1] / "fixtures" / "first_edition"
+FIRST_EDITION = TESTS / "fixtures" / "first_edition"
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,9 @@ from retrieval.library.readers import read_source
 from retrieval.text import normalise_text
 from serving.cli.main import cli as memecourt
 from tests.support.encoders import WordEncoder, png_of
+from tests.support.paths import ROOT
 
-HARMEME = Path(os.environ.get("MEMECOURT_HARMEME", Path(__file__).parents[3] / "shared/data/harmeme"))
+HARMEME = Path(os.environ.get("MEMECOURT_HARMEME", ROOT.parent / "shared/data/harmeme"))
 """Folder of the authors' annotations, if available; none of them are in the repository."""
 LEVEL_WORDS = list(LEVELS)
 MAMI_HEADER = "file_name\tmisogynous\tshaming\tstereotype\tobjectification\tviolence\tText Transcription\n"

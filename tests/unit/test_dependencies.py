@@ -7,9 +7,9 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 OURS = {"court", "retrieval", "serving", "eval", "memecourt"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EVERYWHERE = ("",)

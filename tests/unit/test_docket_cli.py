@@ -26,9 +26,8 @@ from serving.docket.ports import TrialUnknown
 from serving.docket.store.keys import read_key
 from tests.support.dockets import with_docket
 from tests.support.library import ENCODER, content, create
+from tests.support.paths import GOLDEN
 from tests.support.tampering import scene_of
-
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 Invoke = Callable[..., Result]
 

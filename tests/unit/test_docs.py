@@ -17,8 +17,7 @@ from scripts.reference_docs import pages
 from serving.cli.main import cli
 from serving.settings import Settings
 from tests.support import doc_blocks
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")

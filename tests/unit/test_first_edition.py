@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,8 +10,9 @@ from eval.cli import cli as eval_cli
 from memecourt import verify
 from serving.cli.main import cli
 from serving.docket.store.tables import FORMAT
+from tests.support.paths import TESTS
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "first_edition"
+FIXTURES = TESTS / "fixtures" / "first_edition"
 
 
 @pytest.fixture

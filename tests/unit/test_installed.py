@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import httpx2
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.sizes import FULL
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("court", "retrieval", "serving", "eval", "proto/memecourt")
 FORBIDDEN = {
     "eval",

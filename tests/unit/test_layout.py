@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SLOW_FOLDERS
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 PACKAGES = ["court", "retrieval", "serving", "eval", "proto/memecourt"]
 VARIADIC = {

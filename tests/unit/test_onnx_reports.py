@@ -6,14 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from court.backends.ocr.reader import rapidocr_reader
 from court.backends.onnx import NO_REPORTS, import_onnxruntime
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 
 def test_importing_onnxruntime_writes_nothing_into_the_user_s_home(tmp_path):

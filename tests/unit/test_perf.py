@@ -1,6 +1,5 @@
 import ast
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -9,8 +8,7 @@ from eval.cli import cli
 from eval.perf import bench
 from eval.perf.bench import Result
 from eval.perf.install import startup
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 
 def test_perf_alone_lists_the_benchmarks():

@@ -1,7 +1,6 @@
 """Poisoned precedents (DP-1, DP-2), and the safeguards against them."""
 
 import asyncio
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,10 +19,11 @@ from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.search import NEARLY
 from serving.cli.main import cli as memecourt
 from tests.support.encoders import WordEncoder
+from tests.support.paths import ROOT
 from tests.support.poisoning import acquittals, acquitted_by_planted, macro_f1_by_flipped
 from tests.support.sizes import FULL
 
-HARMEME = Path(__file__).resolve().parents[3] / "shared" / "data" / "harmeme"
+HARMEME = ROOT.parent / "shared" / "data" / "harmeme"
 ENCODER = WordEncoder()
 DIM = ENCODER.identity.text_dim
 

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import re
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -31,6 +30,7 @@ from retrieval.library.sources import NOT_FOR_LIBRARIES, Rows, Source, SourceFor
 from tests.support.encoders import WordEncoder
 from tests.support.fakes import FakeReader
 from tests.support.golden import check_figures
+from tests.support.paths import TESTS
 from tests.support.probe_run import a_plan, probed
 from tests.support.probe_run import data as data
 from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set
@@ -368,7 +368,7 @@ def test_terminal_report_matches_the_golden_file(whole, request):
     _, folder, _, _ = whole
     # Usage is left out, as it changes with every word of a prompt.
     text = in_words(dataclasses.replace(read_report(folder.root), usage=())) + "\n"
-    golden = Path(__file__).parents[1] / "golden" / "probe.txt"
+    golden = TESTS / "golden" / "probe.txt"
     if request.config.getoption("--write-golden"):
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8")

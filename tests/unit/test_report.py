@@ -9,7 +9,6 @@ import json
 import re
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -35,9 +34,9 @@ from eval.scores.metrics import Bin, card
 from eval.scores.metrics import Figure as Estimate
 from eval.scores.published import PublishedRow
 from tests.support.golden import check_figures
+from tests.support.paths import GOLDEN
 from tests.support.report_runs import MARKUP, NOT, SOME, USUAL_MEMES, VERY, ReportedMeme, write_report_run
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 FEW = 200
 """Resamples: few, because these tests do not depend on their number."""
 

@@ -23,9 +23,10 @@ from retrieval.library.library import Library
 from retrieval.library.manifest import USUAL
 from retrieval.library.sources import Source
 from tests.support.encoders import PlainPictureReader, WordEncoder, png_of
+from tests.support.paths import ROOT
 from tests.support.pictures import BLUE, GREEN, RED, WHITE, encode
 
-HARMEME = Path(__file__).resolve().parents[3] / "shared" / "data" / "harmeme"
+HARMEME = ROOT.parent / "shared" / "data" / "harmeme"
 ENCODER = WordEncoder()
 
 

@@ -1,6 +1,5 @@
 import json
 import tomllib
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +13,7 @@ from serving.cli.common import _warn_of_misspelled, trial_settings
 from serving.cli.main import cli
 from serving.cli.misspelled import misspelled_variables
 from serving.settings import ModelSettings, Settings
+from tests.support.paths import TESTS
 
 FILE = """
 procedure = "FULL"
@@ -401,7 +401,7 @@ def test_misspelled_setting_variable_is_named(variable, meant, monkeypatch):
 
 
 def test_variables_read_elsewhere_are_not_taken_for_misspelled_settings(monkeypatch):
-    codes = (Path(__file__).parents[1] / "golden" / "stored_names" / "codes.txt").read_text("utf-8").split()
+    codes = (TESTS / "golden" / "stored_names" / "codes.txt").read_text("utf-8").split()
     variables = [code for code in codes if code.startswith("MEMECOURT_")]
     assert "MEMECOURT_CONFIG" in variables
     for variable in variables:

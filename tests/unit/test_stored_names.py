@@ -11,7 +11,6 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import click
 import pytest
@@ -46,8 +45,8 @@ from serving.models.vllm import VllmSettings
 from serving.queue.metrics import QueueMetrics
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "stored_names"
 
 # The keys belong to this test: classes may be renamed, but not what they store.

@@ -15,7 +15,6 @@ import warnings
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -55,6 +54,7 @@ from tests.support.fakes import (
     forwarding_sink,
     ticking_clock,
 )
+from tests.support.paths import ROOT
 from tests.support.resume import ahead_of_time
 from tests.support.telemetry import calls_of, described, logging_as
 from tests.support.trial import a_court
@@ -410,7 +410,7 @@ def test_metric_names_follow_conventions_and_labels_are_bounded(all_trials):
     assert len(samples(metrics)) == series
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
+PAGE = ROOT / "docs" / "monitoring.md"
 ROW = re.compile(r"\| `(memecourt_\w+)` \| (\w+) \|([^|]*)\| (.+) \|")
 
 

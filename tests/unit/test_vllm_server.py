@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -20,6 +19,7 @@ from serving.cli.main import cli
 from serving.models.connect import pictures_per_prompt
 from serving.models.vllm import VllmFailed, VllmServer, VllmSettings
 from tests.support.leftovers import alive
+from tests.support.paths import ROOT
 
 STAND_IN = """
 import http.server, importlib.metadata, json, os, signal, subprocess, sys, time
@@ -137,7 +137,7 @@ def test_every_start_has_a_new_key_that_is_never_shown(settings, monkeypatch, tm
 
 def test_own_folder_does_not_hide_modules_of_vllm(settings):
     server = run_server(settings())
-    assert f'{Path(__file__).parents[2] / "serving"}"' not in logged_after(server, "search path")
+    assert f'{ROOT / "serving"}"' not in logged_after(server, "search path")
 
 
 @pytest.mark.parametrize("mode", ["", "deaf"])

@@ -5,7 +5,6 @@ import json
 import threading
 from collections import Counter
 from contextlib import AsyncExitStack
-from pathlib import Path
 from re import split, sub
 from urllib.parse import parse_qs, urlsplit
 
@@ -31,9 +30,10 @@ from eval.witness.world import COUNTS, PROPERTIES, Situation, claim_in, document
 from retrieval.facts.corpus import open_corpus
 from retrieval.facts.writer import write_corpus
 from tests.support.golden import check_figures
+from tests.support.paths import TESTS
 
 FACTS = draw_world()
-GOLDEN = Path(__file__).parents[1] / "golden" / "witness.txt"
+GOLDEN = TESTS / "golden" / "witness.txt"
 
 
 def claims_file(tmp_path, *lines):

@@ -13,9 +13,10 @@ from court.backends.sandbox.pool import GuardedWorkers, JobFailed
 from court.backends.sandbox.process import Death, Guard, WorkerDied
 from court.errors import Overrun, Unavailable
 from tests.support.leftovers import alive
+from tests.support.paths import TESTS
 from tests.support.playing import wait_until
 
-CHILD = Path(__file__).parents[1] / "support" / "misbehaving_worker.py"
+CHILD = TESTS / "support" / "misbehaving_worker.py"
 MIB = 1024 * 1024
 
 
