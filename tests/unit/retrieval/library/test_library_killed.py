@@ -167,7 +167,7 @@ def check_last_step(messages: list[object], after: dict[str, list[list[object]]]
 
 @pytest.mark.slow
 def test_two_hundred_kills_leave_an_intact_library_each_time(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.unit.test_library_killed", str(tmp_path / "library"), str(KILLS)]
+    command = [sys.executable, "-m", __name__, str(tmp_path / "library"), str(KILLS)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr[-4000:]
     counts = json.loads(ended.stdout)
