@@ -1,4 +1,4 @@
-"""Downloads the picture corpus of ``tests/unit/court/backends/pictures/test_picture_corpus.py``: the test images in Pillow's source package.
+"""Downloads the picture corpus of ``test_picture_corpus.py``: the test images in Pillow's source package.
 
 They are hundreds of odd, old, broken and once dangerous files of every format. The package is fetched by pip from
 whatever index it is set up with, its SHA-256 is pinned here, and only ``Tests/images`` is unpacked.
