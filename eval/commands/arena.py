@@ -13,7 +13,6 @@ import click
 from eval.commands.detecting import detect, difficulty
 from eval.commands.distilling import distil_check, export_judge
 from eval.commands.explaining import explain
-from eval.commands.export import publisher_of, publisher_options
 from eval.commands.options import vllm_turns_options
 from eval.commands.pages import command_line, show_sections, write_page
 from eval.commands.rating import rate_arena
@@ -147,24 +146,17 @@ def arena(context: click.Context, /, **options: Any) -> None:
 
 @arena.command("export")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the arena.")
-@click.option("--parquet", type=click.Path(path_type=Path), metavar="FILE", help="Parquet file of boards to write.")
-@publisher_options
-def export_arena(out: Path, parquet: Path | None, **options: Any) -> None:
-    """Exports an arena's boards: a Parquet table, or an Every Eval Ever record per model."""
+@click.option(
+    "--parquet", type=click.Path(path_type=Path), metavar="FILE", required=True, help="Parquet file of boards to write."
+)
+def export_arena(out: Path, parquet: Path) -> None:
+    """Exports an arena's boards as a Parquet table."""
     from eval.arena.leaderboard import leaderboard
 
-    if parquet is None and options["database"] is None:
-        raise click.UsageError("Name a form: --parquet FILE or --every-eval-ever DIR.")
-    publisher = publisher_of(options) if options["database"] else None
     try:
-        from eval.arena.export import records_of_arena, write_boards
+        from eval.arena.export import write_boards
 
-        board = leaderboard(out)
-        if parquet is not None:
-            click.echo(f"{write_boards(board, parquet):,} rows in {parquet}.")
-        if publisher is not None:
-            for record in records_of_arena(board, publisher):
-                click.echo(f"{record.write(options['database'])} has the figures of a model.")
+        click.echo(f"{write_boards(leaderboard(out), parquet):,} rows in {parquet}.")
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
 

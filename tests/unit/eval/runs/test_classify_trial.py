@@ -126,9 +126,8 @@ def test_multi_label_metrics_match_the_oracle(data, tmp_path, model):  # noqa: F
     assert ran.exit_code == 0 and "of run" in ran.output
     ran = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), str(tmp_path / "plain"), "--by", "target"])
     assert ran.exit_code == 0 and "trial on harm" in ran.output, ran.output
-    for form, name in (("--inspect", "log.json"), ("--parquet", "rows.parquet"), ("--every-eval-ever", "shared")):
-        organization = ["--organization", "a lab"] if name == "shared" else []
-        ran = CliRunner().invoke(cli, ["export", str(tmp_path / "run"), form, str(tmp_path / name), *organization])
+    for form, name in (("--inspect", "log.json"), ("--parquet", "rows.parquet")):
+        ran = CliRunner().invoke(cli, ["export", str(tmp_path / "run"), form, str(tmp_path / name)])
         assert ran.exit_code == 0, ran.output
     log = json.loads((tmp_path / "log.json").read_text())
     # A sample has its trial's transcript, the ruling on the question included.
