@@ -38,7 +38,7 @@ _sheet_options = with_options(
         "--ratings",
         type=click.Path(path_type=Path),
         multiple=True,
-        help="Ratings (JSON lines: item, who, criterion, score). Repeatable.",
+        help="Ratings: JSON lines (item, who, criterion, score), or a filled CSV sheet. Repeatable.",
     ),
     click.option("--key", type=click.Path(path_type=Path), help="Key file of the rated sheet."),
     click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file."),
@@ -69,7 +69,8 @@ _sheet_options = with_options(
 def rate_arena(**options: Any) -> None:
     """Prepares blind human ratings of guidelines, or of simulated people and questions, and reports on them.
 
-    With --sheet NAME it writes NAME.jsonl and NAME.html for the raters, and NAME.key.json, which raters must not see.
+    With --sheet NAME it writes NAME.jsonl and NAME.csv for the raters, NAME.label-studio.xml for a project of Label
+    Studio, and NAME.key.json, which raters must not see.
     With --ratings FILE --key NAME.key.json it shows means, agreement and, for guidelines of several rounds, the round
     after which nothing is gained. With neither it shows what needs no raters: length, and how much stays between
     rounds.
@@ -77,7 +78,7 @@ def rate_arena(**options: Any) -> None:
     from eval.arena import rating
     from eval.arena.folder import ArenaFolder
     from eval.arena.rating import measure_section, round_section
-    from eval.reports.rating_words import rating_section
+    from eval.reports.rating_sheet import rating_section
 
     folder = ArenaFolder(options["out"])
     manifest, events = folder.manifest(), folder.events()
@@ -133,12 +134,13 @@ def rate_arena(**options: Any) -> None:
 def rate_probe(**options: Any) -> None:
     """Prepares blind human ratings of a probe's agents, and reports on them.
 
-    With --sheet NAME it writes NAME.jsonl and NAME.html for the raters, and NAME.key.json, which raters must not see.
+    With --sheet NAME it writes NAME.jsonl and NAME.csv for the raters, NAME.label-studio.xml for a project of Label
+    Studio, and NAME.key.json, which raters must not see.
     With --ratings FILE --key NAME.key.json it shows means and agreement, and people's judgement beside the Miners' and
     the Scorer's. A sheet of rewritten texts is marked like the probe's own files.
     """
     from eval.probe import rating
-    from eval.reports.rating_words import rating_section
+    from eval.reports.rating_sheet import rating_section
 
     if not options["sheet"] and not options["ratings"]:
         raise click.UsageError("Draw a sheet with --sheet, or report on --ratings.")
@@ -190,19 +192,20 @@ def _write(
     from eval.reports.rating_sheet import lay_out, write_sheet
 
     stem: Path = options["sheet"]
-    # A sheet is three files of one name; an ending that was typed belongs to one of them.
-    if stem.suffix in (".jsonl", ".html"):
+    # A sheet is four files of one name; an ending that was typed belongs to one of them.
+    if stem.suffix in (".jsonl", ".csv"):
         stem = stem.with_suffix("")
     lines = lay_out(items, seed=options["seed"])
-    rows, page, key = write_sheet(stem, options["what"], lines, criteria, seed=options["seed"], mark=mark)
+    rows, table, project, key = write_sheet(stem, options["what"], lines, criteria, seed=options["seed"], mark=mark)
     twice = sum(bool(line.repeat_of) for line in lines)
-    click.echo(f"{rows} and {page}: {len(lines)} items, {twice} of them a second time. {key} is not for the raters.")
+    click.echo(
+        f"{rows}, {table} and {project}: {len(lines)} items, {twice} of them a second time. {key} is not for the raters."
+    )
 
 
 def _read(options: Mapping[str, Any], kinds: Sequence[str]) -> tuple[tuple[Rating, ...], SheetKey]:
     from court.errors import BadRequest
-    from eval.reports.rating_sheet import read_key
-    from eval.reports.rating_words import read_ratings
+    from eval.reports.rating_sheet import read_key, read_ratings
 
     if not options["key"]:
         raise click.UsageError("--ratings needs --key: the key of the sheet that was rated.")

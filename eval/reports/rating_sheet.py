@@ -1,25 +1,35 @@
-"""A blind sheet for people to rate: as JSON lines, and as a self-contained page that saves the ratings.
+"""Blind sheets for people to rate, and their ratings as sections of a report.
 
-Items are in random order under meaningless names; some come twice, to measure raters' self-agreement. The origin of
-each item is in a separate key, which raters are not given.
+A sheet is JSON lines and a table (CSV) of the same items, with a labelling configuration for Label Studio. Items are in
+random order under meaningless names; some come twice, to measure raters' self-agreement. The origin of each item is in
+a separate key, which raters are not given.
 """
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import json
 import random
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from court.digests import digest
 from court.errors import BadRequest
-from eval.reports.page import need_page, render
+from eval.datasets.json_lines import read_json_lines
+from eval.reports.sections import Section
+from eval.scores.ratings import CriterionRatings, Rating
+from eval.scores.tables import figure
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from serving.access.private_files import hand_on
+
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,26 +133,24 @@ def lay_out(items: Sequence[RatedItem], *, seed: int, repeats: float = 0.1) -> t
 
 def write_sheet(
     stem: Path, what: str, lines: Sequence[SheetLine], criteria: Sequence[Criterion], *, seed: int, mark: str = ""
-) -> tuple[Path, Path, Path]:
-    """Writes a sheet as JSON lines and as a page, and its key.
+) -> tuple[Path, Path, Path, Path]:
+    """Writes a sheet as JSON lines, as a table and as a project of Label Studio, and its key.
 
     Args:
         stem: Path of the files without their endings.
         mark: Mark that keeps each line out of every library of precedents; empty for none.
 
     Returns:
-        The paths of the lines, of the page, and of the key.
-
-    Raises:
-        NotLoaded: jinja2 or matplotlib is not installed.
+        The paths of the lines, of the table, of the project, and of the key.
     """
-    need_page()
+    marked = {NOT_FOR_LIBRARIES: mark} if mark else {}
     scales = {one.key: {"question": one.words, "low": one.low, "high": one.high} for one in criteria}
     rows = [
         {
-            **({NOT_FOR_LIBRARIES: mark} if mark else {}),
+            **marked,
             "item": line.id,
             "parts": dict(line.item.parts),
+            "pictures": [_address(jpeg) for jpeg in line.item.pictures],
             "criteria": scales,
         }
         for line in lines
@@ -153,28 +161,68 @@ def write_sheet(
         criteria={one.key: (one.low, one.high) for one in criteria},
         items={line.id: KeyEntry(repeat_of=line.repeat_of, origin=dict(line.item.origin)) for line in lines},
     )
-    page = render(
-        "rating.html",
-        script="rating.js",
-        what=what,
-        lines=list(lines),
-        criteria=list(criteria),
-        mark=mark,
-        # The page stores ratings in the browser under this digest: a new sheet starts empty, the same one is resumed.
-        sheet=digest(rows),
-    )
-    paths = (stem.with_suffix(".jsonl"), stem.with_suffix(".html"), stem.with_suffix(".key.json"))
-    contents = (
-        "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows),
-        page,
-        key.model_dump_json(indent=2) + "\n",
-    )
+    headings = list(dict.fromkeys(name for line in lines for name, _ in line.item.parts))
+    pictures = max((len(line.item.pictures) for line in lines), default=0)
+    contents = {
+        ".jsonl": "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows),
+        ".csv": _table(lines, headings, pictures, criteria, marked),
+        ".label-studio.xml": _project(headings, pictures, criteria),
+        ".key.json": key.model_dump_json(indent=2) + "\n",
+    }
     stem.parent.mkdir(parents=True, exist_ok=True)
-    for path, content in zip(paths, contents, strict=True):
+    paths = tuple(stem.with_suffix(ending) for ending in contents)
+    for path, content in zip(paths, contents.values(), strict=True):
         path.write_text(content, encoding="utf-8")
         # The process creates files readable by their owner only; a sheet is for others, as far as the umask allows.
         hand_on(path)
-    return paths
+    return paths[0], paths[1], paths[2], paths[3]
+
+
+def _address(jpeg: bytes) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+
+
+def _column(heading: str) -> str:
+    return re.sub(r"\W+", "_", heading)
+
+
+def _table(
+    lines: Sequence[SheetLine],
+    headings: Sequence[str],
+    pictures: int,
+    criteria: Sequence[Criterion],
+    marked: Mapping[str, str],
+) -> str:
+    file = io.StringIO()
+    shown = [f"picture_{number}" for number in range(1, pictures + 1)]
+    columns = ("item", *map(_column, headings), *shown, "who", *(one.key for one in criteria), *marked)
+    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        # A spreadsheet would run a text that begins like a formula.
+        texts = {_column(name): f"'{text}" if text[:1] in _FORMULAS else text for name, text in line.item.parts}
+        frames = dict(zip(shown, map(_address, line.item.pictures), strict=False))
+        writer.writerow({"item": line.id, **texts, **frames, **marked})
+    return file.getvalue()
+
+
+def _project(headings: Sequence[str], pictures: int, criteria: Sequence[Criterion]) -> str:
+    """The labelling configuration for Label Studio, into which the table is imported."""
+    view = ElementTree.Element("View")
+    for number in range(1, pictures + 1):
+        ElementTree.SubElement(view, "Image", name=f"picture_{number}", value=f"$picture_{number}")
+    for heading in headings:
+        ElementTree.SubElement(view, "Header", value=heading)
+        ElementTree.SubElement(view, "Text", name=_column(heading), value=f"${_column(heading)}")
+    for one in criteria:
+        ElementTree.SubElement(view, "Header", value=one.words)
+        choices = ElementTree.SubElement(
+            view, "Choices", name=one.key, toName=_column(headings[0]), choice="single-radio", required="true"
+        )
+        for score in range(one.low, one.high + 1):
+            ElementTree.SubElement(choices, "Choice", value=str(score))
+    ElementTree.indent(view)
+    return ElementTree.tostring(view, encoding="unicode") + "\n"
 
 
 def read_key(path: Path) -> SheetKey:
@@ -185,3 +233,113 @@ def read_key(path: Path) -> SheetKey:
         raise BadRequest(f"{path} can't be read: name the sheet's key.", reason="FILE_UNREADABLE") from None
     except ValidationError:
         raise BadRequest(f"{path.name} is no key of a sheet.", reason="FILE_UNREADABLE") from None
+
+
+def read_ratings(paths: Sequence[Path], key: SheetKey) -> tuple[Rating, ...]:
+    """Reads files of ratings: JSON lines, or tables (CSV) such as a filled sheet or an export of Label Studio.
+
+    Args:
+        paths: The files, each with the ratings of one rater or several.
+        key: Key of the sheet that was rated.
+
+    Raises:
+        BadRequest: A line can't be read, or belongs to another sheet.
+    """
+    found = []
+    for path in paths:
+        for number, one in _rated(path, key) if path.suffix == ".csv" else read_json_lines(path, Rating):
+            # An unknown criterion gets an empty range, so that every score is rejected.
+            low, high = key.criteria.get(one.criterion, (1, 0))
+            if one.item not in key.items or not low <= one.score <= high:
+                raise BadRequest(
+                    f"{path.name}, line {number}: the sheet has no item {one.item} with a score of {one.score} for "
+                    f"{one.criterion}. Name the key of the sheet that was rated.",
+                    reason="FILE_UNREADABLE",
+                )
+            found.append(one)
+    if not found:
+        raise BadRequest("There is no rating in these files.", reason="FILE_UNREADABLE")
+    return tuple(found)
+
+
+def _rated(path: Path, key: SheetKey) -> Iterator[tuple[int, Rating]]:
+    """Yields the ratings in the rows of a table; an empty cell is a question without an answer."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, ValueError, csv.Error):
+        raise BadRequest(f"{path} can't be read.", reason="FILE_UNREADABLE") from None
+    for number, row in enumerate(rows, 2):
+        # `annotator` in an export of Label Studio.
+        who = row.get("who") or row.get("annotator") or ""
+        for criterion in key.criteria:
+            if score := row.get(criterion) or "":
+                try:
+                    one = Rating.model_validate(
+                        {"item": row.get("item") or "", "who": who, "criterion": criterion, "score": score.strip()}
+                    )
+                except ValidationError as error:
+                    fault = error.errors()[0]
+                    raise BadRequest(
+                        f"{path.name}, line {number}: {fault['loc'][0]}: {fault['msg']}.", reason="FILE_UNREADABLE"
+                    ) from None
+                yield number, one
+
+
+def rating_section(
+    found: Sequence[CriterionRatings],
+    published: Mapping[str, tuple[float, float | None]],
+    *,
+    source: str = "",
+    published_self: float | None = None,
+) -> Section:
+    """Means and agreement by criterion.
+
+    Args:
+        published: Published mean and agreement by criterion.
+        source: Publication of these; empty to name none.
+        published_self: Published self-agreement; None if there is none.
+    """
+    header = (
+        *(
+            "criterion",
+            "items",
+            "raters",
+            "mean",
+            "Fleiss’ κ",
+            "Cohen’s κ, quadratic",
+            "Krippendorff’s α",
+            "alike again",
+        ),
+        *("published", "agreement") * bool(published),
+    )
+    rows = [
+        (
+            one.criterion,
+            f"{one.items:,}",
+            f"{one.raters:,}",
+            figure(one.mean, ".2f"),
+            figure(one.fleiss.value, ".2f"),
+            figure(one.cohen, ".2f"),
+            figure(one.alpha, ".2f"),
+            "–" if one.self_agreement.alike is None else f"{one.self_agreement.alike:.2f} of {one.self_agreement.n:,}",
+            *(_published(published, one.criterion) if published else ()),
+        )
+        for one in found
+    ]
+    notes = [
+        "Intervals are 95 %, by bootstrap over items. κ with quadratic weights is the mean over pairs of raters, α is "
+        "for ordered scores; “alike again” is the share of items shown twice that their rater scored alike.",
+    ]
+    if source:
+        notes.append(f"Published: {source}, whose measure of agreement is not named.")
+    if published_self is not None:
+        notes.append(f"Published agreement with oneself: {published_self:.3f}.")
+    return Section("ratings", "Ratings by criterion", (header, *rows), tuple(notes))
+
+
+def _published(published: Mapping[str, tuple[float, float | None]], criterion: str) -> tuple[str, str]:
+    if criterion not in published:
+        return "–", "–"
+    mean, agreement = published[criterion]
+    return f"{mean:.2f}", figure(agreement, ".2f")

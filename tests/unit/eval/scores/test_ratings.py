@@ -2,10 +2,12 @@
 recovered.
 """
 
+import csv
 import itertools
 import json
 import random
 import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from eval.arena.rating import (
 )
 from eval.cli import cli
 from eval.probe.folder import MARK
-from eval.reports.rating_sheet import Criterion, RatedItem, lay_out, read_key, write_sheet
+from eval.reports.rating_sheet import Criterion, RatedItem, lay_out, read_key, read_ratings, write_sheet
 from eval.scores.alpha import alpha
 from eval.scores.metrics import Figure
 from eval.scores.ratings import Rating, summarise, weighted_kappa
@@ -125,14 +127,20 @@ def test_sheet_shows_every_item_once_and_some_twice_in_random_order():
 def test_rating_files_hide_the_origin_of_each_item(tmp_path):
     criteria = (Criterion("soundness", "Is it right? <b>"), Criterion("score", "How good?", 1, 10))
     items = [RatedItem((("text", "<script>evil()</script>"),), {"meme": "secret-1"}, pictures=(b"jpeg",))] * 3
-    rows, page, key = write_sheet(tmp_path / "deep" / "s", "guidelines", lay_out(items, seed=0), criteria, seed=0)
-    assert [path.name for path in (rows, page, key)] == ["s.jsonl", "s.html", "s.key.json"]
+    rows, table, project, key = write_sheet(
+        tmp_path / "deep" / "s", "guidelines", lay_out(items, seed=0), criteria, seed=0
+    )
+    assert [path.name for path in (rows, table, project, key)] == [
+        *("s.jsonl", "s.csv", "s.label-studio.xml", "s.key.json")
+    ]
     first = json.loads(rows.read_text().splitlines()[0])
     assert first["parts"] == {"text": "<script>evil()</script>"} and NOT_FOR_LIBRARIES not in first
     assert first["criteria"]["score"] == {"question": "How good?", "low": 1, "high": 10}
-    html = page.read_text()
-    assert "secret-1" not in html + rows.read_text() and "secret-1" in key.read_text()
-    assert "<script>evil" not in html and html.count('type="radio"') == 3 * 13 and "style=" not in html
+    assert "secret-1" not in rows.read_text() + table.read_text() and "secret-1" in key.read_text()
+    view = ElementTree.fromstring(project.read_text())
+    columns = csv.DictReader(table.read_text().splitlines()).fieldnames
+    assert {one.get("value")[1:] for one in view if one.tag in ("Image", "Text")} == {"picture_1", "text"} <= {*columns}
+    assert {one.get("name"): len(one) for one in view.iter("Choices")} == {"soundness": 3, "score": 10}
     assert read_key(key).criteria == {"soundness": (1, 3), "score": (1, 10)}
     for path in (tmp_path / "gone", rows):
         with pytest.raises(BadRequest, match="key"):
@@ -235,6 +243,33 @@ def test_contexts_are_shown_in_random_order(finished_arena, tmp_path):
             assert f"asks one of {kind} background" in row["parts"][f"question {number}"]
 
 
+def test_filled_tables_and_exports_of_label_studio_are_read(tmp_path):
+    criteria = (Criterion("soundness", "Is it right?"), Criterion("score", "How good?", 1, 10))
+    items = [RatedItem((("kind of harm", "=cmd()"),), {"n": number}) for number in range(2)]
+    _, table, _, path = write_sheet(tmp_path / "s", "guidelines", lay_out(items, seed=0, repeats=0), criteria, seed=0)
+    key = read_key(path)
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert {row["kind_of_harm"] for row in rows} == {"'=cmd()"}
+
+    def filled(who, **scores):
+        with (tmp_path / "filled.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*rows[0], "annotator"])
+            writer.writeheader()
+            writer.writerows(row | {who: "p"} | scores for row in rows)
+        return read_ratings([tmp_path / "filled.csv"], key)
+
+    by_hand = filled("who", soundness="2", score="10")
+    assert [(one.item, one.criterion, one.score) for one in by_hand] == [
+        (row["item"], criterion, score) for row in rows for criterion, score in (("soundness", 2), ("score", 10))
+    ]
+    assert filled("annotator", soundness="2", score="10") == by_hand
+    assert len(filled("who", score="1")) == 2  # a question without an answer is no rating
+    with pytest.raises(BadRequest, match="line 2: score"):
+        filled("who", soundness="good")
+    with pytest.raises(BadRequest, match="score of 11"):
+        filled("who", score="11")
+
+
 def test_free_measures_are_shown_without_ratings_and_bad_files_are_named(finished_arena, tmp_path):
     report = rate("arena", "rate", "--out", finished_arena.root)
     assert "By round of the fusion" in report and "quality=" not in report
@@ -285,7 +320,7 @@ def test_probe_sheets_show_pictures_and_reports_compare_people_with_agents(a_pro
         rows = [json.loads(line) for line in (tmp_path / f"{sheet_kind}.jsonl").read_text().splitlines()]
         assert all(set(row["parts"]) == parts for row in rows)
         assert all((row.get(NOT_FOR_LIBRARIES) == MARK) == (sheet_kind == "rewritten") for row in rows)
-        assert "data:image/jpeg" in (tmp_path / f"{sheet_kind}.html").read_text()
+        assert "data:image/jpeg" in (tmp_path / f"{sheet_kind}.csv").read_text()
         key = read_key(tmp_path / f"{sheet_kind}.key.json")
         with (tmp_path / f"{sheet_kind}-rated.jsonl").open("w") as file:
             for row, (criterion, (low, high)) in itertools.product(rows, key.criteria.items()):
@@ -309,7 +344,7 @@ def test_probe_sheets_show_pictures_and_reports_compare_people_with_agents(a_pro
 def test_ratings_by_round_ignore_repeated_items(tmp_path):
     items = [RatedItem((("t", str(n)),), {"meme": f"m{n}", "round": n % 2}) for n in range(4)]
     lines = lay_out(items, seed=0, repeats=0.5)
-    _, _, path = write_sheet(tmp_path / "s", "guidelines", lines, (Criterion("c", "?"),), seed=0)
+    *_, path = write_sheet(tmp_path / "s", "guidelines", lines, (Criterion("c", "?"),), seed=0)
     key = read_key(path)
     ratings = [
         Rating(item=line.id, who="p", criterion="c", score=1 if line.repeat_of else 2 + line.item.origin["round"])
