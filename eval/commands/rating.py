@@ -198,9 +198,8 @@ def _write(
     lines = lay_out(items, seed=options["seed"])
     rows, table, project, key = write_sheet(stem, options["what"], lines, criteria, seed=options["seed"], mark=mark)
     twice = sum(bool(line.repeat_of) for line in lines)
-    click.echo(
-        f"{rows}, {table} and {project}: {len(lines)} items, {twice} of them a second time. {key} is not for the raters."
-    )
+    files = f"{rows}, {table} and {project}"
+    click.echo(f"{files}: {len(lines)} items, {twice} of them a second time. {key} is not for the raters.")
 
 
 def _read(options: Mapping[str, Any], kinds: Sequence[str]) -> tuple[tuple[Rating, ...], SheetKey]:
