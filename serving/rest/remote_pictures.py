@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import httpx2
 
-from court.backends.http import http_client
+from court.backends.http import http_client, retry_after
 from court.backends.http_addresses import AddressRefused
 from court.backends.http_head import UnreadableAnswer
 from court.errors import BadPicture, BadRequest, Overrun, Unavailable
@@ -27,6 +27,8 @@ Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
 FETCH_S = 5.0
 """Timeout in seconds for fetching a picture."""
 _AT_ONCE = 64
+_PASSING = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
+"""Statuses below 500 after which a later attempt may succeed."""
 _FIELD = "image_url"
 
 
@@ -49,6 +51,13 @@ async def open_remote_pictures(hosts: Sequence[str], *, ca_file: str | None = No
         try:
             # One overall timeout: with timeouts per read, a host could send a byte at a time for ever.
             async with asyncio.timeout(FETCH_S), client.stream("GET", place.geturl()) as answer:
+                if answer.status_code in _PASSING or answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                    raise Unavailable(
+                        f"The host of the picture answers with status {answer.status_code}.",
+                        reason="PICTURE_NOT_FETCHED",
+                        field=_FIELD,
+                        retry_after=retry_after(answer.headers) or 1.0,
+                    )
                 # Includes redirects, which are not followed, since they may lead to a host that is not allowed.
                 if answer.status_code != HTTPStatus.OK:
                     raise _not_fetched(f"its host answers with status {answer.status_code}")

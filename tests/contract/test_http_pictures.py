@@ -6,12 +6,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trustme
+from google.rpc import code_pb2, error_details_pb2
 
 from court.backends import http_addresses, http_transport
 from court.errors import BadInput, Overrun, Unavailable
 from court.meme import LIMITS
 from serving.rest import remote_pictures
 from serving.rest.remote_pictures import open_remote_pictures
+from serving.rpc.status import status_of
 from tests.support.real_court import IMAGE
 
 HOST = "cdn.example.org"
@@ -124,7 +126,6 @@ def test_names_that_resolve_to_private_addresses_are_not_fetched(monkeypatch, tm
     [
         (answering(b"", "302 Found", "Location: https://cdn.example.org/2.png"), "PICTURE_NOT_FETCHED"),
         (answering(b"no", "404 Not Found"), "PICTURE_NOT_FETCHED"),
-        (answering(b"no", "500 Oops"), "PICTURE_NOT_FETCHED"),
         (answering(b"x", "200 OK", "Content-Encoding: gzip"), "PICTURE_TOO_LARGE"),
         (answering(b"x", length=5), "PICTURE_NOT_FETCHED"),
         (answering(bytes(LIMITS.max_bytes + 1)), "PICTURE_TOO_LARGE"),
@@ -135,6 +136,40 @@ def test_bad_answers_and_oversized_pictures_are_refused(monkeypatch, tmp_path, a
     assert found.reason == reason
     assert found.field == "image_url"
     assert len(connected) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "retry_after"),
+    [
+        ("408 Request Timeout", (), 1.0),
+        ("425 Too Early", ("Retry-After: 2",), 2.0),
+        ("429 Too Many Requests", ("Retry-After: 90",), 90.0),
+        ("500 Oops", (), 1.0),
+        ("502 Bad Gateway", ("Retry-After: soon",), 1.0),
+        ("503 Service Unavailable", ("Retry-After: 7",), 7.0),
+        ("504 Gateway Timeout", ("Retry-After: Thu, 01 Jan 1970 00:00:00 GMT",), 1.0),
+        ("599 Other", (), 1.0),
+    ],
+)
+def test_a_host_s_passing_trouble_means_later(monkeypatch, tmp_path, status, headers, retry_after):
+    found, _ = fetch_picture(monkeypatch, tmp_path, answering(b"no", status, *headers))
+    assert isinstance(found, Unavailable)
+    assert (found.reason, found.field, found.retry_after) == ("PICTURE_NOT_FETCHED", "image_url", retry_after)
+    answered = status_of(found)
+    assert answered.code == code_pb2.UNAVAILABLE
+    delays = [detail for detail in answered.details if detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR)]
+    assert len(delays) == 1, "HTTP passes it on as Retry-After"
+
+
+@pytest.mark.parametrize(
+    "status", ["301 Moved", "401 Unauthorized", "403 Forbidden", "404 Not Found", "410 Gone", "418 No"]
+)
+def test_a_host_s_refusal_is_final(monkeypatch, tmp_path, status):
+    found, _ = fetch_picture(
+        monkeypatch, tmp_path, answering(b"no", status, "Retry-After: 5", "Location: https://a.b/")
+    )
+    assert isinstance(found, BadInput)
+    assert found.reason == "PICTURE_NOT_FETCHED"
 
 
 def test_a_slow_host_times_out(monkeypatch, tmp_path):
