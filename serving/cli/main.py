@@ -12,7 +12,6 @@ COMMANDS = {
     "setup": ("serving.cli.setup", "Fetch the encoder's weights, once."),
     "judge": ("serving.cli.judge", "Try memes and say what each is."),
     "serve": ("serving.cli.serve", "Serve verdicts over gRPC."),
-    "consume": ("serving.cli.consume", "Have a court judge the memes of a queue."),
     "console": ("serving.cli.console", "Serve pages on which trials are read and reviewed."),
     "health": ("serving.cli.health", "Ask a server whether it serves."),
     "tokens": ("serving.cli.tokens", "Say who may call the server, and what each may do."),

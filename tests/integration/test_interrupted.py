@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -112,15 +111,4 @@ def test_interrupted_command_exits_without_a_traceback(home, folder, tmp_path, s
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=3)
     exit_code, output = interrupt(process, signal_number)
-    assert exit_code == code and "Interrupted." in output and "Traceback" not in output, output
-
-
-@pytest.mark.parametrize(("signal_number", "code"), SIGNALS)
-def test_consume_can_be_interrupted_while_its_queue_does_not_answer(home, signal_number, code):
-    with socket.create_server(("127.0.0.1", 0)) as queue:
-        process = start(home, "serving.cli", "consume", f"redis://127.0.0.1:{queue.getsockname()[1]}/0")
-        queue.settimeout(120)
-        connection, _ = queue.accept()
-        with connection:
-            exit_code, output = interrupt(process, signal_number)
     assert exit_code == code and "Interrupted." in output and "Traceback" not in output, output

@@ -41,7 +41,7 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
         "serves until it is ended: tests/integration/test_server.py, test_console.py",
     ),
     (r"memecourt-(ozone|hma)\b|OZONE_PDS", "run by tests/contract/test_other_tools.py"),
-    (r"memecourt consume\b", "reads a queue until it is ended: tests/integration/test_consume.py"),
+    (r"memecourt-queue\b", "reads a queue until it is ended: tests/integration/test_queue_command.py"),
     (r"curl -N .*judge:stream", "asks what serves: tests/contract/test_http.py"),
     (r"curl --fail-with-body", "asks what serves, and is run as it stands: tests/integration/test_http.py"),
     (r"\bsglang\b|\bllama-server\b", "needs those servers and a GPU; test_other_servers.py asks stand-ins"),

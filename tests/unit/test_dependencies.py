@@ -25,7 +25,6 @@ WHERE = {
         "eval/standin/postgres.py",
     ),
     "http": ("serving/http/", "serving/rest/"),
-    "queue": ("serving/queue/",),
     "console": ("serving/console/", "serving/http/", "serving/views/"),
     "export": ("serving/export/", "serving/views/", "eval/reports/parquet.py"),
     "eval": ("eval/",),
@@ -149,6 +148,7 @@ def test_imports_of_tests_and_scripts_are_declared():
         "scripts",
         "tests",
         "memecourt_osprey",
+        "memecourt_queue",
         "memecourt_receivers",
     }
     # open_clip raises errors of huggingface_hub.

@@ -12,6 +12,7 @@ from court.events import EVENT_KINDS
 from eval.cli import cli as eval_cli
 from memecourt.client import AsyncClient, Client
 from memecourt.v1 import court_pb2 as wire
+from memecourt_queue.cli import main as queue_cli
 from scripts.docs_site import gather
 from scripts.reference_docs import pages
 from serving.cli.main import cli
@@ -121,7 +122,7 @@ def test_commands_and_options_in_the_docs_exist():
     """Covers commands that are not run, too."""
     for page in doc_blocks.pages():
         for command in doc_blocks.commands(page):
-            for program, root in (("memecourt", cli), ("memecourt-eval", eval_cli)):
+            for program, root in (("memecourt", cli), ("memecourt-eval", eval_cli), ("memecourt-queue", queue_cli)):
                 words = re.search(
                     rf"(?:^|[ |(]){program} ([^|\n#]*)",
                     command.line.replace("\\\n", " ").replace("reproduce memecourt", "reproduce PAPER"),

@@ -55,8 +55,6 @@ def test_only_the_service_layer_imports_the_wire_types():
             *(f"rpc/{part}" for part in ("convert", "status", "judge", "judge_stream", "watch")),
             *(f"rpc/{part}" for part in ("docket", "precedents", "listings", "server")),
             *(f"rest/{part}" for part in ("app", "judging", "messages", "moderations", "operations")),
-            "queue/consumer",
-            "queue/open",
         )
     }
     importers = {

@@ -42,7 +42,6 @@ from serving.cli.main import cli as court_cli
 from serving.docket.log.entries import Erased, KeyRotated, PictureShown, PrecedentChanged
 from serving.docket.open import Docket
 from serving.models.vllm import VllmSettings
-from serving.queue.metrics import QueueMetrics
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
 from tests.support.paths import ROOT
@@ -201,15 +200,13 @@ def code_lines():
 
 
 def metric_lines():
-    for registry in (Metrics(Settings()).registry, QueueMetrics().registry):
-        labels = {
-            metric._name: metric._labelnames
-            for metric in registry._collector_to_names
-            if hasattr(metric, "_labelnames")
-        }
-        for family in registry.collect():
-            if family.name.startswith("memecourt_"):
-                yield f"{family.name} {family.type} {' '.join(labels.get(family.name, ()))}".rstrip()
+    registry = Metrics(Settings()).registry
+    labels = {
+        metric._name: metric._labelnames for metric in registry._collector_to_names if hasattr(metric, "_labelnames")
+    }
+    for family in registry.collect():
+        if family.name.startswith("memecourt_"):
+            yield f"{family.name} {family.type} {' '.join(labels.get(family.name, ()))}".rstrip()
 
 
 def tables_of(path) -> Iterator[str]:

@@ -91,7 +91,6 @@ VALID: dict[str, tuple[str, ...]] = {
     "memecourt docket key": (),
     "memecourt docket restore": ("{folder}",),
     "memecourt docket verify": ("--key", "{key}"),
-    "memecourt consume": ("redis://127.0.0.1:1/0",),
     "memecourt records appeal": ("t", "--by", "b", "--statement", "s"),
     "memecourt docket erase-document": ("sha256:" + "a" * 64, "--who", "w", "--why", "y", "--yes"),
     "memecourt docket expire": ("--dry-run",),

@@ -36,7 +36,6 @@ from court.events import (
 )
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import TrialCase
-from serving.queue.metrics import QueueMetrics
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry, open_telemetry
 from serving.telemetry.logs import JsonLines, TextLines
@@ -417,7 +416,7 @@ ROW = re.compile(r"\| `(memecourt_\w+)` \| (\w+) \|([^|]*)\| (.+) \|")
 def test_monitoring_page_documents_exactly_the_existing_metrics():
     page = PAGE.read_text("utf-8")
     documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in ROW.findall(page)}
-    collectors = {**QueueMetrics().registry._collector_to_names, **Metrics(Settings()).registry._collector_to_names}
+    collectors = Metrics(Settings()).registry._collector_to_names
     existing, samples_of = {}, set()
     for collector, names in collectors.items():
         for family in collector.describe() if hasattr(collector, "describe") else ():

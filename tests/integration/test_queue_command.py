@@ -1,4 +1,4 @@
-"""``memecourt consume`` with a real server and a real Redis, killed and stopped while it works."""
+"""``memecourt-queue`` with a real server and a real Redis, killed and stopped while it works."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,14 +26,16 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 PAGE = ROOT / "docs/queue.md"
+COMMAND = [sys.executable, "-m", "memecourt_queue"]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT / "integrations/queue/src")}
 
 
 class Consumer:
-    """``memecourt consume`` as a subprocess; ``first`` is its first line of output."""
+    """``memecourt-queue`` as a subprocess; ``first`` is its first line of output."""
 
     def __init__(self, queue, server, *options):
-        command = [sys.executable, "-m", "serving.cli", "consume", queue, "--server", server.address, *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = [*COMMAND, queue, "--server", server.address, *options]
+        self.process = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.first = self.process.stdout.readline()
 
@@ -95,7 +98,7 @@ def test_killed_consumers_lose_no_meme_and_judge_none_twice(start, queue, consum
     answers = answers_in(queue, at_least=MEMES)
     code, output, errors = last.end(signal.SIGTERM)
     assert code == 0, errors
-    assert "answered, 0 put aside" in output
+    assert "answered, 0 dead-lettered" in output
 
     names = [answer["request_id"].decode() for answer in answers_in(queue)]
     assert sorted(names) == sorted(f"post-{number}" for number in range(MEMES)), "each meme is answered once"
@@ -152,7 +155,7 @@ def test_refused_messages_become_dead_letters_and_harmful_memes_are_withheld(ser
     assert 'memecourt_queue_dead_total{reason="URL_NOT_ALLOWED"} 1.0' in metrics
     assert "memecourt_queue_message_duration_seconds_count 1.0" in metrics
     code, output, _ = consumer.end(signal.SIGTERM)
-    assert (code, output) == (0, "consuming in\n1 answered, 2 put aside\n")
+    assert (code, output) == (0, "consuming in\n1 answered, 2 dead-lettered\n")
 
 
 def test_documented_python_example_gets_a_decision(server, queue, consume, tmp_path):
@@ -172,17 +175,34 @@ def test_documented_python_example_gets_a_decision(server, queue, consume, tmp_p
 def test_wrong_arguments_end_with_an_error_and_no_traceback(server, queue):
     def error_of(*arguments, **environment):
         result = subprocess.run(
-            [sys.executable, "-m", "serving.cli", "consume", *arguments],
+            [*COMMAND, *arguments],
             capture_output=True,
             text=True,
             timeout=120,
-            env={**os.environ, **environment},
+            env={**ENV, **environment},
         )
         assert result.returncode
         assert "Traceback" not in result.stderr
         return result.stderr
 
     assert "redis://HOST:PORT/DATABASE" in error_of("amqp://here")
+    for option, value in (("--at-once", "0"), ("--timeout", "nan"), ("--grace", "-1"), ("--server-ca", "/missing")):
+        assert option in error_of(queue.url, option, value)
+    assert "can't be served" in error_of(queue.url, "--metrics", "127.0.0.1:notaport")
     assert "can't be reached" in error_of("redis://127.0.0.1:1/0")
     assert "Redis refuses this consumer" in error_of(queue.url.replace("unix://", "unix://:wrong@"))
+    assert "certificate needs its key" in error_of(queue.url, "--certificate", str(PAGE))
     assert "token" in error_of(queue.url, "--server", "court.example.org:443", MEMECOURT_TOKEN="secret")
+
+
+@pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_command_can_be_interrupted_while_its_queue_does_not_answer(signal_number, code):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        process = subprocess.Popen([*COMMAND, address], env=ENV, stderr=subprocess.PIPE, text=True)
+        silent.settimeout(120)
+        connection, _ = silent.accept()
+        with connection:
+            process.send_signal(signal_number)
+            _, errors = process.communicate(timeout=120)
+    assert process.returncode == code and "Interrupted." in errors and "Traceback" not in errors, errors

@@ -1,1 +1,0 @@
-"""Queue consumers: judge memes from a queue and acknowledge each only together with its answer."""
