@@ -6,8 +6,8 @@ from eval.arena import figures
 from eval.arena.boards import on_one_scale
 from eval.arena.contrasts import contrast_sections
 from eval.arena.leaderboard import Leaderboard
-from eval.arena.published import MEMEARENA_NDCG, NDCG_SOURCE
 from eval.arena.words import SETTING_WORDS
+from eval.datasets.published import published_file
 from eval.reports.page import Drawn, need_page, render
 
 
@@ -18,6 +18,7 @@ def as_html(board: Leaderboard) -> str:
         NotLoaded: jinja2 or matplotlib is not installed.
     """
     need_page()
+    paper = published_file("papers/memearena")
     overall = board.board("overall")
     bars = figures.rating_bars(overall, "ratings")
     heads = figures.heads(overall, "heads")
@@ -35,8 +36,8 @@ def as_html(board: Leaderboard) -> str:
         settings=board.manifest.settings,
         dimensions={one.key: one.title for one in board.manifest.settings.criteria},
         setting_words=SETTING_WORDS,
-        published_ndcg={name: row[-1] for name, row in MEMEARENA_NDCG.items()},
-        ndcg_source=NDCG_SOURCE,
+        published_ndcg={name: row[-1] for name, row in paper["ndcg"].items()},
+        ndcg_source=f"{paper['source']}, table 2",
         contrasts=contrast_sections(board.contrasts, [row.model for row in overall.rows]),
         drawn=[
             Drawn(

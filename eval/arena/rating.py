@@ -31,27 +31,8 @@ CRITERIA: Mapping[str, tuple[Criterion, ...]] = {
         Criterion("relevance_to_context", "Does each question come out of its person's background? (3: each)"),
     ),
 }
-PUBLISHED: Mapping[str, Mapping[str, tuple[float, float | None]]] = {
-    GUIDELINES: {
-        "conciseness": (2.2846, 0.3747),
-        "informativeness": (2.5285, 0.5157),
-        "persuasiveness": (2.4797, 0.5478),
-        "readability": (2.8293, 0.4862),
-        "soundness": (2.5041, 0.5057),
-    },
-    CONTEXTS: {
-        "context_diversity": (2.7647, 0.3896),
-        "realistic_views": (2.8529, 0.4217),
-        "instruction_suitability": (2.7941, 0.4488),
-        "task_coverage": (2.7831, 0.4986),
-        "relevance_to_context": (2.9118, 0.5429),
-    },
-}
-"""Mean score and agreement by criterion: MemeArena (Chen et al., EMNLP 2025, arXiv 2510.27196), tables 3 and 4. Which
-measure of agreement that is is not said there."""
-PUBLISHED_SELF: Mapping[str, float] = {GUIDELINES: 0.682, CONTEXTS: 0.7333}
-"""Agreement of raters with themselves, likewise."""
-PUBLISHED_SOURCE = "MemeArena (Chen et al., EMNLP 2025, arXiv 2510.27196), tables 3 and 4"
+PAPER = "memearena"
+"""File of published ratings."""
 _WORD = re.compile(r"\w+")
 Pictures = Callable[[str], tuple[bytes, ...]]
 

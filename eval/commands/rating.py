@@ -78,6 +78,7 @@ def rate_arena(**options: Any) -> None:
     from eval.arena import rating
     from eval.arena.folder import ArenaFolder
     from eval.arena.rating import measure_section, round_section
+    from eval.datasets.published import published_file, published_ratings
     from eval.reports.rating_sheet import rating_section
 
     folder = ArenaFolder(options["out"])
@@ -99,12 +100,13 @@ def rate_arena(**options: Any) -> None:
     if options["ratings"]:
         ratings, key = _read(options, tuple(rating.CRITERIA))
         found = _summary(ratings, key)
+        paper = published_file(f"papers/{rating.PAPER}")
         sections = [
             rating_section(
                 found,
-                rating.PUBLISHED[key.what],
-                source=rating.PUBLISHED_SOURCE,
-                published_self=rating.PUBLISHED_SELF[key.what],
+                published_ratings(rating.PAPER, key.what),
+                source=f"{paper['source']}, tables 3 and 4",
+                published_self=paper["self_agreement"][key.what],
             )
         ]
         more: dict[str, Any] = {}
@@ -139,6 +141,7 @@ def rate_probe(**options: Any) -> None:
     With --ratings FILE --key NAME.key.json it shows means and agreement, and people's judgement beside the Miners' and
     the Scorer's. A sheet of rewritten texts is marked like the probe's own files.
     """
+    from eval.datasets.published import published_file, published_ratings
     from eval.probe import rating
     from eval.reports.rating_sheet import rating_section
 
@@ -150,7 +153,8 @@ def rate_probe(**options: Any) -> None:
         return
     ratings, key = _read(options, tuple(rating.CRITERIA))
     found = _summary(ratings, key)
-    sections = [rating_section(found, rating.PUBLISHED[key.what], source=rating.PUBLISHED_SOURCE)]
+    source = published_file(f"papers/{rating.PAPER}")["source"]
+    sections = [rating_section(found, published_ratings(rating.PAPER, key.what), source=source)]
     beside = rating.agent_section(ratings, key, threshold=options["threshold"])
     _show(options, f"Ratings: {key.what}", [*sections, *filter(None, [beside])], found=found, more={})
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from eval.datasets.published import published_file
 from eval.probe.compare import CHANGE, FAILURE, FAILURE_BEFORE, MEAN, SCORE, ProbeComparison
-from eval.probe.published import PUBLISHED, SOURCE
 from eval.reports.sections import Section
 from eval.scores.metrics import Figure
 from eval.scores.tables import figure
@@ -26,6 +26,7 @@ def comparison_lead(comparison: ProbeComparison) -> list[str]:
 
 def comparison_sections(comparison: ProbeComparison) -> list[Section]:
     """The tables: scores, failure rates, the change by rewriting, and what was published."""
+    paper = published_file("papers/adammeme")
     header = ("target", *comparison.categories)
 
     def table(metric: str) -> tuple[tuple[str, ...], ...]:
@@ -68,11 +69,19 @@ def comparison_sections(comparison: ProbeComparison) -> list[Section]:
             (
                 ("target", "mean score", "together, %", "as they are, %"),
                 *(
-                    (one.target, f"{one.score:.2f}", f"{100 * one.failure:.2f}", f"{100 * one.failure_before:.2f}")
-                    for one in PUBLISHED
+                    (
+                        one["target"],
+                        f"{one['score']:.2f}",
+                        f"{100 * one['failure']:.2f}",
+                        f"{100 * one['failure_before']:.2f}",
+                    )
+                    for one in paper["targets"]
                 ),
             ),
-            (f"{SOURCE}: 1,577 memes, other controllers and references. For orientation, not for a comparison.",),
+            (
+                f"{paper['source']}, tables 1 and 2: 1,577 memes, other controllers and references. For "
+                "orientation, not for a comparison.",
+            ),
         ),
     ]
 

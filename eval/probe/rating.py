@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from court.errors import BadRequest
+from eval.datasets.published import published_file
 from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, Mined, ProbedMeme, ProbeFolder, Scored, Step
 from eval.probe.pictures import small_pictures
 from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
@@ -35,27 +36,8 @@ CRITERIA: Mapping[str, tuple[Criterion, ...]] = {
         Criterion("suitability", "Does it fit the picture? (3: as well as the text as it was)"),
     ),
 }
-PUBLISHED: Mapping[str, Mapping[str, tuple[float, float | None]]] = {
-    MINE: {},
-    REFERENCES: {
-        "conciseness": (2.25, 0.616),
-        "informativeness": (2.91, 0.769),
-        "persuasiveness": (2.59, 0.550),
-        "readability": (2.80, 0.681),
-        "soundness": (2.92, 0.765),
-    },
-    SCORES: {"score": (6.18, 0.567)},
-    REWRITTEN_TEXTS: {
-        "redundancy": (1.86, None),
-        "diversity": (1.74, None),
-        "readability": (2.71, None),
-        "coverage": (2.06, None),
-        "fairness": (1.68, None),
-        "suitability": (2.06, None),
-    },
-}
-"""Mean and agreement by criterion: AdamMeme (Chen et al., ACL 2025, arXiv 2507.01702)."""
-PUBLISHED_SOURCE = "AdamMeme (Chen et al., ACL 2025, arXiv 2507.01702)"
+PAPER = "adammeme"
+"""File of published ratings."""
 MARKED = {REWRITTEN_TEXTS: MARK}
 """Sheets whose lines no library of precedents may take in."""
 
@@ -93,6 +75,7 @@ def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -
     """
     if key.what not in (MINE, SCORES):
         return None
+    paper = published_file(f"papers/{PAPER}")
     people: dict[str, list[int]] = defaultdict(list)
     for one in ratings:
         if not key.items[one.item].repeat_of:
@@ -108,20 +91,24 @@ def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -
                 f"{len(words):,}",
                 _share(words),
                 places(cohen(words).value),
-                "0.806",
-                "0.767",
+                *paper["mined"].values(),
             ),
         )
-        return Section("agents", "Beside people", rows, (f"Published: {PUBLISHED_SOURCE}, 200 memes.",))
+        return Section("agents", "Beside people", rows, (f"Published: {paper['source']}, 200 memes.",))
     words = [(_failed(agent, threshold), _failed(mean, threshold)) for agent, mean in pairs]
     rows = (
         ("", "mean score", "failed, %", "published score", "published failed, %"),
-        ("Scorer", _mean([agent for agent, _ in pairs]), _rate([one for one, _ in words]), "6.20", "24.00"),
-        ("people", _mean([mean for _, mean in pairs]), _rate([other for _, other in words]), "6.18", "19.99"),
+        ("Scorer", _mean([agent for agent, _ in pairs]), _rate([one for one, _ in words]), *paper["scored"]["scorer"]),
+        (
+            "people",
+            _mean([mean for _, mean in pairs]),
+            _rate([other for _, other in words]),
+            *paper["scored"]["people"],
+        ),
     )
     sentence = (
         f"On who failed they agree in {_share(words)} of {len(words):,} cases, κ {places(cohen(words).value)} "
-        f"(people’s mean score, threshold {threshold}). Published: {PUBLISHED_SOURCE}, 616 cases, agreement .567 "
+        f"(people’s mean score, threshold {threshold}). Published: {paper['source']}, 616 cases, agreement .567 "
         "on scores and .738 on failures."
     )
     return Section("agents", "Beside people", rows, (sentence,))

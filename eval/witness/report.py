@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eval.datasets.published import published_file
 from eval.reports.sections import Section
 from eval.reports.words import listed
 from eval.scores.tables import figure
 from eval.witness.run import WitnessManifest
 from eval.witness.scores import WitnessCard
-
-_PUBLISHED = (
-    ("BingCheck", "EMULATE", ".91/.96/.93", ".79/.62/.69", ".81", ".88"),
-    ("BingCheck", "FIRE", ".91/.87/.89", ".58/.69/.63", ".76", ".84"),
-    ("FacTool-KBQA", "EMULATE", ".89/.92/.91", ".72/.64/.68", ".80", ".85"),
-    ("FacTool-KBQA", "FIRE", ".90/.88/.89", ".63/.68/.66", ".78", ".83"),
-    ("Factcheck-Bench", "EMULATE", ".90/.89/.90", ".70/.72/.71", ".80", ".85"),
-    ("Factcheck-Bench", "FIRE", ".93/.81/.87", ".59/.81/.68", ".78", ".82"),
-)
-"""Of arXiv 2505.16576v1: data set, method, precision/recall/F1 of True and of False, macro-F1 and weighted F1."""
 
 
 def witness_lead(manifest: WitnessManifest, cards: Sequence[WitnessCard]) -> list[str]:
@@ -78,7 +69,10 @@ def witness_sections(manifest: WitnessManifest, cards: Sequence[WitnessCard]) ->
     published = Section(
         key="published",
         title="Published, not measured here",
-        rows=(("data", "method", "True P/R/F1", "False P/R/F1", "macro-F1", "weighted F1"), *_PUBLISHED),
+        rows=(
+            ("data", "method", "True P/R/F1", "False P/R/F1", "macro-F1", "weighted F1"),
+            *(tuple(row) for row in published_file("papers/emulate")["rows"]),
+        ),
         notes=("Compare runs with --as-published alone: with abstentions the figures have another meaning.",),
     )
     figures = Section(key="figures", title="Figures", rows=tuple(rows), notes=notes)

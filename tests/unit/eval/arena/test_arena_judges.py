@@ -13,10 +13,10 @@ from eval.arena.agreement import HumanVerdict, human_agreement
 from eval.arena.bias import bias_report, chance_ndcg, kendall, ndcg
 from eval.arena.joint import joint_scores
 from eval.arena.panels import panels_of_size
-from eval.arena.published import MEMEARENA, MEMEARENA_NDCG, PROBENCH, PROBENCH_BASELINE
 from eval.arena.ranking.battles import battles
 from eval.arena.ranking.bradley_terry import ratings
 from eval.arena.words import Verdict
+from eval.datasets.published import published_file
 from tests.support.arena_judges import judged
 
 
@@ -57,23 +57,30 @@ def test_two_published_ndcg_values_are_below_chance():
     assert ndcg(scores(models[::-1]), reference) == pytest.approx(0.614, abs=5e-4)
     assert ndcg(scores(models[1:] + "a"), reference) == pytest.approx(0.958, abs=5e-4)
     # Both of the published .68 are worse than chance, which a fall of the best model alone can't explain.
-    worse = [(name, value) for name, row in MEMEARENA_NDCG.items() for value in row if value < 0.807]
+    worse = [
+        (name, value)
+        for name, row in published_file("papers/memearena")["ndcg"].items()
+        for value in row
+        if value < 0.807
+    ]
     assert worse == [("own", 0.68), ("none", 0.68)]
 
 
 def test_published_ratings_match_their_scale_and_win_rates():
-    assert sum(one.rating for one in MEMEARENA) / len(MEMEARENA) == pytest.approx(1000, abs=0.05)
-    assert sum(one.battles for one in MEMEARENA) / 2 == 5645
-    rates = [one.win_rate for one in MEMEARENA]
-    assert rates == sorted(rates, reverse=True) and len(PROBENCH) == 23
-    known = [one for one in PROBENCH if one.win_rate is not None]
+    memearena, probench = (published_file(f"papers/{name}") for name in ("memearena", "probench"))
+    rows, baseline = memearena["ratings"], probench["baseline"]
+    assert sum(one["rating"] for one in rows) / len(rows) == pytest.approx(1000, abs=0.05)
+    assert sum(one["battles"] for one in rows) / 2 == 5645
+    rates = [one["win_rate"] for one in rows]
+    assert rates == sorted(rates, reverse=True) and len(probench["ratings"]) == 23
+    known = [one for one in probench["ratings"] if "win_rate" in one]
     for one in known:
-        points = PROBENCH_BASELINE + 400 * math.log10(one.win_rate / (1 - one.win_rate))
-        assert points == pytest.approx(one.rating, abs=0.1) and known
+        points = baseline + 400 * math.log10(one["win_rate"] / (1 - one["win_rate"]))
+        assert points == pytest.approx(one["rating"], abs=0.1) and known
     # Our Bradley-Terry fit gives the same if all models meet only the baseline.
-    rows = [("b", "m", 0.0, "x")] * 6597 + [("b", "m", 1.0, "x")] * 3403
-    fitted = ratings(battles(["b", "m"], rows), anchor=0)
-    assert fitted[1] - fitted[0] + PROBENCH_BASELINE == pytest.approx(1229, abs=0.1)
+    battled = [("b", "m", 0.0, "x")] * 6597 + [("b", "m", 1.0, "x")] * 3403
+    fitted = ratings(battles(["b", "m"], battled), anchor=0)
+    assert fitted[1] - fitted[0] + baseline == pytest.approx(1229, abs=0.1)
 
 
 def test_joint_vote_is_one_battle_and_even_votes_are_ties():
