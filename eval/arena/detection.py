@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from court.deadline import gather_or_cancel
 from court.errors import BadRequest
 from eval.arena.boards import table_with_tasks
 from eval.arena.events import Detected, Event, NotDetected
-from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.hold import reply_or_reason
+from eval.arena.folder import EVENTS, ArenaFolder, ArenaManifest
+from eval.arena.procedure import reply_or_reason
 from eval.arena.ranking.battles import Floats
 from eval.arena.speakers import Speaker
 from eval.arena.words import OVERALL
@@ -24,6 +22,7 @@ from eval.scores.metrics import Figure, share_figure
 from eval.scores.resampled_means import ResampledMeans
 from eval.scores.resampling import interval
 from eval.scores.tables import figure
+from eval.session.engine import run_items
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +79,26 @@ async def detect(
     Raises:
         BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; labels so far are stored.
     """
-    # A crash may have truncated the last line; the next event would be appended to it, and neither could be read.
-    folder.drop_cut_line()
+    folder.drop_cut_line(EVENTS)
     answered = {(e.meme, e.target) for e in folder.events() if isinstance(e, Detected | NotDetected)}
-    turn, done = asyncio.Semaphore(concurrency), 0
+    pairs = [(meme, model) for meme in memes for model in role_models.values()]
+    todo = [(meme, model) for meme, model in pairs if (meme.id, model.name) not in answered]
 
-    async def one(meme: ShownMeme, role_model: MeteredModel) -> None:
-        nonlocal done
-        if (meme.id, role_model.name) not in answered:
-            async with turn:
-                found = await reply_or_reason(Speaker(role_model, meme, 0).detect())
-            if isinstance(found, str):
-                folder.append([NotDetected(meme=meme.id, target=role_model.name, reason=found)])
-            else:
-                folder.append([Detected(meme=meme.id, target=role_model.name, harmful=found[0], call=found[1])])
-        done += 1
-        progress(done, len(memes) * len(role_models))
+    async def one(item: tuple[ShownMeme, MeteredModel]) -> Event:
+        meme, model = item
+        found = await reply_or_reason(Speaker(model, meme, 0).detect())
+        if isinstance(found, str):
+            return NotDetected(meme=meme.id, target=model.name, reason=found)
+        return Detected(meme=meme.id, target=model.name, harmful=found[0], call=found[1])
 
-    await gather_or_cancel(*(one(meme, role_model) for meme in memes for role_model in role_models.values()))
+    await run_items(
+        todo,
+        one,
+        concurrency=concurrency,
+        store=lambda _, event: folder.add(event),
+        progress=progress,
+        before=len(pairs) - len(todo),
+    )
 
 
 def detection_report(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 
-from court.deadline import gather_or_cancel
 from court.errors import BadRequest
 from eval.arena.events import (
     DifficultyNotRated,
     DifficultyRated,
+    Event,
     FusionRound,
     TaskFormulated,
 )
-from eval.arena.folder import ArenaFolder
-from eval.arena.hold import reply_or_reason
+from eval.arena.folder import EVENTS, ArenaFolder
+from eval.arena.procedure import reply_or_reason
 from eval.arena.speakers import FixedQuestion, Speaker
 from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
+from eval.session.engine import run_items
 
 
 async def rate_difficulty(
@@ -39,8 +39,7 @@ async def rate_difficulty(
         BadRequest: Memes are missing.
         BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be called; ratings so far are stored.
     """
-    # A crash may have truncated the last line; the next event would be appended to it.
-    folder.drop_cut_line()
+    folder.drop_cut_line(EVENTS)
     events = folder.events()
     tasks = [event for event in events if isinstance(event, TaskFormulated)]
     if missing := {task.meme for task in tasks} - memes.keys():
@@ -54,22 +53,22 @@ async def rate_difficulty(
     guidelines = {
         (e.meme, e.task): FixedQuestion(e.background, (e.reasoning,)) for e in events if isinstance(e, FusionRound)
     }
-    turn, done = asyncio.Semaphore(concurrency), 0
+    todo = [task for task in tasks if (task.meme, task.task) not in rated]
 
-    async def one(task: TaskFormulated) -> None:
-        nonlocal done
-        key = (task.meme, task.task)
-        if key not in rated:
-            async with turn:
-                speaker = Speaker(annotator, memes[task.meme], 0)
-                reply = await reply_or_reason(speaker.rate_difficulty(task.rounds, guidelines.get(key)))
-            about = {"meme": task.meme, "task": task.task, "annotator": annotator.name}
-            if isinstance(reply, str):
-                folder.append([DifficultyNotRated.model_validate({**about, "reason": reply})])
-            else:
-                found, call = reply
-                folder.append([DifficultyRated.model_validate({**about, **found.model_dump(), "call": call})])
-        done += 1
-        progress(done, len(tasks))
+    async def one(task: TaskFormulated) -> Event:
+        speaker = Speaker(annotator, memes[task.meme], 0)
+        reply = await reply_or_reason(speaker.rate_difficulty(task.rounds, guidelines.get((task.meme, task.task))))
+        about = {"meme": task.meme, "task": task.task, "annotator": annotator.name}
+        if isinstance(reply, str):
+            return DifficultyNotRated.model_validate({**about, "reason": reply})
+        found, call = reply
+        return DifficultyRated.model_validate({**about, **found.model_dump(), "call": call})
 
-    await gather_or_cancel(*map(one, tasks))
+    await run_items(
+        todo,
+        one,
+        concurrency=concurrency,
+        store=lambda _, event: folder.add(event),
+        progress=progress,
+        before=len(tasks) - len(todo),
+    )

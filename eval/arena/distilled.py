@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from court.deadline import gather_or_cancel
 from court.meme import Frame
 from court.untrusted import Fence
 from eval.arena import replies
-from eval.arena.hold import reply_or_reason
 from eval.arena.judge_examples import PICTURES, JudgeExample, JudgeExamplesManifest
+from eval.arena.procedure import reply_or_reason
 from eval.arena.ranking.battles import Floats, battles, rated, wins
 from eval.arena.ranking.bradley_terry import fit, quarter_ties
 from eval.arena.speakers import prompt_of
@@ -27,6 +26,7 @@ from eval.reports.sections import Section
 from eval.scores.metrics import Figure
 from eval.scores.resampled_means import mean_of, share_of
 from eval.scores.tables import figure
+from eval.session.engine import run_items
 from serving.docket.review.agreement import Kappa, cohen
 
 Comparison = tuple[str, int, str, str]
@@ -110,35 +110,28 @@ async def judged_by(
     """
     # Several teachers may have judged the same comparison; the student is asked once.
     wanted = {(one.meme, one.task, one.a, one.b): one for one in examples}
-    turn, done = asyncio.Semaphore(concurrency), 0
-    found: dict[Comparison, Verdict | None] = {}
     prompt = prompt_of("judge")
 
-    async def one(key: Comparison, example: JudgeExample) -> None:
-        nonlocal done
+    async def one(item: tuple[Comparison, JudgeExample]) -> tuple[Comparison, Verdict | None]:
+        key, example = item
         # The recorded prompt, not today's: the student was trained on it.
-        user = example.messages[1]["content"]
-        async with turn:
-            parts: list[str | Frame] = await asyncio.to_thread(_frames, folder, example)
-            parts += [part["text"] for part in user if part["type"] == "text"]
-            reply = await reply_or_reason(
-                judge.say(
-                    prompt,
-                    "verdicts",
-                    parts,
-                    partial(replies.parse_verdicts, keys=example.keys, levels=example.levels),
-                    # Derived from the comparison, so that a later session finds the reply in the call cache.
-                    fence=Fence(hashlib.sha256(repr(key).encode()).hexdigest()[:16]),
-                    system=example.messages[0]["content"][0]["text"],
-                    schema=replies.verdicts_schema(example.keys, levels=example.levels, chars=2000),
-                )
+        parts: list[str | Frame] = await asyncio.to_thread(_frames, folder, example)
+        parts += [part["text"] for part in example.messages[1]["content"] if part["type"] == "text"]
+        reply = await reply_or_reason(
+            judge.say(
+                prompt,
+                "verdicts",
+                parts,
+                partial(replies.parse_verdicts, keys=example.keys, levels=example.levels),
+                # Derived from the comparison, so that a later session finds the reply in the call cache.
+                fence=Fence(hashlib.sha256(repr(key).encode()).hexdigest()[:16]),
+                system=example.messages[0]["content"][0]["text"],
+                schema=replies.verdicts_schema(example.keys, levels=example.levels, chars=2000),
             )
-        found[key] = None if isinstance(reply, str) else reply.value.by_dimension[OVERALL]
-        done += 1
-        progress(done, len(wanted))
+        )
+        return key, None if isinstance(reply, str) else reply.value.by_dimension[OVERALL]
 
-    await gather_or_cancel(*(one(key, example) for key, example in wanted.items()))
-    return found
+    return dict(await run_items(list(wanted.items()), one, concurrency=concurrency, progress=progress))
 
 
 def distil_report(

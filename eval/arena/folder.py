@@ -10,22 +10,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from eval.arena.events import AnyEvent, Event, MemeDone, MemeLeftOut
 from eval.arena.settings import ArenaSettings
 from eval.datasets.json_lines import read_json_lines
-from eval.datasets.stored_files import json_line, read_manifest, replace_file, replace_lines, stored_lines
 from eval.models.samples import SampledSet
-from eval.runs.sole_use import differing
+from eval.session.directory import SessionFolder, SessionManifest
 
-FORMAT = 1
-MANIFEST, EVENTS, USAGE, CALLS = "manifest.json", "events.jsonl", "usage.json", "calls.sqlite"
+EVENTS = "events.jsonl"
 
 
 class _ArenaFileModel(BaseModel):
@@ -72,14 +69,10 @@ class HumanReference(_ArenaFileModel):
     reasoning: str = Field(min_length=1)
 
 
-class ArenaManifest(_ArenaFileModel):
-    """Description of an arena. Only ``finished`` and ``interruptions`` change."""
+class ArenaManifest(SessionManifest):
+    """Description of an arena."""
 
-    format: int = FORMAT
     name: str
-    created: AwareDatetime
-    finished: AwareDatetime | None = None
-    interruptions: int = 0
     dataset: str
     split: str
     data: dict[str, str]
@@ -101,25 +94,11 @@ class ArenaManifest(_ArenaFileModel):
     """Digest of what people wrote, likewise."""
     prompts: dict[str, str]
     """Digest of each role's words."""
-    software: str
-    commit: str = ""
-    python: str
-    machine: str
-    command: str
 
     @property
     def drawn_by(self) -> int:
         """Seed of the sample of memes."""
         return self.seed if self.sample_seed is None else self.sample_seed
-
-    def differs_from(self, other: ArenaManifest) -> list[str]:
-        """Returns the names of fields that differ but must not."""
-        # Times, machine and software belong to a session, and an arena may have several.
-        passing = {"name", "created", "finished", "interruptions", "software", "commit", "python", "machine", "command"}
-        # An arena begun by an earlier version does not record its cards: it continues as before.
-        if not self.cards:
-            passing.add("cards")
-        return differing(self, other, passing)
 
 
 class Spent(_ArenaFileModel):
@@ -134,29 +113,20 @@ class Spent(_ArenaFileModel):
     usd: float = 0.0
 
 
-class ArenaFolder:
+class ArenaFolder(SessionFolder[ArenaManifest]):
     """A directory that contains, or will contain, an arena."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    @property
-    def begun(self) -> bool:
-        """True if the folder contains an arena."""
-        return (self.root / MANIFEST).exists()
-
-    def manifest(self) -> ArenaManifest:
-        """Reads the arena's manifest. Raises BadRequest if it is missing or of another format."""
-        return read_manifest(
-            self.root / MANIFEST, ArenaManifest, "arena", missing="ARENA_MISSING", unreadable="ARENA_UNREADABLE"
-        )
+    what = "arena"
+    missing = "ARENA_MISSING"
+    unreadable = "ARENA_UNREADABLE"
+    manifest_type = ArenaManifest
+    changes = frozenset({"name"})
 
     def events(self) -> tuple[Event, ...]:
         """Reads the events so far. Skips a last line that a crash truncated."""
-        path = self.root / EVENTS
-        return stored_lines(path, AnyEvent.validate_json, reason="ARENA_UNREADABLE") if path.exists() else ()
+        return self.lines(EVENTS, AnyEvent.validate_json)
 
-    def take_up(self) -> frozenset[str]:
+    def drop_unfinished(self) -> frozenset[str]:
         """Drops the events of unfinished memes; returns the ids of the finished ones.
 
         Dropped steps are repeated with replies from the call cache.
@@ -164,37 +134,16 @@ class ArenaFolder:
         events = self.events()
         done = frozenset(event.meme for event in events if isinstance(event, MemeDone | MemeLeftOut))
         # Rewritten even if nothing is dropped: otherwise the next event would be appended to a truncated line.
-        replace_lines(self.root / EVENTS, (event for event in events if event.meme in done))
+        self.write(EVENTS, (event for event in events if event.meme in done))
         return done
 
-    def drop_cut_line(self) -> None:
-        """Drops a last line that a crash truncated: the next event would be appended to it."""
-        path = self.root / EVENTS
-        if path.exists():
-            with path.open("rb+") as file:
-                file.truncate(file.read().rfind(b"\n") + 1)
-
-    def append(self, events: Iterable[Event]) -> None:
-        """Stores events, before anything acts on them."""
-        # Not synced to disk: steps lost in a power cut are repeated with replies from the call cache.
-        with (self.root / EVENTS).open("a", encoding="utf-8") as file:
-            file.write("".join(map(json_line, events)))
-
-    def write_manifest(self, manifest: ArenaManifest) -> None:
-        """Writes the manifest atomically: a reader sees the old one or the new one."""
-        replace_file(self.root / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
-
     def spent(self) -> dict[str, Spent]:
-        """Returns the usage of each model so far."""
-        path = self.root / USAGE
-        if not path.exists():
-            return {}
-        return {name: Spent.model_validate(spent) for name, spent in json.loads(path.read_bytes()).items()}
+        """Returns the usage of each model in all sessions."""
+        return self.read_usage(Spent)
 
-    def write_spent(self, spent: Mapping[str, Spent]) -> None:
-        """Writes the usage of each model atomically."""
-        content: dict[str, JsonValue] = {name: one.model_dump() for name, one in spent.items()}
-        replace_file(self.root / USAGE, json.dumps(content, indent=2) + "\n")
+    def add(self, event: Event) -> None:
+        """Stores an event, before anything acts on it."""
+        self.append(EVENTS, [event])
 
 
 G = TypeVar("G", bound=BaseModel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,12 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from court.deadline import gather_or_cancel
 from court.errors import BadRequest
 from eval.arena.events import Answered, Event, Judged, LossExplained, LossNotExplained, TaskFormulated
-from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.hold import reply_or_reason
+from eval.arena.folder import EVENTS, ArenaFolder, ArenaManifest
 from eval.arena.joint import battle_key, joint_scores
+from eval.arena.procedure import reply_or_reason
 from eval.arena.speakers import FixedQuestion, Speaker
 from eval.arena.words import OVERALL, LossError
 from eval.models.memes import ShownMeme
@@ -24,6 +22,7 @@ from eval.reports.sections import Section
 from eval.scores.metrics import Figure, share_figure
 from eval.scores.resampled_means import ResampledMeans
 from eval.scores.tables import figure
+from eval.session.engine import run_items
 from serving.docket.review.agreement import Kappa, cohen
 
 SECOND = 0.1
@@ -165,8 +164,7 @@ async def explain_losses(
         raise BadRequest(
             f"{len(missing):,} memes of the lost battles are not in the data that was named.", reason="NO_MEMES"
         )
-    # A crash may have truncated the last line; the next event would be appended to it.
-    folder.drop_cut_line()
+    folder.drop_cut_line(EVENTS)
     events = folder.events()
     explained = {
         (e.meme, e.task, e.winner, e.loser, e.explainer, e.second)
@@ -178,27 +176,23 @@ async def explain_losses(
     }
     rounds = {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
     assignments = _assignments(losses, explainer=explainer, second=second, seed=seed)
-    turn, done = asyncio.Semaphore(concurrency), 0
+    todo = [
+        (loss, model, second)
+        for loss, model, second in assignments
+        if (loss.meme, loss.task, loss.winner, loss.loser, model.name, second) not in explained
+    ]
 
-    async def one(loss: Loss, role_model: MeteredModel, again: bool) -> None:
-        nonlocal done
-        about = {
-            "meme": loss.meme,
-            "task": loss.task,
-            "winner": loss.winner,
-            "loser": loss.loser,
-            "explainer": role_model.name,
-            "second": again,
-        }
-        # The names in ``about`` are in the order of the tuples in ``explained``.
-        if tuple(about.values()) not in explained:
-            async with turn:
-                meme = memes[loss.meme]
-                folder.append([await _explained(loss, role_model, about, rounds=rounds, answers=answers, meme=meme)])
-        done += 1
-        progress(done, len(assignments))
+    async def one(item: tuple[Loss, MeteredModel, bool]) -> Event:
+        return await _explained(*item, rounds=rounds, answers=answers, meme=memes[item[0].meme])
 
-    await gather_or_cancel(*(one(*each) for each in assignments))
+    await run_items(
+        todo,
+        one,
+        concurrency=concurrency,
+        store=lambda _, event: folder.add(event),
+        progress=progress,
+        before=len(assignments) - len(todo),
+    )
 
 
 def _assignments(
@@ -216,21 +210,29 @@ def _assignments(
     twice = set(rng.sample(by_two, min(len(by_two), max(1, round(SECOND * len(losses))))))
     assignments = []
     for place, (loss, able) in enumerate(zip(losses, role_models, strict=True)):
-        for role_model, again in zip(able, (False, True), strict=False):
-            if not again or place in twice:
-                assignments.append((loss, role_model, again))
+        for role_model, is_second in zip(able, (False, True), strict=False):
+            if not is_second or place in twice:
+                assignments.append((loss, role_model, is_second))
     return assignments
 
 
 async def _explained(
     loss: Loss,
     role_model: MeteredModel,
-    about: Mapping[str, object],
+    second: bool,
     *,
     rounds: Mapping[tuple[str, int], tuple[str, ...]],
     answers: Mapping[tuple[str, int, str], FixedQuestion],
     meme: ShownMeme,
 ) -> LossExplained | LossNotExplained:
+    about = {
+        "meme": loss.meme,
+        "task": loss.task,
+        "winner": loss.winner,
+        "loser": loss.loser,
+        "explainer": role_model.name,
+        "second": second,
+    }
     # The length of parts is irrelevant here: explain sets its own.
     reply = await reply_or_reason(
         Speaker(role_model, meme, 0).explain(

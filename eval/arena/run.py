@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -14,7 +13,6 @@ from court.digests import digest
 from court.errors import BadRequest
 from court.meme import LIMITS
 from eval.arena.folder import (
-    CALLS,
     ArenaFolder,
     ArenaManifest,
     FixedTask,
@@ -23,18 +21,16 @@ from eval.arena.folder import (
     ModelEntry,
     read_lines,
 )
-from eval.arena.hold import ArenaPlan, hold
+from eval.arena.procedure import ArenaPlan, run_memes
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import ROLES, prompt_of
 from eval.arena.words import Relevance, Setting
 from eval.models.call_cache import SqliteCallCache
 from eval.models.memes import ShownMemes
 from eval.models.metered import MeteredModel
-from eval.models.open import ModelSpec, open_chairs
+from eval.models.open import ModelSpec, open_models
 from eval.models.samples import SampledSet, Samples, read_memes
-from eval.runs import environment as about
-from eval.runs.sole_use import refuse_different, refuse_others, sole_use
-from serving.version import SOFTWARE
+from eval.session.directory import CALLS, circumstances
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ _TOKENS_IN, _TOKENS_OUT = 1500, 300
 """Tokens of a call, as far as nobody has asked yet: a picture and two answers, and a short reply."""
 
 
-def foretold(ask: Ask, memes: int, fixed: int) -> tuple[int, float]:
+def estimated_calls(ask: Ask, memes: int, fixed: int) -> tuple[int, float]:
     """Estimates the calls that an arena makes, and their cost in US dollars.
 
     Args:
@@ -129,14 +125,16 @@ async def run(
 
     Raises:
         BadRequest: The files can't be read, or the folder contains something other than this arena.
-        CourtError: The arena can't be run; see :func:`eval.arena.hold.hold` and :func:`eval.models.open.open_chairs`.
+        CourtError: The arena can't be run; see :func:`eval.arena.procedure.run_memes` and
+            :func:`eval.models.open.open_models`.
     """
     # Before the folder is touched: an error in these files should leave nothing behind.
     fixed = read_lines(ask.tasks, FixedTask) if ask.tasks else ()
     references = read_lines(ask.references, HumanReference) if ask.references else ()
     memes = {task.meme for task in fixed}
+    folder = ArenaFolder(ask.out)
     # The lock is taken before anything reads or writes the folder.
-    with alone(ask.out):
+    with folder.locked():
         shown, sets = await read_memes(
             ask.samples,
             seed=ask.drawn_by,
@@ -144,25 +142,25 @@ async def run(
         )
         if not shown.memes:
             raise BadRequest("No meme is left to ask about: none has a picture that can be used.", reason="NO_MEMES")
-        folder = ArenaFolder(ask.out)
         manifest = _manifest(ask, shown, fixed=fixed, references=references, sets=sets)
-        if folder.begun and folder.events():  # without events, it may still be replaced by another
-            manifest = _taken_up(folder.manifest(), manifest)
-        folder.write_manifest(manifest)
+        if folder.events():
+            manifest = folder.start(manifest)
+        else:  # without events, it may still be replaced by another
+            folder.write_manifest(manifest)
         # Memes without a picture are counted below; these are only the ones missing from the sample.
         absent = memes - {meme.id for meme in shown.memes} - shown.without_picture.keys()
         if absent:
             tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.samples.split}.")
         if shown.without_picture:
             tell(f"{len(shown.without_picture):,} memes have no picture that can be used and are left out.")
-        begin(*foretold(ask, len(shown.memes), len(fixed)))
+        begin(*estimated_calls(ask, len(shown.memes), len(fixed)))
         async with AsyncExitStack() as stack:
             store = SqliteCallCache.open(ask.calls or ask.out / CALLS)
             # Registered before the models are opened, so that it is closed after them: they use it.
             stack.push_async_callback(store.close)
             if role_models is None:
                 most = LIMITS.representative_frames
-                role_models = await open_chairs(
+                role_models = await open_models(
                     ask.specs,
                     store,
                     stack,
@@ -184,9 +182,9 @@ async def run(
                 references={one.meme: one for one in references},
                 concurrency=ask.concurrency,
             )
-            await hold(plan, folder, progress)
+            await run_memes(plan, folder, progress)
         # Only after all memes: an arena that fails stays unfinished, and the same call resumes it.
-        folder.write_manifest(manifest.model_copy(update={"finished": datetime.now(UTC)}))
+        folder.finish(manifest)
 
 
 def _manifest(
@@ -199,7 +197,7 @@ def _manifest(
 ) -> ArenaManifest:
     return ArenaManifest(
         name=ask.name,
-        created=datetime.now(UTC),
+        **circumstances(ask.command),
         dataset=ask.samples.dataset,
         split=ask.samples.split,
         data=shown.files,
@@ -228,11 +226,6 @@ def _manifest(
         tasks=digest_of(fixed),
         references=digest_of(references),
         prompts={role: prompt_of(role).digest for role in ROLES},
-        software=SOFTWARE,
-        commit=about.commit(),
-        python=about.python(),
-        machine=about.machine(),
-        command=ask.command,
     )
 
 
@@ -240,23 +233,4 @@ def digest_of(lines: Sequence[BaseModel]) -> str:
     """Returns the digest of the lines of a file; empty if there are none."""
     if not lines:
         return ""
-    # Omits empty tags, so that a file of the first edition keeps its digest.
-    contents = [line.model_dump(mode="json") for line in lines]
-    return digest([{name: value for name, value in one.items() if name != "tags" or value} for one in contents])
-
-
-def _taken_up(begun: ArenaManifest, now: ArenaManifest) -> ArenaManifest:
-    """Returns the manifest of a resumed arena. Raises BadRequest if it would be a different arena."""
-    refuse_different("arena", begun.differs_from(now))
-    # Running a finished arena once more is not an interruption.
-    return begun.model_copy(update={"interruptions": begun.interruptions + (begun.finished is None)})
-
-
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Locks the folder. Raises BadRequest if it contains something else, or is in use."""
-    with sole_use(out, "arena"):
-        # Under the lock, so that if two runs start in the same empty folder, the second finds it in use.
-        if not ArenaFolder(out).begun:
-            refuse_others(out, "arena")
-        yield
+    return digest([line.model_dump(mode="json") for line in lines])

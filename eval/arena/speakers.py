@@ -6,9 +6,10 @@ Arguments determine which model sees what. No model is told who wrote a text, an
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 from court.meme import Frame
 from court.prompts import Prompt
@@ -20,8 +21,9 @@ from eval.arena.replies import Difficulty, Explanation, Profiles, TargetAnswer
 from eval.arena.words import Verdicts
 from eval.models import prompts
 from eval.models.memes import ShownMeme
-from eval.models.metered import MeteredModel, ParsedReply
+from eval.models.metered import MeteredModel
 
+T = TypeVar("T")
 _PACKAGE = "eval.arena.prompts"
 ROLES = ("controller", "target", "fuser", "judge")
 """Roles of every arena; their prompts are part of its manifest."""
@@ -36,6 +38,27 @@ _VERSIONS = {"judge": 2}
 def prompt_of(role: str) -> Prompt:
     """Returns the prompt of one of :data:`ROLES`, or of a later role."""
     return prompts.load(_PACKAGE, role, _VERSIONS.get(role, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Agent(Generic[T]):
+    """One task of a role, with the form of its reply.
+
+    Attributes:
+        schema: JSON schema of its reply, for a maximum length of a part in characters.
+    """
+
+    role: str
+    task: str
+    parse: Callable[[str], T]
+    schema: Callable[[int], Mapping[str, Any]]
+
+
+_PROFILES = Agent("controller", "profiles", replies.parse_profiles, replies.profiles_schema)
+_QUESTION = Agent("controller", "question", replies.parse_question, replies.question_schema)
+_ANSWER = Agent("target", "answer", replies.parse_answer, replies.answer_schema)
+_FUSION = Agent("fuser", "fuse", replies.parse_answer, replies.answer_schema)
+_DETECTION = Agent(DETECTOR, "detect", replies.parse_detection, lambda _: replies.DETECTION_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,45 +94,16 @@ class Speaker:
 
     async def profiles(self, temperature: float) -> tuple[Profiles, ReplyCost]:
         """Describes three people who come across the meme. Raises as :meth:`eval.models.metered.MeteredModel.say`."""
-        prompt = prompt_of("controller")
-        reply = await self.role_model.say(
-            prompt,
-            "profiles",
-            [*self._shown(prompt), prompt.task("profiles")],
-            replies.parse_profiles,
-            fence=self.fence,
-            schema=replies.profiles_schema(self.chars),
-            temperature=temperature,
-        )
-        return reply.value, call_of(self.role_model, prompt, "profiles", reply)
+        return await self._ask(_PROFILES, temperature=temperature)
 
     async def question(self, profile: str, temperature: float) -> tuple[str, ReplyCost]:
         """Asks a model for a question about the meme."""
-        prompt = prompt_of("controller")
-        reply = await self.role_model.say(
-            prompt,
-            "question",
-            # Fenced although a model wrote it: that model read the meme, and may pass on an instruction from it.
-            [*self._shown(prompt), prompt.task("question", profile=self.fence.around(profile))],
-            replies.parse_question,
-            fence=self.fence,
-            schema=replies.question_schema(self.chars),
-            temperature=temperature,
-        )
-        return reply.value, call_of(self.role_model, prompt, "question", reply)
+        # Fenced although a model wrote it: that model read the meme, and may pass on an instruction from it.
+        return await self._ask(_QUESTION, profile=self.fence.around(profile), temperature=temperature)
 
     async def answer(self, question: str) -> tuple[TargetAnswer, ReplyCost]:
         """Answers a question in two parts."""
-        prompt = prompt_of("target")
-        reply = await self.role_model.say(
-            prompt,
-            "answer",
-            [*self._shown(prompt), prompt.task("answer", question=self.fence.around(question))],
-            replies.parse_answer,
-            fence=self.fence,
-            schema=replies.answer_schema(self.chars),
-        )
-        return reply.value, call_of(self.role_model, prompt, "answer", reply)
+        return await self._ask(_ANSWER, question=self.fence.around(question))
 
     async def converse(
         self, rounds: Sequence[str], language: str, history_chars: int | None = None
@@ -135,38 +129,24 @@ class Speaker:
             while history_chars is not None and history and sum(map(len, history)) > history_chars:
                 del history[0]
             fenced = self.fence.around(question)
-            reply = await self.role_model.say(
-                prompt,
-                "free",
-                [*shown, *history, prompt.task("free", question=fenced, language=in_language)],
-                replies.parse_free,
-                fence=self.fence,
-                # One text instead of two parts, so it may be as long as both together.
-                schema=replies.free_schema(2 * self.chars),
-            )
-            answers.append(reply.value)
-            calls.append(call_of(self.role_model, prompt, "free", reply))
+            parts = [*shown, *history, prompt.task("free", question=fenced, language=in_language)]
+            # One text instead of two parts, so it may be as long as both together.
+            schema = replies.free_schema(2 * self.chars)
+            answer, call = await self._say(prompt, "free", parts, parse=replies.parse_free, schema=schema)
+            answers.append(answer)
+            calls.append(call)
             forgotten = len(answers) - 1 - len(history)
-            history.append(prompt.task("round", question=fenced, answer=self.fence.around(reply.value)))
+            history.append(prompt.task("round", question=fenced, answer=self.fence.around(answer)))
         return tuple(answers), tuple(calls), forgotten
 
     async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[TargetAnswer, ReplyCost]:
         """Merges two texts into one."""
-        prompt = prompt_of("fuser")
         values = {
             f"{name}_{number}": self.fence.around(text)
             for number, answer in ((1, first), (2, second))
             for name, text in (("background", answer.background), ("reasoning", _joined(answer)))
         }
-        reply = await self.role_model.say(
-            prompt,
-            "fuse",
-            [*self._shown(prompt), prompt.task("fuse", question=self.fence.around(question), **values)],
-            replies.parse_answer,
-            fence=self.fence,
-            schema=replies.answer_schema(self.chars),
-        )
-        return reply.value, call_of(self.role_model, prompt, "fuse", reply)
+        return await self._ask(_FUSION, question=self.fence.around(question), **values)
 
     async def compare(
         self,
@@ -198,15 +178,13 @@ class Speaker:
             criteria=criteria,
             levels=levels,
         )
-        reply: ParsedReply[Verdicts] = await self.role_model.say(
+        return await self._say(
             prompt,
             "verdicts",
             parts,
-            partial(replies.parse_verdicts, keys=keys, levels=levels),
-            fence=self.fence,
+            parse=partial(replies.parse_verdicts, keys=keys, levels=levels),
             schema=replies.verdicts_schema(keys, levels=levels, chars=self.chars),
         )
-        return reply.value, call_of(self.role_model, prompt, "verdicts", reply)
 
     async def explain(
         self, rounds: Sequence[str], better: FixedQuestion, worse: FixedQuestion, *, why: str, aspects: Sequence[str]
@@ -228,28 +206,17 @@ class Speaker:
             parts.append(prompt.task("aspect", aspects=", ".join(f'"{one}"' for one in aspects)))
         fields = '"aspect": "...", "error": "..."' if len(aspects) > 1 else '"error": "..."'
         parts.append(prompt.task("explain", asked=fields))
-        reply = await self.role_model.say(
+        return await self._say(
             prompt,
             "explain",
             parts,
-            partial(replies.parse_explanation, aspects=aspects),
-            fence=self.fence,
+            parse=partial(replies.parse_explanation, aspects=aspects),
             schema=replies.explanation_schema(aspects, 400),
         )
-        return reply.value, call_of(self.role_model, prompt, "explain", reply)
 
     async def detect(self) -> tuple[bool, ReplyCost]:
         """Labels the meme as harmful or not."""
-        prompt = prompt_of(DETECTOR)
-        reply = await self.role_model.say(
-            prompt,
-            "detect",
-            [*self._shown(prompt), prompt.task("detect")],
-            replies.parse_detection,
-            fence=self.fence,
-            schema=replies.DETECTION_SCHEMA,
-        )
-        return reply.value, call_of(self.role_model, prompt, "detect", reply)
+        return await self._ask(_DETECTION)
 
     async def rate_difficulty(
         self, rounds: Sequence[str], reference: FixedQuestion | None
@@ -267,15 +234,30 @@ class Speaker:
             words = "\n\n".join(filter(None, (reference.background, _joined(reference))))
             parts.append(prompt.task("reference", reference=self.fence.around(words)))
         parts.append(prompt.task("rate"))
-        reply = await self.role_model.say(
-            prompt,
-            "rate",
-            parts,
-            replies.parse_difficulty,
-            fence=self.fence,
-            schema=replies.difficulty_schema(400),
+        return await self._say(
+            prompt, "rate", parts, parse=replies.parse_difficulty, schema=replies.difficulty_schema(400)
         )
-        return reply.value, call_of(self.role_model, prompt, "rate", reply)
+
+    async def _ask(self, agent: Agent[T], *, temperature: float = 0.0, **texts: str) -> tuple[T, ReplyCost]:
+        """Asks an agent about the meme, with the texts that the words of its task have gaps for."""
+        prompt, schema = prompt_of(agent.role), agent.schema(self.chars)
+        parts = [*self._shown(prompt), prompt.task(agent.task, **texts)]
+        return await self._say(prompt, agent.task, parts, parse=agent.parse, schema=schema, temperature=temperature)
+
+    async def _say(
+        self,
+        prompt: Prompt,
+        task: str,
+        parts: Sequence[str | Frame],
+        *,
+        parse: Callable[[str], T],
+        schema: Mapping[str, Any],
+        temperature: float = 0.0,
+    ) -> tuple[T, ReplyCost]:
+        reply = await self.role_model.say(
+            prompt, task, parts, parse, fence=self.fence, schema=schema, temperature=temperature
+        )
+        return reply.value, call_of(self.role_model, prompt, task, reply)
 
     def _shown(self, prompt: Prompt) -> list[str | Frame]:
         return _meme_parts(prompt, self.meme, self.fence)

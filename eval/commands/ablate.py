@@ -69,7 +69,7 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
     the exact McNemar test. A meme without a class counts as wrong.
     """
     from court.events import Procedure
-    from eval.commands.options import hold, study_of
+    from eval.commands.options import run_arms, study_of
     from eval.runs.results import read_results
     from eval.studies.arms import ModelOf, arms_named
 
@@ -80,7 +80,7 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
         prompts,
     )
     study = study_of("ablate", chosen, **options)
-    results = [read_results(folder.root) for folder in hold(study)]
+    results = [read_results(folder.root) for folder in run_arms(study)]
     by_protocol = score_by_protocol(
         study.protocols,
         lambda protocol: _compared(results, protocol, options["seed"]),

@@ -104,7 +104,7 @@ def arena(context: click.Context, /, **options: Any) -> None:
     from eval.arena.leaderboard import leaderboard
     from eval.arena.repeats import repeats_of
     from eval.reports.sections import as_text as sections_as_text
-    from eval.runs.repeats import repeats_in
+    from eval.session.repeats import repeats_in
 
     out: Path = options["out"]
     # Before any model is asked: the error further down would come after all calls are paid for.
@@ -224,7 +224,7 @@ def _print_repeats(boards: Sequence[Leaderboard], out: Path, *, as_json: bool) -
     from dataclasses import asdict
 
     from eval.arena.repeats import repeat_section, repeated_board
-    from eval.runs.repeats import repeat_lead
+    from eval.session.repeats import repeat_lead
 
     repeated = repeated_board(boards)
     figures = {**asdict(repeated), "repeats": [figures_of(board) for board in boards]} if as_json else None
@@ -259,9 +259,8 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
 def _run(ask: Ask, *, yes: bool) -> None:
     from eval.arena.folder import ArenaFolder
     from eval.arena.run import run
-    from eval.runs.progress import watching
-    from serving.cli.common import Interrupted, tell
-    from serving.cli.common import run as asyncio_run
+    from eval.commands.options import run_watched
+    from serving.cli.common import tell
 
     def begin(calls: int, dollars: float) -> None:
         price = f", about US$ {dollars:,.2f} at 1,500 tokens in and 300 out a call" if dollars else ""
@@ -272,12 +271,7 @@ def _run(ask: Ask, *, yes: bool) -> None:
 
     if ArenaFolder(ask.out).begun:
         tell(f"{ask.out} holds an arena, which is continued.")
-    try:
-        with watching(tell) as progress:
-            asyncio_run(run(ask, progress.tell, partial(progress.step, "memes"), begin=begin))
-    except Interrupted as error:
-        tell("Interrupted. All replies so far are stored; the same command continues.")
-        sys.exit(error.exit_code)
+    run_watched(lambda progress: run(ask, progress.tell, partial(progress.step, "memes"), begin=begin))
 
 
 def _options_of(options: dict[str, Any]) -> Ask:

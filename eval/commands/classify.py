@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import EXIT_UNFINISHED, dataset_of, patience_option, split_of, vllm_choice, vllm_options
+from eval.commands.options import dataset_of, patience_option, split_of, vllm_choice, vllm_options
 
 if TYPE_CHECKING:
     from eval.datasets.known import Dataset
     from eval.models.vllm_session import VllmSessions
     from eval.runs.plan import Plan
-    from eval.runs.progress import Progress
-    from eval.runs.question import Question
+    from eval.session.progress import Progress
+    from eval.solvers.question import Question
 
 
 @click.command()
@@ -104,10 +103,8 @@ def classify(**options: Any) -> None:
     Exit code: 0 if every meme has an answer or a failure of its own, 3 if some are still to be asked about, 1 if the
     run could not go on, 130 if it was interrupted.
     """
-    from court.errors import Unavailable
     from eval.commands.options import run_watched
     from eval.models.vllm_session import VllmSessions
-    from eval.runs.judging import SERVER_GONE, UNFINISHED
     from eval.runs.run import run
     from serving.models.connect import pictures_per_prompt
 
@@ -125,23 +122,16 @@ def classify(**options: Any) -> None:
                 progress.tell(f"{plan.name} …")
                 await run(await _with_server(plan, sessions), progress)
 
-    try:
-        plans = _plans(options)
-        run_watched(run_all, "the same command goes on")
-    except Unavailable as error:
-        if error.reason not in (SERVER_GONE, UNFINISHED):
-            raise click.ClickException(error.message) from None
-        click.echo(f"Not finished. {error.message} What was answered is kept: the same command goes on.", err=True)
-        sys.exit(EXIT_UNFINISHED)
+    plans = _plans(options)
+    run_watched(run_all)
     _show(plans, options)
 
 
 async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
     """The plan with the server that all runs of a grid share, started where one of them has something left to ask."""
-    from eval.runs.folder import MANIFEST, RunFolder
+    from eval.runs.folder import RunFolder
 
-    finished = (plan.out / MANIFEST).exists() and RunFolder(plan.out).manifest().finished is not None
-    if plan.vllm is None or (finished and not plan.retry_failed):
+    if plan.vllm is None or (RunFolder(plan.out).finished and not plan.retry_failed):
         return plan
     llm = (await sessions.serve(plan.vllm.model)).in_all_roles(plan.settings.llm)
     return replace(plan, vllm=None, settings=plan.settings.model_copy(update={"llm": llm}))
@@ -149,19 +139,19 @@ async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
 
 def _plans(options: dict[str, Any]) -> list[Plan]:
     """The plan of each run: one, or those of a grid. Raises BadRequest where something asked for there is none of."""
-    from eval.runs.folder import CALLS
-    from eval.runs.repeats import repeat_folder
+    from eval.session.directory import CALLS
+    from eval.session.repeats import repeat_folder
 
     dataset = dataset_of(options["dataset"])
     questions = _questions(options, dataset)
     plans: list[Plan] = []
-    alone = len(questions) * options["repeats"] == 1
+    single = len(questions) * options["repeats"] == 1
     for question in questions:
         where = options["out"] if len(questions) == 1 else options["out"] / _folder_name(question)
         for number in range(1, options["repeats"] + 1):
             out = where if options["repeats"] == 1 else repeat_folder(where, number)
             name = options["name"] or out.resolve().name
-            if not alone:
+            if not single:
                 # A run of a grid is called by its place there.
                 name = out.relative_to(options["out"]).as_posix().replace("/", ", ")
             repeat = question.model_copy(update={"draw": number - 1})
@@ -170,7 +160,7 @@ def _plans(options: dict[str, Any]) -> list[Plan]:
             first = next((one for one in plans if not one.without_library), None)
             plan = replace(
                 plan,
-                calls=options["calls"] or (None if alone else options["out"] / CALLS),
+                calls=options["calls"] or (None if single else options["out"] / CALLS),
                 library=None if first is None or plan.without_library else _library_of(first),
             )
             plans.append(plan)
@@ -187,8 +177,8 @@ def _questions(options: dict[str, Any], dataset: Dataset) -> list[Question]:
     from court.errors import BadRequest
     from court.question import read_question
     from eval.datasets.read_tasks import require_same_labels
-    from eval.runs.question import PRECEDENTS, Answerer, parse_inputs, question_about
     from eval.scores.task_card import require_metrics
+    from eval.solvers.question import PRECEDENTS, Answerer, parse_inputs, question_about
 
     card = dataset.card
     worded = read_question(options["question_file"]) if options["question_file"] else None
@@ -279,7 +269,7 @@ def _plan(options: dict[str, Any], dataset: Dataset, question: Question, *, out:
     from eval.commands.run import concurrency_for, settings_for, trial_settings_of
     from eval.models.vllm_session import SERVER
     from eval.runs.plan import Plan
-    from eval.runs.question import Answerer
+    from eval.solvers.question import Answerer
 
     procedure = Procedure.SUMMARY if question.by is Answerer.PRECEDENTS else Procedure.FULL
     trial = trial_settings_of(options["settings"])

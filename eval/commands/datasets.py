@@ -171,8 +171,8 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
     from eval.datasets.check import check as check_dataset
     from eval.datasets.known import find_dataset
     from eval.datasets.recognise import recognised
-    from eval.runs.progress import watching
     from eval.scores.task_card import require_metrics
+    from eval.session.progress import watching
 
     chosen = [find_dataset(id_)] if id_ else recognised(data)
     for task in (task for dataset in chosen for task in dataset.card.tasks):

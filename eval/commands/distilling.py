@@ -90,7 +90,7 @@ def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **
     from eval.arena.distilled import distil_report, distil_sections
     from eval.arena.judge_examples import read_examples
     from eval.models.open import read_models
-    from eval.runs.progress import watching
+    from eval.session.progress import watching
     from serving.cli.common import Interrupted, tell
     from serving.cli.common import run as asyncio_run
 
@@ -136,14 +136,14 @@ async def _ask_models(
 
     from court.meme import LIMITS
     from eval.arena.distilled import judged_by
-    from eval.arena.folder import CALLS
     from eval.models.call_cache import SqliteCallCache
-    from eval.models.open import open_chairs
+    from eval.models.open import open_models
+    from eval.session.directory import CALLS
 
     async with AsyncExitStack() as stack:
         store = SqliteCallCache.open(options["calls"] or folder / CALLS)
         stack.push_async_callback(store.close)
-        role_models = await open_chairs(specs, store, stack, tell, pictures=LIMITS.representative_frames)
+        role_models = await open_models(specs, store, stack, tell, pictures=LIMITS.representative_frames)
         found = {}
         for name, role_model in role_models.items():
             verdicts = await judged_by(folder, examples, role_model, concurrency=options["concurrency"], progress=step)

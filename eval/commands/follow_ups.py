@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import arena_samples
+from eval.commands.options import arena_samples, run_watched
 from serving.cli.common import with_options
 
 if TYPE_CHECKING:
@@ -76,23 +75,17 @@ def follow_up(
         CourtError: The arena, the memes or a model can't be used.
     """
     from eval.models.open import read_models
-    from eval.runs.progress import watching
-    from serving.cli.common import Interrupted, tell
-    from serving.cli.common import run as asyncio_run
 
     known = read_models(options["models"]).models
     if unknown := [name for name in names if name not in known]:
         raise click.UsageError(
             f"{options['models'].name} has no model {', '.join(unknown)}. It has: {', '.join(known)}."
         )
-    try:
-        with watching(tell) as progress:
-            asyncio_run(
-                _opened(options, names, ask, memes=memes, tell=progress.tell, progress=partial(progress.step, what))
-            )
-    except Interrupted as error:
-        tell("Interrupted. What was said is kept; the same command goes on.")
-        sys.exit(error.exit_code)
+    run_watched(
+        lambda progress: _opened(
+            options, names, ask, memes=memes, tell=progress.tell, progress=partial(progress.step, what)
+        )
+    )
 
 
 async def _opened(
@@ -107,11 +100,11 @@ async def _opened(
     from contextlib import AsyncExitStack
 
     from court.meme import LIMITS
-    from eval.arena.folder import CALLS, ArenaFolder
-    from eval.arena.run import alone
+    from eval.arena.folder import ArenaFolder
     from eval.models.call_cache import SqliteCallCache
-    from eval.models.open import open_chairs, read_models
+    from eval.models.open import open_models, read_models
     from eval.models.samples import read_memes
+    from eval.session.directory import CALLS
 
     folder = ArenaFolder(options["out"])
     manifest = folder.manifest()
@@ -121,12 +114,12 @@ async def _opened(
     shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in memes)
     async with AsyncExitStack() as stack:
         # The arena's own lock, as answers are appended to its record.
-        stack.enter_context(alone(options["out"]))
+        stack.enter_context(folder.locked())
         store = SqliteCallCache.open(options["calls"] or options["out"] / CALLS)
         stack.push_async_callback(store.close)
         file = read_models(options["models"])
         # A model that is named twice is opened once.
         chosen = {name: file.models[name] for name in dict.fromkeys(names)}
         most = LIMITS.representative_frames
-        role_models = await open_chairs(chosen, store, stack, tell, pictures=most, run_seed=manifest.seed)
+        role_models = await open_models(chosen, store, stack, tell, pictures=most, run_seed=manifest.seed)
         await ask(FollowUp(folder, manifest, shown.memes, role_models=role_models, progress=progress))

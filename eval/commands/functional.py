@@ -31,7 +31,7 @@ def make(out: Path, cases: int, seed: int) -> None:
     judges test.jsonl: the court by `run`, others by a file of predictions for `functional score`.
     """
     from eval.commands.options import say
-    from eval.runs.progress import watching
+    from eval.session.progress import watching
     from eval.synthetic.functional import write_functional
 
     with watching(say) as progress:

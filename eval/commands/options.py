@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from eval.models.vllm_session import VllmChoice
     from eval.probe.folder import ProbeManifest
     from eval.runs.folder import RunFolder
-    from eval.runs.progress import Progress
+    from eval.session.progress import Progress
     from eval.studies.arms import Arm, Study
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -125,7 +125,7 @@ def arena_samples(
     from eval.datasets.known import dataset_of_card
     from eval.models.open import read_models
     from eval.models.samples import Samples, one_set, read_samples
-    from eval.runs.folder import MANIFEST
+    from eval.session.directory import MANIFEST
 
     if data is not None:
         only = manifest.samples[0].only if manifest.samples else "all"
@@ -410,35 +410,50 @@ def study_of(
     )
 
 
-def hold(study: Study) -> tuple[RunFolder, ...]:
-    """Holds a study and shows how far it is; Ctrl-C leaves it so that the same call goes on.
+def run_arms(study: Study) -> tuple[RunFolder, ...]:
+    """Runs the arms of a study and shows how far it is; Ctrl-C leaves it so that the same call goes on.
 
     Raises:
         CourtError: The study can't be run; see :func:`eval.studies.arms.run_study`.
     """
     from eval.studies.arms import run_study
 
-    return run_watched(lambda progress: run_study(study, progress), "the same command goes on")
+    return run_watched(lambda progress: run_study(study, progress))
 
 
-def run_watched(work: Callable[[Progress], Coroutine[Any, Any, T]], goes_on: str) -> T:
-    """Does work that can be taken up again, and shows how far it is; a signal ends the command.
+def run_watched(
+    work: Callable[[Progress], Coroutine[Any, Any, T]],
+    goes_on: Callable[[], str] = lambda: "the same command goes on.",
+    unfinished: Callable[[str], object] = lambda _: None,
+) -> T:
+    """Works on a session and shows how far it is; ends the command if the session is interrupted or unfinished.
 
     Args:
         work: Work to do; it reports its progress.
-        goes_on: Words on how an interrupted command is taken up again.
+        goes_on: Returns words on how the session is resumed.
+        unfinished: Called with the reason why some items have no answer yet, before the command ends.
     """
     import sys
 
-    from eval.runs.progress import watching
+    from court.errors import Unavailable
+    from eval.session.engine import SERVER_GONE, UNFINISHED
+    from eval.session.progress import watching
     from serving.cli.common import Interrupted, run_until_signal
 
     try:
+        # The bar is closed before messages are written.
         with watching(say) as progress:
             return run_until_signal(work(progress))
     except Interrupted as error:
-        say(f"Interrupted. What was judged is kept: {goes_on}.")
+        say(f"Interrupted. All answers so far are stored: {goes_on()}")
         sys.exit(error.exit_code)
+    except Unavailable as error:
+        # Anything else that is unavailable will not come back by itself, and is an error.
+        if error.reason not in (SERVER_GONE, UNFINISHED):
+            raise
+        say(f"Not finished. {error.message} All answers so far are stored: {goes_on()}")
+        unfinished(error.message)
+        sys.exit(EXIT_UNFINISHED)
 
 
 def say(line: str) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import threshold_option, vllm_turns_options
+from eval.commands.options import run_watched, say, threshold_option, vllm_turns_options
 from eval.commands.pages import command_line, show_sections, write_page
 from eval.commands.rating import rate_probe
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from eval.probe.report import ProbeReport
     from eval.probe.run import ProbePlan
-    from eval.runs.progress import Progress
+    from eval.session.progress import Progress
 
 PAGE = "weakness.html"
 AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
@@ -121,8 +120,8 @@ def probe(context: click.Context, /, **options: Any) -> None:
         return
     from eval.probe.repeats import repeats_of
     from eval.probe.report import read_report
-    from eval.runs.folder import CALLS
-    from eval.runs.repeats import repeats_in
+    from eval.session.directory import CALLS
+    from eval.session.repeats import repeats_in
 
     if options["as_published"]:
         for name, value in AS_PUBLISHED.items():
@@ -135,11 +134,11 @@ def probe(context: click.Context, /, **options: Any) -> None:
         plan = _planned(options)
         out = plan.out
         if options["repeats"] == 1:
-            _hold(plan, options)
+            _run(plan, options)
         else:
             for one in repeats_of(plan, options["repeats"]):
                 # One store for all repeats: calls that they have in common are made once.
-                _hold(one, options | {"calls": options["calls"] or out / CALLS})
+                _run(one, options | {"calls": options["calls"] or out / CALLS})
     # By what lies there and not by --repeats, which nobody gives with --report.
     if folders := repeats_in(out):
         reports = [read_report(folder, threshold=options["threshold"]) for folder in folders]
@@ -234,7 +233,7 @@ def _print_repeats(reports: Sequence[ProbeReport], out: Path, *, as_json: bool) 
     from dataclasses import asdict
 
     from eval.probe.repeats import repeat_section, repeated_probe
-    from eval.runs.repeats import repeat_lead
+    from eval.session.repeats import repeat_lead
 
     repeated = repeated_probe(reports)
     figures = {**asdict(repeated), "repeats": [figures_of(report) for report in reports]} if as_json else None
@@ -267,18 +266,15 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
     }
 
 
-def _hold(plan: ProbePlan, options: dict[str, Any]) -> None:
+def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
     from court.backends.ocr.reader import rapidocr_reader
     from court.meme import LIMITS
     from eval.models.call_cache import SqliteCallCache
-    from eval.models.open import open_chairs, read_models, require_servers
+    from eval.models.open import open_models, read_models, require_servers
     from eval.probe.folder import ProbeFolder
-    from eval.probe.run import NOTICE, refuse_place
-    from eval.probe.run import probe as hold
-    from eval.runs.folder import CALLS
-    from eval.runs.progress import watching
-    from serving.cli.common import Interrupted
-    from serving.cli.common import run as asyncio_run
+    from eval.probe.run import NOTICE
+    from eval.probe.run import probe as run_probe
+    from eval.session.directory import CALLS
 
     # A model in two roles is opened once.
     names = dict.fromkeys((plan.target, *plan.controllers))
@@ -290,13 +286,11 @@ def _hold(plan: ProbePlan, options: dict[str, Any]) -> None:
     chosen = {name: specs[name] for name in names}
     require_servers(chosen, options["vllm"])  # reports what is wrong before anything is read
 
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
     say(NOTICE)
     # Before the store of calls is opened, which would leave its files in somebody else's folder.
-    refuse_place(plan.out)
-    if ProbeFolder(plan.out).begun:
+    folder = ProbeFolder(plan.out)
+    folder.require_own()
+    if folder.begun:
         say(f"{plan.out} holds a probe, which is continued.")
 
     async def go(progress: Progress) -> None:
@@ -309,7 +303,7 @@ def _hold(plan: ProbePlan, options: dict[str, Any]) -> None:
             stack.push_async_callback(reader.aclose)
             # The longest prompt is the Refiner's: a still of each example, and all frames of the meme.
             most = plan.limits.examples + LIMITS.representative_frames
-            role_models = await open_chairs(
+            role_models = await open_models(
                 chosen,
                 store,
                 stack,
@@ -319,17 +313,9 @@ def _hold(plan: ProbePlan, options: dict[str, Any]) -> None:
                 vllm=options["vllm"],
                 vllm_flags=options["vllm_flags"],
             )
-            await hold(plan, role_models, reader, progress)
+            await run_probe(plan, role_models, reader, progress)
 
-    interrupted = 0
-    with watching(say) as progress:
-        try:
-            asyncio_run(go(progress))
-        except Interrupted as error:
-            interrupted = error.exit_code
-    if interrupted:
-        say("Interrupted. All replies so far are stored; the same command continues.")
-        sys.exit(interrupted)
+    run_watched(go)
 
 
 def _planned(options: dict[str, Any]) -> ProbePlan:

@@ -266,8 +266,8 @@ def _hold(plan: Reproduction, servers: Servers) -> str:
     """Makes the runs; says why they are not finished, or nothing where they are."""
     from court.errors import Unavailable
     from eval.reproduce.hold import hold
-    from eval.runs.judging import SERVER_GONE, UNFINISHED
-    from eval.runs.progress import Progress
+    from eval.session.engine import SERVER_GONE, UNFINISHED
+    from eval.session.progress import Progress
 
     async def work(progress: Progress) -> str:
         try:
@@ -281,7 +281,7 @@ def _hold(plan: Reproduction, servers: Servers) -> str:
             return error.message
         return ""
 
-    return run_watched(work, "the same command with --resume goes on")
+    return run_watched(work, lambda: "the same command with --resume goes on.")
 
 
 def _written(plan: Reproduction, targets: Targets, preset: Preset | None, balanced: bool) -> Reproduced:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from eval.commands.options import (
-    EXIT_UNFINISHED,
     LANGUAGE,
     TEMPLATES_APART,
     patience_option,
+    run_watched,
     split_of,
     tag_of,
     vllm_choice,
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from eval.models.vllm_session import VllmChoice
     from eval.runs.folder import RunManifest
     from eval.runs.plan import Plan
-    from eval.runs.progress import Progress
     from eval.runs.results import Results
+    from eval.session.progress import Progress
     from serving.settings import Settings
 
 _BEGUN = (
@@ -122,12 +121,9 @@ def run(**options: Any) -> None:
     want of a server that may come back, 1 if the run could not go on, 130 if it was interrupted.
     """
     from court.errors import Unavailable
-    from eval.runs.folder import MANIFEST
-    from eval.runs.judging import SERVER_GONE, UNFINISHED
-    from eval.runs.progress import watching
-    from eval.runs.run import run as hold
-    from serving.cli.common import Interrupted
-    from serving.cli.common import run as asyncio_run
+    from eval.runs.folder import RunFolder
+    from eval.runs.run import run as run_plan
+    from eval.session.engine import UNFINISHED
     from serving.models.vllm import VllmFailed
 
     if options["config"]:
@@ -135,45 +131,29 @@ def run(**options: Any) -> None:
     # Both before anything is started: a usage error must not cost a server's start.
     plan = _resumed(options) if options["resume"] else _planned(options)
 
-    async def run_to_end(progress: Progress) -> str:
-        """Why the run is not finished; empty where it is."""
+    async def run_to_end(progress: Progress) -> None:
         try:
-            await hold(plan, progress)
-        except Unavailable as error:
+            await run_plan(plan, progress)
+        except VllmFailed as error:
             # One that has died after it had answered may do better at its next start.
-            died = isinstance(error, VllmFailed) and error.reason == "VLLM_ENDED" and (plan.out / MANIFEST).exists()
-            # Anything else that is unavailable will not come back by itself, and is an error.
-            if error.reason not in (SERVER_GONE, UNFINISHED) and not died:
-                raise
-            return error.message
-        return ""
+            if error.reason == "VLLM_ENDED" and RunFolder(plan.out).begun:
+                raise Unavailable(error.message, reason=UNFINISHED) from error
+            raise
 
-    unfinished, interrupted = "", 0
-    # The bar has to be closed before messages are written.
-    with watching(lambda line: click.echo(line, err=True)) as progress:
-        try:
-            unfinished = asyncio_run(run_to_end(progress))
-        except Interrupted as error:
-            interrupted = error.exit_code
-    if interrupted:
-        click.echo(f"Interrupted. What was judged is kept; this goes on:\n  {again(plan, options)}", err=True)
-        sys.exit(interrupted)
-    if unfinished:
-        # On standard error, since with --json standard output holds one object and nothing else.
-        click.echo(
-            f"Not finished. {unfinished} What was judged is kept; this goes on:\n  {again(plan, options)}", err=True
-        )
+    def unfinished(why: str) -> None:
+        # The words are on standard error, since with --json standard output holds one object and nothing else.
         if options["as_json"]:
-            click.echo(json.dumps({"run": str(plan.out), "name": plan.name, "finished": False, "why": unfinished}))
-        sys.exit(EXIT_UNFINISHED)
+            click.echo(json.dumps({"run": str(plan.out), "name": plan.name, "finished": False, "why": why}))
+
+    run_watched(run_to_end, lambda: f"this goes on:\n  {resume_command(plan, options)}", unfinished)
     _show(plan, options)
 
 
-def again(plan: Plan, options: dict[str, Any]) -> str:
+def resume_command(plan: Plan, options: dict[str, Any]) -> str:
     """The command that takes a run up again; the same one as before, where it had not begun to judge."""
-    from eval.runs.folder import MANIFEST
+    from eval.runs.folder import RunFolder
 
-    if not (plan.out / MANIFEST).exists():
+    if not RunFolder(plan.out).begun:
         return plan.command
     words = ["memecourt-eval", "run", "--resume", str(plan.out)]
     # The manifest has the directory of the data; only a resumed run may have been given another one.
@@ -406,7 +386,9 @@ def _show(plan: Plan, options: dict[str, Any]) -> None:
         click.echo(f"no class: {text}")
     # Only a hint: which reasons may pass is known where it is tried again.
     if any(one.prediction.outcome == "FAILED" for one in results.judged):
-        click.echo(f"Failures whose reason may have passed are tried again by: {again(plan, options)} --retry-failed")
+        click.echo(
+            f"Failures whose reason may have passed are tried again by: {resume_command(plan, options)} --retry-failed"
+        )
     click.echo(f"{plan.out} holds the run. memecourt-eval report {shlex.quote(str(plan.out))} makes a report of it.")
 
 

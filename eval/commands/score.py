@@ -129,8 +129,8 @@ def _score_answers(
     from eval.datasets.read_tasks import read_task_split
     from eval.reports import tasks
     from eval.reports.sections import as_text
-    from eval.runs.question import ELSEWHERE, question_about
     from eval.scores.task_file import read_answers
+    from eval.solvers.question import ELSEWHERE, question_about
 
     # Before anything is read: a task that there is none of is told with those that there are.
     card_task = dataset.card.task(task)

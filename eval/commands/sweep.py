@@ -38,7 +38,7 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     Combinations are ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A test
     split is refused. Running the command again with the same --out continues, and can add combinations.
     """
-    from eval.commands.options import dataset_of, hold, score_by_protocol, study_of
+    from eval.commands.options import dataset_of, run_arms, score_by_protocol, study_of
     from eval.runs.results import read_results
     from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 
@@ -51,7 +51,7 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     if len(dict(parsed)) < len(parsed):
         raise click.UsageError("Each setting has one --grid, with all its values.")
     study = study_of("sweep", grid(dict(parsed)), **options)
-    results = [read_results(folder.root) for folder in hold(study)]
+    results = [read_results(folder.root) for folder in run_arms(study)]
     by_protocol = score_by_protocol(
         study.protocols,
         lambda protocol: rank(results, protocol, scores, seed=options["seed"]),

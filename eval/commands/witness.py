@@ -14,7 +14,7 @@ from eval.commands.pages import command_line, show_sections
 from serving.cli.common import FiniteRange
 
 if TYPE_CHECKING:
-    from eval.runs.progress import Progress
+    from eval.session.progress import Progress
     from eval.witness.run import WitnessManifest, WitnessPlan
 
 ARMS = ("witness", "no-rank", "no-self-contained", "no-second-look", "one-shot", "closed-book")
@@ -103,7 +103,7 @@ def witness(context: click.Context, /, **options: Any) -> None:
     Running the command again continues, and repeats no model call.
     """
     from eval.witness.report import witness_lead, witness_sections
-    from eval.witness.run import read_checked
+    from eval.witness.run import WitnessFolder
     from eval.witness.scores import score_arms
 
     if options["as_published"]:
@@ -113,8 +113,8 @@ def witness(context: click.Context, /, **options: Any) -> None:
                 options[name] = value
     _refuse_contradictions(options)
     plan = _planned(options)
-    manifest = run_watched(lambda progress: _run(plan, options, progress), "the same command goes on")
-    cards = score_arms(read_checked(plan.out), seed=plan.seed)
+    manifest = run_watched(lambda progress: _run(plan, options, progress))
+    cards = score_arms(WitnessFolder(plan.out).checked(), seed=plan.seed)
     figures = {"manifest": manifest.model_dump(mode="json"), "arms": [asdict(card) for card in cards]}
     show_sections(
         "The expert witness",
@@ -185,15 +185,15 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
     from contextlib import AsyncExitStack
 
     from eval.models.call_cache import SqliteCallCache
-    from eval.models.open import open_chairs, read_models, require_servers
-    from eval.runs.folder import CALLS
-    from eval.witness.run import refuse_place, run_witness
+    from eval.models.open import open_models, read_models, require_servers
+    from eval.session.directory import CALLS
+    from eval.witness.run import WitnessFolder, run_witness
     from eval.witness.stand_in import open_drawn
     from serving.cli.common import settings_of
     from serving.evidence import open_evidence
 
     # Before the store of calls is opened, which would leave its files in somebody else's folder.
-    refuse_place(plan.out)
+    WitnessFolder(plan.out).require_own()
     async with AsyncExitStack() as stack:
         if options["drawn"]:
             store = SqliteCallCache.open(plan.out / CALLS)
@@ -224,7 +224,7 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
         source = await open_evidence(settings_of(expert=named or {"corpus": None}), stack)
         store = SqliteCallCache.open(plan.out / CALLS)
         stack.push_async_callback(store.close)
-        role_models = await open_chairs(
+        role_models = await open_models(
             specs,
             store,
             stack,

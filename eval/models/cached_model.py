@@ -152,7 +152,7 @@ class StoredServers(CachedModel):
         return self.inner.room()
 
 
-def stored_chairs(
+def stored_models(
     role_models: RoleModels, store: CallCache, *, server: str = "", seed: int = 0, hits: HitCounter
 ) -> RoleModels:
     """Puts the call cache in front of the models of a trial.

@@ -127,7 +127,7 @@ def read_models(path: Path) -> ModelsFile:
     return ModelsFile(models, content)
 
 
-async def open_chairs(
+async def open_models(
     specs: Mapping[str, ModelSpec],
     store: CallCache,
     stack: AsyncExitStack,

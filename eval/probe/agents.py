@@ -116,9 +116,9 @@ class ProbeModels:
         return self.senior.fence("probe", subject.id if subject else "")
 
 
-async def sort(bench: ProbeModels, subject: Subject, taxonomy: Taxonomy, number: int) -> replies.Sorting:
+async def sort(models: ProbeModels, subject: Subject, taxonomy: Taxonomy, number: int) -> replies.Sorting:
     """Asks one of three Miners for its vote. Raises NoReply."""
-    prompt, fence = prompt_of("miner"), bench.fence(subject)
+    prompt, fence = prompt_of("miner"), models.fence(subject)
     parts: tuple[str | Frame, ...] = (
         *subject.frames,
         prompt.task("material", text=fence.around(subject.text)),
@@ -126,7 +126,7 @@ async def sort(bench: ProbeModels, subject: Subject, taxonomy: Taxonomy, number:
         prompt.task("sort"),
     )
     return await _call(
-        bench.voice(number),
+        models.voice(number),
         prompt,
         task="sort",
         parts=parts,
@@ -141,82 +141,82 @@ async def sort(bench: ProbeModels, subject: Subject, taxonomy: Taxonomy, number:
     )
 
 
-async def examine(bench: ProbeModels, subject: Subject, category: Category) -> replies.Presence:
+async def examine(models: ProbeModels, subject: Subject, category: Category) -> replies.Presence:
     """Asks whether a proposed category is present in a meme. Raises NoReply."""
-    prompt, fence = prompt_of("examiner"), bench.fence(subject)
+    prompt, fence = prompt_of("examiner"), models.fence(subject)
     parts: tuple[str | Frame, ...] = (
         *subject.frames,
         prompt.task("material", text=fence.around(subject.text)),
         prompt.task("present", category=fence.around(category.line)),
     )
-    return await _call_senior(replies.Presence, bench, prompt, task="present", parts=parts, fence=fence)
+    return await _call_senior(replies.Presence, models, prompt, task="present", parts=parts, fence=fence)
 
 
-async def keeps(bench: ProbeModels, subject: Subject, text: str, misbelief: str) -> replies.Keeping:
+async def keeps(models: ProbeModels, subject: Subject, text: str, misbelief: str) -> replies.Keeping:
     """Asks whether a meme with another text spreads the same misbelief. Raises NoReply."""
-    prompt, fence = prompt_of("examiner"), bench.fence(subject)
+    prompt, fence = prompt_of("examiner"), models.fence(subject)
     parts: tuple[str | Frame, ...] = (
         # Without the text on it: a model that reads the old text would answer for both texts.
         *subject.erased,
         prompt.task("rewritten", text=fence.around(text)),
         prompt.task("keeps", misbelief=fence.around(misbelief)),
     )
-    return await _call_senior(replies.Keeping, bench, prompt, task="keeps", parts=parts, fence=fence)
+    return await _call_senior(replies.Keeping, models, prompt, task="keeps", parts=parts, fence=fence)
 
 
-async def admit(bench: ProbeModels, category: Category, taxonomy: Taxonomy) -> replies.Admission:
+async def admit(models: ProbeModels, category: Category, taxonomy: Taxonomy) -> replies.Admission:
     """Asks whether a proposed category is distinct and neither too broad nor too narrow. Raises NoReply."""
-    prompt, fence = prompt_of("judge"), bench.fence(None)
+    prompt, fence = prompt_of("judge"), models.fence(None)
     task = prompt.task("admit", taxonomy=fence.around(taxonomy.text), category=fence.around(category.line))
-    return await _call_senior(replies.Admission, bench, prompt, task="admit", parts=(task,), fence=fence)
+    return await _call_senior(replies.Admission, models, prompt, task="admit", parts=(task,), fence=fence)
 
 
-async def narrate(bench: ProbeModels, subject: Subject, category: Category) -> str:
+async def narrate(models: ProbeModels, subject: Subject, category: Category) -> str:
     """The misbelief behind a meme. Raises NoReply."""
-    prompt, fence = prompt_of("narrator"), bench.fence(subject)
+    prompt, fence = prompt_of("narrator"), models.fence(subject)
     parts: tuple[str | Frame, ...] = (
         *subject.frames,
         prompt.task("material", text=fence.around(subject.text)),
         prompt.task("misbelief", category=fence.around(category.line)),
     )
-    reply = await _call_senior(replies.Misbelief, bench, prompt, task="misbelief", parts=parts, fence=fence)
+    reply = await _call_senior(replies.Misbelief, models, prompt, task="misbelief", parts=parts, fence=fence)
     return reply.misbelief
 
 
-async def refer(bench: ProbeModels, subject: Subject, text: str, category: Category, number: int) -> ChatReply:
+async def refer(models: ProbeModels, subject: Subject, text: str, category: Category, number: int) -> ChatReply:
     """One of three drafts of a reference: the question that the target is asked, at temperature 1. Raises NoReply."""
     return await _explain(
-        bench, bench.voice(number), subject=subject, text=text, category=category, temperature=1.0, seed=number
+        models, models.voice(number), subject=subject, text=text, category=category, temperature=1.0, seed=number
     )
 
 
-async def merge(bench: ProbeModels, subject: Subject, text: str, category: Category, drafts: Sequence[str]) -> str:
+async def merge(models: ProbeModels, subject: Subject, text: str, category: Category, drafts: Sequence[str]) -> str:
     """The senior's reference out of the drafts. Raises NoReply."""
-    prompt, fence = prompt_of("senior"), bench.fence(subject)
+    prompt, fence = prompt_of("senior"), models.fence(subject)
     parts: tuple[str | Frame, ...] = (
         *subject.erased,
         prompt.task("material", text=fence.around(text)),
         *(prompt.task("draft", number=str(n), draft=fence.around(draft)) for n, draft in enumerate(drafts, 1)),
         prompt.task("merge", category=fence.around(category.line)),
     )
-    reply = await _call_senior(replies.Reference, bench, prompt, task="merge", parts=parts, fence=fence)
+    reply = await _call_senior(replies.Reference, models, prompt, task="merge", parts=parts, fence=fence)
     return reply.answer
 
 
-async def answer(bench: ProbeModels, subject: Subject, text: str, category: Category) -> ChatReply:
+async def answer(models: ProbeModels, subject: Subject, text: str, category: Category) -> ChatReply:
     """Returns the target's answer; it may be cut off. Raises NoReply."""
-    return await _explain(bench, bench.target, subject=subject, text=text, category=category)
+    return await _explain(models, models.target, subject=subject, text=text, category=category)
 
 
 async def score(
-    bench: ProbeModels, subject: Subject, text: str, category: Category, reference: str, answered: str
+    models: ProbeModels, subject: Subject, text: str, category: Category, reference: str, answered: str
 ) -> tuple[int | None, str]:
     """The score of an answer and the Scorer's comment; no score if the answer declined.
 
     Raises:
         NoReply: There is no readable rating.
     """
-    prompt, fence = prompt_of("scorer"), bench.fence(subject)
+    prompt, fence = prompt_of("scorer"), models.fence(subject)
     parts: tuple[str | Frame, ...] = (
         *subject.erased,
         prompt.task("material", text=fence.around(text)),
@@ -234,14 +234,14 @@ async def score(
         except replies.Refused:
             return None, text
 
-    return await _call(bench.senior, prompt, task="score", parts=parts, read=read, fence=fence)
+    return await _call(models.senior, prompt, task="score", parts=parts, read=read, fence=fence)
 
 
 async def rewrite(
-    bench: ProbeModels, subject: Subject, misbelief: str, scored: int, examples: Sequence[Example]
+    models: ProbeModels, subject: Subject, misbelief: str, scored: int, examples: Sequence[Example]
 ) -> replies.Rewriting:
     """Another text for a meme. Examples come sorted by score. Raises NoReply."""
-    prompt, fence = prompt_of("refiner"), bench.fence(subject)
+    prompt, fence = prompt_of("refiner"), models.fence(subject)
     parts: list[str | Frame] = []
     for number, one in enumerate(examples, 1):
         shown = prompt.task("example", number=str(number), text=fence.around(one.text), score=str(one.score))
@@ -253,7 +253,7 @@ async def rewrite(
     read = partial(replies.parse_rewriting, before=subject.text)
     chars = replies.REASON + replies.TEXT
     return await _call(
-        bench.senior,
+        models.senior,
         prompt,
         task="rewrite",
         parts=parts,
@@ -266,7 +266,7 @@ async def rewrite(
 
 
 async def _explain(
-    bench: ProbeModels,
+    models: ProbeModels,
     role_model: MeteredModel,
     subject: Subject,
     text: str,
@@ -275,7 +275,7 @@ async def _explain(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> ChatReply:
-    prompt, fence = prompt_of("answerer"), bench.fence(subject)
+    prompt, fence = prompt_of("answerer"), models.fence(subject)
     parts: tuple[str | Frame, ...] = (
         *subject.erased,
         prompt.task("material", text=fence.around(text)),
@@ -294,13 +294,15 @@ async def _explain(
 
 
 async def _call_senior(
-    kind: type[R], bench: ProbeModels, prompt: Prompt, task: str, parts: Sequence[str | Frame], fence: Fence
+    kind: type[R], models: ProbeModels, prompt: Prompt, task: str, parts: Sequence[str | Frame], fence: Fence
 ) -> R:
     """Calls the senior model for one of the plain reply types."""
     # At temperature 0 and without a number: what is asked alike is asked once, also by a probe of another target.
     schema, chars = replies.FORMS[kind]
     read = partial(parse, kind)
-    return await _call(bench.senior, prompt, task=task, parts=parts, read=read, fence=fence, schema=schema, chars=chars)
+    return await _call(
+        models.senior, prompt, task=task, parts=parts, read=read, fence=fence, schema=schema, chars=chars
+    )
 
 
 async def _call(

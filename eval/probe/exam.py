@@ -18,11 +18,11 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.known import SplitRole
 from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import read_split
-from eval.datasets.stored_files import replace_lines
 from eval.models.samples import Sample, Samples
 from eval.probe.folder import SCORED, ProbeFolder, ProbeManifest, Scored
 from eval.probe.report import THRESHOLD
-from eval.runs.sole_use import refuse_others
+from eval.session.directory import refuse_others
+from eval.session.files import replace_lines
 
 CARD, ROWS, TRAIN_ROWS, PICTURES = "exam.toml", "exam.jsonl", "train.jsonl", "pictures"
 SPLIT, TRAIN = "exam", "train"

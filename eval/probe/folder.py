@@ -21,31 +21,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from court.errors import BadRequest
-from eval.datasets.stored_files import json_line, read_manifest, replace_file, replace_lines, stored_lines
 from eval.models.samples import SampledSet
 from eval.probe.replies import HIGHEST, LOWEST
 from eval.probe.seeds import SEEDS, SeedSet, seed_content
 from eval.probe.taxonomy import Category
-from eval.runs.sole_use import differing
+from eval.session.directory import SessionFolder, SessionManifest
+from eval.session.files import json_line, replace_file
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 
-FORMAT = 1
-MANIFEST, MEMES, ERASED = "manifest.json", "memes.jsonl", "erased"
-MINED, TAXONOMY, SCORED, REWRITTEN, USAGE = (
-    "mined.jsonl",
-    "taxonomy.json",
-    "scored.jsonl",
-    "rewritten.jsonl",
-    "usage.json",
-)
+MEMES, ERASED = "memes.jsonl", "erased"
+MINED, TAXONOMY, SCORED, REWRITTEN = "mined.jsonl", "taxonomy.json", "scored.jsonl", "rewritten.jsonl"
 Mark = Literal["rewritten by memecourt-eval probe"]
 MARK: Mark = "rewritten by memecourt-eval probe"
 """Mark on each rewritten text."""
@@ -206,13 +197,10 @@ class Step(_Stored):
     scoring: Scoring | None = None
 
 
-class ProbeManifest(_Stored):
-    """Description of a probe. Written before the first call; only ``finished`` changes."""
+class ProbeManifest(SessionManifest):
+    """Description of a probe, written before the first call."""
 
-    format: int = FORMAT
     kind: Literal["probe"] = "probe"
-    created: AwareDatetime
-    finished: AwareDatetime | None = None
     dataset: str
     split: str
     data: dict[str, str]
@@ -248,23 +236,8 @@ class ProbeManifest(_Stored):
     prompts: dict[str, str]
     """Digests, by id."""
     text_reader: str
-    software: str
-    commit: str = ""
-    python: str
-    machine: str
-    command: str
-
-    def differs_from(self, other: ProbeManifest) -> list[str]:
-        """Names of fields that differ but must not."""
-        # It may be taken up again with a later version on another machine, as long as it asks the same.
-        passing = {"created", "finished", "software", "commit", "python", "machine", "command"}
-        # Of a probe that an earlier version began, nobody knows its cards: it goes on as it did.
-        if not self.cards:
-            passing.add("cards")
-        return differing(self, other, passing)
 
 
-S = TypeVar("S", bound=BaseModel)
 _CATEGORIES = TypeAdapter(tuple[Category, ...])
 
 
@@ -286,27 +259,11 @@ class ModelUsage(_Stored):
     failed: int
 
 
-_USAGES = TypeAdapter(tuple[ModelUsage, ...])
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeFolder:
+class ProbeFolder(SessionFolder[ProbeManifest]):
     """A directory that holds, or will hold, a probe."""
 
-    root: Path
-
-    @property
-    def begun(self) -> bool:
-        """True if a probe was begun here."""
-        return (self.root / MANIFEST).exists()
-
-    def manifest(self) -> ProbeManifest:
-        """Reads the probe's manifest. Raises BadRequest if there is none, or none of this format."""
-        return read_manifest(self.root / MANIFEST, ProbeManifest, "probe")
-
-    def write_manifest(self, manifest: ProbeManifest) -> None:
-        """In one step: a reader sees the old one or the new one."""
-        replace_file(self.root / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+    what = "probe"
+    manifest_type = ProbeManifest
 
     def memes(self) -> tuple[ProbedMeme, ...] | None:
         """The memes; None where their pictures have not been prepared. Raises BadRequest if a line can't be read."""
@@ -359,22 +316,4 @@ class ProbeFolder:
 
     def usage(self) -> tuple[ModelUsage, ...]:
         """Returns the usage of each model; empty if the probe was broken off before it was written."""
-        path = self.root / USAGE
-        return _USAGES.validate_json(path.read_bytes()) if path.exists() else ()
-
-    def write_usage(self, usages: tuple[ModelUsage, ...]) -> None:
-        """In one step."""
-        replace_file(self.root / USAGE, _USAGES.dump_json(usages, indent=2).decode() + "\n")
-
-    def read(self, name: str, kind: type[S]) -> tuple[S, ...]:
-        """Lines of a file; none where it is not there yet, and without a last one that was cut off.
-
-        Raises:
-            BadRequest: A line can't be read.
-        """
-        path = self.root / name
-        return stored_lines(path, kind.model_validate_json) if path.exists() else ()
-
-    def write(self, name: str, items: Iterable[BaseModel]) -> None:
-        """Lines of a file, in one step, in place of those that are there."""
-        replace_lines(self.root / name, items)
+        return tuple(self.read_usage(ModelUsage).values())

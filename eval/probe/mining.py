@@ -7,7 +7,6 @@ makes the same calls. A batch of one is the paper's procedure.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,12 +18,13 @@ from eval.probe.agents import VOICES, NoReply, ProbeModels, Subject
 from eval.probe.folder import Mined, Pair, Proposal, Sorted
 from eval.probe.replies import Sorting
 from eval.probe.taxonomy import Category, Taxonomy
+from eval.session.engine import run_items
 
 _MAJORITY = VOICES // 2 + 1
 
 
 async def mine(
-    bench: ProbeModels,
+    models: ProbeModels,
     subjects: Sequence[Subject],
     taxonomy: Taxonomy,
     *,
@@ -45,51 +45,43 @@ async def mine(
     mined: list[Mined] = []
     for start in range(0, len(subjects), batch):
         part = subjects[start : start + batch]
-        votes = await gather_or_cancel(*(_votes(bench, subject, taxonomy) for subject in part))
+        votes = await gather_or_cancel(*(_votes(models, subject, taxonomy) for subject in part))
         # After the first batch the server has accepted some call, so that a refusal concerns the meme.
         if not mined:
             _require_taken([vote for voted in votes for vote in voted])
         # One after the other: a category that one meme adds is not new for the next.
         for subject, voted in zip(part, votes, strict=True):
-            one = await _decide(bench, subject, voted, taxonomy)
+            one = await _decide(models, subject, voted, taxonomy)
             mined.append(one)
             tell(one)
     return tuple(mined)
 
 
 async def narrate(
-    bench: ProbeModels,
+    models: ProbeModels,
     subjects: Sequence[Subject],
     mined: Sequence[Mined],
     taxonomy: Taxonomy,
     *,
     concurrency: int,
-    tell: Callable[[Pair], None] = lambda _: None,
 ) -> tuple[Pair, ...]:
     """The misbelief behind each pair of a meme and a category, in the order of the memes.
 
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.
     """
-    turn = asyncio.Semaphore(concurrency)
-
-    async def one(subject: Subject, category: Category) -> Pair:
-        async with turn:
-            try:
-                pair = Pair(
-                    meme=subject.id,
-                    category=category.name,
-                    misbelief=await agents.narrate(bench, subject, category),
-                )
-            except NoReply as none:
-                pair = Pair(meme=subject.id, category=category.name, misbelief="", why=none.what)
-        tell(pair)
-        return pair
-
     known = {subject.id: subject for subject in subjects}
-    return await gather_or_cancel(
-        *(one(known[each.meme], taxonomy[name]) for each in mined for name in each.categories)
-    )
+
+    async def one(item: tuple[str, str]) -> Pair:
+        meme, category = item
+        try:
+            misbelief = await agents.narrate(models, known[meme], taxonomy[category])
+        except NoReply as none:
+            return Pair(meme=meme, category=category, misbelief="", why=none.what)
+        return Pair(meme=meme, category=category, misbelief=misbelief)
+
+    pairs = [(each.meme, name) for each in mined for name in each.categories]
+    return tuple(await run_items(pairs, one, concurrency=concurrency))
 
 
 def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
@@ -118,13 +110,13 @@ def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
     )
 
 
-async def _votes(bench: ProbeModels, subject: Subject, taxonomy: Taxonomy) -> tuple[Sorting | NoReply, ...]:
+async def _votes(models: ProbeModels, subject: Subject, taxonomy: Taxonomy) -> tuple[Sorting | NoReply, ...]:
     """Collects the vote of each Miner, or why it could not be read."""
 
     async def one(number: int) -> Sorting | NoReply:
         try:
             # An unreadable vote is returned as a value: raising would cancel the other two.
-            return await agents.sort(bench, subject, taxonomy, number)
+            return await agents.sort(models, subject, taxonomy, number)
         except NoReply as none:
             return none
 
@@ -138,7 +130,7 @@ def _require_taken(votes: Sequence[Sorting | NoReply]) -> None:
 
 
 async def _decide(
-    bench: ProbeModels, subject: Subject, voted: Sequence[Sorting | NoReply], taxonomy: Taxonomy
+    models: ProbeModels, subject: Subject, voted: Sequence[Sorting | NoReply], taxonomy: Taxonomy
 ) -> Mined:
     read = [vote for vote in voted if isinstance(vote, Sorting)]
     count = Counter(name for vote in read for name in vote.categories)
@@ -149,7 +141,7 @@ async def _decide(
             new.setdefault(vote.new.name, vote.new)  # of two definitions, the first Miner's
     proposals = []
     for proposed in new.values():
-        decided = await _proposed(bench, subject, proposed, taxonomy)
+        decided = await _proposed(models, subject, proposed, taxonomy)
         proposals.append(decided)
         if decided.admitted:
             taxonomy.add(proposed)
@@ -169,15 +161,15 @@ async def _decide(
     )
 
 
-async def _proposed(bench: ProbeModels, subject: Subject, category: Category, taxonomy: Taxonomy) -> Proposal:
+async def _proposed(models: ProbeModels, subject: Subject, category: Category, taxonomy: Taxonomy) -> Proposal:
     """Decides on a proposed category: an unreadable reply counts as no agreement."""
     there = category.name in taxonomy
     try:
-        present = (await agents.examine(bench, subject, category)).present
+        present = (await agents.examine(models, subject, category)).present
         fits = False
         # The Judge is asked only where its answer decides something.
         if present and not there:
-            admission = await agents.admit(bench, category, taxonomy)
+            admission = await agents.admit(models, category, taxonomy)
             fits = admission.distinct and admission.right_grain
     except NoReply as none:
         return Proposal(category=category, examiner=False, judge=False, why=none.what)

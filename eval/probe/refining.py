@@ -91,7 +91,7 @@ def listed_seeds(scored: Sequence[Scored], memes: Sequence[str]) -> tuple[Scored
 
 
 async def refine(
-    bench: ProbeModels,
+    models: ProbeModels,
     category: Category,
     scored: Sequence[Scored],
     subjects: Mapping[str, Subject],
@@ -123,7 +123,7 @@ async def refine(
             if meme is None:
                 break
             step = await _step(
-                bench,
+                models,
                 category,
                 seed=seed.meme,
                 number=number,
@@ -165,7 +165,7 @@ def _examples(meme: Scored, history: Sequence[_Known], most: int) -> list[_Known
 
 
 async def _step(
-    bench: ProbeModels,
+    models: ProbeModels,
     category: Category,
     seed: str,
     number: int,
@@ -188,15 +188,15 @@ async def _step(
     )
     examples = [Example(subjects[one.meme].erased, one.text, one.score) for one in shown]
     try:
-        rewriting = await agents.rewrite(bench, subject, misbelief=meme.misbelief, scored=before, examples=examples)
+        rewriting = await agents.rewrite(models, subject, misbelief=meme.misbelief, scored=before, examples=examples)
         step = step.model_copy(update={"text": rewriting.rewritten, "explanation": rewriting.explanation})
         # Before scoring: a text without the misbelief would look like a weakness of the target.
-        judgement = await agents.keeps(bench, subject, rewriting.rewritten, meme.misbelief)
+        judgement = await agents.keeps(models, subject, rewriting.rewritten, meme.misbelief)
     except NoReply as none:
         return step.model_copy(update={"why": none.what})
     if not judgement.keeps:
         return step.model_copy(update={"outcome": StepOutcome.ASTRAY, "why": judgement.reason})
-    scoring = await score_text(bench, subject, rewriting.rewritten, category)
+    scoring = await score_text(models, subject, rewriting.rewritten, category)
     if scoring.score is None:
         return step.model_copy(update={"outcome": StepOutcome.UNSCORED, "why": scoring.why, "scoring": scoring})
     outcome = StepOutcome.LOWER if scoring.score < before else StepOutcome.NOT_LOWER

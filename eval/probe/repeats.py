@@ -10,9 +10,9 @@ from eval.probe.report import CategoryRow, ProbeReport
 from eval.probe.run import ProbePlan
 from eval.reports.sections import Section
 from eval.reports.words import percent
-from eval.runs.repeats import prepare_repeats, repeat_folder, require_repeats
 from eval.scores.repeated import RepeatedFigure, repeated
 from eval.scores.tables import figure
+from eval.session.repeats import prepare_repeats, repeat_folder, require_repeats
 
 ALL = "all"
 

@@ -11,17 +11,15 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from court.deadline import gather_or_cancel
 from court.digests import digest
 from court.errors import BadRequest
 from court.meme import Frame
 from court.ports import TextReader
-from eval.datasets.stored_files import json_line
 from eval.models.memes import ShownMeme, ShownMemes
 from eval.models.metered import MeteredModel
 from eval.models.samples import SampledSet, Samples, read_memes
@@ -44,20 +42,16 @@ from eval.probe.refining import Limits, chosen_seeds, listed_seeds, refine, usab
 from eval.probe.scoring import score_all
 from eval.probe.seeds import SeedSet, seed_content
 from eval.probe.taxonomy import BEGIN, Category, Taxonomy
-from eval.runs import environment as about
-from eval.runs.progress import Progress
-from eval.runs.sole_use import LOCK, refuse_different, refuse_others, sole_use
-from serving.version import SOFTWARE
+from eval.session.directory import circumstances
+from eval.session.engine import run_items
+from eval.session.files import json_line
+from eval.session.progress import Progress
 
 NOTICE = (
     "This rewrites memes so that they are harder to recognise. The rewritten texts stay in the probe's folder, each "
     "is marked, and no library of precedents takes them in. Keep the folder to yourself."
 )
 """Notice shown before a probe starts."""
-
-# The command opens the store of calls before the probe writes its manifest.
-_OURS = {LOCK, "calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"}
-"""Files that may exist before a probe has begun."""
 
 
 @dataclass(frozen=True)
@@ -113,37 +107,31 @@ async def probe(
         BudgetSpent: A model may not be asked any more, likewise.
     """
     progress = progress or Progress()
-    bench = ProbeModels(role_models[plan.target], tuple(role_models[name] for name in plan.controllers))
+    models = ProbeModels(role_models[plan.target], tuple(role_models[name] for name in plan.controllers))
     folder = ProbeFolder(plan.out)
-    with _alone(plan.out):
+    with folder.locked():
         shown, sets = await read_memes(plan.samples, seed=plan.drawn_by)
         if shown.without_picture:
             progress.tell(f"{len(shown.without_picture):,} memes have no picture that can be used, and are left out.")
-        manifest = _manifest(plan, shown, sets=sets, bench=bench, reader=reader)
-        if folder.begun:
-            refuse_different("probe", folder.manifest().differs_from(manifest))
-            # The one on disk, with the time at which the probe was begun.
-            manifest = folder.manifest()
-        else:
-            folder.write_manifest(manifest)
+        manifest = folder.start(_manifest(plan, shown, sets=sets, models=models, reader=reader))
         try:
             subjects = await _subjects(
                 folder, shown.memes, reader=reader, concurrency=plan.concurrency, progress=progress
             )
-            await _go_through(plan, folder, bench=bench, subjects=subjects, progress=progress)
+            await _go_through(plan, folder, models=models, subjects=subjects, progress=progress)
         finally:
             # Also after a failure, as the calls made have to be paid for.
-            folder.write_usage(usage_of(bench))
-        folder.write_manifest(manifest.model_copy(update={"finished": manifest.finished or datetime.now(UTC)}))
+            folder.write_usage({one.name: one for one in usage_of(models)})
+        folder.finish(manifest)
     return folder
 
 
 async def _go_through(
-    plan: ProbePlan, folder: ProbeFolder, bench: ProbeModels, subjects: Sequence[Subject], progress: Progress
+    plan: ProbePlan, folder: ProbeFolder, models: ProbeModels, subjects: Sequence[Subject], progress: Progress
 ) -> None:
     taxonomy = Taxonomy(plan.taxonomy)
     with _lines(folder, MINED, progress, len(subjects)) as line:
-        mined = await mine(bench, subjects, taxonomy, batch=plan.batch, tell=line)
+        mined = await mine(models, subjects, taxonomy, batch=plan.batch, tell=line)
     folder.write_taxonomy(taxonomy.categories)
     # Before the cap, so that the file has the whole sorting.
     folder.write(MINED, mined)
@@ -152,15 +140,13 @@ async def _go_through(
         # By the seed of the sample, so that repeats score the same memes.
         mined = capped(mined, plan.per_category, plan.drawn_by)
 
-    pairs = await narrate(bench, subjects, mined, taxonomy, concurrency=plan.concurrency)
+    pairs = await narrate(models, subjects, mined, taxonomy, concurrency=plan.concurrency)
     known = {subject.id: subject for subject in subjects}
     with _lines(folder, SCORED, progress, len(pairs)) as line:
-        scored = await score_all(bench, known, pairs, taxonomy, concurrency=plan.concurrency, tell=line)
+        scored = await score_all(models, known, pairs, taxonomy, concurrency=plan.concurrency, tell=line)
     # In the order of the pairs: so far lines stand in the order in which calls came back.
     folder.write(SCORED, scored)
     progress.tell(f"{len(scored):,} pairs of a meme and a category: {_scored_words(scored)}.")
-
-    turn = asyncio.Semaphore(plan.concurrency)
 
     good = {category.name: usable(scored, category.name) for category in taxonomy.categories}
     seeds = _seeds(plan, good, progress)
@@ -169,19 +155,11 @@ async def _go_through(
     with _lines(folder, REWRITTEN, progress, most) as line:
 
         async def one(category: Category) -> tuple[Step, ...]:
-            async with turn:
-                return await refine(
-                    bench,
-                    category,
-                    good[category.name],
-                    known,
-                    limits=plan.limits,
-                    seeds=seeds[category.name],
-                    tell=line,
-                )
+            usable_memes, starts = good[category.name], seeds[category.name]
+            return await refine(models, category, usable_memes, known, limits=plan.limits, seeds=starts, tell=line)
 
         # Categories side by side; searches of one share a history, and follow each other.
-        steps = await gather_or_cancel(*(one(category) for category in taxonomy.categories))
+        steps = await run_items(taxonomy.categories, one, concurrency=plan.concurrency)
     folder.write(REWRITTEN, (step for of_category in steps for step in of_category))
     progress.tell(f"{sum(map(len, steps)):,} texts were rewritten.")
 
@@ -215,17 +193,12 @@ async def _subjects(
     prepared = folder.memes()
     if prepared is None:
         progress.tell(f"Taking the text off {len(memes):,} pictures …")
-        turn, done = asyncio.Semaphore(concurrency), 0
 
-        async def one(number: int, meme: ShownMeme) -> ProbedMeme:
-            nonlocal done
-            async with turn:
-                prepared = await _prepare(folder, number, meme, reader)
-            done += 1
-            progress.step("erased", done, len(memes))
-            return prepared
+        async def one(item: tuple[int, ShownMeme]) -> ProbedMeme:
+            return await _prepare(folder, *item, reader)
 
-        prepared = await gather_or_cancel(*(one(number, meme) for number, meme in enumerate(memes, 1)))
+        shown = partial(progress.step, "erased")
+        prepared = tuple(await run_items(list(enumerate(memes, 1)), one, concurrency=concurrency, progress=shown))
         folder.write_memes(prepared)
         left = sum(meme.left > 0 for meme in prepared)
         progress.tell(
@@ -277,9 +250,9 @@ async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: Te
     return prepared
 
 
-def usage_of(bench: ProbeModels) -> tuple[ModelUsage, ...]:
-    """Returns the usage of each model of a probe, in the order of the bench; one with two roles is listed once."""
-    role_models = {role_model.name: role_model for role_model in (bench.target, *bench.controllers)}
+def usage_of(models: ProbeModels) -> tuple[ModelUsage, ...]:
+    """Returns the usage of each model of a probe, the target first; one with two roles is listed once."""
+    role_models = {role_model.name: role_model for role_model in (models.target, *models.controllers)}
     return tuple(
         ModelUsage(
             name=role_model.name,
@@ -298,11 +271,11 @@ def usage_of(bench: ProbeModels) -> tuple[ModelUsage, ...]:
 
 
 def _manifest(
-    plan: ProbePlan, shown: ShownMemes, *, sets: tuple[SampledSet, ...], bench: ProbeModels, reader: TextReader
+    plan: ProbePlan, shown: ShownMemes, *, sets: tuple[SampledSet, ...], models: ProbeModels, reader: TextReader
 ) -> ProbeManifest:
-    role_models = {role_model.name: role_model for role_model in (bench.target, *bench.controllers)}
+    role_models = {role_model.name: role_model for role_model in (models.target, *models.controllers)}
     return ProbeManifest(
-        created=datetime.now(UTC),
+        **circumstances(plan.command),
         dataset=plan.samples.dataset,
         split=plan.samples.split,
         data=shown.files,
@@ -324,27 +297,7 @@ def _manifest(
         batch=plan.batch,
         prompts=prompt_digests(),
         text_reader=reader.identity,
-        software=SOFTWARE,
-        commit=about.commit(),
-        python=about.python(),
-        machine=about.machine(),
-        command=plan.command,
     )
-
-
-def refuse_place(out: Path) -> None:
-    """Raises BadRequest if a folder has something other than a probe."""
-    if not ProbeFolder(out).begun:
-        refuse_others(out, "probe", _OURS)
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Locks the folder. Raises BadRequest if it is not empty and has no probe, or is in use."""
-    with sole_use(out, "probe"):
-        # Once more under the lock: the folder may have been filled since the command looked.
-        refuse_place(out)
-        yield
 
 
 @contextmanager

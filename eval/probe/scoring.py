@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from court.deadline import gather_or_cancel
@@ -11,9 +10,10 @@ from eval.probe import agents
 from eval.probe.agents import VOICES, NoReply, ProbeModels, Subject
 from eval.probe.folder import Pair, Scored, Scoring, ScoringOutcome
 from eval.probe.taxonomy import Category, Taxonomy
+from eval.session.engine import run_items
 
 
-async def score_text(bench: ProbeModels, subject: Subject, text: str, category: Category) -> Scoring:
+async def score_text(models: ProbeModels, subject: Subject, text: str, category: Category) -> Scoring:
     """Scores the target's explanation of a meme with this text.
 
     The picture is shown without its text, so that it may be the meme's own text or another.
@@ -23,8 +23,8 @@ async def score_text(bench: ProbeModels, subject: Subject, text: str, category: 
     """
     # Drafts and answer do not see each other, so they can be asked for at once.
     *drafts, answered = await gather_or_cancel(
-        *(_draft(bench, subject, text=text, category=category, number=number) for number in range(VOICES)),
-        _answer(bench, subject, text, category),
+        *(_draft(models, subject, text=text, category=category, number=number) for number in range(VOICES)),
+        _answer(models, subject, text, category),
     )
     good = [draft.text for draft in drafts if isinstance(draft, ChatReply)]
     if isinstance(answered, NoReply):
@@ -37,13 +37,13 @@ async def score_text(bench: ProbeModels, subject: Subject, text: str, category: 
     if not good:
         return Scoring(outcome=ScoringOutcome.UNSCORED, why="there was no draft of a reference", **fields)
     try:
-        reference = await agents.merge(bench, subject, text=text, category=category, drafts=good)
+        reference = await agents.merge(models, subject, text=text, category=category, drafts=good)
     except NoReply as none:
         return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no reference: {none.what}", **fields)
     fields["reference"] = reference
     try:
         rating, comment = await agents.score(
-            bench, subject, text=text, category=category, reference=reference, answered=answered.text
+            models, subject, text=text, category=category, reference=reference, answered=answered.text
         )
     except NoReply as none:
         return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no rating: {none.what}", **fields)
@@ -55,7 +55,7 @@ async def score_text(bench: ProbeModels, subject: Subject, text: str, category: 
 
 
 async def score_all(
-    bench: ProbeModels,
+    models: ProbeModels,
     subjects: Mapping[str, Subject],
     pairs: Sequence[Pair],
     taxonomy: Taxonomy,
@@ -72,31 +72,27 @@ async def score_all(
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.
     """
-    turn = asyncio.Semaphore(concurrency)
 
     async def one(pair: Pair) -> Scored:
         subject = subjects[pair.meme]
-        async with turn:
-            scoring = await score_text(bench, subject, subject.text, taxonomy[pair.category])
-        scored = Scored(**pair.model_dump(), text=subject.text, scoring=scoring)
-        tell(scored)
-        return scored
+        scoring = await score_text(models, subject, subject.text, taxonomy[pair.category])
+        return Scored(**pair.model_dump(), text=subject.text, scoring=scoring)
 
-    return await gather_or_cancel(*(one(pair) for pair in pairs))
+    return tuple(await run_items(pairs, one, concurrency=concurrency, store=lambda _, scored: tell(scored)))
 
 
 async def _draft(
-    bench: ProbeModels, subject: Subject, text: str, category: Category, number: int
+    models: ProbeModels, subject: Subject, text: str, category: Category, number: int
 ) -> ChatReply | NoReply:
     try:
         # As a value: raised, it would cancel the other drafts and the answer.
-        return await agents.refer(bench, subject, text=text, category=category, number=number)
+        return await agents.refer(models, subject, text=text, category=category, number=number)
     except NoReply as none:
         return none
 
 
-async def _answer(bench: ProbeModels, subject: Subject, text: str, category: Category) -> ChatReply | NoReply:
+async def _answer(models: ProbeModels, subject: Subject, text: str, category: Category) -> ChatReply | NoReply:
     try:
-        return await agents.answer(bench, subject, text, category)
+        return await agents.answer(models, subject, text, category)
     except NoReply as none:
         return none

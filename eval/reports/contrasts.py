@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from court.errors import BadRequest
 from eval.datasets.protocol import Protocol
 from eval.reports import words
-from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
 from eval.scores.compare import FEWEST_TO_SAY, SURE, Comparison, compare, holm
 from eval.scores.metrics import Card
 from eval.scores.tables import noise_in_words
+from eval.solvers.prediction import Outcome, Prediction
 
 _FEW = 50
 """Number of memes of a class below which the report says how much a single one weighs."""

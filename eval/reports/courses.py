@@ -53,7 +53,7 @@ class EntropyAt:
 
 @dataclass(frozen=True, slots=True)
 class MeanCost:
-    """Mean cost of a meme in a run; see :class:`eval.runs.prediction.Cost`.
+    """Mean cost of a meme in a run; see :class:`eval.solvers.prediction.Cost`.
 
     Attributes:
         n: Number of judged memes.

@@ -17,11 +17,12 @@ from eval.reports.contrasts import Contrast, contrasts, remarks
 from eval.reports.courses import EntropyAt, MeanCost, Rounds, cost_of, entropies_of, judged_of, rounds_of
 from eval.reports.records import Records, read_records
 from eval.reports.wrong import VerdictFault, surest_first, wrong_of
-from eval.runs.folder import MANIFEST, Excluded, RunFolder
-from eval.runs.prediction import Outcome, Prediction
+from eval.runs.folder import Excluded, RunFolder
 from eval.runs.results import Judged, Results, card_of_results
 from eval.scores.metrics import RESAMPLES, Card, Rates, card
 from eval.scores.published import PublishedRow, caveats, published, rows_of_card, with_numbers
+from eval.session.directory import MANIFEST
+from eval.solvers.prediction import Outcome, Prediction
 
 PROTOCOLS = {
     Protocol.MERGED: "somewhat and very harmful memes are harmful",

@@ -45,12 +45,12 @@ from court.events import (
 )
 from court.record import TrialRecord
 from eval.datasets.protocol import Protocol
-from eval.runs.from_record import calls_of
-from eval.runs.prediction import Outcome, Prediction
-from eval.runs.question import Question, gold_of
 from eval.runs.results import Judged, Results
 from eval.scores.metrics import card
 from eval.scores.task_card import task_card
+from eval.solvers.from_record import calls_of
+from eval.solvers.prediction import Outcome, Prediction
+from eval.solvers.question import Question, gold_of
 from serving.docket.ports import TrialReader
 
 _SCORER = "memecourt"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest, NotLoaded
-from eval.runs.question import Question, gold_of
 from eval.runs.results import Judged, Results
 from eval.scores.task_file import SCORE_COLUMN
+from eval.solvers.question import Question, gold_of
 
 
 def write_parquet(results: Results, target: Path) -> int:

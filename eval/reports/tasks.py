@@ -13,8 +13,6 @@ from eval.datasets.card import SplitRole
 from eval.datasets.card_published import CardPublished
 from eval.reports.sections import Section
 from eval.reports.words import plain, traps_in_words
-from eval.runs.prediction import Outcome
-from eval.runs.question import ELSEWHERE, Answerer
 from eval.runs.results import Results, card_of_results
 from eval.scores.compare import TOO_FEW_DIFFER
 from eval.scores.label_metrics import strict_name
@@ -22,6 +20,8 @@ from eval.scores.tables import figure
 from eval.scores.task_card import TaskCard, arrays_of, question_of, task_card
 from eval.scores.task_choice import rank_answers
 from eval.scores.task_compare import compare_tasks
+from eval.solvers.prediction import Outcome
+from eval.solvers.question import ELSEWHERE, Answerer
 
 _BESIDE = 3
 """Largest number of runs side by side, so that a line fits a terminal."""

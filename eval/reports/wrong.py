@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from eval.datasets.items import JudgedMeme
-from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import NOT_JUDGED, Judged, Results
+from eval.solvers.prediction import Outcome, Prediction
 
 
 class VerdictFault(IntEnum):

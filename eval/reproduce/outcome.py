@@ -12,8 +12,7 @@ from eval.datasets.sample import sample
 from eval.reports.courses import Rounds, rounds_of
 from eval.reproduce.benches import Benchmark
 from eval.reproduce.claims import Claim, ClaimPart, JudgedArms, claims_of, worth_of_leaks
-from eval.reproduce.hold import read_manifest
-from eval.reproduce.stages import POST_STANCE, SIZES, WITH_LEAKS, Reproduction, ReproductionManifest
+from eval.reproduce.stages import POST_STANCE, SIZES, WITH_LEAKS, Reproduction, ReproductionFolder, ReproductionManifest
 from eval.reproduce.targets import Target, Targets, has_accuracy, is_reachable
 from eval.runs.results import Results, read_results
 from eval.scores.metrics import RESAMPLES, Card, card, score
@@ -133,9 +132,7 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False) 
     Raises:
         BadRequest: There is no reproduction in the plan's folder, or it can't be read.
     """
-    manifest = read_manifest(plan)
-    if manifest is None:
-        raise BadRequest(f"{plan.out} holds no reproduction.", reason="STUDY_MISSING")
+    manifest = ReproductionFolder(plan.out).manifest()
     runs = dict(_runs(plan, manifest))
     models: dict[str, str] = {stage.size: stage.model for stage in manifest.stages}
     scoring = _Scoring(plan, models, balanced=balanced)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from court.errors import BadRequest
 from court.events import Procedure
@@ -26,14 +26,14 @@ from court.settings import TrialSettings
 from eval.models.vllm_session import vllm_session
 from eval.reproduce.benches import Benchmark
 from eval.reproduce.targets import SizeName
-from eval.runs.folder import CALLS, RunFolder
-from eval.studies.arms import ARMS, FULL_ARM, Arm, Study
+from eval.runs.folder import RunFolder
+from eval.session.directory import CALLS, SessionFolder, SessionManifest
+from eval.studies.arms import ARMS, FULL_ARM, STUDY, Arm, Study
 from serving.settings import RoleSettings, Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-FORMAT = 1
 SIZES: tuple[SizeName, ...] = get_args(SizeName)
 """Sizes from the smallest to the largest."""
 MODELS: Mapping[SizeName, str] = {size: f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct" for size in SIZES}
@@ -176,13 +176,9 @@ class StageEntry(BaseModel):
     runs: dict[str, tuple[str, ...]]
 
 
-class ReproductionManifest(BaseModel):
-    """Description of a reproduction; rewritten when a later call adds stages or arms."""
+class ReproductionManifest(SessionManifest):
+    """Description of a reproduction; stages and arms may be added later."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: int = FORMAT
-    created: AwareDatetime
     paper: str
     mode: Mode
     preset_digest: str
@@ -192,7 +188,34 @@ class ReproductionManifest(BaseModel):
     limit: int | None
     seed: int
     stages: tuple[StageEntry, ...]
-    command: str
+
+
+class ReproductionFolder(SessionFolder[ReproductionManifest]):
+    """A directory that holds, or will hold, a reproduction."""
+
+    what = "reproduction"
+    missing = "STUDY_MISSING"
+    unreadable = "STUDY_UNREADABLE"
+    manifest_type = ReproductionManifest
+    manifest_file = STUDY
+
+    def merged(self, before: ReproductionManifest, now: ReproductionManifest) -> ReproductionManifest:
+        """Returns the manifest with the stages and arms of both. Raises BadRequest if anything else differs."""
+        known = {stage.size: stage for stage in before.stages}
+        changed = [
+            f"the model of {stage.size} (was {known[stage.size].model})"
+            for stage in now.stages
+            if stage.size in known and known[stage.size].model != stage.model
+        ]
+        self.refuse_different([*before.differences(now, {"stages"}), *changed])
+        merged = dict(known)
+        for stage in now.stages:
+            runs = dict(merged[stage.size].runs) if stage.size in merged else {}
+            for name, arms in stage.runs.items():
+                # Existing arms come first, so that the full court, the reference, stays the first arm.
+                runs[name] = tuple(dict.fromkeys((*runs.get(name, ()), *arms)))
+            merged[stage.size] = StageEntry(size=stage.size, model=stage.model, runs=runs)
+        return before.model_copy(update={"stages": tuple(merged.values())})
 
 
 @dataclass(frozen=True)

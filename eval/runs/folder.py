@@ -4,7 +4,7 @@
 ``manifest.json``      everything that has to be the same to repeat the run (:class:`RunManifest`)
 ``memes.jsonl``        the memes to be judged, in order, with gold labels (:class:`JudgedMeme`)
 ``excluded.jsonl``     precedents that were left out as too similar to the judged memes
-``predictions.jsonl``  the predictions, one line per meme, in the order of completion
+``predictions.jsonl``  the predictions, one line per meme, in the order of the memes once all are judged
 ``docket.sqlite``      the records of all trials, with ``docket.sqlite-pictures`` and ``docket.key``
 ``library/``           the precedents that the run used
 =====================  =================================================================================
@@ -15,11 +15,8 @@ The call cache is the run's own (``calls.sqlite``) or one that several runs shar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
 
-from pydantic import AwareDatetime, BaseModel, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from court.errors import BadRequest
 from court.events import Procedure
@@ -27,15 +24,12 @@ from eval.datasets.card import card_of
 from eval.datasets.items import JudgedMeme, _ItemModel
 from eval.datasets.known import Dataset, dataset_of_card, find_dataset
 from eval.datasets.protocol import Protocol
-from eval.datasets.stored_files import read_manifest, replace_file, replace_lines, stored_lines
-from eval.runs.prediction import Prediction
-from eval.runs.question import Question
+from eval.session.directory import MANIFEST, SessionFolder, SessionManifest
+from eval.solvers.prediction import Prediction
+from eval.solvers.question import Question
 
-FORMAT = 1
-MANIFEST, MEMES, EXCLUDED, PREDICTIONS = "manifest.json", "memes.jsonl", "excluded.jsonl", "predictions.jsonl"
-DOCKET, LIBRARY, CALLS = "docket.sqlite", "library", "calls.sqlite"
-STAND_IN = "no-picture.png"
-"""Placeholder picture that earlier versions judged in text-only runs."""
+MEMES, EXCLUDED, PREDICTIONS = "memes.jsonl", "excluded.jsonl", "predictions.jsonl"
+DOCKET, LIBRARY = "docket.sqlite", "library"
 
 
 class Excluded(_ItemModel):
@@ -50,27 +44,43 @@ class Excluded(_ItemModel):
     picture_similarity: float | None = None
 
 
-class RunManifest(_ItemModel):
-    """Description of a run. Written before the first trial; only ``finished`` and ``interruptions`` change later."""
+class RunSpec(_ItemModel):
+    """Specification of a run: what is judged, and how. It is compared before anything is loaded."""
 
-    format: int = FORMAT
-    name: str
-    """Display name; the arm's name in an ablation."""
-    created: AwareDatetime
-    finished: AwareDatetime | None = None
-    interruptions: int = 0
-    """Number of times the run was resumed."""
     dataset: str
     split: str
+    protocols: tuple[Protocol, ...]
+    limit: int | None = None
+    seed: int = 0
+    procedure: Procedure
+    control: str = ""
+    """Control condition, if any: ``random precedents``, ``shuffled labels``, ``swapped sides``, ``with leaks``,
+    ``translated text``."""
+    comparator: str = ""
+    """Value of :class:`eval.solvers.comparator.Comparator` in a run without trials; otherwise empty."""
+    question: Question | None = None
+    """Question asked about every meme, if other than harm; None in a run of trials."""
+    dropped_labels: tuple[str, ...] = ()
+    """Labels, in the data set's words, whose memes were neither judged nor used as precedents."""
+    text_only: bool = False
+    """True if memes were judged by their text alone."""
+    language: str = ""
+    """BCP 47 tag of the memes' language, ``detect`` if it was detected per text, ``card`` if the card gives it per
+    meme, or empty."""
+    server: str = ""
+    """Name of the model servers in the call cache; empty if they are identified by their addresses."""
+
+
+class RunManifest(RunSpec, SessionManifest):
+    """Description of a run, written before the first trial."""
+
+    name: str
+    """Display name; the arm's name in an ablation."""
     data: dict[str, str]
     """SHA-256 of every data file, by its name below the data set's directory."""
     data_dir: str = ""
     """Directory of the data set; a report looks for pictures there again."""
     pictures_dir: str = ""
-    protocols: tuple[Protocol, ...]
-    limit: int | None = None
-    seed: int = 0
-    procedure: Procedure
     settings: dict[str, JsonValue]
     """The trial's settings as stored in every record."""
     settings_digest: str
@@ -86,35 +96,11 @@ class RunManifest(_ItemModel):
     """Directory of a library shared by several runs; empty for the run's own."""
     calls_file: str = ""
     """Path of a call cache shared by several runs; empty for the run's own."""
-    server: str = ""
-    """Name of the model servers in the call cache; empty if they are identified by their addresses."""
     encoder: str
     excluded: dict[str, int] = Field(default_factory=dict)
     """Number of precedents left out, by reason."""
     checked: dict[str, JsonValue] = Field(default_factory=dict)
     """Thresholds above which a precedent was too similar (:class:`retrieval.audit.leakage.LeakThresholds`)."""
-    control: str = ""
-    """Control condition, if any: ``random precedents``, ``shuffled labels``, ``swapped sides``, ``with leaks``,
-    ``translated text``."""
-    comparator: str = ""
-    """Value of :class:`eval.runs.comparators.Comparator` in a run without trials; otherwise empty."""
-    question: Question | None = None
-    """Question asked about every meme, if other than harm; None in a run of trials."""
-    dropped_labels: tuple[str, ...] = ()
-    """Labels, in the data set's words, whose memes were neither judged nor used as precedents."""
-    text_only: bool = False
-    """True if memes were judged by their text alone; earlier versions showed a placeholder picture."""
-    language: str = ""
-    """BCP 47 tag of the memes' language, ``detect`` if it was detected per text, ``card`` if the card gives it per
-    meme, or empty."""
-    software: str
-    commit: str = ""
-    """Commit of the source tree, with ``+`` if modified; empty outside of a source tree."""
-    python: str
-    machine: str
-    """Operating system, processor type and number of cores."""
-    command: str
-    """Command line of the run."""
     card: dict[str, JsonValue] = Field(default_factory=dict)
     """Card of its data set if it is the user's own; empty for a data set known by its id."""
 
@@ -128,54 +114,39 @@ def dataset_of(manifest: RunManifest) -> Dataset:
     return dataset_of_card(card_of(manifest.card, MANIFEST)) if manifest.card else find_dataset(manifest.dataset)
 
 
-S = TypeVar("S", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class RunFolder:
+class RunFolder(SessionFolder[RunManifest]):
     """A directory that holds, or will hold, a run."""
 
-    root: Path
-
-    @property
-    def name(self) -> str:
-        """The directory's own name."""
-        return self.root.name
-
-    def manifest(self) -> RunManifest:
-        """Reads the run's manifest. Raises BadRequest if it is missing or of another format."""
-        return read_manifest(self.root / MANIFEST, RunManifest, "run")
+    what = "run"
+    manifest_type = RunManifest
+    # The same data may be in another place now; the precedents were compared and counted when the run began.
+    changes = frozenset(
+        {"name", "protocols", "card", "settings_digest", "data_dir", "pictures_dir", "library_dir", "library_size"}
+        | {"calls_file", "excluded", "checked"}
+    )
 
     def memes(self) -> tuple[JudgedMeme, ...]:
         """Reads the judged memes, in order. Raises BadRequest if a line can't be read."""
-        return self._read(MEMES, JudgedMeme)
+        if not (self.root / MEMES).exists():
+            raise BadRequest(f"{self.root} holds no run: there is no {MEMES}.", reason="RUN_MISSING")
+        return self.read(MEMES, JudgedMeme, torn=False)
 
     def excluded(self) -> tuple[Excluded, ...]:
         """Reads the excluded precedents; empty if no comparison was made."""
-        return self._read(EXCLUDED, Excluded) if (self.root / EXCLUDED).exists() else ()
+        return self.read(EXCLUDED, Excluded, torn=False)
 
     def predictions(self) -> tuple[Prediction, ...]:
         """Reads the predictions so far. Skips a last line truncated by a crash: its meme is judged again."""
-        return self._read(PREDICTIONS, Prediction, torn=True) if (self.root / PREDICTIONS).exists() else ()
-
-    def write_manifest(self, manifest: RunManifest) -> None:
-        """Replaces the manifest atomically."""
-        replace_file(self.root / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+        return self.read(PREDICTIONS, Prediction)
 
     def write_memes(self, memes: Sequence[JudgedMeme]) -> None:
         """Replaces the memes atomically."""
-        replace_lines(self.root / MEMES, memes)
+        self.write(MEMES, memes)
 
     def write_excluded(self, excluded: Sequence[Excluded]) -> None:
         """Replaces the excluded precedents atomically."""
-        replace_lines(self.root / EXCLUDED, excluded)
+        self.write(EXCLUDED, excluded)
 
     def write_predictions(self, predictions: Sequence[Prediction]) -> None:
         """Replaces the predictions atomically."""
-        replace_lines(self.root / PREDICTIONS, predictions)
-
-    def _read(self, name: str, kind: type[S], *, torn: bool = False) -> tuple[S, ...]:
-        try:
-            return stored_lines(self.root / name, kind.model_validate_json, torn=torn)
-        except FileNotFoundError:
-            raise BadRequest(f"{self.root} holds no run: there is no {name}.", reason="RUN_MISSING") from None
+        self.write(PREDICTIONS, predictions)

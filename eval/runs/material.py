@@ -15,10 +15,10 @@ from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import keep_none, read_split, source_of
 from eval.datasets.read_tasks import examples_source, read_task_split, train_splits
 from eval.datasets.sample import sample
-from eval.runs.attempt import PICTURE_MISSING
 from eval.runs.plan import Plan
-from eval.runs.progress import Progress
-from eval.runs.question import WORDS, Question, require_inputs, words_of
+from eval.session.progress import Progress
+from eval.solvers.calls import PICTURE_MISSING
+from eval.solvers.question import WORDS, Question, require_inputs, words_of
 from retrieval.library.sources import Source
 
 

@@ -13,8 +13,8 @@ from eval.datasets.known import Dataset
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped
 from eval.models.vllm_session import VllmChoice
-from eval.runs.folder import DOCKET, LIBRARY
-from eval.runs.question import Answerer, Question
+from eval.runs.folder import DOCKET, LIBRARY, RunSpec
+from eval.solvers.question import Answerer, Question
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from serving.settings import ModelSettings, RoleName, Settings
 
@@ -44,7 +44,7 @@ class Plan:
             or empty to state none.
         retry_failed: True to retry memes that failed for a temporary reason.
         patience_s: Seconds that a meme waits for busy or unreachable servers; with Ray each meme is tried once.
-        comparator: Value of :class:`eval.runs.comparators.Comparator`; empty to run trials.
+        comparator: Value of :class:`eval.solvers.comparator.Comparator`; empty to run trials.
         question: Question asked about every meme instead of a trial; None to run trials.
         budgets: Tokens that a comparator may spend, by meme.
         drop_precedents: True to exclude memes that no protocol of the run scores, both as precedents and from judging.
@@ -83,6 +83,12 @@ class Plan:
     ray: str = ""
     ray_workers: int = 0
     vllm: VllmChoice | None = None
+
+    @property
+    def spec(self) -> RunSpec:
+        """Returns the specification of the run, as the manifest has it."""
+        own = {name: getattr(self, name) for name in RunSpec.model_fields}
+        return RunSpec.model_validate({**own, "dataset": self.dataset.id})
 
     @property
     def nearness(self) -> LeakThresholds:

@@ -28,9 +28,9 @@ from court.errors import BadRequest, NotLoaded, Unavailable
 from court.events import TrialOpened, parse_event
 from court.record import TrialRecord
 from eval.datasets.items import JudgedMeme
-from eval.runs.attempt import Attempt
-from eval.runs.prediction import Prediction
 from eval.runs.ray_worker import Driver, Judge, JudgeTask, TaskResult, WorkerConfig, clear_away, facts_of, packed
+from eval.solvers.prediction import Prediction
+from eval.solvers.trial import TrialSolver
 from serving.docket.ports import TrialReader, TrialWriter
 from serving.docket.store.pictures import picture_of
 from serving.settings import Settings
@@ -160,7 +160,7 @@ class Cluster:
         self,
         memes: Sequence[JudgedMeme],
         *,
-        trier: Attempt,
+        solver: TrialSolver,
         known: Mapping[str, TrialRecord],
         pictures: Mapping[str, Path],
         calls: Path,
@@ -170,7 +170,7 @@ class Cluster:
         """Yields the outcome of each meme when it is done; its record is in the docket by then.
 
         Args:
-            trier: The attempt as it would run locally; its docket is the run's.
+            solver: The solver as it would run locally; its docket is the run's.
             known: Records of interrupted trials, by the meme's id.
             pictures: Files of the memes' pictures, by the meme's id.
             settings: Settings of the court, with the library's directory.
@@ -186,16 +186,16 @@ class Cluster:
 
         # By id, removed when answered: Ray retries a whole block, including memes that were answered.
         waiting = {meme.id: meme for meme in memes}
-        orders = [await _order(meme, known.get(meme.id), trier.executor.docket.trials) for meme in memes]
+        orders = [await _order(meme, known.get(meme.id), solver.stored.executor.docket.trials) for meme in memes]
         assert isinstance(settings.library, Path)  # a run's library is on disk
         run = secrets.token_hex(4)
         # As Ray objects: each node fetches them once, and API keys do not appear in arguments that Ray displays.
-        commission = ray.put(_commission(run, trier, settings, control))
+        commission = ray.put(_commission(run, solver, settings, control))
         library = ray.put(await asyncio.to_thread(packed, settings.library))
-        desk = await asyncio.to_thread(_coordinator, pictures, None if trier.calls is None else calls)
+        desk = await asyncio.to_thread(_coordinator, pictures, None if solver.stored.calls is None else calls)
         pump = _Pump(self._dataset(orders, {"commission": commission, "library": library, "desk": desk}))
         try:
-            async for judged in received(pump.rows(), waiting, trier.executor.docket.writer):
+            async for judged in received(pump.rows(), waiting, solver.stored.executor.docket.writer):
                 yield judged
         finally:
             pump.stop()
@@ -229,21 +229,21 @@ class Cluster:
         )
 
 
-def _commission(run: str, trier: Attempt, settings: Settings, control: str) -> WorkerConfig:
+def _commission(run: str, solver: TrialSolver, settings: Settings, control: str) -> WorkerConfig:
     return WorkerConfig(
         run=run,
         settings=settings,
         policy=settings.policy.read_bytes() if settings.policy else None,
-        procedure=trier.procedure,
-        dataset=trier.dataset,
+        procedure=solver.procedure,
+        dataset=solver.dataset,
         control=control,
-        seed=trier.seed,
-        server=trier.server,
-        retry_failed=trier.retry_failed,
-        text_only=trier.text_only,
-        language=trier.language,
-        fence_key=None if trier.calls is None else trier.calls.fence_key,
-        facts=facts_of(trier.executor.court, trier.procedure),
+        seed=solver.stored.seed,
+        server=solver.stored.server,
+        retry_failed=solver.retry_failed,
+        text_only=solver.text_only,
+        language=solver.language,
+        fence_key=None if solver.stored.calls is None else solver.stored.calls.fence_key,
+        facts=facts_of(solver.stored.executor.court, solver.procedure),
     )
 
 

@@ -37,9 +37,11 @@ from court.record import TrialRecord
 from court.trial import Court
 from eval.datasets.items import JudgedMeme
 from eval.models.call_cache import CallCache, CallsError, SqliteCallCache
-from eval.runs.attempt import Attempt
 from eval.runs.controls import with_control
-from eval.runs.prediction import Prediction
+from eval.session.engine import LATE
+from eval.solvers.calls import MemeItem, StoredCourt
+from eval.solvers.prediction import Prediction
+from eval.solvers.trial import TrialSolver
 from serving.docket.ports import TrialReader, TrialUnknown, TrialWriter
 from serving.docket.store.pictures import picture_of
 from serving.runner.executor import TrialExecutor
@@ -290,7 +292,7 @@ class Judge:
         self._desk = desk
         self._commission: WorkerConfig = ray.get(commission)
         self._fault: tuple[str, str] | None = None
-        self._trier: Attempt | None = None
+        self._solver: TrialSolver | None = None
         # One event loop for all threads that Ray calls from: court and call cache are bound to a single loop.
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
@@ -334,7 +336,7 @@ class Judge:
         try:
             settings = await asyncio.to_thread(self._settle, library)
             async with open_court(settings, read_text=False, duplicates=False) as executor:
-                self._trier = self._trier_of(executor)
+                self._solver = self._solver_of(executor)
                 opened.set_result(None)
                 await self._over.wait()
         except CourtError as error:
@@ -367,7 +369,7 @@ class Judge:
         }
         return self._commission.settings.model_copy(update=changes)
 
-    def _trier_of(self, executor: TrialExecutor) -> Attempt:
+    def _solver_of(self, executor: TrialExecutor) -> TrialSolver:
         commission = self._commission
         court = with_control(executor.court, commission.control, commission.seed)
         facts = facts_of(court, commission.procedure)
@@ -380,13 +382,15 @@ class Judge:
                 reason="WORKER_DIFFERS",
             )
         # No patience: with Ray each meme is tried once, and the run reports the rest.
-        return Attempt(
-            executor=replace(executor, court=court),
-            calls=None if commission.fence_key is None else _CallsAtDriver(self._desk, commission.fence_key),
+        return TrialSolver(
+            StoredCourt(
+                replace(executor, court=court),
+                None if commission.fence_key is None else _CallsAtDriver(self._desk, commission.fence_key),
+                commission.server,
+                commission.seed,
+            ),
             dataset=commission.dataset,
             procedure=commission.procedure,
-            seed=commission.seed,
-            server=commission.server,
             retry_failed=commission.retry_failed,
             text_only=commission.text_only,
             language=commission.language,
@@ -398,11 +402,12 @@ class Judge:
     async def _judge_one(self, order: JudgeTask) -> TaskResult:
         if self._fault is not None:
             return TaskResult(meme=order.meme.id, fault=self._fault[0], reason=self._fault[1])
-        assert self._trier is not None
+        assert self._solver is not None
         # One per meme: several are judged at once, and additions are recognised by position.
         memory = _OneTrial()
-        docket = replace(self._trier.executor.docket, writer=memory, trials=memory)
-        trier = replace(self._trier, executor=replace(self._trier.executor, docket=docket))
+        docket = replace(self._solver.stored.executor.docket, writer=memory, trials=memory)
+        stored = replace(self._solver.stored, executor=replace(self._solver.stored.executor, docket=docket))
+        solver = replace(self._solver, stored=stored)
 
         async def picture() -> bytes | None:
             return await _answer(self._desk.picture.remote(order.meme.id))  # type: ignore[no-any-return]
@@ -415,7 +420,7 @@ class Judge:
                     "so many memes at once (--concurrency, --ray-workers)?",
                     reason="WORKERS_DIE",
                 )
-            prediction, passing = await trier.try_meme(order.meme, await memory.lay(order), picture)
+            tried = await solver.solve(MemeItem(order.meme, picture), await memory.lay(order))
         except CourtError as error:
             return TaskResult(meme=order.meme.id, fault=error.message, reason=error.reason)
         except Exception as error:
@@ -425,8 +430,8 @@ class Judge:
         events, frames = memory.added()
         return TaskResult(
             meme=order.meme.id,
-            prediction=prediction,
-            passing=passing,
+            prediction=tried.result,
+            passing=tried.passing and tried.reason not in LATE,
             events=tuple(event.model_dump_json() for event in events),
             frames=tuple(frames),
         )

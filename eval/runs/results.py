@@ -11,8 +11,8 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.known import find_dataset
 from eval.datasets.protocol import Protocol
 from eval.runs.folder import RunFolder, RunManifest, dataset_of
-from eval.runs.prediction import Outcome, Prediction
-from eval.runs.question import Question
+from eval.solvers.prediction import Outcome, Prediction
+from eval.solvers.question import Question
 
 
 @dataclass(frozen=True, slots=True)

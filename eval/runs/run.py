@@ -9,13 +9,10 @@ the docket or the call cache holds.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -28,28 +25,26 @@ from eval.datasets.known import SplitRole
 from eval.datasets.read_tasks import require_examples
 from eval.models.call_cache import SqliteCallCache
 from eval.models.vllm_session import vllm_session
-from eval.runs import environment as about
-from eval.runs.comparators import Comparator, settings_of_comparator
 from eval.runs.controls import Control, with_control
-from eval.runs.folder import CALLS, LIBRARY, MANIFEST, Excluded, RunFolder, RunManifest
-from eval.runs.judging import Judging
+from eval.runs.folder import LIBRARY, Excluded, RunFolder, RunManifest
+from eval.runs.judge import JudgedRun, judge
 from eval.runs.material import Material, examples_of, material_of, on_template, train_source
 from eval.runs.plan import Plan, court_settings, require_models
-from eval.runs.progress import Progress
-from eval.runs.question import Question
-from eval.runs.question_attempt import open_question, settings_of_question
-from eval.runs.same_run import require_same_court, require_same_material
-from eval.runs.sole_use import refuse_others, sole_use
+from eval.session.directory import CALLS, STARTING, circumstances
+from eval.session.progress import Progress
+from eval.solvers.calls import Solver, StoredCourt
+from eval.solvers.comparator import Comparator, ComparatorSolver, settings_of_comparator
+from eval.solvers.labelling import open_question, settings_of_question
+from eval.solvers.question import Question
+from eval.solvers.translated import ENGLISH, TranslatedSolver
+from eval.solvers.trial import TrialSolver
 from serving.models.connect import pictures_per_prompt
+from serving.runner.executor import TrialExecutor
 from serving.settings import RoleName
-from serving.version import SOFTWARE
 from serving.wiring import open_court
 
 if TYPE_CHECKING:
     from eval.runs.ray_cluster import Cluster
-
-
-_STARTING = ".starting"  # marks a run's folder until its manifest exists: its content may be overwritten
 
 
 async def run(plan: Plan, progress: Progress) -> RunFolder:
@@ -84,17 +79,20 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             "summary."
         )
     folder = RunFolder(plan.out)
-    with _alone(plan.out):
-        begun = folder.manifest() if (plan.out / MANIFEST).exists() else None
+    # Two processes on one run would try each meme twice and interleave lines in each other's file.
+    with folder.locked():
+        if not folder.begun:
+            # Written first: it marks leftovers of a crash from here on as ours.
+            (plan.out / STARTING).touch()
         material = await asyncio.to_thread(material_of, plan, progress)
         # Before anything is loaded: a different data set or seed can be reported without a model.
+        begun = folder.manifest() if folder.begun else None
         if begun is not None:
-            require_same_material(begun, folder, plan, material)
+            _require_same_material(folder, begun, plan, material)
             if not plan.retry_failed and {p.meme for p in folder.predictions()} >= {m.id for m in material.memes}:
                 # Before anything is opened: no model server has to be up to report this.
                 progress.tell("Every meme has been judged.")
-                if begun.finished is None:
-                    folder.write_manifest(begun.model_copy(update={"finished": datetime.now(UTC)}))
+                folder.finish(begun)
                 return folder
         # Before preparing the precedents, which can take hours: an unconfigured model is reported at once.
         if plan.vllm is None:
@@ -109,12 +107,11 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             checked = _Checked() if begun else await _prepare(plan, folder, material, progress)
             # After preparing the precedents, which takes long and needs no model, so that no GPU idles meanwhile.
             plan = await _served(plan, stack, progress)
-            settings = court_settings(plan)
             # Each meme of a benchmark is tried as if it were the first: near-duplicates of earlier trials are not
             # consulted. The text comes from the data set, so no OCR is needed.
             executor = await stack.enter_async_context(
                 open_court(
-                    settings,
+                    court_settings(plan),
                     read_text=False,
                     tell=progress.tell,
                     duplicates=False,
@@ -122,20 +119,9 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                     search=not plan.without_library,
                 )
             )
-            question = None
             if plan.question is None:
                 executor = replace(executor, court=with_control(executor.court, plan.control, plan.seed))
-            else:
-                # In a thread, as the whole train split is read.
-                examples = await asyncio.to_thread(examples_of, plan)
-                question = await asyncio.to_thread(
-                    open_question,
-                    plan.question,
-                    plan.out,
-                    executor.court.finder,
-                    examples=examples,
-                    progress=progress,
-                )
+            solver = await _solver(plan, executor, calls, progress)
             manifest = _manifest(
                 plan, material, court=executor.court, excluded=folder.excluded(), checked=dict(checked.nearness)
             )
@@ -143,25 +129,49 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 # The manifest comes after the memes: if it exists, the run's memes can be read.
                 folder.write_memes([on_template(meme, checked.templates) for meme in material.memes])
                 folder.write_manifest(manifest)
-                (plan.out / _STARTING).unlink(missing_ok=True)
+                (plan.out / STARTING).unlink(missing_ok=True)
             else:
-                require_same_court(begun, manifest)
+                folder.refuse_different(begun.differences(manifest, folder.changes))
                 where = {"data_dir": manifest.data_dir, "pictures_dir": manifest.pictures_dir}
                 manifest = begun.model_copy(update=where)  # the same data may be in another place now
-            judging = Judging(
-                plan=plan,
-                folder=folder,
-                material=material,
-                executor=executor,
-                calls=calls,
-                progress=progress,
-                manifest=manifest,
-                again=begun is not None,
-                cluster=cluster,
-                question=question,
+            await judge(
+                JudgedRun(plan, folder, material, executor=executor, solver=solver, cluster=cluster),
+                manifest,
+                progress,
+                resumed=begun is not None,
             )
-            await judging.all()
     return folder
+
+
+async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | None, progress: Progress) -> Solver:
+    """Returns the way in which the memes of a run are solved."""
+    stored = StoredCourt(executor, calls, plan.server, plan.seed)
+    if plan.comparator:
+        return ComparatorSolver(stored, Comparator(plan.comparator), plan.budgets)
+    trial = TrialSolver(
+        stored, plan.dataset.id, plan.procedure, plan.retry_failed, text_only=plan.text_only, language=plan.language
+    )
+    if plan.question is not None:
+        # In a thread, as the whole train split is read.
+        examples = await asyncio.to_thread(examples_of, plan)
+        return await asyncio.to_thread(
+            open_question, plan.question, plan.out, trial, examples=examples, progress=progress
+        )
+    if plan.control == Control.TRANSLATED:
+        # The trial gets the English translation, whatever the original language.
+        return TranslatedSolver(replace(trial, language=ENGLISH if plan.language else ""), plan.language)
+    return trial
+
+
+def _require_same_material(folder: RunFolder, begun: RunManifest, plan: Plan, material: Material) -> None:
+    """Compares a resumed run with its manifest before anything is loaded. Raises BadRequest with all differences."""
+    now = begun.model_copy(update={**dict(plan.spec), "data": dict(material.files)})
+    differ = begun.differences(now, folder.changes)
+    # Same files but other memes: another version reads them differently, and the halves would not match. Templates are
+    # computed when a run starts, not read from the data set.
+    if not differ and tuple(on_template(meme, {}) for meme in folder.memes()) != material.memes:
+        differ = ["how this version of MemeCourt reads the data set"]
+    folder.refuse_different(differ)
 
 
 def _cluster(plan: Plan) -> AbstractAsyncContextManager[Cluster]:
@@ -180,20 +190,6 @@ async def _served(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Plan
     served = await stack.enter_async_context(session)
     llm = served.in_all_roles(plan.settings.llm)
     return replace(plan, settings=plan.settings.model_copy(update={"llm": llm}))
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Creates the folder if missing, and locks it against other processes."""
-    # Two processes on one run would try each meme twice and interleave lines in each other's file.
-    with sole_use(out, "run"):
-        if not (out / MANIFEST).exists():
-            # Leftovers of an interrupted start are ours and may be overwritten.
-            if not (out / _STARTING).exists():
-                refuse_others(out, "run")
-            # Written first: it marks leftovers of a crash from here on as ours.
-            (out / _STARTING).touch()
-        yield
 
 
 def _blind_roles(question: Question | None) -> tuple[RoleName, ...]:
@@ -297,18 +293,13 @@ def _manifest(
     library = court.finder.library
     return RunManifest(
         name=plan.name,
-        created=datetime.now(UTC),
-        dataset=plan.dataset.id,
+        **dict(plan.spec),
+        **circumstances(plan.command),
         card=plan.dataset.own_card.to_json() if plan.dataset.own_card else {},
-        split=plan.split,
         data=dict(material.files),
         # Absolute paths: a run may be resumed from another folder.
         data_dir=str(plan.data.resolve()),
         pictures_dir=str(material.pictures.resolve()) if material.pictures else "",
-        protocols=plan.protocols,
-        limit=plan.limit,
-        seed=plan.seed,
-        procedure=plan.procedure,
         settings=settings,
         settings_digest=digest(settings),
         models={} if asks_nobody or court.role_models is None else court.role_models.models,
@@ -318,19 +309,7 @@ def _manifest(
         library_size=library.size,
         library_dir=str(plan.library.resolve()) if plan.library else "",
         calls_file=str(plan.calls.resolve()) if plan.calls else "",
-        server=plan.server,
         encoder=library.encoder,
         excluded=dict(Counter(one.why for one in excluded)),
         checked=checked,
-        control=plan.control,
-        comparator=plan.comparator,
-        question=plan.question,
-        dropped_labels=plan.dropped_labels,
-        text_only=plan.text_only,
-        language=plan.language,
-        software=SOFTWARE,
-        commit=about.commit(),
-        python=about.python(),
-        machine=about.machine(),
-        command=plan.command,
     )

@@ -10,11 +10,11 @@ from scipy.stats import binomtest
 
 from court.errors import BadRequest
 from eval.datasets.protocol import Protocol
-from eval.runs.prediction import Outcome
 from eval.runs.results import NOT_JUDGED, Judged, Results
 from eval.scores import resampling
 from eval.scores.metrics import RESAMPLES, Figure, group_numbers_of
 from eval.scores.resampling import Ints
+from eval.solvers.prediction import Outcome
 
 SURE = 0.05
 """Significance level: a difference with a smaller p-value is not attributed to chance."""

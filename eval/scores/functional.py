@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from court.errors import BadRequest
-from eval.runs.prediction import Outcome
 from eval.runs.results import Results
 from eval.scores.metrics import Figure
 from eval.scores.subgroups import wilson
+from eval.solvers.prediction import Outcome
 from eval.synthetic.functional import FunctionalCase
 
 

@@ -263,7 +263,7 @@ def _brier_strict(arrays: TaskArrays, weights: Floats) -> Floats:
     """Brier score over all memes: one without scores has the largest error, 1."""
     missing = np.isnan(arrays.scores)
     if not missing.all():
-        arrays = replace(arrays, scores=np.where(missing.any(axis=1)[:, None], 1.0 - arrays.gold, arrays.scores))
+        arrays = replace(arrays, scores=np.where(missing.any(axis=1, keepdims=True), 1.0 - arrays.gold, arrays.scores))
     return _brier(arrays, weights)
 
 

@@ -24,10 +24,10 @@ from sklearn.metrics import (
 
 from court.errors import BadRequest
 from eval.datasets.protocol import Level, Protocol
-from eval.runs.prediction import Outcome
 from eval.runs.results import Judged, Results
 from eval.scores import resampling
 from eval.scores.resampling import Floats, Ints
+from eval.solvers.prediction import Outcome
 from retrieval.linked import number_linked
 
 CLASSES = (False, True)

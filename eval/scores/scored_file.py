@@ -17,9 +17,9 @@ from typing import Any
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level, Protocol
-from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results, not_judged
 from eval.scores.prediction_rows import PredictionRows, prediction_rows
+from eval.solvers.prediction import Outcome, Prediction
 from retrieval.library.tables import LABEL_WORDS, plain_word
 
 _MOST_LISTED = 10

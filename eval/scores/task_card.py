@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
-from eval.runs.question import Question, gold_of
 from eval.runs.results import Judged, Results
 from eval.scores import resampling
 from eval.scores.label_metrics import (
@@ -40,6 +39,7 @@ from eval.scores.metrics import (
     share_figure,
 )
 from eval.scores.resampling import Floats
+from eval.solvers.question import Question, gold_of
 
 SINGLE = ("accuracy", "macro-f1", "micro-f1", "weighted-f1")
 MULTI = (

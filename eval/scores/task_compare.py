@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from court.errors import BadRequest
-from eval.runs.question import gold_of
 from eval.runs.results import Judged, Results
 from eval.scores import resampling
 from eval.scores.compare import FEWEST_TO_SAY, SURE, mcnemar, signed_interval
@@ -25,6 +24,7 @@ from eval.scores.label_metrics import (
 from eval.scores.metrics import RESAMPLES, Figure, draws_among, group_numbers_of
 from eval.scores.tables import figure
 from eval.scores.task_card import arrays_of, metrics_of, question_of, resampled
+from eval.solvers.question import gold_of
 
 
 @dataclass(frozen=True, slots=True)

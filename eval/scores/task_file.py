@@ -18,9 +18,9 @@ from eval.datasets.card import CardTask, TaskKind
 from eval.datasets.items import JudgedMeme
 from eval.datasets.label_rules import GoldRule, compile_task
 from eval.datasets.verbs import BadCell, Expression, Join, Record
-from eval.runs.prediction import Outcome, Prediction, TaskAnswer
 from eval.scores.prediction_rows import prediction_rows
 from eval.scores.scored_file import NO_ANSWER, LineFault, ScoredFile, collect_predictions, read_score
+from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
 
 _PARTED_BY = ";"
 """Separator between labels in a text cell."""

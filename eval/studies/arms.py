@@ -18,12 +18,11 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
@@ -33,24 +32,22 @@ from court.settings import TrialSettings
 from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split, source_of
-from eval.datasets.stored_files import replace_file
 from eval.models.vllm_session import VllmChoice, VllmSessions
-from eval.runs.comparators import Comparator
 from eval.runs.controls import Control
-from eval.runs.folder import CALLS, LIBRARY, MANIFEST, RunFolder
+from eval.runs.folder import LIBRARY, RunFolder
 from eval.runs.material import judged_memes
 from eval.runs.plan import Plan, require_models
 from eval.runs.precedents import Prepared, comparing, prepare_precedents
-from eval.runs.progress import Progress
 from eval.runs.run import run
-from eval.runs.sole_use import refuse_others
+from eval.session.directory import CALLS, SessionFolder, SessionManifest, circumstances
+from eval.session.progress import Progress
+from eval.solvers.comparator import Comparator
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.open import load_encoder_for
 from serving.models.connect import pictures_per_prompt
 from serving.settings import ModelSettings, RoleSettings, Settings
 
 STUDY = "study.json"
-FORMAT = 1
 FULL_ARM = "full"
 """Reference arm that the others are compared with."""
 Roles = Literal["all", "proposer", "accuser", "defender", "judge"]
@@ -92,7 +89,7 @@ class Arm(BaseModel):
     control: str = ""
     """Value of :class:`eval.runs.controls.Control`; empty for none."""
     comparator: str = ""
-    """Value of :class:`eval.runs.comparators.Comparator` if the arm holds no trials; empty if it does."""
+    """Value of :class:`eval.solvers.comparator.Comparator` if the arm holds no trials; empty if it does."""
 
 
 def _arm(name: str, what: str, control: str = "", comparator: str = "", **overlay: JsonValue) -> Arm:
@@ -210,13 +207,9 @@ def _arm_of_prompts(place: str) -> Arm:
     return Arm(name=f"prompts-{plain}"[:100], what=what, overlay={"prompts": named})
 
 
-class StudyManifest(BaseModel):
-    """Description of a study."""
+class StudyManifest(SessionManifest):
+    """Description of a study; arms may be added later."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: int = FORMAT
-    created: AwareDatetime
     kind: str
     """``ablate``, ``sweep`` or ``reproduce``."""
     dataset: str
@@ -234,7 +227,25 @@ class StudyManifest(BaseModel):
     settings: dict[str, JsonValue]
     """Trial settings before the changes of an arm."""
     arms: tuple[Arm, ...]
-    command: str
+
+
+class StudyFolder(SessionFolder[StudyManifest]):
+    """A directory that holds, or will hold, a study."""
+
+    what = "study"
+    missing = "STUDY_MISSING"
+    unreadable = "STUDY_UNREADABLE"
+    manifest_type = StudyManifest
+    manifest_file = STUDY
+
+    def merged(self, before: StudyManifest, now: StudyManifest) -> StudyManifest:
+        """Returns the manifest with the arms of both. Raises BadRequest if anything else differs."""
+        known = {arm.name: arm for arm in before.arms}
+        # A changed arm of the same name would mix two ways of judging in one folder.
+        changed = [f"the arm {arm.name}" for arm in now.arms if known.get(arm.name, arm) != arm]
+        self.refuse_different([*before.differences(now, {"arms"}), *changed])
+        arms = (*before.arms, *(arm for arm in now.arms if arm.name not in known))
+        return before.model_copy(update={"arms": arms})
 
 
 @dataclass(frozen=True)
@@ -286,7 +297,7 @@ class Study:
     def manifest(self) -> StudyManifest:
         """Returns the stored description of the study."""
         return StudyManifest(
-            created=datetime.now(UTC),
+            **circumstances(self.command),
             kind=self.kind,
             dataset=self.dataset.id,
             split=self.split,
@@ -300,7 +311,6 @@ class Study:
             # Trial settings only: servers and keys are not part of the study.
             settings=self.settings.trial.model_dump(mode="json"),
             arms=self.arms,
-            command=self.command,
         )
 
 
@@ -320,7 +330,17 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
         # A server that we start has its model; otherwise a missing model is reported before anything is
         # written.
         require_models(study.procedure, study.settings)
-    await asyncio.to_thread(_begin, study)
+    folder = StudyFolder(study.out)
+    with folder.locked():
+        manifest = folder.start(study.manifest())
+        done = await _run_arms(study, arms, progress)
+        folder.finish(manifest)
+    # In the order of the plan, whatever the order of execution.
+    return tuple(done[arm.name] for arm in study.arms)
+
+
+async def _run_arms(study: Study, arms: list[tuple[Arm, Settings, str]], progress: Progress) -> Mapping[str, RunFolder]:
+    """Runs arms, each with its settings and the model that a server is started with; returns their runs by name."""
     started = list(dict.fromkeys(model for _, _, model in arms))
     # A stable sort with the reference's model first: the full trials finish before their tokens are used as a budget.
     arms.sort(key=lambda one: started.index(one[2]))
@@ -334,7 +354,7 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
         for number, (arm, own, model) in enumerate(arms, 1):
             folder = RunFolder(study.out / arm.name)
             # The manifest decides, not the number of predictions: a run is finished once it was closed.
-            if _finished(folder) and not study.retry_failed:
+            if folder.finished and not study.retry_failed:
                 progress.tell(f"{arm.name} ({number} of {len(arms)}): finished before.")
                 done[arm.name] = folder
                 continue
@@ -353,8 +373,7 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
                 # The full trials are finished by now, as the arms were sorted; their tokens are the budget.
                 plan = replace(plan, budgets=_tokens_spent(done[study.arms[0].name]))
             done[arm.name] = await run(plan, progress)
-    # In the order of the plan, whatever the order of execution.
-    return tuple(done[arm.name] for arm in study.arms)
+    return done
 
 
 def _started_for(study: Study, arm: Arm) -> str:
@@ -438,48 +457,6 @@ def _servers(url: str) -> tuple[str, ...] | None:
         return RoleSettings.model_validate({"url": url}).url
     except ValidationError as error:
         raise BadRequest(f"{url} is no model server: {error.errors()[0]['msg']}.", field="with-model") from None
-
-
-def _begin(study: Study) -> None:
-    """Writes the study's manifest, or checks that it matches the existing one; arms may be added."""
-    place, manifest = study.out / STUDY, study.manifest()
-    try:
-        before = StudyManifest.model_validate_json(place.read_bytes())
-    except FileNotFoundError:
-        # A folder with foreign files is rejected; an empty one is fine.
-        refuse_others(study.out, "study", ours=())
-    except ValidationError:
-        raise BadRequest(
-            f"{place} can't be read. It was written by another version, or changed by hand.", reason="STUDY_UNREADABLE"
-        ) from None
-    else:
-        manifest = _continued(study, before, manifest)
-    replace_file(place, manifest.model_dump_json(indent=2) + "\n")
-
-
-def _continued(study: Study, before: StudyManifest, now: StudyManifest) -> StudyManifest:
-    # Everything that determines the figures; command and time may differ.
-    same = (
-        *("kind", "dataset", "split", "procedure", "protocols", "limit", "seed"),
-        *("drop_precedents", "templates_apart", "language", "settings"),
-    )
-    # Arms are compared below, as more may be added.
-    differ = [name for name in same if getattr(before, name) != getattr(now, name)]
-    known = {arm.name: arm for arm in before.arms}
-    # A changed arm of the same name would mix two ways of judging in one folder.
-    differ += [f"the arm {arm.name}" for arm in now.arms if known.get(arm.name, arm) != arm]
-    if differ:
-        raise BadRequest(
-            f"The study in {study.out} was begun with something else: {', '.join(differ)}. Set it up as it was, or "
-            "name another folder.",
-            reason="STUDY_DIFFERS",
-        )
-    names = {arm.name for arm in before.arms}
-    return before.model_copy(update={"arms": (*before.arms, *(arm for arm in now.arms if arm.name not in names))})
-
-
-def _finished(folder: RunFolder) -> bool:
-    return (folder.root / MANIFEST).exists() and folder.manifest().finished is not None
 
 
 async def _prepared(study: Study, arm: Arm, place: str, *, progress: Progress) -> Prepared:

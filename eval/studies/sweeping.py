@@ -13,11 +13,11 @@ from pydantic import JsonValue
 from court.errors import BadRequest
 from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.protocol import Protocol
-from eval.runs.prediction import Outcome
 from eval.runs.results import Results
 from eval.scores.compare import FEWEST_TO_SAY
 from eval.scores.metrics import Figure, draws_among, group_numbers_of
 from eval.scores.resampling import Floats, interval
+from eval.solvers.prediction import Outcome
 from eval.studies.arms import Arm, parse_setting
 
 _AT_ONCE = 500

@@ -46,14 +46,6 @@ SOURCE_AWAY = frozenset({"EVIDENCE_UNAVAILABLE", "EVIDENCE_TOO_SLOW", "EVIDENCE_
 """Reasons of searches that failed for want of the source, and not for the claim."""
 
 
-class PassingError(Exception):
-    """Raised if a claim has no answer yet for a transient reason, such as an unreachable server."""
-
-    def __init__(self, cause: Unavailable | BudgetSpent) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
 class ArmModel:
     """A :class:`~court.ports.ChatModel` for one claim in one arm: answers ablated steps itself and counts other calls.
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from court import replies
 from court.deadline import Deadline
-from court.errors import CourtError
+from court.errors import CourtError, Unavailable
 from court.events import AnyEvent, CheckableClaim, ClaimSettled, ClaimsFound, Role
 from court.expert.documents import hits_of, readable
 from court.expert.findings import ClaimRecord, document_of, passage_of
@@ -25,8 +25,10 @@ from court.roles import RoleModel, Speaker
 from court.settings import TrialSettings
 from court.untrusted import Fence
 from court.verdict import ClaimBasis, ClaimLabel, QuotedPassage
+from eval.models.metered import BudgetSpent
 from eval.models.prompts import load
-from eval.witness.arms import Arm, ArmModel, ArmSource, PassingError
+from eval.session.engine import Later
+from eval.witness.arms import Arm, ArmModel, ArmSource
 from eval.witness.claims import Gold, GoldClaim
 
 _PROMPTS = "eval.witness.prompts"
@@ -113,7 +115,8 @@ class Checking:
         """Checks a claim.
 
         Raises:
-            PassingError: The model or the source is unavailable, or the budget is exhausted; replies so far are stored.
+            Later: The model or the source is unavailable.
+            BudgetSpent: The model's budget is exhausted; replies so far are stored.
         """
         model, source = ArmModel(self.model, arm), None if self.source is None else ArmSource(self.source)
         watched = replace(self, source=source)
@@ -137,7 +140,7 @@ class Checking:
         # The witness records such an error and continues, as in a trial; here, a claim checked that way would count as
         # a failure of the model, or as a claim without evidence.
         if (failure := model.failure or (source.failure if source else None)) is not None:
-            raise PassingError(failure)
+            raise _later(failure)
         return CheckedClaim(
             id=claim.id,
             arm=arm,
@@ -255,7 +258,7 @@ class Checking:
             return cast(Relation, await _choose(speaker, claim, "cited", name="relation", options=words, shown=[shown]))
         except CourtError:
             if model.failure is not None:
-                raise PassingError(model.failure) from None
+                raise _later(model.failure) from None
             return ""  # no usable reply, so the relation is unknown
 
     def _speaker(self, model: ArmModel, claim: GoldClaim, *, temperature: float | None = None) -> Speaker:
@@ -335,6 +338,11 @@ def _failure_in(events: Sequence[AnyEvent]) -> str:
     """Returns the reason code of the first failed search or document, which left a claim without evidence."""
     failures = [str(getattr(event, "failure", "")) for event in events if not isinstance(event, ClaimSettled)]
     return next(filter(None, failures), _UNCHECKED)
+
+
+def _later(failure: Unavailable | BudgetSpent) -> Exception:
+    # A spent budget does not recover by itself: the error is raised unchanged.
+    return Later(failure.reason, failure.message) if isinstance(failure, Unavailable) else failure
 
 
 async def _keep_nothing(*events: AnyEvent) -> None:

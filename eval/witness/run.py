@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict
-
-from court.deadline import gather_or_cancel
-from court.errors import Unavailable
 from court.ports import ChatModel, EvidenceSource
 from court.settings import TrialSettings
-from eval.datasets import stored_files
-from eval.datasets.stored_files import json_line, replace_file, replace_lines, stored_lines
 from eval.models.call_cache import CallCache
-from eval.runs.folder import CALLS
-from eval.runs.progress import Progress
-from eval.runs.sole_use import LOCK, differing, refuse_different, refuse_others, sole_use
-from eval.witness.arms import SOURCE_AWAY, Arm, PassingError
+from eval.session.directory import SessionFolder, SessionManifest, circumstances
+from eval.session.engine import Results, Watch, run_items
+from eval.session.progress import Progress
+from eval.witness.arms import Arm
 from eval.witness.check import CheckedClaim, Checking
 from eval.witness.claims import GoldClaim, claims_digest
-from serving.version import SOFTWARE
 
-MANIFEST, CHECKED = "manifest.json", "checked.jsonl"
-_OURS = (LOCK, CALLS, f"{CALLS}-wal", f"{CALLS}-shm")
+CHECKED = "checked.jsonl"
 EXPERT_S = 3600.0
 """Seconds that one claim may take: nobody waits for it, but a source that hangs must not hold a run."""
 
 
-class WitnessManifest(BaseModel):
-    """Description of an evaluation. Everything except its times must be the same when it is resumed."""
+class WitnessManifest(SessionManifest):
+    """Description of an evaluation."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: int = 1
-    created: AwareDatetime
-    finished: AwareDatetime | None = None
     claims: str
     """Digest of the claims."""
     source: str
@@ -55,8 +41,17 @@ class WitnessManifest(BaseModel):
     seed: int
     demonstration: bool = False
     """True for the drawn world with its stand-in."""
-    software: str
-    command: str = ""
+
+
+class WitnessFolder(SessionFolder[WitnessManifest]):
+    """A directory that holds, or will hold, an evaluation of the witness."""
+
+    what = "evaluation of the witness"
+    manifest_type = WitnessManifest
+
+    def checked(self) -> tuple[CheckedClaim, ...]:
+        """Reads the results so far, skipping a last line that a crash truncated. Raises BadRequest."""
+        return self.read(CHECKED, CheckedClaim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +117,7 @@ async def run_witness(
     """
     progress = progress or Progress()
     manifest = WitnessManifest(
-        created=datetime.now(UTC),
+        **circumstances(plan.command),
         claims=claims_digest(plan.claims),
         source=source.identity if source else "none",
         model=model.name,
@@ -135,8 +130,6 @@ async def run_witness(
         forced=plan.forced,
         seed=plan.seed,
         demonstration=plan.demonstration,
-        software=SOFTWARE,
-        command=plan.command,
     )
     checking = Checking(
         model=model,
@@ -147,87 +140,31 @@ async def run_witness(
         citations_by=citations_by,
         mark=store.fence_mark,
     )
-    with sole_use(plan.out, "evaluation"):
-        # Checked under the lock: another process may have started in the folder since.
-        refuse_place(plan.out)
-        if (plan.out / MANIFEST).exists():
-            begun = read_manifest(plan.out)
-            # A later version of the software may resume it.
-            refuse_different("evaluation", differing(begun, manifest, {"created", "finished", "command", "software"}))
-            # The first manifest stays: it has the original creation time and command.
-            manifest = begun
-        else:
-            # Before any check, so that a folder with results always has a manifest.
-            replace_file(plan.out / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
-        await _check_all(plan, checking, progress)
-        # The first time stays: a call that finds nothing to do does not change it.
-        manifest = manifest.model_copy(update={"finished": manifest.finished or datetime.now(UTC)})
-        replace_file(plan.out / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
-    return manifest
+    folder = WitnessFolder(plan.out)
+    with folder.locked():
+        # Before any check, so that a folder with results always has a manifest.
+        manifest = folder.start(manifest)
+        await _check_all(plan, folder, checking, progress)
+        return folder.finish(manifest)
 
 
-def refuse_place(out: Path) -> None:
-    """Raises BadRequest if a folder contains something other than an evaluation of the witness."""
-    if not (out / MANIFEST).exists():
-        refuse_others(out, "evaluation", _OURS)
+async def _check_all(plan: WitnessPlan, folder: WitnessFolder, checking: Checking, progress: Progress) -> None:
+    results = Results(folder, CHECKED, CheckedClaim, lambda one: (one.arm, one.id))
+    pairs = {(arm, claim.id): claim for arm in plan.arms for claim in plan.claims}
+    results.resume(pairs)
+    todo = [(arm, claim) for (arm, id_), claim in pairs.items() if (arm, id_) not in results.done]
 
+    async def one(item: tuple[Arm, GoldClaim]) -> CheckedClaim:
+        arm, claim = item
+        return await checking.check(claim, arm)
 
-def read_manifest(out: Path) -> WitnessManifest:
-    """Reads the manifest of an evaluation. Raises BadRequest if it is missing or of another format."""
-    return stored_files.read_manifest(out / MANIFEST, WitnessManifest, "evaluation of the witness")
-
-
-def read_checked(out: Path) -> tuple[CheckedClaim, ...]:
-    """Reads the results so far, skipping a last line that a crash truncated. Raises BadRequest."""
-    path = out / CHECKED
-    return stored_lines(path, CheckedClaim.model_validate_json) if path.exists() else ()
-
-
-async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) -> None:
-    # Without claims that an earlier version recorded as failed although the source was unavailable.
-    done = {(one.arm, one.id): one for one in read_checked(plan.out) if one.failure not in SOURCE_AWAY}
-    todo = [(arm, claim) for arm in plan.arms for claim in plan.claims if (arm, claim.id) not in done]
-    total, turn = len(plan.arms) * len(plan.claims), asyncio.Semaphore(plan.concurrency)
-    passing: list[PassingError] = []
-    # Drops a line that a crash truncated.
-    replace_lines(plan.out / CHECKED, done.values())
-    with (plan.out / CHECKED).open("a", encoding="ascii") as file:
-
-        async def one(arm: Arm, claim: GoldClaim) -> None:
-            async with turn:
-                # A few may fail for unrelated reasons; as many as run at once mean that the model is unavailable.
-                if len(passing) >= max(3, plan.concurrency):
-                    return  # unavailable for all claims
-                try:
-                    checked = await checking.check(claim, arm)
-                except PassingError as error:
-                    passing.append(error)
-                    return
-            done[arm, claim.id] = checked
-            # Written immediately; claims lost in a crash are checked again from the call cache.
-            file.write(json_line(checked))
-            file.flush()
-            # Counts finished checks, not started ones, as they end in any order.
-            progress.step("checked", len(done), total)
-
-        if todo:
-            await gather_or_cancel(*(one(arm, claim) for arm, claim in todo))
-    if passing:
-        cause = passing[0].cause
-        left = total - len(done)
-        # An exhausted budget does not recover by itself: the error is raised unchanged.
-        if not isinstance(cause, Unavailable):
-            raise cause
-        raise Unavailable(
-            f"{left:,} of {total:,} checks have no answer yet, for a reason that may pass: {cause.message} The same "
-            "command goes on.",
-            reason=cause.reason,
-        )
-    order = {(arm, claim.id): place for place, (arm, claim) in enumerate(_pairs(plan))}
-    # Finally sorted in the order of the plan, so that two runs of the same plan give the same file.
-    ordered = sorted(done.values(), key=lambda one: order[one.arm, one.id])
-    replace_lines(plan.out / CHECKED, ordered)
-
-
-def _pairs(plan: WitnessPlan) -> list[tuple[Arm, GoldClaim]]:
-    return [(arm, claim) for arm in plan.arms for claim in plan.claims]
+    await run_items(
+        todo,
+        one,
+        concurrency=plan.concurrency,
+        store=lambda _, checked: results.add(checked),
+        progress=partial(progress.step, "checked"),
+        before=len(pairs) - len(todo),
+        watch=Watch(plan.concurrency, "checks"),
+    )
+    results.put_in_order(pairs)

@@ -25,7 +25,7 @@ from click.testing import CliRunner
 from eval.cli import cli
 from eval.datasets.protocol import Level
 from eval.runs.folder import RunFolder
-from eval.runs.prediction import Outcome
+from eval.solvers.prediction import Outcome
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import FEATURES, Settings
 from eval.synthetic.make import read_key

@@ -21,7 +21,8 @@ from collections import Counter
 
 import pytest
 
-from eval.runs.folder import CALLS, DOCKET, RunFolder
+from eval.runs.folder import DOCKET, RunFolder
+from eval.session.directory import CALLS
 from eval.standin.replies import scripted_reply
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import FEATURES, Settings

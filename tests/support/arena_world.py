@@ -17,7 +17,7 @@ from court.backends.chat.scripted import ScriptedModel
 from court.errors import Unavailable
 from court.meme import Frame
 from eval.arena.folder import ArenaFolder, ArenaManifest, MemeEntry, ModelEntry
-from eval.arena.hold import ArenaPlan, hold
+from eval.arena.procedure import ArenaPlan, run_memes
 from eval.arena.settings import ArenaSettings
 from eval.models.call_cache import CallCache
 from eval.models.memes import ShownMeme
@@ -177,7 +177,7 @@ class Arena:
             )
             for name, model in self.models.items()
         }
-        await hold(ArenaPlan(self.settings, self.memes, role_models, self.seed, **self.plan), self.folder)
+        await run_memes(ArenaPlan(self.settings, self.memes, role_models, self.seed, **self.plan), self.folder)
 
     def hold(self) -> Path:
         self.folder.write_manifest(self.manifest())

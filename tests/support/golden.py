@@ -22,6 +22,7 @@ _VARIES = frozenset(
         "tokens",
         "tokens_in",
         "usd",
+        "made",
         "made_usd",
     ]
 )

@@ -125,10 +125,10 @@ def with_scripted_models(path: Path, world: ProbeWorld, scene, *, controllers=1,
             role_models = {"target": MeteredModel("target", probed, store=store, price=price, limit=limit or Limit())}
             for number, model in enumerate(others):
                 role_models[f"c{number}"] = MeteredModel(f"c{number}", model, store=store, price=price)
-            bench = ProbeModels(
+            models = ProbeModels(
                 role_models["target"], tuple(role_model for name, role_model in role_models.items() if name != "target")
             )
-            result = await scene(bench, role_models)
+            result = await scene(models, role_models)
             return result, sum(len(model.asked) for model in (probed, *others))
         finally:
             await store.close()

@@ -2,9 +2,9 @@
 
 from eval.datasets.items import JudgedMeme
 from eval.runs.folder import RunManifest
-from eval.runs.prediction import Outcome, Prediction, TaskAnswer
-from eval.runs.question import Question
 from eval.runs.results import Judged, Results
+from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
+from eval.solvers.question import Question
 
 QUESTION = Question(task="stance", kind="single", labels=("for", "against", "neither"), inputs=("text",))
 

@@ -30,7 +30,7 @@ from eval.probe import folder as probe_folder
 from eval.probe.taxonomy import Category
 from eval.runs.folder import Excluded, RunManifest
 from eval.runs.precedents import _Prepared
-from eval.runs.prediction import Prediction
+from eval.solvers.prediction import Prediction
 from eval.studies.arms import StudyManifest
 from retrieval.index.candidates import _Sidecar
 from retrieval.library.changes import Change

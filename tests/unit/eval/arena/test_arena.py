@@ -33,7 +33,7 @@ from eval.arena.page import as_html
 from eval.arena.ranking.battles import among
 from eval.arena.ranking.bootstrap import spread
 from eval.arena.ranking.bradley_terry import ratings
-from eval.arena.run import foretold
+from eval.arena.run import estimated_calls
 from eval.arena.settings import ArenaSettings, arena_settings
 from eval.arena.speakers import ROLES, prompt_of, style_of
 from eval.arena.terminal import as_text
@@ -42,9 +42,9 @@ from eval.cli import cli
 from eval.commands.arena import figures_of
 from eval.datasets.card import card_of
 from eval.datasets.known import DATASETS, dataset_of_card
-from eval.datasets.stored_files import json_line
 from eval.models.metered import BudgetSpent, Limit
 from eval.models.samples import one_set
+from eval.session.files import json_line
 from tests.support.arena import THREE, on_disk
 from tests.support.arena import data as data
 from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, fails_after
@@ -511,7 +511,7 @@ def test_explicit_settings_override_a_preset():
 def test_number_of_calls_and_cost_are_predicted(tmp_path):
     arena = Arena(tmp_path, memes=6, strengths=THREE, swapped=True)
     ask = SimpleNamespace(settings=arena.settings, specs=dict.fromkeys(THREE, SimpleNamespace(usd_in=1.0, usd_out=2.0)))
-    calls, dollars = foretold(ask, len(arena.memes), 0)
+    calls, dollars = estimated_calls(ask, len(arena.memes), 0)
     arena.hold()
     assert calls == arena.calls_made and dollars == pytest.approx(calls * (1500 + 600) / 1e6)
     # All targets answer each question and all answers are merged, however few of them are compared.
@@ -519,7 +519,7 @@ def test_number_of_calls_and_cost_are_predicted(tmp_path):
         arena = Arena(tmp_path / str(number), memes=2, **changes)
         arena.hold()
         specs = dict.fromkeys(STRENGTHS, SimpleNamespace(usd_in=1.0, usd_out=2.0))
-        assert foretold(SimpleNamespace(settings=arena.settings, specs=specs), 2, 0)[0] == arena.calls_made
+        assert estimated_calls(SimpleNamespace(settings=arena.settings, specs=specs), 2, 0)[0] == arena.calls_made
 
 
 def test_arena_supports_five_levels_both_orders_and_an_anchor(tmp_path):
@@ -743,9 +743,6 @@ def test_custom_card_is_stored_and_only_the_same_card_resumes_the_arena(tmp_path
     on_disk(out, data, samples=samples_with_title("Mine"))
     with pytest.raises(BadRequest, match=r"something else than is there now: cards\."):
         on_disk(out, data, samples=samples_with_title("Another"))
-    # Arenas of earlier versions, which stored no cards, can be resumed.
-    ArenaFolder(out).write_manifest(manifest.model_copy(update={"cards": {}}))
-    on_disk(out, data, samples=samples_with_title("Another"))
 
 
 def test_command_explains_errors_in_its_files(tmp_path, data):

@@ -17,7 +17,7 @@ from eval.arena.ranking.battles import Battles, wins
 from eval.arena.ranking.bradley_terry import fit
 from eval.arena.run import digest_of
 from eval.cli import cli
-from eval.datasets.stored_files import json_line
+from eval.session.files import json_line
 from tests.support.arena_world import Arena, ArenaModel
 
 MODELS = ("a", "b", "c", "d")

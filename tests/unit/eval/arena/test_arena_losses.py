@@ -262,7 +262,7 @@ def test_memes_with_questions_are_found_despite_a_limited_sample(tmp_path, monke
     async def role_models(chosen, store, *_, **__):
         return {name: MeteredModel(name, scripted, store=store) for name in chosen}
 
-    monkeypatch.setattr("eval.models.open.open_chairs", role_models)
+    monkeypatch.setattr("eval.models.open.open_models", role_models)
     options = ["--out", str(out), "--models", str(models), "--data", str(data), "--explainer", "owl"]
     ran = CliRunner().invoke(cli, ["arena", "explain", *options])
     assert ran.exit_code == 0 and scripted.asked, ran.output

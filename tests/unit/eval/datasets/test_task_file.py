@@ -10,9 +10,9 @@ from eval.cli import cli
 from eval.datasets.card import card_of
 from eval.datasets.card_index import find_card
 from eval.datasets.items import JudgedMeme
-from eval.runs.prediction import Outcome
 from eval.scores.scored_file import NO_ANSWER
 from eval.scores.task_file import read_answers
+from eval.solvers.prediction import Outcome
 
 STANCE, FRAMES = find_card("climatememes").tasks
 MISOGYNOUS = next(task for task in find_card("mami").tasks if task.kind == "binary")

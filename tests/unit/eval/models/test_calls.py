@@ -11,7 +11,7 @@ from court.errors import Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
 from court.roles import GuardModel, RoleModel, RoleModels
-from eval.models.cached_model import CachedModel, HitCounter, key_of, stored_chairs
+from eval.models.cached_model import CachedModel, HitCounter, key_of, stored_models
 from eval.models.call_cache import CallsError, SqliteCallCache
 from serving.docket.open import Docket
 
@@ -288,7 +288,7 @@ def test_roles_sharing_servers_still_share_them_through_the_cache(tmp_path):
         shared, own = Replicas(), Model()
         role_model, other = RoleModel(shared, servers=shared), RoleModel(own, temperature=0.5)
         hits = HitCounter()
-        role_models = stored_chairs(RoleModels(role_model, role_model, other, role_model), store, seed=3, hits=hits)
+        role_models = stored_models(RoleModels(role_model, role_model, other, role_model), store, seed=3, hits=hits)
         pinned = role_models.pinned("a key")
         for role in (pinned.proposer, pinned.judge, pinned.defender):
             await role.model.reply(REQUEST, within_s=60)
@@ -313,7 +313,7 @@ def test_named_server_may_change_its_address(tmp_path):
             model = Replicas()
             model.urls = (url,)
             role_model = RoleModel(model, servers=model)
-            role_models = stored_chairs(
+            role_models = stored_models(
                 RoleModels(role_model, role_model, role_model, role_model), store, server="ours", hits=HitCounter()
             )
             await role_models.judge.model.reply(REQUEST, within_s=60)

@@ -217,8 +217,8 @@ def mined(path, texts, world=None, *, batch=8, controllers=1, taxonomy=None):
     world, taxonomy = world or ProbeWorld(), taxonomy or Taxonomy()
     subjects = [subject(str(number), text) for number, text in enumerate(texts)]
 
-    async def scene(bench, _):
-        return await mine(bench, subjects, taxonomy, batch=batch)
+    async def scene(models, _):
+        return await mine(models, subjects, taxonomy, batch=batch)
 
     found, calls = with_scripted_models(path, world, scene, controllers=controllers)
     return found, taxonomy, world, calls
@@ -237,8 +237,8 @@ def test_miners_draw_separate_replies_and_are_spread_over_the_controllers(tmp_pa
     _, _, world, calls = mined(tmp_path, ["monday"], controllers=1)
     assert world.asked["miner"] == calls == 3, "three draws of one model, not one reply three times"
 
-    async def scene(bench, role_models):
-        await mine(bench, [subject("m", "monday")], Taxonomy(), batch=1)
+    async def scene(models, role_models):
+        await mine(models, [subject("m", "monday")], Taxonomy(), batch=1)
         return {name: role_model.usage.made.calls for name, role_model in role_models.items()}
 
     calls_made, _ = with_scripted_models(tmp_path / "two", ProbeWorld(), scene, controllers=2)
@@ -322,10 +322,10 @@ def test_misbelief_is_named_for_each_meme_and_category(tmp_path):
     subjects = [subject("a", "blueland never pays"), subject("b", "round hats lie")]
     fails = ProbeWorld(says={"narrator": lambda request: "no JSON" if "round" in fenced(request)[0] else None})
 
-    async def scene(bench, _):
+    async def scene(models, _):
         taxonomy = Taxonomy()
-        sorted_ = await mine(bench, subjects, taxonomy, batch=2)
-        return await narrate(bench, subjects, sorted_, taxonomy, concurrency=2)
+        sorted_ = await mine(models, subjects, taxonomy, batch=2)
+        return await narrate(models, subjects, sorted_, taxonomy, concurrency=2)
 
     (first, second), _ = with_scripted_models(tmp_path, fails, scene)
     assert (first.meme, first.category) == ("a", "nationality") and first.misbelief.endswith("trusted with pays.")
@@ -336,8 +336,8 @@ def test_misbelief_is_named_for_each_meme_and_category(tmp_path):
 
 
 def scoring_of(path, world, text="round hats lie", controllers=1):
-    async def scene(bench, _):
-        return await score_text(bench, subject("m", "round hats lie"), text, RELIGION)
+    async def scene(models, _):
+        return await score_text(models, subject("m", "round hats lie"), text, RELIGION)
 
     return with_scripted_models(path, world, scene, controllers=controllers)[0]
 
@@ -420,8 +420,8 @@ def refined(path, world, memes, limits, draw=0):
     good = usable(memes, "religion")
     seeds = refining.chosen_seeds(good, limits.seeds, draw)
 
-    async def scene(bench, _):
-        return await refine(bench, RELIGION, good, subjects, limits=limits, seeds=seeds)
+    async def scene(models, _):
+        return await refine(models, RELIGION, good, subjects, limits=limits, seeds=seeds)
 
     return with_scripted_models(path, world, scene)[0]
 

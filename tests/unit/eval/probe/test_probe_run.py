@@ -207,12 +207,6 @@ def test_custom_card_is_stored_and_required_for_resuming(tmp_path, data):
     assert not calls
     with pytest.raises(BadRequest, match=r"something else than is there now: cards\."):
         probed(a_plan(out, data, samples=samples_with("Another")))
-    # Earlier versions stored no cards: their manifests are readable, and their probes can be resumed.
-    stored = json.loads((out / "manifest.json").read_text())
-    del stored["cards"]
-    (out / "manifest.json").write_text(json.dumps(stored))
-    assert folder.manifest().cards == {}
-    probed(a_plan(out, data, samples=samples_with("Another")))
 
 
 def test_foreign_texts_are_always_fenced(tmp_path):

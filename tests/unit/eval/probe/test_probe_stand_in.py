@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from eval.models.call_cache import SqliteCallCache
-from eval.models.open import ModelSpec, open_chairs
+from eval.models.open import ModelSpec, open_models
 from eval.probe.folder import REWRITTEN, SCORED, Scored, ScoringOutcome, Step, StepOutcome
 from eval.probe.replies import parse_rating, parse_sorting, sorting_schema
 from eval.probe.report import read_report
@@ -40,7 +40,7 @@ def test_probe_runs_on_the_fake_model_server(tmp_path):
             }
             store = SqliteCallCache.open(plan.out / "calls.sqlite")
             stack.push_async_callback(store.close)
-            role_models = await open_chairs(specs, store, stack, lambda _: None, pictures=6)
+            role_models = await open_models(specs, store, stack, lambda _: None, pictures=6)
             return await probe(plan, role_models, FakeReader())
 
     folder = asyncio.run(run())

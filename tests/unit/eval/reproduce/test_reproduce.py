@@ -21,12 +21,13 @@ from eval.datasets.protocol import Level, Protocol
 from eval.reproduce.benches import Benchmark, public_benches
 from eval.reproduce.claims import ClaimVerdict, JudgedArms, claims_of
 from eval.reproduce.document import Document, Grid, Section, as_html, as_markdown
-from eval.reproduce.hold import begin, hold, read_manifest
+from eval.reproduce.hold import hold, manifest_of
 from eval.reproduce.stages import (
     ABLATIONS,
     CONTROLS,
     MODELS,
     Reproduction,
+    ReproductionFolder,
     Served,
     Stage,
     calls_of_arm,
@@ -34,10 +35,10 @@ from eval.reproduce.stages import (
     stages_of,
 )
 from eval.reproduce.targets import Target, has_accuracy, is_reachable, published
-from eval.runs.judging import UNFINISHED
-from eval.runs.prediction import Outcome, SideCourse
-from eval.runs.progress import Progress
 from eval.scores.published import published as published_rows
+from eval.session.engine import UNFINISHED
+from eval.session.progress import Progress
+from eval.solvers.prediction import Outcome, SideCourse
 from eval.studies.arms import ARMS
 from eval.synthetic.make import Layout, make
 from serving.presets import load_preset, policy_named, preset_names
@@ -218,13 +219,17 @@ def test_stages_run_one_server_at_a_time_and_finished_stages_none(tmp_path, monk
     log.clear()
     asyncio.run(hold(plan, server, Progress()))
     assert log == last
+
+    def start(plan):
+        ReproductionFolder(plan.out).start(manifest_of(plan))
+
     with pytest.raises(BadRequest, match="the model of 7b") as refused:
-        begin(replace(plan, stages=(replace(stages[0], model="other"),)))
-    assert refused.value.reason == "STUDY_DIFFERS"
-    with pytest.raises(BadRequest, match="begun with something else: preset_digest"):
-        begin(replace(plan, preset_digest="other"))
-    begin(replace(plan, stages=(Stage("32b", "l", {"harm-c": ("full",)}),)))
-    assert [stage.size for stage in read_manifest(plan).stages] == ["7b", "3b", "32b"]
+        start(replace(plan, stages=(replace(stages[0], model="other"),)))
+    assert refused.value.reason == "RUN_DIFFERS"
+    with pytest.raises(BadRequest, match="than is there now: preset_digest"):
+        start(replace(plan, preset_digest="other"))
+    start(replace(plan, stages=(Stage("32b", "l", {"harm-c": ("full",)}),)))
+    assert [stage.size for stage in ReproductionFolder(plan.out).manifest().stages] == ["7b", "3b", "32b"]
 
 
 # Claims
@@ -449,7 +454,7 @@ def test_mistakes_are_reported_before_any_work_begins(words, code, message, data
 @pytest.mark.parametrize("reason", [UNFINISHED, "VLLM_ENDED"])
 def test_memes_without_an_answer_leave_the_report_unfinished_and_exit_with_3(reason, data, tmp_path, monkeypatch):
     async def interrupted(plan, servers, progress):
-        begin(plan)
+        ReproductionFolder(plan.out).start(manifest_of(plan))
         write_run(plan.out / "7b" / "harm-c" / "full", results([Level.NOT_HARMFUL, Level.VERY_HARMFUL], [N, H]))
         raise Unavailable("3 memes have no answer yet.", reason=reason)
 
@@ -487,4 +492,6 @@ def test_unsuitable_data_and_output_folders_are_refused(data, tmp_path):
     (other / "notes.txt").unlink()
     (other / "study.json").write_text("{}")
     assert "--resume" in reproduce("--data", data, "--out", other, *server, code=2)
-    assert "no reproduction's file" in reproduce("--data", data, "--out", other, *server, "--resume", code=1)
+    assert "can't be read as a manifest of format 2 (reproduction)" in reproduce(
+        "--data", data, "--out", other, *server, "--resume", code=1
+    )

@@ -21,9 +21,9 @@ from eval.cli import cli
 from eval.runs.controls import Control, RandomFinder, with_control
 from eval.runs.folder import RunManifest
 from eval.runs.plan import Plan
-from eval.runs.progress import Progress
 from eval.runs.results import read_results
 from eval.runs.run import run
+from eval.session.progress import Progress
 from eval.studies.arms import ARMS, Arm, ModelOf, Study, arms_named, parse_setting, run_study, settings_of
 from eval.synthetic.make import Layout, Plant, make
 from retrieval.build import build_library
@@ -139,9 +139,9 @@ def test_arms_can_be_added_but_other_settings_are_refused(tmp_path: Path, data: 
     assert len(model.asked) == before + 2 * 3
     manifest = json.loads((tmp_path / "study" / "study.json").read_text())
     assert [arm["name"] for arm in manifest["arms"]] == ["full", "dull-judge"]
-    with pytest.raises(BadRequest, match="limit, seed") as refused:
+    with pytest.raises(BadRequest, match=r"limit .*; seed ") as refused:
         asyncio.run(run_study(study(tmp_path, data, "full", limit=3, seed=4), Progress()))
-    assert refused.value.reason == "STUDY_DIFFERS"
+    assert refused.value.reason == "RUN_DIFFERS"
     other = Arm(name="dull-judge", overlay={"rounds_max": 3})
     with pytest.raises(BadRequest, match="the arm dull-judge"):
         asyncio.run(run_study(study(tmp_path, data, limit=2, arms=(ARMS["full"], other)), Progress()))

@@ -13,8 +13,8 @@ from court.ports import BATCH_PRIORITY
 from eval.cli import cli
 from eval.reports.gather import runs_below
 from eval.runs.folder import PREDICTIONS, RunFolder
-from eval.runs.prediction import Outcome
 from eval.runs.results import read_results
+from eval.solvers.prediction import Outcome
 from eval.synthetic.ability import Ability
 from eval.synthetic.make import CARD, read_key
 from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
@@ -230,7 +230,7 @@ def test_votes_of_labelled_memes_need_no_model(data, tmp_path, model, monkeypatc
     assert manifest.models == {} and manifest.procedure == "SUMMARY"
     # When resumed, the tuning is read, not computed again.
     (tmp_path / "v" / PREDICTIONS).write_text("")
-    monkeypatch.setattr("eval.runs.label_votes.calibrate", None)
+    monkeypatch.setattr("eval.solvers.vote.calibrate", None)
     again = classify(data, tmp_path / "v", "--task", "signs", "--inputs", "text", "--json")
     assert figures(again) == figures(ran)
     # Such a library can't be used for trials.

@@ -17,8 +17,8 @@ from eval.cli import cli
 from eval.datasets.card import read_card
 from eval.models.call_cache import CallsError
 from eval.runs.folder import DOCKET, PREDICTIONS, RunFolder
-from eval.runs.prediction import Outcome
 from eval.runs.results import read_results
+from eval.solvers.prediction import Outcome
 from eval.synthetic.ability import Ability
 from eval.synthetic.make import CARD, read_key
 from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target

@@ -13,13 +13,13 @@ from court.ports import BATCH_PRIORITY
 from eval.cli import cli
 from eval.datasets.protocol import Level, Protocol
 from eval.models.prompts import load
-from eval.runs.comparators import TEMPERATURE, Comparator
 from eval.runs.folder import RunFolder
 from eval.runs.plan import Plan
-from eval.runs.prediction import Outcome
-from eval.runs.progress import Progress
 from eval.runs.results import read_results
 from eval.runs.run import run
+from eval.session.progress import Progress
+from eval.solvers.comparator import TEMPERATURE, Comparator
+from eval.solvers.prediction import Outcome
 from eval.studies.arms import run_study
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import Ability, JudgeInput, judge
@@ -136,7 +136,7 @@ def test_malformed_label_is_retried_once_and_then_fails(tmp_path, data, model): 
 
 
 def test_reply_that_leaks_the_instructions_fails_without_retry(tmp_path, data, model):  # noqa: F811
-    usual, secret = model._answers, load("eval.runs.prompts", "plain_judge").secret
+    usual, secret = model._answers, load("eval.solvers.prompts", "plain_judge").secret
 
     def leaking(request):
         if tuple((request.reply_schema or {}).get("properties", ())) == ("label",):

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.runs.folder import DOCKET, RunFolder
-from eval.runs.from_record import calls_of
 from eval.runs.results import read_results
 from eval.scores.metrics import card
+from eval.solvers.from_record import calls_of
 from serving.docket.open import Docket
 from tests.support.judged import H, N, results
 from tests.support.report_runs import write_report_run

@@ -14,9 +14,9 @@ from court.errors import BadRequest, NotLoaded, Unavailable
 from court.events import parse_event
 from court.meme import Frame, Picture, PictureFormat
 from eval.runs import ray_cluster, ray_worker
-from eval.runs.prediction import Outcome, Prediction
 from eval.runs.ray_cluster import connected, received
 from eval.runs.ray_worker import JudgeTask, TaskResult, packed
+from eval.solvers.prediction import Outcome, Prediction
 from serving.docket.open import Docket
 from tests.support.cast import Cast, try_meme
 from tests.support.judged import meme

@@ -43,15 +43,16 @@ from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Level, Protocol
 from eval.datasets.sample import sample
 from eval.runs.folder import RunFolder
-from eval.runs.from_record import chain_of, cost_of, level_of, prediction_of
-from eval.runs.judging import SERVER_GONE, UNFINISHED
+from eval.runs.judge import RunningScore
 from eval.runs.material import PICTURE_MISSING
 from eval.runs.plan import Plan
-from eval.runs.prediction import Outcome, Prediction
-from eval.runs.progress import Progress, ProgressBar, ProgressLines, RunningScore
 from eval.runs.results import read_results
 from eval.runs.run import run
-from eval.runs.sole_use import RUN_DIFFERS
+from eval.session.directory import RUN_DIFFERS
+from eval.session.engine import SERVER_GONE, UNFINISHED
+from eval.session.progress import Progress, ProgressBar, ProgressLines
+from eval.solvers.from_record import chain_of, cost_of, level_of, prediction_of
+from eval.solvers.prediction import Outcome, Prediction
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as StandInSettings
 from eval.synthetic.make import Layout, make
@@ -254,7 +255,7 @@ def prediction_for(meme, outcome, **cost):
 
 
 def test_running_score_counts_only_memes_of_the_protocol():
-    tally = RunningScore(Protocol.EXTREME, total=4, began=0.0)
+    tally = RunningScore(4, began=0.0, protocol=Protocol.EXTREME)
     benign, somewhat, very = SPLIT[0], SPLIT[60], SPLIT[90]
     tally.add(benign, prediction_for(benign, Outcome.NOT_HARMFUL, calls=3, stored=1, tokens_in=100, tokens_out=20))
     tally.add(somewhat, prediction_for(somewhat, Outcome.NOT_HARMFUL))  # dropped by the protocol
@@ -269,7 +270,7 @@ def test_running_score_counts_only_memes_of_the_protocol():
 def test_progress_log_prints_a_line_per_interval():
     lines, clock = [], [0.0]
     progress = ProgressLines(lines.append, every_s=30, now=lambda: clock[0])
-    tally = RunningScore(Protocol.MERGED, total=100, began=0.0)
+    tally = RunningScore(100, began=0.0, protocol=Protocol.MERGED)
     progress.begin(tally)
     for second in range(1, 91):
         clock[0] = float(second)
@@ -283,7 +284,7 @@ def test_progress_log_prints_a_line_per_interval():
 
 def test_progress_bar_shows_the_figures_of_a_progress_line():
     out = io.StringIO()
-    tally = RunningScore(Protocol.MERGED, total=2)
+    tally = RunningScore(2, protocol=Protocol.MERGED)
     with ProgressBar(Console(file=out, force_terminal=True, width=160)) as bar:
         bar.tell("Preparing [the] precedents …")
         bar.step("pictures", 3, 7)
@@ -372,12 +373,6 @@ def test_text_only_run_tries_each_meme_without_a_picture(home, data, tmp_path):
 
     for record in docket_of(folder, records):
         assert not record.opened.meme.picture_given and record.text.text
-    # As written by earlier versions, which judged a plain picture beside each text: mixing both is refused.
-    lose_lines(folder)
-    (folder.root / "no-picture.png").write_bytes(b"")
-    with pytest.raises(BadRequest, match="a plain picture beside each text") as caught:
-        run_plan(a_plan(home, data, folder.root, text_only=True))
-    assert caught.value.reason == RUN_DIFFERS
 
 
 def test_empty_picture_file_fails_and_its_text_is_not_judged_alone(home, data, tmp_path):
@@ -424,7 +419,7 @@ def lose_lines(folder):
         ({"control": "random precedents"}, ["control (was nothing, is random precedents)"]),
         (
             {"trial": {"alpha": 0.25, "tally": 9}},
-            ["setting alpha (was nothing, is 0.25)", "setting tally (was 25, is 9)"],
+            ["settings alpha (was nothing, is 0.25)", "settings tally (was 25, is 9)"],
         ),
     ],
     ids=["sample", "procedure", "control", "settings"],
@@ -448,7 +443,7 @@ def test_run_is_not_resumed_with_a_changed_data_file(run_copy, home, data, tmp_p
     shutil.copytree(data, other)
     with (other / "train.jsonl").open("a") as file:
         file.write("\n")
-    with pytest.raises(BadRequest, match=r"the file train.jsonl\."):
+    with pytest.raises(BadRequest, match=r"data train.jsonl \(was"):
         run_plan(a_plan(home, other, run_copy.root))
 
 
@@ -662,7 +657,7 @@ def test_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
         raise Unavailable("gone", reason="MODEL_GONE")
 
     monkeypatch.setattr(TrialExecutor, "hear", gone)
-    monkeypatch.setattr("eval.runs.judging._IN_A_ROW", 2)
+    monkeypatch.setattr("eval.session.engine.IN_A_ROW", 2)
     with pytest.raises(CourtError, match="The last 6 memes in a row failed") as caught:
         run_plan(a_plan(home, data, tmp_path / "run", concurrency=1))
     assert caught.value.reason == SERVER_GONE

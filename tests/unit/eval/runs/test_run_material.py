@@ -10,7 +10,7 @@ from court.events import Procedure
 from eval.datasets.known import dataset_of_card
 from eval.runs.material import material_of
 from eval.runs.plan import Plan
-from eval.runs.question import question_about
+from eval.solvers.question import question_about
 from serving.settings import Settings
 from tests.support.card_layouts import own_card
 

@@ -11,15 +11,15 @@ from scipy.stats import binomtest
 from court.errors import BadRequest
 from eval.reports.label_words import noise_section, subgroup_sections
 from eval.reports.tasks import as_json, gather_tasks, sections_of
-from eval.runs.label_votes import _groups
-from eval.runs.prediction import Outcome, Prediction, TaskAnswer
-from eval.runs.question_attempt import settle
 from eval.runs.results import Judged
 from eval.scores.subgroups import NONE, SHARES, task_subgroup_tables
 from eval.scores.task_card import task_card
 from eval.scores.task_choice import rank_answers
 from eval.scores.task_compare import compare_tasks, task_comparison_in_words
 from eval.scores.task_noise import find_task_noise
+from eval.solvers.labelling import settle
+from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
+from eval.solvers.vote import _groups
 from retrieval.library.manifest import LabelledMeme
 from tests.support.task_card import CARD, PAIRS, QUESTION, meme, results
 

@@ -14,9 +14,9 @@ from court.events import Procedure
 from court.roles import RoleModel, RoleModels
 from eval.cli import cli
 from eval.runs.controls import Control
-from eval.runs.prediction import Outcome
-from eval.runs.progress import Progress
 from eval.runs.results import read_results
+from eval.session.progress import Progress
+from eval.solvers.prediction import Outcome
 from eval.studies.arms import ARMS, arms_named, run_study
 from eval.synthetic.make import Layout, make
 from eval.synthetic.oracle import Ability, Oracle, _fenced, _plain

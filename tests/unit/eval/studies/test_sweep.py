@@ -16,10 +16,10 @@ from eval.commands.sweep import in_words
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS, SplitRole
 from eval.datasets.protocol import Level, Protocol
-from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
 from eval.scores.compare import TOO_FEW_DIFFER
 from eval.scores.metrics import card
+from eval.solvers.prediction import Outcome, Prediction
 from eval.studies.sweeping import Sweep, grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
 from tests.support.encoders import WordEncoder

@@ -23,7 +23,7 @@ from eval.witness.arms import Arm
 from eval.witness.check import CheckedClaim, CitedPassage
 from eval.witness.claims import Gold, read_claims
 from eval.witness.report import witness_lead, witness_sections
-from eval.witness.run import CHECKED, WitnessPlan, read_checked, read_manifest, run_witness
+from eval.witness.run import CHECKED, WitnessFolder, WitnessPlan, run_witness
 from eval.witness.scores import score_arms
 from eval.witness.stand_in import WorldReader, open_drawn
 from eval.witness.world import COUNTS, PROPERTIES, Situation, claim_in, documents_of, draw_world, expected
@@ -145,7 +145,7 @@ def run(tmp_path, *, model=None, **options):
             )
 
     manifest = asyncio.run(evaluate())
-    return manifest, read_checked(plan.out)
+    return manifest, WitnessFolder(plan.out).checked()
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_unavailable_server_ends_the_run_and_is_never_an_abstention(tmp_path):
     claims = tuple(fact.gold for fact in FACTS[:12])
     with pytest.raises(Unavailable, match="have no answer yet"):
         run(tmp_path, model=Flaky(20), claims=claims, arms=(Arm.WITNESS,), concurrency=2)
-    before = read_checked(tmp_path / "out")
+    before = WitnessFolder(tmp_path / "out").checked()
     assert 0 < len(before) < 12
     assert all(check.label in (ClaimLabel.SUPPORTED, ClaimLabel.REFUTED) for check in before)
     with (tmp_path / "out" / CHECKED).open("a") as file:
@@ -233,13 +233,13 @@ def test_unavailable_server_ends_the_run_and_is_never_an_abstention(tmp_path):
     manifest, checked = run(tmp_path, claims=claims, arms=(Arm.WITNESS,), concurrency=2)
     assert [check.id for check in checked] == [claim.id for claim in claims] and manifest.finished
     assert {check.id: check for check in before}.items() <= {check.id: check for check in checked}.items()
-    assert read_manifest(tmp_path / "out") == manifest
+    assert WitnessFolder(tmp_path / "out").manifest() == manifest
 
 
 def test_resuming_with_different_options_names_the_differences(tmp_path):
     claims = tuple(fact.gold for fact in FACTS[:2])
     run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
-    with pytest.raises(BadRequest, match="than is there now: claims; queries"):
+    with pytest.raises(BadRequest, match=r"than is there now: claims .*; queries"):
         run(tmp_path, claims=claims[:1], arms=(Arm.CLOSED_BOOK,), queries=3)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letters.txt").write_text("mine")
@@ -249,14 +249,14 @@ def test_resuming_with_different_options_names_the_differences(tmp_path):
 
 def test_unreadable_manifest_is_not_taken_for_a_missing_one(tmp_path):
     with pytest.raises(BadRequest, match="holds no evaluation of the witness") as caught:
-        read_manifest(tmp_path)
+        WitnessFolder(tmp_path).manifest()
     assert caught.value.reason == "RUN_MISSING"
     claims = tuple(fact.gold for fact in FACTS[:1])
     run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
     place = tmp_path / "out" / "manifest.json"
     for content in ("{", place.read_text().replace('"seed"', '"sead"')):
         place.write_text(content)
-        with pytest.raises(BadRequest, match=r"a manifest of format 1 \(evaluation of the witness\)") as caught:
+        with pytest.raises(BadRequest, match=r"a manifest of format 2 \(evaluation of the witness\)") as caught:
             run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
         assert caught.value.reason == "RUN_UNREADABLE" and place.read_text() == content
     place.unlink()
@@ -364,7 +364,7 @@ def run_with_source(plan, place, error=None):
             await run_witness(plan, model=reader, source=Source(evidence, error), store=store)
 
     asyncio.run(evaluate())
-    return read_checked(plan.out)
+    return WitnessFolder(plan.out).checked()
 
 
 @pytest.mark.parametrize("arm", [Arm.WITNESS, Arm.ONE_SHOT])
@@ -373,19 +373,13 @@ def test_claims_without_their_source_stay_open_until_it_is_back(tmp_path, arm, r
     claims = tuple(fact.gold for fact in FACTS[:6])
     plan = WitnessPlan(out=tmp_path / "out", claims=claims, arms=(arm,), concurrency=2)
     away = Unavailable("The search endpoint can't be reached.", reason=reason)
-    with pytest.raises(Unavailable, match=r"6 of 6 checks have no answer yet.*can't be reached.*goes on"):
+    with pytest.raises(Unavailable, match=r"6 of 6 checks have no answer yet.*can't be reached"):
         run_with_source(plan, tmp_path, away)
-    assert not read_checked(plan.out) and read_manifest(plan.out).finished is None
+    assert not WitnessFolder(plan.out).checked() and WitnessFolder(plan.out).manifest().finished is None
     checked = run_with_source(plan, tmp_path)
     assert [check.id for check in checked] == [claim.id for claim in claims] and not any(
         check.failure for check in checked
     )
-    # Earlier versions recorded such a claim as failed: it is checked again.
-    failed = checked[0].model_copy(update={"label": None, "evidence": (), "failure": reason})
-    (plan.out / CHECKED).write_text(
-        "".join(f"{check.model_dump_json(ensure_ascii=True)}\n" for check in [failed, *checked[1:]])
-    )
-    assert run_with_source(plan, tmp_path) == checked
 
 
 def test_garbled_search_result_is_a_failure_and_not_an_abstention(tmp_path):

@@ -230,7 +230,7 @@ def without_heavy_parts(places: dict[str, Path], tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder.__init__", loaded)
     monkeypatch.setattr("serving.cli.demo._server", refused)
     monkeypatch.setattr("serving.models.vllm.VllmServer.__aenter__", entered)
-    monkeypatch.setattr("eval.models.open.open_chairs", entered)
+    monkeypatch.setattr("eval.models.open.open_models", entered)
     monkeypatch.setattr("court.backends.sandbox.process.WorkerProcess.start", entered)
     monkeypatch.setattr("retrieval.embed.weights.fetch_weights", loaded)
     monkeypatch.setattr("court.backends.ocr.rapidocr_models.fetch_model", loaded)

@@ -40,6 +40,7 @@ from eval.arena.speakers import FixedQuestion, Speaker, style_of
 from eval.arena.words import Relevance, Setting
 from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
+from eval.session.engine import run_items
 
 T = TypeVar("T")
 
@@ -82,7 +83,9 @@ class _Task:
     reference: str
 
 
-async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, int], None] = lambda *_: None) -> None:
+async def run_memes(
+    plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, int], None] = lambda *_: None
+) -> None:
     """Runs an arena, or the unfinished part of it.
 
     Args:
@@ -94,32 +97,26 @@ async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, in
         CallsError: The call cache can't be used.
         Unavailable, ModelRefused: A model server is unreachable, or rejects every call.
     """
-    done = await asyncio.to_thread(folder.take_up)
+    done = await asyncio.to_thread(folder.drop_unfinished)
     # Both cover all memes, including finished ones: which models meet on a task depends on the tasks before it, so a
     # resumed arena makes the same draws only if it counts the same tasks.
     first = list(itertools.accumulate((plan.tasks_of(meme) for meme in plan.memes), initial=0))
     met = meetings(plan.settings.targets, first[-1], plan.settings.answers_per_task, plan.seed)
     before = folder.spent()
-    turn = asyncio.Semaphore(plan.concurrency)
-    count = sum(meme.id in done for meme in plan.memes)
-    progress(count, len(plan.memes))
 
-    async def one(meme: ShownMeme, begin: int) -> None:
-        nonlocal count
-        async with turn:
-            await _Meme(plan=plan, meme=meme, begin=begin, met=met[begin:], folder=folder).go_through()
+    async def one(item: tuple[ShownMeme, int]) -> None:
+        meme, begin = item
+        await _Meme(plan=plan, meme=meme, begin=begin, met=met[begin:], folder=folder).go_through()
         # After each meme, so that a killed session leaves its usage up to that point.
-        count += 1
-        folder.write_spent(spent(plan.role_models, before))
-        progress(count, len(plan.memes))
+        folder.write_usage(spent(plan.role_models, before))
 
     # `first` has one more element: where the tasks of a further meme would begin.
-    begins = zip(plan.memes, first, strict=False)
+    todo = [(meme, begin) for meme, begin in zip(plan.memes, first, strict=False) if meme.id not in done]
     try:
-        await _all(one(meme, begin) for meme, begin in begins if meme.id not in done)
+        await run_items(todo, one, concurrency=plan.concurrency, progress=progress, before=len(plan.memes) - len(todo))
     finally:
         # Calls of unfinished memes cost money, too.
-        folder.write_spent(spent(plan.role_models, before))
+        folder.write_usage(spent(plan.role_models, before))
 
 
 def spent(role_models: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> dict[str, Spent]:
@@ -180,7 +177,7 @@ class _Meme:
         if isinstance(tasks, str):
             self._keep(MemeLeftOut(meme=self._meme.id, reason=tasks))
             return
-        await _all(self._hold(task) for task in tasks)
+        await _all(self._run_task(task) for task in tasks)
         # Written last: without it, all of the meme's events are dropped when the arena is resumed.
         self._keep(MemeDone(meme=self._meme.id))
 
@@ -234,7 +231,7 @@ class _Meme:
         )
         return _Task(number=number, overall=self._begin + number, rounds=rounds, language=language, reference="")
 
-    async def _hold(self, task: _Task) -> None:
+    async def _run_task(self, task: _Task) -> None:
         targets = self._settings.targets
         answers = zip(targets, await _all(self._answer(name, task) for name in targets), strict=True)
         there = {name: answer for name, answer in answers if answer is not None}
@@ -429,4 +426,4 @@ class _Meme:
 
     def _keep(self, event: Event) -> None:
         # No await in between, so that lines of concurrent memes are not interleaved.
-        self._folder.append([event])
+        self._folder.add(event)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from court.errors import BadRequest
-from eval.runs.folder import CALLS
+from eval.session.directory import CALLS, MANIFEST
 
 _REPEAT = re.compile(r"repeat-(\d+)")
 
@@ -40,7 +40,7 @@ def prepare_repeats(out: Path, what: str) -> Path:
         not _REPEAT.fullmatch(path.name) and not path.name.startswith(CALLS) and path.suffix != ".html"
         for path in out.iterdir()
     ):
-        if (out / "manifest.json").exists():
+        if (out / MANIFEST).exists():
             raise BadRequest(
                 f"{out} holds {what} without repeats. Name another folder with --out; with --calls {out / CALLS} what "
                 "was asked there is not asked again.",

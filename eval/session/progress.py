@@ -1,10 +1,11 @@
-"""Progress of a run: a bar in a terminal, periodic lines in a log."""
+"""Progress of a session: a bar in a terminal, periodic lines in a log."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -13,74 +14,30 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bars
 
-from eval.datasets.items import JudgedMeme
-from eval.datasets.protocol import Protocol
-from eval.runs.prediction import Outcome, Prediction
-from eval.runs.question import gold_of
-
 _EVERY_S = 30.0
 
 
 @dataclass(slots=True)
-class RunningScore:
-    """Running totals of a run.
+class RunningTotals:
+    """Running totals of the items of a session; a kind of session may add figures to its words.
 
     Attributes:
-        protocol: Protocol under which verdicts are scored; memes that it drops are skipped. None if another question is
-            asked.
         before: Number of ``done`` that existed when this process started.
-        done: Memes that have a prediction.
-        labelled: Number of those that the protocol keeps.
-        decided: Number of those with a class.
-        right: Number of those with the correct class.
-        calls: Number of model calls, stored ones included.
-        stored: Number of those answered from the call cache.
-        tokens: Input plus output tokens.
         began: Start of this process, by :func:`time.monotonic`, in seconds.
-        task: Task whose labels are scored, if one is asked about; empty in a run of trials.
     """
 
-    protocol: Protocol | None
     total: int
     before: int = 0
     done: int = 0
-    labelled: int = 0
-    decided: int = 0
-    right: int = 0
-    failed: int = 0
-    calls: int = 0
-    stored: int = 0
-    tokens: int = 0
     began: float = field(default_factory=time.monotonic)
-    task: str = ""
-
-    def add(self, meme: JudgedMeme, prediction: Prediction) -> None:
-        """Counts one more prediction."""
-        self.done += 1
-        self.failed += prediction.outcome is Outcome.FAILED
-        cost = prediction.cost
-        self.calls += cost.calls
-        self.stored += cost.stored
-        self.tokens += cost.tokens_in + cost.tokens_out
-        if self.protocol is None:
-            answer = prediction.said.get(self.task)
-            self._count(gold_of(meme, self.task), None if answer is None else frozenset(answer.labels))
-        else:
-            self._count(meme.gold(self.protocol), prediction.outcome.harmful)
-
-    def _count(self, gold: object, predicted: object) -> None:
-        if gold is not None:
-            self.labelled += 1
-            self.decided += predicted is not None
-            self.right += predicted == gold
 
     def words(self, now: float) -> str:
-        """Rate, time left, tokens, accuracy and coverage.
+        """Rate and time left.
 
         Args:
             now: Current time by :func:`time.monotonic`, in seconds.
         """
-        # Memes judged before this process started are excluded from its rate.
+        # Items done before this process started are excluded from its rate.
         fresh, seconds = self.done - self.before, now - self.began
         parts = []
         if fresh and seconds > 0:
@@ -88,15 +45,11 @@ class RunningScore:
             parts.append(f"{_rounded(60 * rate)} a minute")
             if self.done < self.total:
                 parts.append(f"{_span((self.total - self.done) / rate)} left")
-        if self.calls:
-            parts.append(f"{self.calls:,} calls ({self.stored:,} stored)")
-            parts.append(f"{self.tokens:,} tokens")
-        if self.decided:
-            parts.append(f"{self.protocol or self.task}: accuracy {self.right / self.decided:.3f}")
-            parts.append(f"coverage {self.decided / self.labelled:.3f}")
-        if self.failed:
-            parts.append(f"{self.failed:,} failed")
-        return ", ".join(parts)
+        return ", ".join([*parts, *self.figures()])
+
+    def figures(self) -> list[str]:
+        """Lists further figures, in words."""
+        return []
 
 
 class Progress:
@@ -108,17 +61,36 @@ class Progress:
     def step(self, name: str, done: int, total: int) -> None:
         """Reports the progress of a step of the preparation."""
 
-    def begin(self, score: RunningScore) -> None:
+    def begin(self, score: RunningTotals) -> None:
         """Reports that judging begins."""
 
-    def judged(self, score: RunningScore) -> None:
+    def judged(self, score: RunningTotals) -> None:
         """Reports that one more meme has a prediction."""
 
-    def tick(self, score: RunningScore) -> None:
+    def tick(self, score: RunningTotals) -> None:
         """Reports that a second has passed."""
 
-    def end(self, score: RunningScore) -> None:
+    def end(self, score: RunningTotals) -> None:
         """Reports that judging has ended, finished or not."""
+
+    @asynccontextmanager
+    async def shown(self, score: RunningTotals) -> AsyncIterator[None]:
+        """Shows totals from begin to end, and each second in between."""
+
+        async def tick() -> None:
+            while True:
+                await asyncio.sleep(1)
+                self.tick(score)
+
+        self.begin(score)
+        ticking = asyncio.create_task(tick())
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            # Cancelling it is no error of the session.
+            await asyncio.gather(ticking, return_exceptions=True)
+            self.end(score)
 
 
 class ProgressLines(Progress):
@@ -148,25 +120,25 @@ class ProgressLines(Progress):
         if self._due():
             self._print(f"{name}: {done:,} of {total:,}")
 
-    def begin(self, score: RunningScore) -> None:
+    def begin(self, score: RunningTotals) -> None:
         """Prints a line at once."""
         self._last = self._now()
         self._print(f"{score.total:,} memes, {score.done:,} of them judged before.")
 
-    def judged(self, score: RunningScore) -> None:
+    def judged(self, score: RunningTotals) -> None:
         """Prints a line if it is due."""
         self.tick(score)
 
-    def tick(self, score: RunningScore) -> None:
+    def tick(self, score: RunningTotals) -> None:
         """Prints a line if it is due."""
         if self._due():
             self._print(self._line(score))
 
-    def end(self, score: RunningScore) -> None:
+    def end(self, score: RunningTotals) -> None:
         """Prints a line at once."""
         self._print(self._line(score))
 
-    def _line(self, score: RunningScore) -> str:
+    def _line(self, score: RunningTotals) -> str:
         words = score.words(self._now())
         return f"{score.done:,} of {score.total:,} judged{': ' if words else ''}{words}"
 
@@ -215,22 +187,22 @@ class ProgressBar(Progress):
             self._preparing[name] = self._bars.add_task(name, total=total, words="")
         self._bars.update(self._preparing[name], completed=done, total=total)  # type: ignore[arg-type]
 
-    def begin(self, score: RunningScore) -> None:
+    def begin(self, score: RunningTotals) -> None:
         """Starts the bar."""
         self._bars.start()
         self._judging = self._bars.add_task("judged", total=score.total, completed=score.done, words="")
 
-    def judged(self, score: RunningScore) -> None:
+    def judged(self, score: RunningTotals) -> None:
         """Advances the bar."""
         self.tick(score)
 
-    def tick(self, score: RunningScore) -> None:
+    def tick(self, score: RunningTotals) -> None:
         """Updates rate and time left."""
         if self._judging is not None:
             words = score.words(time.monotonic())
             self._bars.update(self._judging, completed=score.done, words=words)  # type: ignore[arg-type]
 
-    def end(self, score: RunningScore) -> None:
+    def end(self, score: RunningTotals) -> None:
         """Shows the final figures; further judging starts a new bar."""
         self.tick(score)
         self._judging = None

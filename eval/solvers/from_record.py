@@ -34,7 +34,7 @@ from court.record import TrialRecord
 from court.verdict import Label, Strength, Verdict
 from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level
-from eval.runs.prediction import Cost, Outcome, Prediction, SideCourse
+from eval.solvers.prediction import Cost, Outcome, Prediction, SideCourse
 
 
 def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
-
-from typing_extensions import override
 
 from court.errors import CantResume, Unavailable
 from court.record import TrialRecord, TrialState
@@ -14,11 +12,12 @@ from court.second_question import QuestionBrief
 from eval.datasets.items import JudgedMeme
 from eval.models.cached_model import HitCounter
 from eval.models.call_cache import CallsError
-from eval.runs.asking import DecodedMeme
-from eval.runs.attempt import LATE, Attempt, Tried, ends_the_run
-from eval.runs.from_record import calls_in_step, prediction_of
-from eval.runs.prediction import Outcome, Prediction, TaskAnswer
-from eval.runs.question import Question, gold_of
+from eval.session.engine import LATE, Tried
+from eval.solvers.calls import DecodedMeme, MemeItem, failed
+from eval.solvers.from_record import calls_in_step, prediction_of
+from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
+from eval.solvers.question import Question, gold_of
+from eval.solvers.trial import TrialSolver
 
 
 class LabelClassifier(Protocol):
@@ -34,7 +33,7 @@ class LabelClassifier(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionTrialAttempt(Attempt):
+class RulingSolver:
     """Tries the memes of one run, and asks the Judge of each trial with a verdict a question.
 
     Attributes:
@@ -42,44 +41,37 @@ class QuestionTrialAttempt(Attempt):
         classifier: Embedded classifier whose votes the Judge is shown; None to show none.
     """
 
-    # Keyword-only: it has no default, but fields of the base class do.
-    question: Question = field(kw_only=True)
+    trial: TrialSolver
+    question: Question
     examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
     classifier: LabelClassifier | None = None
 
-    @override
-    async def _try_once(
-        self, meme: JudgedMeme, known: TrialRecord | None, picture: Callable[[], Awaitable[bytes | None]]
-    ) -> Tried:
-        tried = Tried(Prediction(meme=meme.id, outcome=Outcome.FAILED), False, known)
-        if known is None or known.state is not TrialState.DECIDED:
-            # Called by name: a dataclass with slots creates a new class, which super() would not find.
-            tried = await Attempt._try_once(self, meme, known, picture)
-        record = tried.record
-        # Without a verdict there is no Judge to ask: the trial's failure is the outcome.
+    async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
+        """Tries a meme and asks the question; see :class:`eval.solvers.calls.Solver`."""
+        stored = 0
         if record is None or record.state is not TrialState.DECIDED:
-            return tried
+            tried = await self.trial.solve(item, record)
+            record, stored = tried.state, tried.result.cost.stored
+            # Without a verdict there is no Judge to ask: the trial's failure is the outcome.
+            if record is None or record.state is not TrialState.DECIDED:
+                return tried
         hits = HitCounter()
         try:
-            record = await self._ruled(meme, record, hits)
+            record = await self._ruled(item.meme, record, hits)
         except (CantResume, Unavailable) as error:
-            if ends_the_run(error):
-                raise
-            failed = Prediction(meme=meme.id, outcome=Outcome.FAILED, reason=error.reason, trial=record.trial_id)
-            after = error.retry_after if isinstance(error, Unavailable) else None
-            return Tried(failed, isinstance(error, Unavailable), record, after or 0.0)
+            return failed(item.meme, error, record)
         ruled = record.ruling_on(self.question.task)
         # Recorded like any failed call, but not the meme's fault: it would fail every other meme too.
         if ruled is not None and ruled.failure == CallsError.default_reason:
             raise CallsError("The store of calls can't be used any more: a question found it damaged or locked.")
         # Cached calls of both the trial and the question.
-        stored = tried.prediction.cost.stored + hits.count
-        return Tried(self.prediction(meme, record, stored=stored), ruled is not None and ruled.retryable, record)
+        prediction = self._prediction(item.meme, record, stored=stored + hits.count)
+        return Tried(prediction, ruled is not None and ruled.retryable, prediction.reason, record)
 
     async def _ruled(self, meme: JudgedMeme, record: TrialRecord, hits: HitCounter) -> TrialRecord:
         """The record with the Judge's ruling on the question, or the reason why there is none."""
         opened = record.opened.meme
-        executor = self._court_for(meme, opened.bytes_sha256, hits)
+        executor = self.trial.stored.of(meme, opened.bytes_sha256, hits)
         # Reuses the picture decoded for the trial.
         shown = await executor.picture_of_trial(record)
         frames = shown.frames if shown is not None else ()
@@ -100,8 +92,7 @@ class QuestionTrialAttempt(Attempt):
         brief = QuestionBrief(self.question.for_court(), precedent_labels=labels, vote=vote)
         return await executor.rule_on(record, shown, brief, batch=True)
 
-    @override
-    def prediction(self, meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
+    def _prediction(self, meme: JudgedMeme, record: TrialRecord, *, stored: int) -> Prediction:
         """Builds the prediction for a meme: the answer or the reason for its absence, without the verdict on harm."""
         of_trial = prediction_of(meme, record, stored=stored)
         ruled = record.ruling_on(self.question.task)
@@ -116,13 +107,12 @@ class QuestionTrialAttempt(Attempt):
         answers = {self.question.task: TaskAnswer(labels=ruled.chosen)}
         return Prediction(**base, outcome=Outcome.ANSWERED, said=answers)
 
-    @override
-    def to_be_resumed(self, record: TrialRecord) -> bool:
-        """True if a trial is unfinished, or its question has no answer yet for a temporary reason."""
+    def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
+        """Builds the prediction from a record; None if trial or question has no answer yet for a temporary reason."""
         if record.state is not TrialState.DECIDED:
-            return Attempt.to_be_resumed(self, record)
-        ruled = record.ruling_on(self.question.task)
-        if ruled is None:
-            return True
-        # Timeouts were already retried, as with trials: only --retry-failed retries them again.
-        return ruled.retryable and (ruled.failure not in LATE or self.retry_failed)
+            resumed = self.trial.to_be_resumed(record)
+        else:
+            ruled = record.ruling_on(self.question.task)
+            # Timeouts were already retried, as with trials: only --retry-failed retries them resumed.
+            resumed = ruled is None or (ruled.retryable and (ruled.failure not in LATE or self.trial.retry_failed))
+        return None if resumed else self._prediction(meme, record, stored=0)

@@ -6,7 +6,7 @@ run's policy and the same call cache.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -14,21 +14,22 @@ from itertools import count
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, JsonValue
-from typing_extensions import override
 
 from court import replies
 from court.deadline import gather_or_cancel
-from court.errors import BadRequest
+from court.errors import BadRequest, CourtError
 from court.events import Role
 from court.meme import Frame
 from court.messages import JudgeBrief
 from court.prompts import Prompt
+from court.record import TrialRecord
 from court.replies import Reply, Words
 from court.verdict import Label, rule
 from eval.datasets.items import JudgedMeme
 from eval.models.prompts import load
-from eval.runs.asking import PROMPTS, AttemptWithoutTrial, MemeCalls
-from eval.runs.prediction import Outcome, Prediction
+from eval.session.engine import Tried
+from eval.solvers.calls import PROMPTS, MemeCalls, MemeItem, StoredCourt, failed
+from eval.solvers.prediction import Outcome, Prediction
 
 _R = TypeVar("_R", bound=Reply)
 
@@ -73,19 +74,31 @@ def settings_of_comparator(comparator: Comparator) -> dict[str, JsonValue]:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparatorAttempt(AttemptWithoutTrial):
+class ComparatorSolver:
     """Asks a comparator about the memes of one run.
 
     Attributes:
         budgets: Tokens that may be spent on each meme, input plus output, by its id; for :attr:`Comparator.SAMPLES`.
     """
 
-    comparator: Comparator = Comparator.PLAIN
+    stored: StoredCourt
+    comparator: Comparator
     budgets: Mapping[str, int] = field(default_factory=dict)
 
-    @override
-    async def _predict(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> Prediction:
-        calls = _ComparatorCalls(self, await self.shown(meme, picture), self.seed)
+    async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
+        """Asks about a meme; see :class:`eval.solvers.calls.Solver`."""
+        try:
+            return Tried(await self._predict(item))
+        except CourtError as error:
+            return failed(item.meme, error)
+
+    def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
+        """Returns None: a comparator leaves no record."""
+        return None
+
+    async def _predict(self, item: MemeItem) -> Prediction:
+        meme = item.meme
+        calls = _ComparatorCalls(self.stored, await self.stored.decoded(item), self.stored.seed)
         match self.comparator:
             case Comparator.PLAIN:
                 harmful, score = await calls.plain(), None

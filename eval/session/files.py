@@ -13,7 +13,6 @@ from pydantic import BaseModel, ValidationError
 from court.errors import BadRequest
 
 T = TypeVar("T")
-M = TypeVar("M", bound=BaseModel)
 
 
 def replace_file(path: Path, content: str) -> None:
@@ -72,35 +71,3 @@ def stored_lines(
                 f"{path}, line {number}, can't be read. It was changed by hand, or the disk is at fault.", reason=reason
             ) from None
     return tuple(read)
-
-
-def read_manifest(
-    path: Path, kind: type[M], what: str, *, missing: str = "RUN_MISSING", unreadable: str = "RUN_UNREADABLE"
-) -> M:
-    """Reads the manifest of a folder.
-
-    Args:
-        path: The manifest's file.
-        kind: Model of the manifest, with its format version in ``format``.
-        what: Name of the folder's content, such as ``arena``, for errors.
-        missing: Reason code if there is no manifest.
-        unreadable: Reason code if it does not have this format.
-
-    Raises:
-        BadRequest: There is no manifest, or it does not have this format.
-    """
-    # Two errors: the remedy for a wrong folder is to name another, which does not help with a wrong manifest.
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    # NotADirectoryError: the folder is a file.
-    except (FileNotFoundError, NotADirectoryError):
-        raise BadRequest(f"{path.parent} holds no {what}: there is no {path.name}.", reason=missing) from None
-    except OSError as error:
-        raise BadRequest(f"{path} can't be read: {error.strerror}.", reason=unreadable) from None
-    except ValidationError as error:
-        raise BadRequest(
-            f"{path} can't be read as a manifest of format {kind.model_fields['format'].default} ({what}): "
-            f"{error.error_count()} fields are wrong. It is of something else, was written by another version, or was "
-            "changed by hand.",
-            reason=unreadable,
-        ) from None

@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
-from typing_extensions import override
 
 from court import replies
-from court.errors import BadInput, BadRequest
+from court.errors import BadInput, BadRequest, CourtError
 from court.events import Role
 from court.meme import Frame
-from court.ports import PrecedentFinder
 from court.prompts import load as court_prompt
+from court.record import TrialRecord
 from court.replies import Reply, UnusableReply
 from court.roles import Proposer
 from eval.datasets.items import JudgedMeme
 from eval.datasets.read_tasks import require_examples
 from eval.models.prompts import load
-from eval.runs.asking import PROMPTS, AttemptWithoutTrial, DecodedMeme, MemeCalls, messages_of
-from eval.runs.attempt import PICTURE_MISSING, Attempt
-from eval.runs.label_votes import open_label_votes
-from eval.runs.prediction import Outcome, Prediction, TaskAnswer
-from eval.runs.progress import Progress
-from eval.runs.question import GOLD, WORDS, Answerer, Question, gold_of, words_of
-from eval.runs.question_trial import LabelClassifier, QuestionTrialAttempt
+from eval.session.engine import Tried
+from eval.session.progress import Progress
+from eval.solvers.calls import (
+    PICTURE_MISSING,
+    PROMPTS,
+    DecodedMeme,
+    MemeCalls,
+    MemeItem,
+    Solver,
+    StoredCourt,
+    failed,
+    messages_of,
+)
+from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
+from eval.solvers.question import GOLD, WORDS, Answerer, Question, gold_of, words_of
+from eval.solvers.ruling import LabelClassifier, RulingSolver
+from eval.solvers.trial import TrialSolver
+from eval.solvers.vote import open_label_votes
 from retrieval.precedents.finder import LibraryFinder
 
 NOTHING_COMPARABLE = "NOTHING_COMPARABLE"
@@ -54,7 +64,7 @@ class _AnyLabels(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionAttempt(AttemptWithoutTrial):
+class QuestionSolver:
     """Answers a question about the memes of one run.
 
     Attributes:
@@ -62,48 +72,58 @@ class QuestionAttempt(AttemptWithoutTrial):
         classifier: Embedded classifier that answers; None if a model does.
     """
 
-    # Keyword-only: it has no default, but fields of the base class do.
-    question: Question = field(kw_only=True)
+    stored: StoredCourt
+    question: Question
     examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
     classifier: LabelClassifier | None = None
 
-    @override
-    async def _predict(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> Prediction:
-        shown = await self._needed_content(meme, picture)
+    async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
+        """Answers about a meme; see :class:`eval.solvers.calls.Solver`."""
+        try:
+            return Tried(await self._predict(item))
+        except CourtError as error:
+            return failed(item.meme, error)
+
+    def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
+        """Returns None: an answer without a trial leaves no record."""
+        return None
+
+    async def _predict(self, item: MemeItem) -> Prediction:
+        shown = await self._needed_content(item)
         if self.classifier is not None:
             found = await self.classifier.probabilities(shown)
             if found is None:
-                return Prediction(meme=meme.id, outcome=Outcome.UNDECIDED, reason=NOTHING_COMPARABLE)
-            return self._answered(meme, self.classifier.answer(found))
+                return Prediction(meme=item.meme.id, outcome=Outcome.UNDECIDED, reason=NOTHING_COMPARABLE)
+            return self._answered(item.meme, self.classifier.answer(found))
         # The repeat's number is added to the seed, so that no repeat reuses another's samples.
-        calls = _LabelCalls(self, shown, self.seed + self.question.draw, self.question)
+        calls = _LabelCalls(self.stored, shown, self.stored.seed + self.question.draw, self.question)
         answer = await calls.answer(await self._shots(shown))
-        return self._answered(meme, answer).model_copy(update={"cost": calls.cost()})
+        return self._answered(item.meme, answer).model_copy(update={"cost": calls.cost()})
 
     def _answered(self, meme: JudgedMeme, answer: TaskAnswer) -> Prediction:
         return Prediction(meme=meme.id, outcome=Outcome.ANSWERED, said={self.question.task: answer})
 
-    async def _needed_content(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> DecodedMeme:
+    async def _needed_content(self, item: MemeItem) -> DecodedMeme:
         """The meme with the inputs that are needed: without its picture if that is neither shown nor compared."""
         if self.question.needs_picture:
-            return await self.shown(meme, picture)
+            return await self.stored.decoded(item)
         # Without examples to search for, the picture is neither shown nor compared, and decoding it would only make
         # memes without one fail.
         if not self.question.shots:
-            return DecodedMeme(meme)
+            return DecodedMeme(item.meme)
         try:
-            return await self.shown(meme, picture)
+            return await self.stored.decoded(item)
         except BadInput as error:
             # A missing picture means that examples are found by text alone; other errors are faults of the picture.
             if error.reason != PICTURE_MISSING:
                 raise
-            return DecodedMeme(meme)
+            return DecodedMeme(item.meme)
 
     async def _shots(self, shown: DecodedMeme) -> list[_Shot]:
         """The most similar labelled memes, nearest first, found like precedents."""
         if not self.question.shots:
             return []
-        finder = self.executor.court.finder
+        finder = self.stored.executor.court.finder
         findings = await finder.find(
             text=shown.meme.text,
             frames=shown.frames,
@@ -254,43 +274,15 @@ class _LabelCalls(MemeCalls):
         return tuple(mass / total for mass in odds.masses)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenQuestion:
-    """A question with everything needed to answer it.
-
-    Attributes:
-        examples: Labelled memes of the train split, by id.
-        classifier: Embedded classifier; None if a model answers.
-    """
-
-    question: Question
-    examples: Mapping[str, JudgedMeme]
-    classifier: LabelClassifier | None
-
-    def attempt(self, **of_run: Any) -> Attempt:
-        """Makes the attempt for a run with the given fields."""
-        if self.question.by is Answerer.TRIAL:
-            # Repeats use different seeds, both in the trial and in the question.
-            of_run["seed"] += self.question.draw
-            return QuestionTrialAttempt(
-                **of_run, question=self.question, examples=self.examples, classifier=self.classifier
-            )
-        return QuestionAttempt(**of_run, question=self.question, examples=self.examples, classifier=self.classifier)
-
-
 def open_question(
-    question: Question,
-    folder: Path,
-    finder: PrecedentFinder,
-    *,
-    examples: Mapping[str, JudgedMeme],
-    progress: Progress,
-) -> OpenQuestion:
+    question: Question, folder: Path, trial: TrialSolver, *, examples: Mapping[str, JudgedMeme], progress: Progress
+) -> Solver:
     """Prepares a question for answering.
 
     Args:
         folder: The run's folder.
-        examples: Their gold labels, by id.
+        trial: Tries memes, for a question to a trial's Judge; its court's models and library are used in any case.
+        examples: Labelled memes of the train split, by id.
 
     Raises:
         BadRequest: The library does not consist of these examples, or there are more labels than letters for odds.
@@ -298,8 +290,13 @@ def open_question(
     # Labels of a multi-label task are asked about one by one, with two letters.
     if question.odds and len(question.labels) > _MOST_OPTIONS and not question.multi:
         raise BadRequest(f"Odds are asked for by letters, and {question.task} has {len(question.labels)} labels.")
+    finder = trial.stored.executor.court.finder
+    if question.by is Answerer.TRIAL:
+        # Repeats use different seeds, both in the trial and in the question.
+        trial = replace(trial, stored=replace(trial.stored, seed=trial.stored.seed + question.draw))
+    solver = RulingSolver(trial, question) if question.by is Answerer.TRIAL else QuestionSolver(trial.stored, question)
     if not question.needs_examples:
-        return OpenQuestion(question, {}, None)
+        return solver
     if not isinstance(finder, LibraryFinder):
         raise BadRequest("Labelled examples are found in a library on disk.", field="library")
     unknown = [id_ for id_ in finder.ids if id_ not in examples]
@@ -307,7 +304,7 @@ def open_question(
         # The library may hold precedents on harm, some of which have no label here.
         if len(unknown) == len(finder.ids):
             progress.tell(f"No precedent has a label of {question.task}: the Judge is told of none, and of no vote.")
-            return OpenQuestion(question, {}, None)
+            return solver
         if unknown:
             progress.tell(f"{len(unknown):,} precedents have no label of {question.task}, and no vote.")
     else:
@@ -320,13 +317,13 @@ def open_question(
                 reason="LIBRARY_FOR_OTHERS",
             )
     if question.by is Answerer.MODEL:
-        return OpenQuestion(question, examples, None)
+        return replace(solver, examples=examples)
     votes = open_label_votes(
         folder, question, finder.searched, examples=examples, encoder=finder.encoder, progress=progress.step
     )
     for note in votes.notes:
         progress.tell(note)
-    return OpenQuestion(question, examples, votes)
+    return replace(solver, examples=examples, classifier=votes)
 
 
 def settings_of_question(question: Question) -> dict[str, JsonValue]:

@@ -1,0 +1,225 @@
+"""Judges the memes of a run that have no prediction yet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from court.events import TrialFailed
+from court.record import TrialRecord
+from eval.datasets.items import JudgedMeme
+from eval.datasets.protocol import Protocol
+from eval.runs.folder import PREDICTIONS, RunFolder, RunManifest
+from eval.runs.material import Material
+from eval.runs.plan import Plan, court_settings
+from eval.session.directory import CALLS
+from eval.session.engine import Later, Patience, Results, Watch, patiently, run_items
+from eval.session.progress import Progress, RunningTotals
+from eval.solvers.calls import MemeItem, Solver
+from eval.solvers.prediction import Outcome, Prediction
+from eval.solvers.question import gold_of
+from eval.solvers.trial import TrialSolver, may_pass, request_id
+from serving.runner.executor import TrialExecutor
+
+if TYPE_CHECKING:
+    from eval.runs.ray_cluster import Cluster
+
+
+@dataclass(slots=True)
+class RunningScore(RunningTotals):
+    """Running totals of a run.
+
+    Attributes:
+        protocol: Protocol under which verdicts are scored; memes that it drops are skipped. None if another question is
+            asked.
+        labelled: Number of those that the protocol keeps.
+        decided: Number of those with a class.
+        right: Number of those with the correct class.
+        calls: Number of model calls, stored ones included.
+        stored: Number of those answered from the call cache.
+        tokens: Input plus output tokens.
+        task: Task whose labels are scored, if one is asked about; empty in a run of trials.
+    """
+
+    protocol: Protocol | None = None
+    labelled: int = 0
+    decided: int = 0
+    right: int = 0
+    failed: int = 0
+    calls: int = 0
+    stored: int = 0
+    tokens: int = 0
+    task: str = ""
+
+    def add(self, meme: JudgedMeme, prediction: Prediction) -> None:
+        """Counts one more prediction."""
+        self.done += 1
+        self.failed += prediction.outcome is Outcome.FAILED
+        cost = prediction.cost
+        self.calls += cost.calls
+        self.stored += cost.stored
+        self.tokens += cost.tokens_in + cost.tokens_out
+        if self.protocol is None:
+            answer = prediction.said.get(self.task)
+            self._count(gold_of(meme, self.task), None if answer is None else frozenset(answer.labels))
+        else:
+            self._count(meme.gold(self.protocol), prediction.outcome.harmful)
+
+    def _count(self, gold: object, predicted: object) -> None:
+        if gold is not None:
+            self.labelled += 1
+            self.decided += predicted is not None
+            self.right += predicted == gold
+
+    def figures(self) -> list[str]:
+        """Lists calls, tokens, accuracy and coverage."""
+        parts = []
+        if self.calls:
+            parts.append(f"{self.calls:,} calls ({self.stored:,} stored)")
+            parts.append(f"{self.tokens:,} tokens")
+        if self.decided:
+            parts.append(f"{self.protocol or self.task}: accuracy {self.right / self.decided:.3f}")
+            parts.append(f"coverage {self.decided / self.labelled:.3f}")
+        if self.failed:
+            parts.append(f"{self.failed:,} failed")
+        return parts
+
+
+@dataclass(slots=True)
+class JudgedRun:
+    """A run with everything that judges its memes."""
+
+    plan: Plan
+    folder: RunFolder
+    material: Material
+    executor: TrialExecutor
+    solver: Solver
+    cluster: Cluster | None = None
+    trials: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def item(self, meme: JudgedMeme) -> MemeItem:
+        """Returns a meme with the reader of its picture."""
+        return MemeItem(meme, partial(self._picture, meme))
+
+    async def _picture(self, meme: JudgedMeme) -> bytes | None:
+        path = self.material.picture(meme)
+        return None if path is None else await asyncio.to_thread(path.read_bytes)
+
+    async def record(self, meme: JudgedMeme) -> TrialRecord | None:
+        """Reads the record of a meme's last trial in this run."""
+        trials = self.trials.get(request_id(self.plan.dataset.id, meme), ())
+        return await self.executor.docket.trials.record(trials[-1]) if trials else None
+
+    async def may_pass(self, prediction: Prediction) -> bool:
+        """True if a failure's cause may be gone; a meme without a trial is always retried."""
+        if prediction.outcome is not Outcome.FAILED:
+            return False
+        if not prediction.trial:
+            return True
+        failed = (await self.executor.docket.trials.record(prediction.trial)).last(TrialFailed)
+        return failed is None or may_pass(failed)
+
+
+async def judge(run: JudgedRun, manifest: RunManifest, progress: Progress, *, resumed: bool) -> None:
+    """Judges until every meme has a prediction. Raises like :func:`eval.runs.run.run`."""
+    plan, memes = run.plan, run.material.memes
+    # Read before anything is judged, so that trials of this process do not count as interrupted.
+    run.trials = await run.executor.docket.index.requests()
+    results = Results(run.folder, PREDICTIONS, Prediction, lambda one: one.meme)
+    wanted = {meme.id for meme in memes}
+    if plan.retry_failed:
+        wanted -= {one.meme for one in results.done.values() if await run.may_pass(one)}
+    # Drops the memes that are retried.
+    results.resume(wanted)
+    score = RunningScore(
+        len(memes),
+        protocol=None if plan.question else plan.protocols[0],
+        task=plan.question.task if plan.question else "",
+    )
+    todo = []
+    for meme in memes:
+        if meme.id in results.done:
+            score.add(meme, results.done[meme.id])
+        else:
+            todo.append(meme)
+    score.before = score.done
+    # No longer finished: with --retry-failed a finished run gets new answers.
+    if resumed and todo:
+        again = {"interruptions": manifest.interruptions + 1, "finished": None}
+        manifest = manifest.model_copy(update=again)
+        run.folder.write_manifest(manifest)
+
+    def store(meme: JudgedMeme, prediction: Prediction) -> None:
+        results.add(prediction)
+        score.add(meme, prediction)
+        progress.judged(score)
+
+    watch = Watch(plan.concurrency, "memes")
+    async with progress.shown(score):
+        if run.cluster is None:
+            step = partial(_solved, run, Patience(plan.patience_s))
+            await run_items(
+                todo,
+                step,
+                concurrency=plan.concurrency,
+                store=store,
+                before=score.before,
+                watch=watch,
+                failure=lambda one: one.reason,
+            )
+        else:
+            async with contextlib.aclosing(_on_cluster(run, run.cluster, todo)) as judged:
+                async for meme, prediction, passing in judged:
+                    if passing:
+                        watch.later(Later(prediction.reason))
+                    else:
+                        store(meme, prediction)
+                        watch.answered(prediction.reason)
+            watch.close(len(memes))
+    results.put_in_order(meme.id for meme in memes)
+    run.folder.finish(manifest)
+
+
+async def _solved(run: JudgedRun, patience: Patience, meme: JudgedMeme) -> Prediction:
+    """Solves a meme, or rebuilds its prediction."""
+    known, item = await run.record(meme), run.item(meme)
+    # A line was lost in a crash, but the docket has the outcome: no call is repeated.
+    if known is not None and (prediction := run.solver.rebuilt(meme, known)) is not None:
+        return prediction
+    return await patiently(lambda state: run.solver.solve(item, state or known), patience)
+
+
+async def _on_cluster(
+    run: JudgedRun, cluster: Cluster, todo: Sequence[JudgedMeme]
+) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
+    """Judges on a cluster the memes whose records are missing or incomplete."""
+    known, remaining = {}, []
+    for meme in todo:
+        record = await run.record(meme)
+        # A line lost in a crash is rebuilt from the record, without a worker.
+        if record is not None and (prediction := run.solver.rebuilt(meme, record)) is not None:
+            yield meme, prediction, False
+            continue
+        remaining.append(meme)
+        if record is not None:
+            known[meme.id] = record
+    if not remaining:
+        return
+    assert isinstance(run.solver, TrialSolver), "a cluster holds trials alone"
+    judged = cluster.judged(
+        remaining,
+        solver=run.solver,
+        known=known,
+        pictures={meme.id: path for meme in remaining if (path := run.material.picture(meme)) is not None},
+        calls=run.plan.calls or run.plan.out / CALLS,
+        settings=court_settings(run.plan),
+        control=run.plan.control,
+    )
+    # Closed even if the caller fails: otherwise workers would go on until the generator is collected.
+    async with contextlib.aclosing(judged):
+        async for one in judged:
+            yield one

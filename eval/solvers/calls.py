@@ -1,0 +1,247 @@
+"""Models and court of a run, as solvers use them: behind the call cache, with the same fences in each session."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from court.backends.pictures.refusals import bad_picture
+from court.deadline import Deadline
+from court.errors import BadInput, BadRequest, CourtError, ReplyUnusable, Unavailable
+from court.events import Role
+from court.meme import Frame
+from court.messages import Messages, apart
+from court.prompts import Prompt
+from court.record import TrialRecord
+from court.replies import object_schema
+from court.roles import RoleModels, Speaker
+from court.trial import Court
+from court.untrusted import Fence
+from eval.datasets.items import JudgedMeme
+from eval.models.cached_model import HitCounter, stored_models
+from eval.models.call_cache import CallCache, CallsError
+from eval.models.prompts import gave_away
+from eval.session.engine import Tried
+from eval.solvers.prediction import Cost, Outcome, Prediction
+from serving.docket.ports import DocketError
+from serving.runner.executor import TrialExecutor
+
+T = TypeVar("T")
+PROMPTS = "eval.solvers.prompts"
+PICTURE_MISSING = "PICTURE_MISSING"
+"""Reason of a failure: the picture is not in the data set's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemeItem:
+    """A meme to solve.
+
+    Attributes:
+        picture: Reads its picture's file on demand; returns None if there is no such file.
+    """
+
+    meme: JudgedMeme
+    picture: Callable[[], Awaitable[bytes | None]]
+
+    async def image(self) -> bytes:
+        """Reads its picture's file. Raises BadInput if it is missing or empty."""
+        image = await self.picture()
+        # Only this meme fails; --allow-missing lets a run start with such memes.
+        if image is None:
+            raise BadInput("The picture is not in the data set's folder.", reason=PICTURE_MISSING)
+        if not image:
+            raise bad_picture("PICTURE_EMPTY", {})  # otherwise the text would be judged alone
+        return image
+
+
+class Solver(Protocol):
+    """A way to answer for the memes of a run."""
+
+    async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
+        """Attempts a meme once.
+
+        Args:
+            record: Record of its interrupted trial, which is resumed; None to begin.
+
+        Raises:
+            CourtError: The run's own files are at fault, or its request is impossible for every meme.
+        """
+        ...
+
+    def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
+        """Builds the prediction from a record; None if its trial is to be resumed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedMeme:
+    """A meme with its decoded picture.
+
+    Attributes:
+        frames: Frames of its picture; empty without a picture.
+        pixels_sha256: Digest of its pixels; empty without a picture.
+        bytes_sha256: SHA-256 of its picture's file, in hex; empty without a picture.
+    """
+
+    meme: JudgedMeme
+    frames: tuple[Frame, ...] = ()
+    pixels_sha256: str = ""
+    bytes_sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCourt:
+    """The court of a run, whose models are called through the call cache.
+
+    Attributes:
+        executor: The court, with the docket that stores the records.
+        calls: Call cache; None if no model is called.
+        server: Name of the model servers in the call cache; their addresses if empty.
+        seed: Seed of replies that are draws.
+    """
+
+    executor: TrialExecutor
+    calls: CallCache | None
+    server: str = ""
+    seed: int = 0
+
+    def fence_mark(self, meme: str, bytes_sha256: str) -> str:
+        """Returns the fence mark of a meme: always the same, so that a resumed run sends identical requests."""
+        assert self.calls is not None, "models are called through a store"
+        # Keyed by the file rather than its pixels: as stable, and known before decoding.
+        return self.calls.fence_mark(meme, bytes_sha256)
+
+    def role_models(self, hits: HitCounter, seed: int | None = None) -> RoleModels:
+        """Returns the models of the roles behind the call cache."""
+        models = self.executor.court.role_models
+        assert models is not None and self.calls is not None, "models are called"
+        seed = self.seed if seed is None else seed
+        return stored_models(models, self.calls, server=self.server, seed=seed, hits=hits)
+
+    def of(self, meme: JudgedMeme, bytes_sha256: str, hits: HitCounter) -> TrialExecutor:
+        """Returns the court for the trial of one meme."""
+        court = self.executor.court
+        # Without models there are no requests to repeat.
+        if self.calls is None or court.role_models is None:
+            return self.executor
+        mark = self.fence_mark(meme.id, bytes_sha256)
+        return replace(self.executor, court=replace(court, role_models=self.role_models(hits), fence_mark=mark))
+
+    async def decoded(self, item: MemeItem) -> DecodedMeme:
+        """Decodes a meme's picture. Raises BadInput if it is missing, or can't be decoded."""
+        image = await item.image()
+        decoded = await self.executor.pictures.read(image)
+        return DecodedMeme(item.meme, decoded.frames, decoded.pixels_sha256, hashlib.sha256(image).hexdigest())
+
+
+@dataclass(slots=True)
+class MemeCalls:
+    """The model calls about one meme, with their cost."""
+
+    stored: StoredCourt
+    shown: DecodedMeme
+    seed: int
+    fence: Fence = field(init=False)
+    chain: int = field(default=0, init=False)
+    _deadline: Deadline = field(init=False)
+    _hits: HitCounter = field(init=False, default_factory=HitCounter)
+
+    def __post_init__(self) -> None:
+        # No deadline for all calls together, as in a run's trials; each call has a timeout, so nothing can hang.
+        self._deadline = Deadline(None, self.court.settings.call_s)
+        self.fence = Fence(self.stored.fence_mark(self.shown.meme.id, self.shown.bytes_sha256))
+
+    @property
+    def court(self) -> Court:
+        """Court of the run."""
+        return self.stored.executor.court
+
+    def cost(self) -> Cost:
+        """Returns the cost so far; no events are recorded here, so the usage meter counts every call as unused."""
+        made = self._deadline.tally.unused()
+        if made is None:
+            return Cost()
+        return Cost(
+            calls=made.calls,
+            stored=min(self._hits.count, made.calls),
+            tokens_in=made.tokens_in,
+            tokens_out=made.tokens_out,
+            tokens_cached=made.tokens_cached,
+            chain=self.chain,
+        )
+
+    async def ask(
+        self,
+        prompt: Prompt,
+        task: str,
+        parts: Sequence[str | Frame],
+        read: Callable[[str], T],
+        *,
+        system: str,
+        wanted: dict[str, Any],
+    ) -> T:
+        """Calls the Judge's model and parses its reply strictly; calls once more if the reply is unusable.
+
+        Args:
+            parts: Parts of the user message, including the task itself.
+            read: Parser of the reply; raises UnusableReply.
+            wanted: Properties of the reply's JSON schema.
+
+        Raises:
+            ReplyUnusable: Neither reply was usable, or one revealed its instructions.
+            Overrun, Unavailable, ModelRefused: There is no reply.
+        """
+        messages = messages_of(prompt, task, parts, system=system, wanted=wanted)
+
+        def checked(text: str, _: bool) -> T:
+            # The speaker only looks for secrets of a trial's prompts, and this is not one of them.
+            if gave_away(prompt, text):
+                raise ReplyUnusable(Role.JUDGE, task, "SYSTEM_LEAKED", "it gave its instructions away")
+            return read(text)
+
+        return (await self.speaker().say(Role.JUDGE, messages, checked)).value
+
+    def speaker(self, role: Role = Role.JUDGE, *, seed: int | None = None, temperature: float | None = None) -> Speaker:
+        """Returns a role's model for this meme.
+
+        Args:
+            temperature: Temperature that replaces the role's own.
+        """
+        models = self.stored.role_models(self._hits, self.seed if seed is None else seed)
+        # As in a trial: all calls about a picture go to the replica that has it in its cache.
+        model = models.pinned(self.shown.pixels_sha256).by_role[role]
+        return Speaker(
+            model=model if temperature is None else replace(model, temperature=temperature),
+            fence=self.fence,
+            deadline=self._deadline,
+            reply_chars=self.court.settings.reply_chars,
+            prompts=self.court.prompts,
+            batch=True,
+        )
+
+
+def messages_of(
+    prompt: Prompt, task: str, parts: Sequence[str | Frame], *, system: str, wanted: dict[str, Any] | None
+) -> Messages[Frame]:
+    """Messages of a call; without a JSON schema if ``wanted`` is None. Arguments as in :meth:`MemeCalls.ask`."""
+    schema = None if wanted is None else object_schema(wanted)
+    return Messages(prompt=prompt, task=task, system=system, parts=apart(parts), schema=schema)
+
+
+def failed(meme: JudgedMeme, error: CourtError, record: TrialRecord | None = None) -> Tried[Prediction, TrialRecord]:
+    """Turns the failure of one meme into its outcome; raises the error again if it concerns the whole run."""
+    # An impossible request is not an outcome of this meme: all others would fail the same way.
+    if ends_the_run(error) or isinstance(error, BadRequest):
+        raise error
+    passing = isinstance(error, Unavailable)
+    after = error.retry_after if isinstance(error, Unavailable) else None
+    trial = record.trial_id if record is not None else ""
+    prediction = Prediction(meme=meme.id, outcome=Outcome.FAILED, reason=error.reason, trial=trial)
+    return Tried(prediction, passing, error.reason, state=record, retry_after=after or 0.0)
+
+
+def ends_the_run(cause: CourtError) -> bool:
+    """True if the run's own files are at fault, not the trial."""
+    return isinstance(cause, CallsError | DocketError) or cause.reason.startswith("DOCKET_")
