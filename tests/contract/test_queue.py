@@ -9,6 +9,7 @@ import math
 import os
 import random
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -547,8 +548,9 @@ def test_a_client_closed_by_an_error_is_opened_again(nats_broker, error):
         await nats_broker.put(text("before"))
         async with consuming(nats_broker, court, again_after_s=60) as consumer:
             await until(lambda: court.asked)
-            await consumer.source._nats._process_err(f"'{error}'")
-            await until(lambda: consumer.source._nats.is_connected)
+            closed = consumer.source._nats
+            await closed._process_err(f"'{error}'")
+            await until(lambda: consumer.source._nats is not closed and consumer.source._nats.is_connected)
             court.may_answer.set()
             await nats_broker.put(text("after"))
             await nats_broker.answers(2)
@@ -572,12 +574,12 @@ def test_a_duplicate_is_believed_only_of_one_s_own_sending(nats_broker, loss, mo
                 (stored,) = await nats_broker.messages("answers", 1)
                 await nats_broker._do(lambda jetstream: jetstream.delete_msg("answers", stored.seq))
                 await nats_broker._do(lambda jetstream: jetstream.publish("answers", b'{"id": "another"}'))
-            source._deliveries[meme.key] = delivery
+            source._deliveries[meme.key] = replace(delivery, is_new=None)
             assert await source.answer(meme, answer) is True
             assert "mine" in {each.get("request_id") for each in await nats_broker.answers(1)}
             # Its own earlier sending is still there: nothing is stored again.
             stored = len(await nats_broker.answers(1))
-            source._deliveries[meme.key] = delivery
+            source._deliveries[meme.key] = replace(delivery, is_new=None)
             await source.answer(meme, answer)
             assert len(await nats_broker.answers(1)) - stored <= 1
 

@@ -20,8 +20,7 @@ from memecourt_queue.metrics import QueueMetrics
 from memecourt_queue.request import Fetch, answer_of, fault, picture_at, request_of
 from memecourt_queue.source import AnswerTooLarge, BrokerAway, DeadLetter, QueuedMeme, QueueSource, Unusable
 
-_AGAIN_S = 1.0
-"""Retry delay in seconds for a queue that can't be reached, and for a court that does not serve."""
+_AGAIN_S = 1.0  # retry delay for a queue that can't be reached, and for a court that does not serve
 _LONGEST_AGAIN_S = 30.0
 _COUNT_S = 15.0  # between two measurements of the queue's backlog
 _LONGEST_BUSY_S = 300.0  # maximum retry delay for a busy court

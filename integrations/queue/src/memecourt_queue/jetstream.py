@@ -33,12 +33,9 @@ from memecourt_queue.source import (
     request_id_of,
 )
 
-_WAIT_S = 1.0
-"""Seconds that a fetch waits for messages, and so how long a consumer may take to stop."""
+_WAIT_S = 1.0  # that a fetch waits for messages, and so how long a consumer may take to stop
 _REPLY_S = 10.0
-_BUCKET = "memecourt-queue"
-"""Key-value bucket with the number of uncounted deliveries by message."""
-_REMEMBERED_S = 14 * 86_400.0
+_BUCKET = "memecourt-queue"  # key-value bucket with the number of uncounted deliveries by message
 _WITHOUT_BUCKET_S = 60.0  # for which the bucket is not used after an error
 _TOO_LARGE = 10054  # the server's code for a message that its stream never takes
 _ID = "Nats-Msg-Id"
@@ -53,6 +50,7 @@ class _Delivery:
     reply: str
     request_id: str
     uncounted: int = 0
+    is_new: bool | None = None  # the answer that was stored, which no other consumer had stored before
 
 
 class JetStreamQueue(QueueSource):
@@ -66,6 +64,7 @@ class JetStreamQueue(QueueSource):
         self._jetstream: Any
         self._pulled: Any
         self._life = ""
+        self._connecting = asyncio.Lock()
         self._deliveries: dict[tuple[str, str], _Delivery] = {}
         self._without_bucket_until = 0.0
 
@@ -98,9 +97,7 @@ class JetStreamQueue(QueueSource):
     async def receive(self, most: int, is_claimed: IsClaimed) -> Sequence[QueuedMeme]:
         clock = asyncio.get_running_loop()
         with _errors():
-            if self._nats.is_closed:
-                # The library closes its client for good after some errors of the server.
-                await self._connect()
+            await self._reopen()
             began, messages = clock.time(), []
             # Python's TimeoutError, not only NATS's subclass: the library raises it if a busy machine leaves no time.
             with contextlib.suppress(TimeoutError, APIError):
@@ -189,16 +186,21 @@ class JetStreamQueue(QueueSource):
 
     async def _connect(self) -> None:
         address = self._settings.address
-        # Few attempts at first: with unlimited ones it would wait for ever for a server that never existed.
+        # Few attempts at first: with the unlimited ones below it would wait for ever for a server that never existed.
         first = await nats.connect(
             address, max_reconnect_attempts=1, reconnect_time_wait=0.1, connect_timeout=_REPLY_S, error_cb=_ignore
         )
-        # The server exists; the permanent connection then reconnects without limit.
         await first.close()
         self._nats = await nats.connect(address, max_reconnect_attempts=-1, error_cb=_ignore)
         self._jetstream = self._nats.jetstream(timeout=_REPLY_S)
         names = {"consumer": self._settings.group, "stream": self._settings.stream}
         self._pulled = await self._jetstream.pull_subscribe_bind(**names)
+
+    async def _reopen(self) -> None:
+        """Connects again if the library has closed its client for good, as after some errors of the server."""
+        async with self._connecting:
+            if self._nats.is_closed:
+                await self._connect()
 
     async def _make_consumer(self) -> None:
         config = ConsumerConfig(
@@ -231,20 +233,21 @@ class JetStreamQueue(QueueSource):
         # JetStream removes duplicates by this id within the stream's window. Each group has answers of its own.
         own_id = sha256("\0".join((delivery.request_id, self._settings.group, subject)).encode()).hexdigest()
         with _errors():
-            if self._nats.is_closed:
-                await self._connect()
+            await self._reopen()
             # First the answer: after a crash the message is redelivered, and the id identifies the duplicate.
-            stored = await self._publish(subject, data, {**headers, _ID: own_id})
-            repeated = bool(stored.duplicate) and await self._is_stored(stored, own_id)
-            if stored.duplicate and not repeated:
-                # The broker only remembers the id: what it stood for is gone, or is not this consumer's.
-                await self._publish(subject, data, {**headers, _ID: f"{own_id}-{secrets.token_hex(8)}"})
+            if delivery.is_new is None:
+                stored = await self._publish(subject, data, {**headers, _ID: own_id})
+                is_new = not stored.duplicate or not await self._is_stored(stored, own_id)
+                if stored.duplicate and is_new:
+                    # The broker only remembers the id: what it stood for is gone, or is not this consumer's.
+                    await self._publish(subject, data, {**headers, _ID: f"{own_id}-{secrets.token_hex(8)}"})
+                delivery.is_new = is_new
             # In another life, the reply address would acknowledge another message.
             if meme.life == self._life and await self._is_same_life():
                 await self._nats.request(delivery.reply, b"+ACK", timeout=_REPLY_S)
         # Only now: a message that could not be answered is still held, and can be given back.
         self._deliveries.pop(meme.key, None)
-        return not repeated
+        return delivery.is_new
 
     async def _publish(self, subject: str, data: bytes, headers: dict[str, str]) -> Any:
         # As the library writes them: it counts only the data, and the server ends the connection of who sends more.
@@ -278,7 +281,7 @@ class JetStreamQueue(QueueSource):
                 # A bucket that the operator created with other settings is used as is.
                 bucket = await self._jetstream.key_value(_BUCKET)
             except BucketNotFoundError:
-                bucket = await self._jetstream.create_key_value(KeyValueConfig(bucket=_BUCKET, ttl=_REMEMBERED_S))
+                bucket = await self._jetstream.create_key_value(KeyValueConfig(bucket=_BUCKET, ttl=14 * 86_400.0))
             if number is None:
                 return int((await bucket.get(key)).value)
             await bucket.put(key, str(number).encode())

@@ -28,12 +28,10 @@ from memecourt_queue.source import (
     request_id_of,
 )
 
-_BLOCK_MS = 1000
-"""Milliseconds that a read waits for a message, and so how long a consumer may take to stop."""
+_BLOCK_MS = 1000  # that a read waits for a message, and so how long a consumer may take to stop
 _SOCKET_S = 10.0  # more than _BLOCK_MS: a waiting read must not be mistaken for a dead connection
 _PAGE = 100  # pending messages at once
-_MAX_FIELDS = 100
-"""Fields of a message that its dead letter repeats; a script of Redis takes some thousand arguments."""
+_MAX_FIELDS = 100  # of a message that its dead letter repeats; a script of Redis takes some thousand arguments
 
 _LIFE = """
 for _, member in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
