@@ -26,6 +26,7 @@ from serving.console.registry import Page
 from serving.console.visitors import LONGEST_S, Role, Sessions
 from serving.docket.store.bodies import packed, unpacked
 from serving.export.document import read_document
+from tests.support.cli import assert_matches_golden
 from tests.support.consoles import (
     ConsoleVisitor,
     app_of,
@@ -40,6 +41,7 @@ from tests.support.evidence import document as a_document
 from tests.support.hostile_trials import PAYLOADS, hostile
 from tests.support.replayed_trials import FOLDER as REPLAYED
 from tests.support.shown_trials import TEXT, DrawnPrecedents, drawn_picture, full_trial
+from tests.support.stable_pages import stable_page
 
 ROLES = {Role.VIEWER: "vera", Role.REVIEWER: "ruth", Role.ADMIN: "ada"}
 ONE, HIDDEN = "one", "hidden"
@@ -134,6 +136,26 @@ def paths(trial_id=ONE):
         )
         for method in page.methods:
             yield page, method, filled
+
+
+# Whole pages
+
+SHOWN = (
+    "/sign-in",
+    "/",
+    "/?label=HARMFUL",
+    *(f"/trials/{name}" for name in (ONE, "claims", "failed")),
+    f"/trials/{ONE}/messages/3",
+    f"/trials/{ONE}/compare?with=guarded",
+    "/export",
+    "/nowhere",
+)
+
+
+def test_pages_match_the_golden_file(scene, request):
+    visit = scene.visit("ada")
+    text = "".join(f"== {path}\n{stable_page(visit.get(path).text)}" for path in SHOWN)
+    assert_matches_golden("console.html", text, request)
 
 
 # Access

@@ -21,10 +21,12 @@ from serving.docket.review.corrections import Overrulings
 from serving.docket.review.locks import LOCK_MINUTES
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
+from tests.support.cli import assert_matches_golden
 from tests.support.desk_pages import PICTURE, form_of, page_text, with_desk_pages
 from tests.support.desks import verdict
 from tests.support.docket_service import ReviewCounter, a_scene
 from tests.support.dockets import NOON
+from tests.support.stable_pages import stable_page
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 TIE = (Strength.MODERATE, Strength.MODERATE)
@@ -35,6 +37,24 @@ DOUBTFUL = verdict(H, score=0.55, strengths=TIE, reasons=[ReviewReason.VOTE_DISA
 
 def play(tmp_path, work, **options):
     return with_desk_pages(tmp_path, work, **{"library": False, **options})
+
+
+def test_pages_of_the_review_queue_match_the_golden_file(tmp_path, request):
+    async def work(it):
+        await it.tried("a", DOUBTFUL, pixels=PICTURE.pixels_sha256, words="Monday people")
+        await it.tried("b", DOUBTFUL, pixels=PICTURE.pixels_sha256, words="Tuesday people")
+        await it.tried("c", verdict(N, rationale=RATIONALE), words="No review")
+        ada, root = await it.person("ada"), await it.person("root")
+        first = {path: await ada.get(path) for path in ("/desk", "/desk/find?text=people", "/desk/cases/a")}
+        await ada.post("/desk/cases/a/take")
+        first["a, taken"] = await ada.get("/desk/cases/a")
+        await ada.decides("a", "NOT_HARMFUL")
+        paths = ("/desk", "/desk/cases/a", "/desk/cases/a/similar", "/desk/agreement", "/trials/a")
+        return first | {f"{path}, decided": await root.get(path) for path in paths}
+
+    pages = play(tmp_path, work)
+    text = "".join(f"== {name}\n{stable_page(page.text)}" for name, page in pages.items())
+    assert_matches_golden("review_queue.html", text, request)
 
 
 # Blind review

@@ -32,10 +32,19 @@ def test_help_lists_every_command():
     assert invoke("nonsense").exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["judge", "serve", "precedents", "records", "demo"])
-def test_every_command_has_help(command):
-    outcome = invoke(command, "--help")
-    assert outcome.exit_code == 0 and len(outcome.output) > 150
+def helps(command, context):
+    """Yields the help of a command and of all commands below it."""
+    yield f"## {context.command_path}\n\n{command.get_help(context)}\n\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            part = command.get_command(context, name)
+            yield from helps(part, click.Context(part, info_name=name, parent=context, **part.context_settings))
+
+
+def test_help_of_each_command_matches_the_golden_file(request, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    context = click.Context(cli, info_name="memecourt", terminal_width=100, **cli.context_settings)
+    assert_matches_golden("help.txt", "".join(helps(cli, context)), request)
 
 
 def test_help_explains_the_exit_codes():
