@@ -505,17 +505,12 @@ class Settings(BaseSettings):
     """Share of all verdicts that are randomly sampled for review: they measure how good verdicts are."""
     retention_days: Days | None = None
     """Days after its opening until a trial is erased; never if not given."""
-    fonts: tuple[OwnPath, ...] = ()
-    """Font files for PDF records in scripts that the packaged fonts lack: Chinese, Japanese, Korean and others."""
     reflection: bool = True
     """True to enable gRPC reflection."""
     metrics: str | None = None
     """``host:port`` of the metrics endpoint for Prometheus; not served if not given."""
     traces: bool = False
     """True to export OpenTelemetry traces, as configured by the ``OTEL_EXPORTER_OTLP_…`` variables."""
-    trace_contents: bool = False
-    """True to include contents in traces: texts of memes, messages to models and their replies; pictures as links to
-    the blurred ones of the console."""
     log_format: Literal["text", "json"] = "text"
     """Format of the log's lines."""
     grace: float = Field(default=20.0, ge=0, le=3600)

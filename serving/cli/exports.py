@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from serving.docket.ports import ReviewStore, TrialFilter
     from serving.settings import Settings
 
-_OF_ONE = ("html", "json", "pdf", "dsa")
+_OF_ONE = ("html", "json", "dsa")
 _OF_MANY = ("jsonl", "parquet")
 _WHO = "command line"
 """Who looked, where the docket notes that a picture was shown: it does not know who sits there."""
@@ -36,7 +36,7 @@ _MOST_NAMED = 20
     "form",
     type=click.Choice([*_OF_ONE, *_OF_MANY]),
     required=True,
-    help="Format: html, json, pdf and dsa hold one trial; jsonl and parquet a selection.",
+    help="Format: html, json and dsa hold one trial; jsonl and parquet a selection.",
 )
 @click.option(
     "-o",
@@ -49,8 +49,7 @@ _MOST_NAMED = 20
     "pictures",
     type=click.Choice(["none", "veiled", "sharp"]),
     help=(
-        "Pictures in html, json and pdf: veiled (small, grey, without detail) or as judged. [default: veiled;"
-        " none in json]"
+        "Pictures in html and json: veiled (small, grey, without detail) or as judged. [default: veiled; none in json]"
     ),
 )
 @click.option(
@@ -62,13 +61,6 @@ _MOST_NAMED = 20
     "--library",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Library on disk to take pictures of precedents from. [default: no such pictures]",
-)
-@click.option(
-    "--font",
-    "fonts",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Font file for pdf, for scripts that the packaged fonts lack. [default: the setting fonts]",
 )
 @click.option(
     "--filled",
@@ -108,9 +100,8 @@ def export(
     """Writes one trial, or a selection of them, to a file.
 
     \b
-      html     one page that needs nothing else: no script, no other file
+      html     one page that needs nothing else, to be read or printed
       json     the record as it is kept, to be read back
-      pdf      to be printed and filed
       dsa      draft of a statement of reasons for the EU's transparency database
       jsonl    a selection, a record a line
       parquet  a selection, a record a row, with columns to count by
@@ -122,7 +113,6 @@ def export(
 
     _check(context, trial_id, form)
     settings = settings_of(docket=docket)
-    options["fonts"] = options["fonts"] or settings.fonts
     if form in _OF_MANY:
         to = out or Path(f"trials.{form}")
         exported, erased = run(_many(settings, form, _filter(options), to))
@@ -145,10 +135,9 @@ def _check(context: click.Context, trial_id: str | None, form: str) -> None:
     if form in _OF_MANY and trial_id is not None:
         raise click.UsageError(f"{form} is of a selection: leave out the ID, or choose json.")
     meant: dict[str, tuple[str, ...]] = {
-        "pictures": ("html", "json", "pdf"),
-        "messages": ("html", "json", "pdf"),
-        "library": ("html", "pdf"),
-        "fonts": ("pdf",),
+        "pictures": ("html", "json"),
+        "messages": ("html", "json"),
+        "library": ("html",),
         "filled": ("dsa",),
         **dict.fromkeys(("labels", "states", "since", "until", "namespace", "reviewed", "needs_review"), _OF_MANY),
     }
@@ -190,9 +179,9 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
     from serving.export.trial_file import TrialForm, write_trial
     from serving.views.blur import LibraryPictures
 
-    if options["messages"] is not False and form in ("html", "json", "pdf"):
+    if options["messages"] is not False and form in ("html", "json"):
         open_set(settings.trial.prompts)  # messages of trials in its words are made again with it
-    wanted = Pictures(options["pictures"] or ("veiled" if form in ("html", "pdf") else "none"))
+    wanted = Pictures(options["pictures"] or ("veiled" if form == "html" else "none"))
     library = LibraryPictures((options["library"],)) if options["library"] else None
     async with docket_in(settings) as store:
         if form == "dsa":  # which needs no receipt, and so no key
@@ -209,7 +198,6 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
             TrialForm(form),
             pictures=wanted,
             messages=options["messages"],
-            fonts=options["fonts"],
             filled=filled,
         )
     )

@@ -1,9 +1,9 @@
-"""Exports: one trial as HTML, JSON, PDF or a draft statement of reasons; a selection of trials as a table."""
+"""Exports: one trial as HTML, JSON or a draft statement of reasons; a selection of trials as a table."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from functools import partial
@@ -23,14 +23,10 @@ from serving.docket.ports import TrialFilter, TrialUnknown
 from serving.export.source import Pictures, gather
 from serving.export.trial_file import TrialForm, file_name, write_trial
 
-FONTS = "fonts"
-"""Name of the console's part with PDF font files for scripts that the packaged fonts lack."""
-
 _ALL = TrialFilter()
 _TYPES: Mapping[str, str] = {
     "html": "text/html; charset=utf-8",
     "json": "application/json",
-    "pdf": "application/pdf",
     "dsa": "application/json",
     "jsonl": "application/x-ndjson",
     "parquet": "application/vnd.apache.parquet",
@@ -68,10 +64,8 @@ async def _file(request: Request, pictures: Pictures) -> Response:
         for what in ("meme", *(f"precedent:{id_}" for id_ in source.precedents)):
             await note(request, record, what)
     await note_verdict_shown(request, source.record)  # a visitor who has read a verdict can't review it blind
-    fonts = console.parts.get(FONTS, ())
-    assert isinstance(fonts, Sequence)
-    # A PDF with many pictures takes seconds; other pages are served meanwhile.
-    data = await asyncio.to_thread(lambda: write_trial(source, form, pictures=pictures, fonts=fonts))
+    # A page with many pictures takes a second; other pages are served meanwhile.
+    data = await asyncio.to_thread(lambda: write_trial(source, form, pictures=pictures))
     name = f"trial-{file_name(record.trial_id, form)}"
     return Response(data, media_type=_TYPES[form], headers=_attached(name))
 

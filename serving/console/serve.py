@@ -61,7 +61,7 @@ async def open_console(
         host=host,
         origin=settings.console_origin or "",
         pictures=pictures,
-        parts={"fonts": settings.fonts, **(parts or {})},
+        parts=parts,
     )
     async with open_listener(_LISTENER, app, settings, address) as url:
         yield url

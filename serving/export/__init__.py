@@ -1,1 +1,1 @@
-"""Records for people and programs elsewhere: as pages, JSON, PDF, tables, and as statements of reasons."""
+"""Records for people and programs elsewhere: as pages, JSON, tables, and as statements of reasons."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from serving.export.source import ExportSource, Pictures
@@ -16,7 +15,6 @@ class TrialForm(StrEnum):
 
     HTML = "html"
     JSON = "json"
-    PDF = "pdf"
     DSA = "dsa"
     """Draft of a statement of reasons, without pictures."""
 
@@ -27,14 +25,13 @@ def write_trial(
     *,
     pictures: Pictures,
     messages: bool | None = None,
-    fonts: Sequence[Path] = (),
     filled: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The content of the file; ``filled`` are fields of a statement of reasons, ``fonts`` further ones of a PDF.
+    """Returns the content of a file; ``filled`` are fields of a statement of reasons.
 
     Messages sent to models are in HTML only, unless it is said.
     """
-    # Imported where they are used: jinja2 and fpdf2 are extras.
+    # Imported where it is used: jinja2 is an extra.
     messages = form is TrialForm.HTML if messages is None else messages
     match form:
         case TrialForm.HTML:
@@ -45,10 +42,6 @@ def write_trial(
             from serving.export.document import write_document
 
             return write_document(source, pictures=pictures, messages=messages).encode()
-        case TrialForm.PDF:
-            from serving.export.pdf import pdf
-
-            return pdf(source, pictures=pictures, messages=messages, fonts=fonts)
         case TrialForm.DSA:
             from serving.export.dsa import draft
 

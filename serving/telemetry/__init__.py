@@ -1,7 +1,6 @@
 """Telemetry of a running court: metrics, traces and logs.
 
-None of them contains anything of a meme, except traces if the operator enables it
-(:mod:`serving.telemetry.span_contents`).
+None of them contains anything of a meme.
 
 The parts of the server report to a :class:`Telemetry`; :data:`SILENT` ignores everything. OpenTelemetry is imported,
 and needs to be installed, only if traces are enabled.
@@ -245,7 +244,7 @@ async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
     async with AsyncExitStack() as stack:
         tracing = None
         if settings.traces:
-            tracing = _open_tracing(settings)
+            tracing = _open_tracing()
             # In a thread: exporting the last spans may take seconds, while the loop has other work to finish.
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         metrics = port = None
@@ -258,7 +257,7 @@ async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
         yield Telemetry(metrics, tracing, log=True, metrics_port=port)
 
 
-def _open_tracing(settings: Settings) -> Tracing:
+def _open_tracing() -> Tracing:
     try:
         from serving.telemetry.tracing import open_tracing
     except ModuleNotFoundError as error:
@@ -270,13 +269,4 @@ def _open_tracing(settings: Settings) -> Tracing:
             reason="TRACES_NOT_LOADED",
             field="traces",
         ) from None
-    if settings.trace_contents:
-        _log.warning("traces hold what was said in trials: texts of memes, and what models said of them")
-    return open_tracing(contents=settings.trace_contents, console=_console_of(settings))
-
-
-def _console_of(settings: Settings) -> str:
-    """Returns the console's address for links: its public one, or where it listens; empty if there is none."""
-    if settings.console_origin:
-        return settings.console_origin
-    return f"{'https' if settings.tls_certificate else 'http'}://{settings.console}" if settings.console else ""
+    return open_tracing()

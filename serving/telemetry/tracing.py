@@ -1,7 +1,6 @@
 """Spans for OpenTelemetry: each gRPC call, the trial that runs for it, and the trial's model calls.
 
-The spans of a trial are built from its events afterwards: a trace shows what the record shows, and no more. Unless an
-operator turns contents on (:mod:`serving.telemetry.span_contents`), no attribute holds anything of a meme. Names follow
+The spans of a trial are built from its events afterwards. No attribute holds anything of a meme. Names follow
 OpenTelemetry's conventions for generative AI (which left the common conventions for a repository of their own,
 open-telemetry/semantic-conventions-genai, and are in development) and for RPC (release candidate); attributes that they
 have no name for begin with ``memecourt.``. Beside them stand OpenInference's, by which Phoenix and others distinguish
@@ -32,8 +31,6 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialFailed, TrialOpened, TrialResumed, VerdictGiven
-from court.record import TrialRecord
-from serving.telemetry import span_contents as contents
 from serving.telemetry.trial_state import ObservedModelCall, ObservedTrial
 from serving.version import SOFTWARE
 
@@ -44,8 +41,6 @@ _TO_EXPORT_S = 5.0
 """Seconds for the export of the last spans when the server ends: an orchestrator does not wait for ever."""
 
 KIND = "openinference.span.kind"
-_MOST_WITH_CONTENTS = 32
-"""Spans that are exported at once if they have contents."""
 
 _log = logging.getLogger("memecourt.telemetry")
 _wanted_trace: ContextVar[int] = ContextVar("memecourt_wanted_trace", default=0)
@@ -59,13 +54,8 @@ class _Ids(RandomIdGenerator):
         return _wanted_trace.get() or super().generate_trace_id()
 
 
-def open_tracing(*, contents: bool = False, console: str = "") -> Tracing:
-    """Opens an export as the ``OTEL_`` variables say; they may also name the service.
-
-    Args:
-        contents: True to include messages and replies.
-        console: Address of the console whose veiled pictures are linked to then; empty for no links.
-    """
+def open_tracing() -> Tracing:
+    """Opens an export as the ``OTEL_`` variables say; they may also name the service."""
     # Names that the operator sets in the variable take precedence over ours.
     attributes = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     own = {"service.version": SOFTWARE, "service.instance.id": str(uuid.uuid4())}
@@ -75,22 +65,16 @@ def open_tracing(*, contents: bool = False, console: str = "") -> Tracing:
     # No exit handler: whoever opened it closes it, and a process that is killed has nobody to wait for the export.
     provider = TracerProvider(resource=resource, id_generator=_Ids(), shutdown_on_exit=False)
     exporter = OTLPSpanExporter()
-    # Collectors take 4 MiB at once; with its contents, a model call has tens of kilobytes.
-    batch = _MOST_WITH_CONTENTS if contents else None
-    provider.add_span_processor(BatchSpanProcessor(exporter, max_export_batch_size=batch))
-    return Tracing(provider, exporter, contents=contents, console=console.rstrip("/"))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Tracing(provider, exporter)
 
 
 class Tracing:
     """Builds spans of calls and trials, and exports them."""
 
-    def __init__(
-        self, provider: TracerProvider, exporter: OTLPSpanExporter, *, contents: bool = False, console: str = ""
-    ) -> None:
+    def __init__(self, provider: TracerProvider, exporter: OTLPSpanExporter) -> None:
         self._provider = provider
         self._exporter = exporter
-        self._contents = contents
-        self._console = console
         self._tracer = provider.get_tracer("memecourt", SOFTWARE)
 
     def close(self) -> None:
@@ -142,10 +126,6 @@ class Tracing:
             trial.span = self._trial(event, trial)
         if trial.span is None:
             return
-        if self._contents:
-            # The messages of a call are rebuilt from all events before it.
-            trial.events.append(event)
-            trial.span.set_attributes(contents.of_trial(event))
         # A text that the caller gave took no reader, and so no step.
         if isinstance(event, TextRead) and event.reader:
             self._step("read text", ended=event.at, seconds=event.latency_s, trial=trial, attributes={KIND: "TOOL"})
@@ -156,8 +136,6 @@ class Tracing:
                 "gen_ai.data_source.id": library,
                 KIND: "RETRIEVER",
             }
-            if self._contents:
-                attributes |= contents.of_search(event)
             self._step(
                 f"retrieval {library}", ended=event.at, seconds=event.latency_s, trial=trial, attributes=attributes
             )
@@ -248,8 +226,6 @@ class Tracing:
             if (value := getattr(event, name, None)) is not None:
                 attributes[f"memecourt.{name}"] = value
         attributes |= _server(call.server)
-        if self._contents and trial.events and isinstance(trial.events[0], TrialOpened):
-            attributes |= contents.of_call(TrialRecord.of(trial.events), event, call, self._console)
         self._step(
             f"chat {model}",
             ended=event.at,

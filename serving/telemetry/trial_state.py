@@ -47,7 +47,6 @@ class ObservedTrial:
         began: Start of the observed part: the trial's opening or resumption.
         ahead: Summaries run ahead of their round, by side and round, whose calls are already counted.
         span: Span of the trial, if it is traced.
-        events: Observed events, if traces include contents.
     """
 
     trial_id: str
@@ -58,7 +57,6 @@ class ObservedTrial:
     began: datetime | None = None
     ahead: set[tuple[Side, int]] = field(default_factory=set)
     span: Any = None
-    events: list[AnyEvent] = field(default_factory=list)
 
     @classmethod
     def opened(cls, event: TrialOpened) -> ObservedTrial:
@@ -77,7 +75,6 @@ class ObservedTrial:
         """Starts tracking a resumed trial."""
         trial = cls.opened(record.opened)
         trial.began = None  # when it is resumed
-        trial.events = list(record.events)
         for event in record.events:
             # Rebuilds `ahead`: calls of summaries run ahead must not be counted twice.
             trial.calls(event)

@@ -1,1 +1,1 @@
-"""Views of a record, shared by pages, PDF, HTML and the terminal."""
+"""Views of a record, shared by pages, exports and the terminal."""

@@ -55,7 +55,7 @@ def addresses():
     for page, method in ((each, method) for each in PAGES for method in each.methods):
         if page.role is None or (page.path, method) in DECIDING:
             continue
-        forms = ("html", "json", "pdf", "dsa", "jsonl", "parquet") if "{form}" in page.path else ("",)
+        forms = ("html", "json", "dsa", "jsonl", "parquet") if "{form}" in page.path else ("",)
         trials = ("a", "twin", "near") if "{trial_id}" in page.path else ("",)
         places = range(6) if "{seq" in page.path else (0,)
         for trial_id, form, seq, query in product(trials, forms, places, ("", *QUERIES.get(page.path, ()))):
@@ -135,7 +135,6 @@ def test_each_page_that_shows_a_verdict_records_it(worlds):
         assert path in revealing, path
     recorded = {path for (_, path), (_, _, blind) in worlds[0].items() if not blind}
     assert {
-        "/trials/a/export/pdf",
         "/trials/a/export/dsa",
         "/trials/a/messages/2",
         "/trials/near",

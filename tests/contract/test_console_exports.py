@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -13,17 +12,14 @@ from court.errors import Unavailable
 from court.events import ReviewOutcome
 from court.verdict import Label
 from serving.export.document import read_document
-from serving.telemetry.span_contents import link_of
-from serving.views.messages import PictureShown
 from tests.support.consoles import ConsoleVisitor, app_of, create_docket, open_recording_docket, tokens_for
 from tests.support.dockets import events_of
 from tests.support.shown_trials import TEXT, drawn_picture, full_trial
 
 pq = pytest.importorskip("pyarrow.parquet")
-pytest.importorskip("fpdf")
 
 ONE, HIDDEN = "one", "hidden"
-FORMS = {"html": "text/html", "json": "application/json", "pdf": "application/pdf", "dsa": "application/json"}
+FORMS = {"html": "text/html", "json": "application/json", "dsa": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +77,7 @@ def test_sharp_pictures_are_exported_only_after_being_recorded(console):
     console.docket.reviews.looked.clear()
     console.docket.reviews.refuses = Unavailable("full")
     try:
-        assert visit.post(f"/trials/{ONE}/export/pdf", {"pictures": "sharp"}).status_code == 503
+        assert visit.post(f"/trials/{ONE}/export/json", {"pictures": "sharp"}).status_code == 503
     finally:
         console.docket.reviews.refuses = None
     assert visit.client.post(f"/trials/{ONE}/export/html", data={"pictures": "sharp"}).status_code == 403  # no proof
@@ -151,16 +147,3 @@ def test_a_trial_without_harm_has_no_statement_of_reasons(place, tmp_path):
         assert {before, statement()} == {(200, True), (409, False)}
     finally:
         asyncio.run(docket.close())
-
-
-def test_links_in_traces_lead_to_veiled_pictures(console):
-    """Links in a trace show only pictures that need no warning."""
-    record = asyncio.run(console.docket.trials.record(ONE))
-    visit = console("vera")
-    cited = record.precedents.findings.exhibits[0].id
-    for picture in (PictureShown("", "meme", record.opened.meme.frames_used[0]), PictureShown("", cited)):
-        link = urlsplit(link_of(picture, record, "http://127.0.0.1"))
-        answer = visit.get(f"{link.path}?{link.query}")
-        assert answer.status_code == 200 and answer.headers["content-type"] == "image/png"
-        assert parse_qs(link.query)["frame"] == ["0"]
-    assert not recorded_views(console)

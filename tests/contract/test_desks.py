@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from sqlalchemy import Column, MetaData, String, Table, text
+from sqlalchemy import text
 
 from court.verdict import Label, Strength
 from serving.docket.open import Docket
@@ -40,7 +40,6 @@ def test_two_servers_share_queue_locks_and_index(place):
             with pytest.raises(CaseTaken):
                 await theirs.take(mine, "somebody else")
             await it.desk.review(mine, f"r{holder}", label=H, clause="4", reason="I looked.")
-            await theirs.save("ada", "mine", {"text": "home"})
             found = await theirs.find(Search(text="go home", model="vl", namespace="ea\0st"), limit=50)
             return (
                 names,
@@ -48,18 +47,16 @@ def test_two_servers_share_queue_locks_and_index(place):
                 [case.trial_id for case in await theirs.queue("new", limit=50)],
                 len(found),
                 (await theirs.case(mine)).holds,
-                await it.desk.saved("ada"),
                 (await theirs.agreement()).judgements,
                 [case.trial_id for case, *_ in await theirs.same_memes(found[0], limit=50)],
             )
         finally:
             await other.close()
 
-    names, mine, queue, found, holds, saved, judgements, same_meme = with_desk(place, work)
+    names, mine, queue, found, holds, judgements, same_meme = with_desk(place, work)
     assert sorted(names) == [f"t{number:02}" for number in range(12)]
     assert queue == [f"t{number:02}" for number in range(12) if f"t{number:02}" != mine]
     assert (found, holds, judgements, len(same_meme)) == (12, H, 1, 11)
-    assert saved == {"mine": {"text": "home"}}
 
 
 def test_erased_trials_vanish_from_the_review_queue(place):
@@ -112,30 +109,6 @@ def test_a_docket_without_review_tables_gets_them_filled(place):
     upgraded, waiting, holds = with_desk(place, after)
     assert upgraded == fresh and len(fresh) > 40
     assert (waiting, holds) == (["b"], H)
-
-
-def test_an_index_of_an_earlier_version_is_rebuilt_and_searches_survive(place):
-    old = {"text": "x", "why": "SIDES_DISAGREE"}
-
-    async def before(it):
-        await it.tried("a", verdict(U, rationale="zebra"))
-        await it.desk.take("a", "ada")
-        await it.desk.save("ada", "mine", old)
-        with it.docket.transactions.database.writing() as connection:
-            for table in (desk_tables.cases, tables.hooks, tables.deliveries, tables.document_uses):
-                table.drop(connection)
-            Table("desk_cases", MetaData(), Column("trial_id", String, primary_key=True)).create(connection)
-            if connection.dialect.name == "sqlite":
-                connection.execute(text("PRAGMA user_version = 5"))
-            else:
-                connection.execute(text(f"UPDATE {SCHEMA}.format SET number = 5"))
-
-    async def after(it):
-        found = await it.desk.find(Search(text="zebra"), limit=9)
-        return [case.trial_id for case in found], (await it.desk.case("a")).lock.holder, await it.desk.saved("ada")
-
-    with_desk(place, before)
-    assert with_desk(place, after) == (["a"], "ada", {"mine": {**old, "why": "DISAGREE"}})
 
 
 def _shape(connection):

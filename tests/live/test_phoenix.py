@@ -117,7 +117,7 @@ def phoenix(tmp_path_factory):
             running.process.wait(30)
 
 
-def traced(phoenix, monkeypatch, project, **settings):
+def traced(phoenix, monkeypatch, project):
     """Runs a full trial that sends traces to a project; returns its record."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", phoenix.endpoint)
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", f"openinference.project.name={project}")
@@ -125,7 +125,7 @@ def traced(phoenix, monkeypatch, project, **settings):
     court = dataclasses.replace(court, now=lambda: datetime.now(UTC), fence_mark=None)
 
     async def work():
-        async with open_telemetry(Settings(traces=True, **settings)) as telemetry:
+        async with open_telemetry(Settings(traces=True)) as telemetry:
             case = TrialCase("a-trial", Meme(a_picture(), TEXT), Procedure.FULL)
             return await court.hear(case, forwarding_sink(telemetry.watch))
 
@@ -143,40 +143,19 @@ def test_spans_of_a_trial_arrive_with_their_kinds(phoenix, monkeypatch):
     assert {span["parent_id"] for span in spans if span is not trial} == {trial["context"]["span_id"]}
     by_prompt = Counter(span["attributes"]["gen_ai.prompt.name"] for span in spans if span["span_kind"] == "LLM")
     assert by_prompt == Counter(call.prompt_id for call, _ in calls)
-    # Contents are off by default: the spans hold no text of the meme.
+    # The spans hold no text of the meme.
     spans_json = json.dumps(spans)
     for words in (TEXT, record.verdict.rationale, "text of p0", record.opened.meme.pixels_sha256):
         assert words in "".join(event.model_dump_json() for event in record.events) and words not in spans_json
 
 
-def test_phoenix_counts_tokens_and_shows_messages_if_contents_are_traced(phoenix, monkeypatch):
-    project = f"{PROJECT}-contents"
-    record = traced(phoenix, monkeypatch, project, trace_contents=True, console_origin=CONSOLE)
+def test_phoenix_counts_tokens(phoenix, monkeypatch):
+    project = f"{PROJECT}-tokens"
+    record = traced(phoenix, monkeypatch, project)
     calls = list(calls_of(record))
-    spans = phoenix.spans(project, len(calls) + 2)
-    assert len(spans) == len(calls) + 2
+    assert len(phoenix.spans(project, len(calls) + 2)) == len(calls) + 2
     # Phoenix's reading of the attributes, as its pages show it.
-    data = phoenix.query(
-        """query { projects { edges { node { name tokenCountPrompt tokenCountCompletion
-        spans(first: 100, filterCondition: "span_kind == 'LLM'") { edges { node {
-        name tokenCountPrompt tokenCountCompletion input { value } output { value } attributes } } } } } } }"""
-    )
-    (project_data,) = [edge["node"] for edge in data["projects"]["edges"] if edge["node"]["name"] == project]
-    assert project_data["tokenCountPrompt"] == sum(call.tokens_in for call, _ in calls)
-    assert project_data["tokenCountCompletion"] == sum(call.tokens_out for call, _ in calls)
-    shown = [edge["node"] for edge in project_data["spans"]["edges"]]
-    assert len(shown) == len(calls)
-    links = set()
-    for node in shown:
-        messages = json.loads(node["attributes"])["llm"]["input_messages"]
-        system, user = (message["message"] for message in messages)
-        assert system["role"] == "system" and user["role"] == "user" and len(system["content"]) > 100
-        parts = [message["message_content"] for message in user["contents"]]
-        assert all(part["type"] in ("text", "image") for part in parts)
-        links |= {part["image"]["image"]["url"] for part in parts if part["type"] == "image"}
-        assert node["output"]["value"].startswith("{")
-    assert f"{CONSOLE}/trials/a-trial/picture?of=meme&frame=0" in links
-    assert all(link.startswith(f"{CONSOLE}/trials/a-trial/picture?of=") for link in links)
-    judged = next(node for node in shown if "judge-model" in node["name"])
-    assert TEXT in judged["attributes"]
-    assert "data:image" not in json.dumps(data) and "iVBOR" not in json.dumps(data)
+    data = phoenix.query("query { projects { edges { node { name tokenCountPrompt tokenCountCompletion } } } }")
+    (counted,) = [edge["node"] for edge in data["projects"]["edges"] if edge["node"]["name"] == project]
+    assert counted["tokenCountPrompt"] == sum(call.tokens_in for call, _ in calls)
+    assert counted["tokenCountCompletion"] == sum(call.tokens_out for call, _ in calls)

@@ -39,7 +39,6 @@ WHERE = {
 """Path prefixes of the modules that each extra is for: only they may import what it alone declares."""
 IMPORTED_AS = {
     "faiss-cpu": "faiss",
-    "fpdf2": "fpdf",
     "googleapis-common-protos": "google.rpc",
     "grpcio": "grpc",
     "grpcio-health-checking": "grpc_health",
@@ -57,8 +56,8 @@ IMPORTED_AS = {
     "scikit-learn": "sklearn",
 }
 """Module names that differ from those of their distributions (with ``_`` for ``-``)."""
-NOT_IMPORTED = {"clip": {"transformers"}, "export": {"uharfbuzz"}, "train": {"accelerate", "torchvision"}}
-"""Imported only by another library of the same extra: open_clip, fpdf2 and transformers."""
+NOT_IMPORTED = {"clip": {"transformers"}, "train": {"accelerate", "torchvision"}}
+"""Imported only by another library of the same extra: open_clip and transformers."""
 
 
 def module_of(distribution):

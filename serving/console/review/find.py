@@ -1,4 +1,4 @@
-"""Search for trials by words and outcome; searches can be saved under a name."""
+"""Search for trials by words and outcome. The address of a search can be kept as a bookmark."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from court.errors import BadRequest
 from court.verdict import Label
 from serving.access.callers import NotAllowed
-from serving.console.registry import Page, form_of, visitor_of
+from serving.console.registry import Page, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import PRIORITY_WORDS, behind, blinded_ids, hidden_and_noted, review_queue_of
 from serving.console.review.queue import why_of
@@ -58,25 +58,7 @@ async def find(request: Request) -> Response:
         hidden=names,
         # Always stated, and without a count, which would reveal the outcomes.
         left_out=bool(blind) and (which.label is not None or bool(which.category)),
-        saved={name: urlencode(query) for name, query in (await reviews.saved(visitor.name)).items()},
-        query=urlencode(fields),
     )
-
-
-async def save(request: Request) -> Response:
-    """Saves a search under a name."""
-    form = form_of(request)
-    fields = {name: form[name].strip()[:_LONGEST] for name in FIELDS if form.get(name, "").strip()}
-    # Only to validate it: an invalid search is not saved.
-    search_of(fields)
-    await review_queue_of(request).save(visitor_of(request).name, form.get("name", ""), fields)
-    return RedirectResponse(f"/desk/find?{urlencode(fields)}", status_code=303)
-
-
-async def drop(request: Request) -> Response:
-    """Removes a saved search."""
-    await review_queue_of(request).drop(visitor_of(request).name, form_of(request).get("name", ""))
-    return RedirectResponse("/desk/find", status_code=303)
 
 
 _KNOWN = {"namespace": "namespace", "category": "category", "model": "models", "reviewer": "reviewer"}
@@ -117,8 +99,4 @@ def _day(value: str, field: str) -> datetime | None:
         raise BadRequest("A day is written as 2026-11-22.", field=field) from None
 
 
-PAGES = (
-    Page("/desk/find", find, role=Role.VIEWER, name="find", nav="Find"),
-    Page("/desk/searches", save, role=Role.VIEWER, methods=("POST",)),
-    Page("/desk/searches/drop", drop, role=Role.VIEWER, methods=("POST",)),
-)
+PAGES = (Page("/desk/find", find, role=Role.VIEWER, name="find", nav="Find"),)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, or_, select, text, true, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, text, true, tuple_
 
 from court.errors import BadRequest
 from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
@@ -45,8 +45,6 @@ T = TypeVar("T")
 
 _PAGE: Final = 500
 """Log entries that are projected in one transaction."""
-_MAX_SEARCHES: Final = 100
-"""Maximum number of saved searches per person."""
 _MAX_WORDS: Final = 50
 """Maximum number of words in a search: each is a condition, and databases limit their number."""
 
@@ -353,43 +351,6 @@ class ReviewQueue:
         if column == "models":
             values = [model for value in values for model in value.strip("\n").split("\n")]
         return sorted({value for value in values if value})
-
-    # Saved searches
-
-    async def save(self, owner: str, name: str, query: Mapping[str, str]) -> None:
-        """Saves a search under a name, replacing an existing one.
-
-        Raises:
-            BadRequest: The name is empty or long, or there are too many.
-        """
-        name = name.strip()
-        if not 0 < len(name) <= 100:
-            raise BadRequest("A saved search needs a name of 1 to 100 characters.", field="name")
-        row = {"owner": owner, "name": name, "query": json.dumps(dict(query)), "saved_at": stamp(self._clock())}
-
-        def keep(connection: Connection) -> None:
-            own = t.searches.c.owner == owner
-            # Deleted before counting, so that a search can be replaced at the limit.
-            connection.execute(delete(t.searches).where(own, t.searches.c.name == name))
-            if connection.execute(select(func.count()).where(own)).scalar_one() >= _MAX_SEARCHES:
-                raise BadRequest(f"There are {_MAX_SEARCHES} saved searches already. Remove one first.", field="name")
-            connection.execute(insert(t.searches), row)
-
-        await self._transactions.write_alone(keep)
-
-    async def saved(self, owner: str) -> Mapping[str, Mapping[str, str]]:
-        """Returns a person's saved searches, by name."""
-        row = t.searches.c
-        query = select(row.name, row.query).where(row.owner == owner).order_by(row.name)
-        found = await self._transactions.read(lambda connection: connection.execute(query).all())
-        return {name: json.loads(fields) for name, fields in found}
-
-    async def drop(self, owner: str, name: str) -> None:
-        """Removes a saved search; one that is not there is no error."""
-        row = t.searches.c
-        await self._transactions.write_alone(
-            lambda c: c.execute(delete(t.searches).where(row.owner == owner, row.name == name))
-        )
 
     # Locking a case
 

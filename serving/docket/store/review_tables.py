@@ -14,7 +14,6 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
-    String,
     Table,
     Text,
     TypeDecorator,
@@ -105,15 +104,6 @@ seen = Table(
     Column("trial_id", WORD, primary_key=True),
     Column("who", Name, primary_key=True),
     Column("at", WORD, nullable=False),
-)
-
-searches = Table(
-    "desk_searches",
-    metadata,
-    Column("owner", Name, primary_key=True),
-    Column("name", Name, primary_key=True),
-    Column("query", Words, nullable=False),
-    Column("saved_at", String, nullable=False),
 )
 
 _BLANK = {

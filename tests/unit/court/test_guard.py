@@ -30,11 +30,9 @@ from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as Behaviour
 from serving.cli.records import render
 from serving.export.page import page
-from serving.export.pdf import pdf
 from serving.export.source import ExportSource
 from serving.models.connect import connect_models
 from serving.settings import Settings
-from serving.telemetry.span_contents import of_call
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
 from tests.support import virtual_time
@@ -269,12 +267,9 @@ def test_messages_to_the_guard_and_the_judge_are_rebuilt_from_the_record(adapter
         assert opinion_words(event).splitlines()[0] in str(call.requests[0].parts)
 
 
-def test_guard_call_counts_in_the_chain_and_its_span_carries_the_opinion():
+def test_guard_call_counts_in_the_chain():
     record, *_ = run_with_guard(HARMFUL[GuardAdapter.LLAMA_GUARD_4])
     assert chain_of(record) == chain_of(try_meme(Cast())) + 1
-    event = record.last(GuardHeard)
-    content = json.loads(of_call(record, event, event.call, "")["output.value"])
-    assert content == {"harmful": True, "categories": list(event.categories), "reason": event.reason}
 
 
 def test_guard_opinion_appears_in_event_texts():
@@ -295,8 +290,6 @@ def test_guard_opinion_is_escaped_in_pages_and_terminal():
     shown = page(ExportSource(record))
     assert "<img src=x" not in shown and "&lt;img src=x" in shown
     assert "gave no opinion" in page(ExportSource(failed)) and "gave no opinion" in render(failed)
-    for each in (record, failed):
-        assert pdf(ExportSource(each)).startswith(b"%PDF")
 
 
 def test_guard_reply_is_searched_for_injection_signals():

@@ -394,4 +394,3 @@ def test_pages_and_exports_show_every_judge_of_a_panel():
     page = write_trial(ExportSource(record), TrialForm.HTML, pictures=Pictures.NONE, messages=False).decode()
     for number in range(3):
         assert f"Judge {number + 1}: evidence of harm" in page and f"Reasons number {number}." in page
-    assert write_trial(ExportSource(record), TrialForm.PDF, pictures=Pictures.NONE, messages=False)

@@ -39,7 +39,6 @@ from serving.views.messages import messages_of
 from serving.views.trial_view import view_of
 from tests.support.calibrate import DIM, FLOORS, world
 from tests.support.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, prompt_text, try_meme
-from tests.support.exports import pdf_of
 from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, a_meme, a_picture, findings
 from tests.support.trial import a_court
 
@@ -272,11 +271,6 @@ def test_html_says_that_no_picture_was_sent_and_has_no_image(record):
     html = page(ExportSource(record))
     assert "No picture was sent: the text was judged alone." in html
     assert "0 × 0 pixels" not in html and "<img" not in html and "is not kept" not in html
-
-
-def test_pdf_says_that_no_picture_was_sent(record, monkeypatch):
-    _, text = pdf_of(ExportSource(record), monkeypatch)
-    assert "No picture was sent: the text was judged alone." in text and "0×0" not in text
 
 
 def test_text_only_record_is_exported_and_read_back(record):

@@ -230,10 +230,10 @@ def test_question_is_put_to_a_stored_trial_and_shown(data, tmp_path, model, monk
     assert "QuestionRuled" in shown and "whom does it attack?" in shown and ruled.rationale in shown
     replayed = CliRunner().invoke(cli, ["replay", trial, *place])
     assert replayed.exit_code == 0 and "0 with differences; 0 not replayable" in replayed.output
-    for form in ("html", "pdf", "json"):
+    for form in ("html", "json"):
         out = tmp_path / f"trial.{form}"
         memecourt("records", "export", trial, *place, "--as", form, "--out", str(out))
-        assert form == "pdf" or "whom does it attack?" in out.read_text()
+        assert "whom does it attack?" in out.read_text()
     # A missing answer, an unknown trial or other settings give another exit code.
     model._answers = lambda request: {"rationale": "x", "label": "somebody"}
     assert "no answer" in memecourt(*ask, *MODEL_OPTIONS, code=1)

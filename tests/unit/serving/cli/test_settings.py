@@ -328,7 +328,6 @@ def test_empty_path_variable_does_not_mean_the_current_folder(monkeypatch, name)
         ('docket = ""', "docket"),
         ('tokens = ""', "tokens"),
         ('home = ""', "home"),
-        ('fonts = ["a.ttf", ""]', "fonts.1"),
         ('[expert]\ncorpus = ""', "expert.corpus"),
         ('[shadow]\ndocket = ""', "shadow.docket"),
         ('[namespaces.forum]\npolicy = ""', "namespaces.forum.policy"),

@@ -142,7 +142,7 @@ def test_rebuilt_projection_equals_the_former_one(path):
         await court.desk.ask_opinion("b", "ada", "I can't tell.")
         state = await court.desk.cases(["a", "b"]), await court.waiting("bea")
         with court.docket.transactions.database.writing() as connection:
-            # Locks and saved searches stay; erasures are replayed from the log.
+            # Locks stay; erasures are replayed from the log.
             for table in (desk_tables.cases, desk_tables.reviews, desk_tables.progress):
                 connection.execute(table.delete())
         await court.desk.catch_up()  # notices the reset
@@ -601,24 +601,6 @@ def test_trials_with_the_same_picture_or_text_are_found(path):
     assert same == {"picture": [True, False], "text": [False, True], "both": [True, True]}
     assert silent == {}
     assert set(own) == {"picture", "text"}
-
-
-def test_saved_searches_are_per_user(path):
-    async def scenario(court):
-        await court.desk.save("ada", " mondays ", {"text": "monday"})
-        await court.desk.save("ada", "mondays", {"text": "monday", "label": "HARMFUL"})
-        await court.desk.save("bea", "mine", {"reviewer": "bea"})
-        for wrong in ("", "x" * 101):
-            with pytest.raises(BadRequest, match="name"):
-                await court.desk.save("ada", wrong, {})
-        before = await court.desk.saved("ada")
-        await court.desk.drop("ada", "mondays")
-        await court.desk.drop("ada", "never there")
-        return before, await court.desk.saved("ada"), await court.desk.saved("bea")
-
-    before, after, others = with_desk(path, scenario)
-    assert before == {"mondays": {"text": "monday", "label": "HARMFUL"}}
-    assert after == {} and others == {"mine": {"reviewer": "bea"}}
 
 
 # Statistics and erasure.

@@ -1,11 +1,10 @@
-"""Trials exported as pages, JSON, PDF and tables: complete, inert, and without side effects."""
+"""Trials exported as pages, JSON and tables: complete, inert, and without side effects."""
 
 import asyncio
 import base64
 import hashlib
 import io
 import json
-import logging
 import os
 import random
 import re
@@ -35,10 +34,7 @@ from serving.views.blur import blurred
 from serving.views.messages import messages_of
 from tests.support.cast import Cast
 from tests.support.dockets import NOON, append_all, random_records, with_docket
-from tests.support.exports import pdf_of
 from tests.support.fakes import a_picture
-from tests.support.hostile_trials import PAYLOADS
-from tests.support.hostile_trials import hostile as hostile_events
 from tests.support.messages import SHOWN, altered, place_of, run_trial
 from tests.support.pictures import encode, quarters
 
@@ -347,65 +343,6 @@ def test_damaged_record_fails_the_export(wrong):
         asyncio.run(joined(Selection(damaged, damaged).chunks(Form.JSONL)))
 
 
-# PDF.
-
-
-def test_pdf_contains_every_statement_and_marks_characters_without_a_glyph(monkeypatch, caplog):
-    scripts = "Привет Ελλάδα مرحبا שלום ไทย नमस्ते é “quotes” ☃\ufe0f"
-    text = f"{scripts} \u202eexe 中文 <b>"
-    record = run_trial(Cast(rounds=2, describe={"description": "An arrow → a flag."}), text=text, found=SHOWN)
-    with caplog.at_level(logging.WARNING):
-        data, text_written = pdf_of(ExportSource(record, (SHARP,)), monkeypatch)
-    assert data.startswith(b"%PDF-") and data.rstrip().endswith(b"%%EOF")
-    assert "missing" not in caplog.text, "a character went into the file in a font that does not have it"
-    assert f"{scripts.replace(chr(0xFE0F), '')} [U+202E]exe [U+4E2D][U+6587] <b>" in text_written
-    for words in ("An arrow → a flag.", record.verdict.rationale, "text of p1", "the accuser's reasons", "Finding"):
-        assert words in text_written
-    assert b"/Width 300" not in data and b"/Subtype /Image" in data
-
-
-def test_sharp_pictures_are_appended_to_a_pdf_and_messages_included_on_request(monkeypatch):
-    record = run_trial(Cast(rounds=1), found=SHOWN, rounds_min=1, rounds_max=1, advocates=False, score=False)
-    data, text_written = pdf_of(ExportSource(record, (SHARP,)), monkeypatch, pictures=Pictures.SHARP, messages=True)
-    assert b"/Width 300" in data
-    assert text_written.rstrip().endswith("the meme") and "pictures stand as they were judged" in text_written
-    assert "exactly as sent" in text_written and "You look at pictures and report what is there" in text_written
-
-
-ODD = [
-    "x" * 3000,
-    "\u0301" * 50,
-    "\U0001f468\u200d\U0001f469",
-    "\ue000\U000e0041",
-    "\n" * 40,
-    "مرحبا" * 200,
-    "\x00\x07",
-    "**b** __u__",
-]
-
-
-def test_pdf_is_made_from_any_text(monkeypatch):
-    """Very long words, marks without letters, private-use characters, right-to-left scripts, all kinds of markup."""
-    for payloads in (PAYLOADS, ODD):
-        data, text_written = pdf_of(ExportSource(TrialRecord.of(hostile_events("one", payloads))), monkeypatch)
-        assert data.rstrip().endswith(b"%%EOF") and len(text_written) > 1000
-        assert not re.search("[\x00-\x08\u200b-\u200f\u202a-\u202e\ue000]", text_written)
-
-
-def test_additional_font_supplies_glyphs_that_packaged_ones_lack(monkeypatch, tmp_path):
-    with pytest.raises(BadRequest, match="no font file"):
-        pdf_of(ExportSource(run_trial(Cast(rounds=1))), monkeypatch, fonts=(tmp_path / "none.ttf",))
-    for name in ("notes.txt", "notes.ttf"):
-        (tmp_path / name).write_text("no font")
-        with pytest.raises(BadRequest, match="is no font"):
-            pdf_of(ExportSource(run_trial(Cast(rounds=1))), monkeypatch, fonts=(tmp_path / name,))
-    font = next(iter(Path("/usr/share/fonts").rglob("DejaVuSans.ttf")), None)
-    if font is None:
-        pytest.skip("there is no DejaVu Sans here")
-    record = run_trial(Cast(rounds=1), text="braille ⠓⠊", rounds_min=1, rounds_max=1)
-    assert "U+2813" not in pdf_of(ExportSource(record), monkeypatch, fonts=(font,))[1]
-
-
 # The command.
 
 
@@ -451,9 +388,9 @@ def test_command_writes_each_form(docket, tmp_path, monkeypatch):
         ("--as", "html"),
         ("t", "--as", "jsonl"),
         ("t", "--as", "dsa", "--with-picture", "sharp"),
-        ("t", "--as", "json", "--font", __file__),
+        ("t", "--as", "json", "--library", "."),
         ("--as", "parquet", "--filled", __file__),
-        ("t", "--as", "pdf", "--label", "HARMFUL"),
+        ("t", "--as", "html", "--label", "HARMFUL"),
     ],
 )
 def test_options_without_effect_on_a_form_are_refused(arguments, docket):
