@@ -131,16 +131,10 @@ def _lines(replayed: ReplayedTrial) -> Iterator[str]:
     yield f"{replayed.trial_id}  {'not replayable' if replayed.obstacle else found}"
     if replayed.obstacle:
         yield paragraph(replayed.obstacle, _INDENT)
-    shown: set[str] = set()
     for one in replayed.differences:
         yield f"{_INDENT}{one.what} (event {one.seq})"
         yield f"{_INDENT}  was    {excerpt(one.recorded, 160) or '-'}"
         yield f"{_INDENT}  today  {excerpt(one.found, 160) or '-'}"
-        why = replayed.explanations.get(one.what, "")
-        # One change often explains several fields: it is told with the first.
-        if why and why not in shown:
-            shown.add(why)
-            yield paragraph(why, f"{_INDENT}  ")
 
 
 def _as_json(replayed: ReplayedTrial) -> dict[str, object]:
@@ -154,7 +148,6 @@ def _as_json(replayed: ReplayedTrial) -> dict[str, object]:
                 "field": one.what,
                 "recorded": one.recorded,
                 "today": one.found,
-                "why": replayed.explanations.get(one.what, ""),
             }
             for one in replayed.differences
         ],

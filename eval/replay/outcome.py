@@ -13,7 +13,6 @@ from court.events import (
     GuardHeard,
     JudgeRuled,
     PrecedentsCited,
-    Procedure,
     QuestionAsked,
     QuestionRuled,
     Side,
@@ -24,7 +23,7 @@ from court.events import (
     VerdictGiven,
 )
 from court.record import TrialRecord
-from court.verdict import Label, Review
+from court.verdict import Review
 from serving.views.recheck import Difference
 
 _NONE = "none"
@@ -57,37 +56,6 @@ def changes(recorded: TrialRecord, replayed: TrialRecord) -> tuple[Difference, .
         if earlier != now:
             found.append(Difference(seq, name, earlier, now))
     return tuple(found)
-
-
-_NO_LABEL_WHEN_FAR = (
-    "The first edition gave no label where every precedent is far. Since then the likelier label is given, the sides "
-    "cite what there is, and the distance is a signal that raises the risk."
-)
-_RISK = (
-    "The first edition did not measure how often a library's verdicts are wrong: risk, signals and the reason "
-    "RISK_ABOVE_CUTOFF came later, and without that measurement a person is always called."
-)
-_WORDS = "The words of a rationale without models are others: the nearest precedent of either label is named."
-
-
-def explanations(record: TrialRecord, fields: Iterable[str]) -> dict[str, str]:
-    """Why summary trials of the first edition come out otherwise: changes that were made on purpose, by field."""
-    verdict = record.verdict
-    # Told by a setting that came with the change; a version number would say nothing of builds in between.
-    of_first_edition = "review_risk" not in record.opened.settings
-    if record.opened.procedure is not Procedure.SUMMARY or verdict is None or not of_first_edition:
-        return {}
-    known = dict.fromkeys(("risk", "review reasons", "signals"), _RISK) | {"rationale": _WORDS}
-    if verdict.label is Label.UNDECIDED:
-        known = (
-            dict.fromkeys(
-                ("label", "strengths", "score", "meaning of the score", "precedents' vote"), _NO_LABEL_WHEN_FAR
-            )
-            | known
-        )
-        parts = ("summary", "justification", "entropy", "precedents cited")
-        known |= {f"{side.capitalize()}'s {part}": _NO_LABEL_WHEN_FAR for side in Side for part in parts}
-    return {name: known[name] for name in fields if name in known}
 
 
 def _fields(record: TrialRecord) -> _Fields:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 
@@ -52,7 +52,7 @@ from court.settings import TrialSettings
 from court.trial import Court, TrialCase
 from court.verdict import Strength
 from eval.replay.model import NotRecorded, PromptChanged, RecordedExpert, RecordedModel, RecordedOdds, place_of
-from eval.replay.outcome import changes, explanations
+from eval.replay.outcome import changes
 from serving.docket.store.bodies import GONE
 from serving.version import SOFTWARE
 from serving.views.messages import messages_of
@@ -71,7 +71,6 @@ class ReplayedTrial:
     Attributes:
         differences: Fields that come out otherwise; empty where nothing does, or where it can't be replayed.
         obstacle: Why it can't be replayed, in a sentence; empty where it was.
-        explanations: Why a field comes out otherwise, where it is a change that was made on purpose; by its name.
         without_outcome: True if the record holds no outcome to compare with: it has not ended, or failed for something
             that no answer of a model brings back.
     """
@@ -80,7 +79,6 @@ class ReplayedTrial:
     software: str
     differences: tuple[Difference, ...] = ()
     obstacle: str = ""
-    explanations: Mapping[str, str] = field(default_factory=dict)
     without_outcome: bool = False
 
 
@@ -101,10 +99,7 @@ async def replay(record: TrialRecord) -> ReplayedTrial:
         again = _with_answers(await _rerun(record), record)
     except _Obstacle as obstacle:
         return ReplayedTrial(record.trial_id, software, obstacle=str(obstacle))
-    found = changes(record, again)
-    return ReplayedTrial(
-        record.trial_id, software, differences=found, explanations=explanations(record, [one.what for one in found])
-    )
+    return ReplayedTrial(record.trial_id, software, differences=changes(record, again))
 
 
 class _Obstacle(Exception):

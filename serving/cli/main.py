@@ -25,7 +25,6 @@ COMMANDS = {
     "rejudge": ("serving.cli.rejudge", "Try memes of stored trials once more, after policy or library have changed."),
     "drift": ("serving.cli.drift", "Show the error of verdicts that chance brought to the desk, week by week."),
     "settings": ("serving.cli.settings", "Show the settings that are in force."),
-    "upgrade": ("serving.cli.upgrade", "See what an earlier version left, and bring the docket to this one's format."),
     "demo": ("serving.cli.demo", "See it work: a server, three memes drawn for it, three verdicts."),
 }
 

@@ -37,7 +37,7 @@ from serving.docket.store.hooks import SqlDeliveryStore, SqlHookStore
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.listing import SqlTrialIndex
 from serving.docket.store.log_queries import SqlLogKeys, SqlTransparencyLog
-from serving.docket.store.pictures import ObjectPictures, move_out_of_table
+from serving.docket.store.pictures import ObjectPictures
 from serving.docket.store.postgres import PostgresDatabase
 from serving.docket.store.requests import SqlHeartbeatStore, SqlLeaseStore
 from serving.docket.store.reuse import SqlFingerprintStore, SqlVerdictKeys
@@ -87,7 +87,7 @@ class Docket:
         key: Path | None = None,
         pictures: Path | str | None = None,
     ) -> Self:
-        """Opens a docket, upgrading earlier formats. Blocks on disk or network I/O.
+        """Opens a docket, migrating earlier formats. Blocks on disk or network I/O.
 
         If ``create`` is False and the user may only read the file, it is opened read-only: methods that write raise
         Unavailable.
@@ -120,15 +120,14 @@ class Docket:
             pictures = pictures or place.with_name(f"{place.name}-pictures")
             beside = (place.with_name(place.name + suffix) for suffix in ("", "-wal", "-shm"))
             if not database.read_only:
-                # An earlier version, or another umask, may have left files that others can read (BO-5).
+                # Another umask may have left files that others can read (BO-5).
                 tighten([*beside, key, *([pictures] if isinstance(pictures, Path) else [])])
             elif isinstance(pictures, Path) and not pictures.is_dir():
                 pictures = None  # it can't be created, and holds nothing
         try:
             objects = None if pictures is None else ObjectPictures.open(pictures)
             if objects is not None and not database.read_only:
-                # Left over from an earlier format, or from a crash during an erasure.
-                move_out_of_table(database, objects)
+                # Left over from a crash during an erasure.
                 remove_erased_pictures(database, objects)
         # On any error, close the database: its file would otherwise stay locked.
         except Exception as error:
@@ -175,16 +174,3 @@ def open_docket(settings: Settings, *, create: bool = True) -> Docket:
     """Opens the docket that the settings name, with its key and its pictures; as :meth:`Docket.open`."""
     key, pictures = settings.docket_key_place, settings.pictures_place
     return Docket.open(settings.docket_place, create=create, key=key, pictures=pictures)
-
-
-def stored_format(place: Path | Address) -> int | None:
-    """Returns the format of a docket without changing it; None if there is no docket.
-
-    Raises:
-        DocketError: The file is not a docket, or can't be read.
-        Unavailable: The database can't be reached.
-        NotLoaded: The database's driver is not installed.
-    """
-    if isinstance(place, Address):
-        return PostgresDatabase.stored_format(place, patience=10.0)
-    return sqlite.stored_format(place)

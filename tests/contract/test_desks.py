@@ -3,15 +3,12 @@
 import asyncio
 
 import pytest
-from sqlalchemy import text
 
 from court.verdict import Label, Strength
 from serving.docket.open import Docket
 from serving.docket.review.locks import CaseTaken
 from serving.docket.review.queue import Search
 from serving.docket.store import review_tables as desk_tables
-from serving.docket.store import tables
-from serving.docket.store.postgres import SCHEMA
 from tests.support.desks import verdict, with_desk
 from tests.support.dockets import parse_place
 
@@ -77,49 +74,3 @@ def test_erased_trials_vanish_from_the_review_queue(place):
     assert (found, waiting, agreement.judgements) == ([], [], 0)
     assert reviews == locks == [] and len(cases) == 2
     assert all("particular" not in str(case) and "another" not in str(case) for case in cases)
-
-
-def test_a_docket_without_review_tables_gets_them_filled(place):
-    async def before(it):
-        await it.tried("a", verdict(U), words="stored before there was a desk")
-        await it.reviewed("a", "ada", H)
-        await it.tried("b", verdict(U))
-        with it.docket.transactions.database.writing() as connection:
-            fresh = _shape(connection)
-            for table in (
-                *desk_tables.metadata.sorted_tables,
-                tables.leaving,
-                tables.hooks,
-                tables.deliveries,
-                tables.document_uses,
-            ):
-                table.drop(connection)
-            if connection.dialect.name == "sqlite":
-                connection.execute(text("PRAGMA user_version = 3"))
-            else:
-                connection.execute(text(f"UPDATE {SCHEMA}.format SET number = 3"))
-        return fresh
-
-    async def after(it):
-        with it.docket.transactions.database.reading() as connection:
-            upgraded = _shape(connection)
-        return upgraded, await it.waiting("bea"), (await it.desk.case("a")).holds
-
-    fresh = with_desk(place, before)
-    upgraded, waiting, holds = with_desk(place, after)
-    assert upgraded == fresh and len(fresh) > 40
-    assert (waiting, holds) == (["b"], H)
-
-
-def _shape(connection):
-    """Returns columns and indexes of the review tables, as the database reports them."""
-    if connection.dialect.name == "sqlite":
-        made = "SELECT name, sql FROM sqlite_master WHERE name LIKE '%desk%'"
-        rows = connection.execute(text(made)).all()
-        return sorted(word for name, sql in rows for word in (name, *str(sql).replace(",", " ").split()))
-    columns = (
-        "SELECT table_name, column_name, data_type, is_nullable, collation_name FROM information_schema.columns "
-        "WHERE table_name LIKE 'desk%'"
-    )
-    indexes = "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE tablename LIKE 'desk%'"
-    return sorted(str(tuple(row)) for query in (columns, indexes) for row in connection.execute(text(query)))

@@ -1,6 +1,5 @@
-"""Migrations of dockets from earlier formats in place, and the protection by database triggers."""
+"""The schema of a docket: the baseline migration, migrations to come, and the protection by database triggers."""
 
-import random
 import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -12,88 +11,67 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DatabaseError
 
-from court.record import TrialRecord
 from retrieval.library.postgres.address import Address
-from serving.docket.open import stored_format
 from serving.docket.ports import DocketError
-from serving.docket.store import review_tables as desk_tables
-from serving.docket.store import schema, triggers
+from serving.docket.store import review_tables, schema, triggers
 from serving.docket.store import tables as t
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.postgres import SCHEMA
 from tests.support.docket_log import checked_log
-from tests.support.docket_migrations import engine_of, fill
-from tests.support.docket_migrations import old_docket as old_docket
-from tests.support.dockets import NOON, append_all, events_of, listing_fields, parse_place, random_records, with_docket
+from tests.support.dockets import append_all, events_of, with_docket
 
 
-def test_a_docket_of_format_2_is_upgraded_in_place(old_docket, using, monkeypatch):
-    monkeypatch.setattr("serving.docket.store.schema.CHUNK", 11)
-    trials = [*random_records(random.Random(3), 60, NOON), events_of("a")]
-    fill(old_docket, trials)
+def engine_of(url):
+    import psycopg
 
-    async def read_all(docket):
-        lines = {line.trial_id: line for line in await docket.index.list(limit=999)}
-        records = {trial_id: await docket.trials.record(trial_id) for trial_id in lines}
-        frames = [await docket.trials.frames(pixels) for pixels in "pq"]
-        receipt = await docket.log.receipt("a")
-        return (
-            lines,
-            records,
-            frames,
-            await docket.verdict_keys.get("k"),
-            await docket.fingerprints.fingerprints(0),
-            receipt,
-            await checked_log(docket),
-        )
-
-    contents = [using(read_all, create=False) for _ in range(2)]
-    assert contents[0] == contents[1], "the second opening finds it upgraded"
-    lines, records, frames, known, fingerprints, _, (entries, *_) = contents[0]
-    assert frames == [[b"p0", b"p1"], [b"q0", b"q1"]]
-    assert known == "a" and [(trial, fingerprint) for _, trial, fingerprint in fingerprints] == [("a", b"look")]
-    assert len(lines) == 61
-    for events in trials:
-        record = TrialRecord.of(events)
-        assert records[record.trial_id] == record
-        assert {name: getattr(lines[record.trial_id], name) for name in listing_fields(record)} == listing_fields(
-            record
-        )
-    assert sum(entry.seq >= 0 for entry in entries) == sum(map(len, trials))
-    logged = [entry for entry in entries if entry.seq >= 0]
-    assert [entry.at for entry in logged] == sorted(entry.at for entry in logged)
-    using(lambda docket: append_all(docket, events_of("new")), create=False)
-    assert len(using(checked_log)[0]) > len(entries)
+    return create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(url, options=f"-c search_path={SCHEMA}")
+    )
 
 
-def test_an_upgraded_docket_has_the_tables_and_triggers_of_a_new_one(old_docket, docket_place, using):
-    """A new one has exactly the tables of :mod:`serving.docket.store.tables`."""
-
-    def current_schema():
-        with old_docket.connect() as connection:
-            all_of_them = [t.metadata, desk_tables.metadata]
-            known = {name for metadata in all_of_them for name in metadata.tables}
-            options = {"include_object": lambda o, name, kind, *_: kind != "table" or name in known}
-            context = MigrationContext.configure(connection, opts={**options, "compare_type": True})
-            differences = compare_metadata(context, all_of_them)
-            if connection.dialect.name == "sqlite":
-                installed = connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
-            else:
-                installed = connection.execute(text("SELECT tgname FROM pg_trigger WHERE NOT tgisinternal"))
-            return differences, {name for (name,) in installed}
-
-    using(lambda docket: docket.log.size())
-    upgraded = current_schema()
-    if old_docket.dialect.name == "sqlite":
-        old_docket.dispose()
-        Path(docket_place).unlink()
+@pytest.fixture
+def engine(docket_place):
+    """An engine on the database of a docket, before there is one."""
+    if Address.named_by(docket_place):
+        found = engine_of(docket_place)
+        with found.begin() as connection:
+            connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     else:
-        with old_docket.begin() as connection:
-            connection.execute(text(f"DROP SCHEMA {SCHEMA} CASCADE"))
-    using(lambda docket: docket.log.size())
-    assert upgraded == current_schema()
-    assert upgraded[0] == []
-    assert {name.partition("_")[0] for name in upgraded[1]} == set(triggers.TABLES)
+        found = create_engine(f"sqlite:///{docket_place}")
+    yield found
+    found.dispose()
+
+
+def test_the_baseline_migration_creates_the_tables_and_triggers_of_a_new_docket(engine):
+    """New dockets are created from the metadata, without Alembic."""
+    all_of_them = [t.metadata, review_tables.metadata]
+    known = {name for metadata in all_of_them for name in metadata.tables}
+
+    def options(compared):
+        return {"compare_type": True, "include_object": lambda o, name, kind, *_: kind != "table" or name in compared}
+
+    sqlite = engine.dialect.name == "sqlite"
+    with engine.begin() as connection:
+        schema.upgrade(connection, 0, None if sqlite else SCHEMA, to=1)
+        context = MigrationContext.configure(connection, opts=options(known))
+        assert compare_metadata(context, all_of_them) == []
+        assert known <= set(inspect(connection).get_table_names())
+        names = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        if not sqlite:
+            names = "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal"
+        installed = {name for (name,) in connection.execute(text(names))}
+    assert {name.partition("_")[0] for name in installed} == set(triggers.TABLES)
+
+
+def test_the_comparison_of_schemas_finds_a_missing_column(engine):
+    with engine.begin() as connection:
+        schema.upgrade(connection, 0, None if engine.dialect.name == "sqlite" else SCHEMA, to=1)
+        connection.execute(text("ALTER TABLE hooks DROP COLUMN why"))
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        found = compare_metadata(context, [t.metadata, review_tables.metadata])
+    assert [(kind, column.name) for kind, _, _, column in (one for one in found if one[0] == "add_column")] == [
+        ("add_column", "why")
+    ]
 
 
 REFUSED = (
@@ -162,19 +140,6 @@ def test_triggers_survive_a_migration_that_recreates_tables(tmp_path, monkeypatc
     engine.dispose()
 
 
-def test_an_unreadable_event_stops_the_upgrade_and_changes_nothing(old_docket, using):
-    trials = random_records(random.Random(4), 9, NOON)
-    fill(old_docket, trials)
-    with old_docket.begin() as connection:
-        connection.execute(text("UPDATE events SET body = '{}' WHERE trial_id = :t"), {"t": trials[4][0].trial_id})
-    with pytest.raises(DocketError, match=f"can't be upgraded.*{trials[4][0].trial_id}"):
-        using(lambda docket: docket.log.size())
-    with old_docket.connect() as connection:
-        tables = set(inspect(connection).get_table_names())
-        count = connection.execute(text("SELECT count(*) FROM events")).scalar_one()
-    assert "entries" not in tables and count == sum(map(len, trials))
-
-
 def test_a_key_is_generated_once_and_is_private(tmp_path):
     path = tmp_path / "docket.key"
     with ThreadPoolExecutor(8) as threads:
@@ -192,14 +157,3 @@ def test_a_key_is_generated_once_and_is_private(tmp_path):
         with pytest.raises(DocketError) as refused:
             KeyFile(other)(known)
         assert refused.value.reason == "DOCKET_KEY" and str(tmp_path) not in refused.value.message
-
-
-def test_the_format_of_a_docket_can_be_read_without_opening_it(docket_place, using):
-    place = parse_place(docket_place)
-    assert stored_format(place) is None
-
-    async def do_nothing(_):
-        return None
-
-    using(do_nothing)
-    assert stored_format(place) == t.FORMAT

@@ -9,15 +9,12 @@ import random
 from collections import Counter
 
 import pytest
-from sqlalchemy import Engine, text
 
 from court.events import TrialOpened
 from memecourt.verify import verify_bundle, verify_receipt
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
-from tests.support.docket_migrations import fill
-from tests.support.docket_migrations import old_docket as old_docket
-from tests.support.dockets import NOON, append_all, parse_place, random_records, with_docket
+from tests.support.dockets import NOON, append_all, parse_place, random_records
 from tests.support.sizes import FULL
 from tests.support.tampering import ALTERATIONS, Detectability, Tamperer, check_docket, drawn, scene_of, tampering
 
@@ -123,29 +120,3 @@ def test_verification_finds_no_fault_during_writes_and_erasures(docket_place: st
             await docket.close()
 
     asyncio.run(scene())
-
-
-def test_an_upgraded_docket_verifies(old_docket: Engine, docket_place: str) -> None:
-    """Includes rows that an earlier version wrote with fewer fields."""
-    records = random_records(random.Random(3), 20, NOON)
-    pictures = [drawn(number) for number in range(3)]
-    for number, events in enumerate(records):
-        opened = events[0]
-        assert isinstance(opened, TrialOpened)
-        meme = opened.meme.model_copy(update={"pixels_sha256": pictures[number % 3].pixels_sha256})
-        events[0] = opened.model_copy(update={"meme": meme})
-    fill(old_docket, records)
-    with old_docket.begin() as connection:
-        fewer = text("UPDATE trials SET review = replace(review, :field, '') WHERE review IS NOT NULL")
-        assert connection.execute(fewer, {"field": ',"blind":false'}).rowcount > 1
-        assert not connection.execute(text("SELECT 1 FROM trials WHERE review LIKE '%blind%'")).first()
-        for picture in pictures:
-            row = {"pixels": picture.pixels_sha256, "png": picture.frames[0].png}
-            connection.execute(text("INSERT INTO pictures VALUES (:pixels, 0, :png)"), row)
-
-    async def scene(docket: Docket) -> None:
-        key = VerifierKey.parse(await docket.log.vkey())
-        report = await docket.auditor.audit([key])
-        assert not report.counts and (report.trials, report.pictures) == (20, 3), report.findings
-
-    with_docket(parse_place(docket_place), scene)

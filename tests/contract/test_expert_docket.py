@@ -2,23 +2,17 @@
 
 import asyncio
 import json
-import sqlite3
-from contextlib import closing
 
 import pytest
 
 from court.events import ClaimSettled, DocumentWeighed, EvidenceSearched, VerdictGiven
 from eval.replay.replay import replay
 from memecourt.verify import verify_bundle
-from retrieval.library.postgres.address import Address
 from serving.docket.log.notes import VerifierKey
-from serving.docket.open import stored_format
 from serving.docket.store.bodies import GONE, PART, document_owner, part_value
-from serving.docket.store.postgres import SCHEMA
-from serving.docket.store.tables import FORMAT
 from serving.views.recheck import differences
 from tests.support.cast import Cast
-from tests.support.dockets import NOON, append_all, parse_place, with_docket
+from tests.support.dockets import NOON, append_all, with_docket
 from tests.support.evidence import CLAIM, REFUTING, Expert, FakeEvidence, document, try_with_expert
 
 QUOTE = "blue tea does not shorten a cold"
@@ -131,30 +125,6 @@ def test_a_document_s_text_is_erased_with_the_last_trial_that_quotes_it(record, 
         return erased
 
     assert using(scene).numbers
-
-
-def test_upgrading_format_8_records_which_trials_use_which_document(record, using, docket_place):
-    async def before(docket):
-        for trial_id in "ab":
-            await append_all(docket, events_as(record, trial_id))
-
-    async def after(docket):
-        await erase_trials(docket, "a")
-        assert await texts_left(docket) == BOTH
-        assert list((await docket.trials.record("b")).events) == events_as(record, "b")
-        await erase_trials(docket, "b")
-        return await texts_left(docket)
-
-    using(before)
-    if Address.named_by(docket_place):
-        import psycopg
-
-        with psycopg.connect(docket_place) as connection:
-            connection.execute(f"SET search_path = {SCHEMA}; DROP TABLE document_uses; UPDATE format SET number = 8")
-    else:
-        with closing(sqlite3.connect(docket_place)) as connection:
-            connection.executescript("DROP TABLE document_uses; PRAGMA user_version = 8")
-    assert using(after) == set() and stored_format(parse_place(docket_place)) == FORMAT
 
 
 def test_erasing_a_precedent_keeps_the_document_of_the_same_name(record, tmp_path):

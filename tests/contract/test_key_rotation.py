@@ -2,9 +2,7 @@
 
 import asyncio
 import shutil
-import sqlite3
 import stat
-from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
@@ -12,19 +10,17 @@ from sqlalchemy import update
 
 from court.errors import Unavailable
 from memecourt.verify import verify_bundle, verify_receipt
-from retrieval.library.postgres.address import Address
 from serving.cli.main import cli
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import NO_SEQ, KeyRotated, body_of
 from serving.docket.log.notes import SigningKey, sign_checkpoint, sign_note
 from serving.docket.log.rotation import sign_rotation
 from serving.docket.log.verify import Fault
-from serving.docket.open import Docket, stored_format
+from serving.docket.open import Docket
 from serving.docket.ports import DocketError
 from serving.docket.store import tables as t
 from serving.docket.store.keys import KeyFile, make_key, next_key, read_key, settle_keys
 from serving.docket.store.log_append import EntryDraft, open_appender, signing
-from serving.docket.store.postgres import SCHEMA
 from tests.support.dockets import NOON, append_all, events_of, parse_place, with_docket
 
 WHO = {"who": "ada", "why": "the year is over", "at": NOON}
@@ -307,45 +303,3 @@ def test_the_command_rotates_the_key_and_finishes_interrupted_rotations(invoke, 
     assert finished.exit_code == 3 and "No further rotation was made" in finished.stderr
     assert len(invoke("key", "--all").stdout.splitlines()) == 4 and not next_key(key).exists()
     assert invoke(*stolen).exit_code == 0 and len(invoke("key", "--all").stdout.splitlines()) == 5
-
-
-IN_SQLITE = """
-DROP TRIGGER log_update; DROP INDEX trials_by_content; DROP TABLE document_uses;
-CREATE TRIGGER log_update BEFORE UPDATE ON log WHEN NOT (OLD.key = '' OR NEW.key = OLD.key)
-BEGIN SELECT RAISE(ABORT, 'no'); END;
-PRAGMA user_version = 7;
-"""
-IN_POSTGRES = f"""
-SET search_path = {SCHEMA}; DROP TRIGGER log_update ON log; DROP INDEX trials_by_content; DROP TABLE document_uses;
-CREATE TRIGGER log_update BEFORE UPDATE ON log FOR EACH ROW WHEN (NOT (OLD.key = '' OR NEW.key = OLD.key))
-EXECUTE FUNCTION refuse();
-UPDATE format SET number = 7;
-"""
-
-
-def downgrade(docket_place):
-    """Turns a docket into one of format 7."""
-    if not Address.named_by(docket_place):
-        with closing(sqlite3.connect(docket_place)) as connection:
-            connection.executescript(IN_SQLITE)
-        return
-    import psycopg
-
-    with psycopg.connect(docket_place) as connection:
-        connection.execute(IN_POSTGRES)
-
-
-def test_a_docket_of_format_7_is_reported_and_can_be_upgraded(with_docket_and_key, docket_place, tmp_path, monkeypatch):
-    with_docket_and_key(lambda docket, _: append_all(docket, events_of("a")))
-    downgrade(docket_place)
-    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
-    monkeypatch.setenv("MEMECOURT_DOCKET", docket_place)
-    check = CliRunner().invoke(cli, ["upgrade", "--check"])
-    place = parse_place(docket_place)
-    assert check.exit_code == 1 and f"format 7 of {t.FORMAT}" in check.output and stored_format(place) == 7
-
-    async def scene(docket, key):
-        _, new, _ = await rotate_key(docket, key)
-        return faults(await audit(docket, new))
-
-    assert with_docket_and_key(scene) == set() and stored_format(place) == t.FORMAT

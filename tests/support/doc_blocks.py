@@ -58,7 +58,6 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
         r"memecourt\.verify trial\.bundle|--anchor theirs",
         "needs another party's checkpoints: tests/unit/serving/docket/test_bundle.py",
     ),
-    (r"memecourt upgrade\b", "shows what an earlier version left: tests/unit/serving/cli/test_first_edition.py"),
     (r"\bmine\.toml", "needs a data set of one's own: tests/unit/eval/datasets/test_card_commands.py"),
     (r"memecourt-eval ablate …", "leaves to the reader what is left out"),
 )

@@ -12,7 +12,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 
-import click
 import pytest
 from pydantic import TypeAdapter
 
@@ -22,7 +21,6 @@ from court.ports import ChatReply, Odds
 from eval.arena import events as arena_events
 from eval.arena import folder as arena_folder
 from eval.arena.settings import ArenaSettings
-from eval.cli import cli as eval_cli
 from eval.datasets.items import JudgedMeme
 from eval.models.call_cache import SqliteCallCache
 from eval.models.open import ModelSpec
@@ -38,7 +36,6 @@ from retrieval.library.manifest import Counts, LabelledMeme, Manifest
 from retrieval.library.meme_table import MemeWriter
 from retrieval.library.postgres.schema import About
 from serving.access.tokens import _File
-from serving.cli.main import cli as court_cli
 from serving.docket.log.entries import Erased, KeyRotated, PictureShown, PrecedentChanged
 from serving.docket.open import Docket
 from serving.models.vllm import VllmSettings
@@ -148,31 +145,6 @@ def schema_lines(models):
         yield from sorted(set(lines_of(inlined(TypeAdapter(kind).json_schema()))))
 
 
-def commands(command, context, path):
-    """Every command with its parameters, one line each."""
-    yield f"{path}"
-    for parameter in command.params:
-        names = " ".join((*parameter.opts, *parameter.secondary_opts))
-        kind = parameter.type.to_info_dict()
-        about = {
-            "type": sorted(kind["choices"]) if "choices" in kind else kind["param_type"],
-            "required": parameter.required,
-            "many": parameter.multiple or parameter.nargs,
-            "environment": parameter.envvar,
-        }
-        attributes = ", ".join(f"{key} {value}" for key, value in about.items() if value not in (None, False, 1))
-        yield f"{path} {parameter.param_type_name} {names}: {attributes}"
-    if isinstance(command, click.Group):
-        for name in sorted(command.list_commands(context)):
-            part = command.get_command(context, name)
-            yield from commands(part, click.Context(part, info_name=name, parent=context), f"{path} {name}")
-
-
-def command_lines():
-    for name, command in (("memecourt", court_cli), ("memecourt-eval", eval_cli)):
-        yield from commands(command, click.Context(command, info_name=name), name)
-
-
 def code_lines():
     """Upper-case names in the code: reasons of errors, values of enumerations, environment variables."""
     found = set()
@@ -247,10 +219,6 @@ def test_stored_records_keep_their_fields(family, request):
 def test_every_kind_of_event_is_in_the_union(request):
     kinds = {kind.model_fields["kind"].default for kind in EVENT_KINDS}
     check("event_kinds", sorted(kinds), request)
-
-
-def test_commands_keep_their_options(request):
-    check("commands", command_lines(), request)
 
 
 def test_codes_do_not_change(request):

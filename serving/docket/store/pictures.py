@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,13 +19,13 @@ from typing import Self, TypeVar
 
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
-from sqlalchemy import Connection, bindparam, delete, select
+from sqlalchemy import Connection, bindparam, select
 
 from court.errors import BadRequest, Unavailable
 from court.events import MemeIdentity
 from court.meme import Frame, Picture, PictureFormat
 from serving.docket.store import tables as t
-from serving.docket.store.database import Database, insert_into
+from serving.docket.store.database import insert_into
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.transactions import Rank
 
@@ -34,8 +34,6 @@ T = TypeVar("T")
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")  # a digest becomes a path: no dots, no slashes
 _log = logging.getLogger(__name__)
 
-_MOVED_AT_ONCE = 100
-"""Maximum number of pictures that are moved out of the database in one transaction."""
 _THREADS = 4  # each mostly waits for the disk or a server
 
 # Built once: building a statement takes longer than running it.
@@ -190,27 +188,6 @@ def picture_of(meme: MemeIdentity, frames: Sequence[bytes]) -> Picture:
 def frames_in_table(connection: Connection, pixels_sha256: str) -> Sequence[bytes]:
     """Returns the frames of a picture in the table, in order; none if it is missing."""
     return [bytes(png) for png in connection.execute(_FRAMES, {"pixels": pixels_sha256}).scalars()]
-
-
-def move_out_of_table(database: Database, pictures: ObjectPictures) -> None:
-    """Moves pictures out of the database, where earlier formats store them."""
-    while True:
-        with database.reading() as connection:
-            some = _some_pictures(connection, _MOVED_AT_ONCE)
-        if not some:
-            return
-        _log.info("Moving pictures out of the docket's database.")
-        # Written and flushed before the rows are deleted: after a crash the picture may be in both places, never in
-        # none.
-        pictures.keep_now([*some.items()])
-        with database.writing() as connection:
-            connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256.in_([*some])))
-
-
-def _some_pictures(connection: Connection, most: int) -> Mapping[str, Sequence[bytes]]:
-    """Returns the frames of some pictures in the database, in order, by pixel digest."""
-    some = connection.execute(select(t.pictures.c.pixels_sha256).distinct().limit(most)).scalars().all()
-    return {pixels: frames_in_table(connection, pixels) for pixels in some}
 
 
 def _write_pictures(connection: Connection, pictures: Sequence[Picture]) -> Sequence[None]:

@@ -122,21 +122,6 @@ class PostgresDatabase(Database):
             raise
         return database
 
-    @classmethod
-    def stored_format(cls, address: Address, *, patience: float) -> int | None:
-        """Returns the format of the docket in a database without changing it; None if there is none."""
-        database = cls(address, patience)
-        try:
-            with database.reading() as connection:
-                # to_regclass returns NULL for a missing table instead of raising.
-                if connection.execute(text(f"SELECT to_regclass('{SCHEMA}.format')")).scalar_one() is None:
-                    return None
-                return int(connection.execute(select(_format.c.number)).scalar_one())
-        except SQLAlchemyError as error:
-            raise database.translated(error) from None
-        finally:
-            database.close()
-
     @override
     @contextmanager
     def writing(self) -> Iterator[Connection]:

@@ -1,4 +1,4 @@
-"""Creates the tables of a docket, and upgrades those of earlier formats."""
+"""Creation of a docket's tables, and their migration from earlier formats."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from serving.docket.store import tables as t
 _log = logging.getLogger(__name__)
 
 MIGRATIONS = Path(__file__).with_name("migrations")
-
-CHUNK = 500
-"""Maximum rows that an upgrade holds in memory."""
 
 
 def create(connection: Connection, schema: str | None = None) -> None:
@@ -41,10 +38,10 @@ def log_row(frontier: Frontier) -> dict[str, object]:
 
 
 def upgrade(connection: Connection, found: int, schema: str | None = None, *, to: int = t.FORMAT) -> None:
-    """Upgrades a docket of an earlier format, atomically in the caller's transaction.
+    """Migrates a docket of an earlier format, atomically in the caller's transaction.
 
     Args:
-        found: Current format of the docket.
+        found: Current format of the docket; 0 if it has no tables yet.
         schema: Schema of its tables; None if the database has none.
 
     Raises:
@@ -54,7 +51,7 @@ def upgrade(connection: Connection, found: int, schema: str | None = None, *, to
     from alembic import command
     from alembic.config import Config
 
-    _log.info("Upgrading the docket from format %d to format %d.", found, to)
+    _log.info("Migrating the docket from format %d to format %d.", found, to)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
@@ -62,6 +59,6 @@ def upgrade(connection: Connection, found: int, schema: str | None = None, *, to
     config.attributes["connection"] = connection
     config.attributes["schema"] = schema
     # The docket's own format overrides Alembic's version table, which new dockets don't have.
-    command.stamp(config, str(found), purge=True)
+    command.stamp(config, str(found or "base"), purge=True)
     command.upgrade(config, str(to))
     triggers.lay(connection, schema)

@@ -310,26 +310,6 @@ def copy_sqlite(path: Path, to: Path) -> None:
         source.close()
 
 
-def stored_format(path: Path) -> int | None:
-    """Returns the format of a docket without changing it; None if it is missing; DocketError for other files."""
-    if not path.exists():
-        return None
-    try:
-        if _writable(path):
-            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-                (found,) = connection.execute("PRAGMA user_version").fetchone()
-        else:
-            # Reading in WAL mode creates companion files, which is impossible on a read-only disk.
-            with closing(ReadOnlySqliteDatabase(path, patience=10.0)) as database, database.reading() as reader:
-                found = reader.execute(text("PRAGMA user_version")).scalar_one()
-    except (SQLAlchemyError, sqlite3.Error) as error:
-        raise _no_docket(path, error) from error
-    # Every docket has a format; 0 is SQLite's default.
-    if not found:
-        raise _no_docket(path)
-    return int(found)
-
-
 def open_sqlite(
     path: Path, *, create: bool, patience: float, read_only: bool = False
 ) -> SqliteDatabase | ReadOnlySqliteDatabase:

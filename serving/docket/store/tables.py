@@ -23,8 +23,8 @@ from sqlalchemy import (
     text,
 )
 
-FORMAT = 9
-"""Format of these tables; opening a docket upgrades an earlier format and refuses a later one."""
+FORMAT = 1
+"""Format of these tables; opening a docket migrates an earlier format and refuses a later one."""
 
 metadata = MetaData()
 

@@ -24,20 +24,14 @@ from court.precedents import Search, SureRange
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import TrialCase
 from court.verdict import ReviewReason
-from retrieval.calibration.calibrate import calibrate
-from retrieval.embed.encoder import EncoderIdentity
-from retrieval.library.library import Library
-from serving.cli.upgrade import _of_library
 from serving.export.document import document, read_document, write_document
 from serving.export.dsa import draft
 from serving.export.page import page
 from serving.export.source import ExportSource
-from serving.settings import Settings
 from serving.views.compare import compare
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
 from serving.views.trial_view import view_of
-from tests.support.calibrate import DIM, FLOORS, world
 from tests.support.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, prompt_text, try_meme
 from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, a_meme, a_picture, findings
 from tests.support.trial import a_court
@@ -298,17 +292,3 @@ def test_page_view_of_a_text_only_trial_is_complete(record):
     view = view_of(record)
     assert not view.examined and not view.differences
     assert all(argument for argument in view.transcript.arguments.values())
-
-
-# Libraries of earlier versions
-
-
-@pytest.mark.parametrize(("measured", "messages"), [(True, []), (False, ["nothing of texts without a picture"])])
-def test_upgrade_names_a_library_without_measurements_of_texts_alone(tmp_path, measured, messages):
-    rows, memes = world(200, text=1.0, picture=1.0)
-    tuning = calibrate(rows, memes, DIM, FLOORS)
-    encoder = EncoderIdentity(name="test", digest=f"sha256:{'0' * 64}", text_dim=DIM, picture_dim=DIM, text_tokens=9)
-    known = tuning if measured else tuning.model_copy(update={"text_alone": None})
-    Library.create(tmp_path / "library", name="n", encoder=encoder, memes=memes, rows=rows, tuning=known)
-    todo = list(_of_library(Settings(library=tmp_path / "library")))[1:]
-    assert len(todo) == len(messages) and all(message in one for message, one in zip(messages, todo, strict=True))

@@ -69,7 +69,7 @@ def test_only_harmful_memes_are_selected_by_the_named_protocol(places):
     assert {meme.source_label for meme in found.memes} == {"not harmful", "very harmful"}
 
 
-def test_single_set_is_read_as_in_the_first_edition(places):
+def test_single_set_is_read_without_set_names(places):
     memes, sets = read_samples_of(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=None))
     assert sets == () and [meme.id for meme in memes.memes] == [str(number) for number in range(1, 11)]
     assert list(memes.files) == ["dev_seen.jsonl"]

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import json
-import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -22,13 +21,10 @@ from court.verdict import Label, Strength, Strengths
 from eval.cli import cli as eval_cli
 from eval.replay.outcome import outcome
 from eval.replay.replay import replay
-from serving.cli.main import cli
 from serving.export.document import read_document
 from tests.support.cast import Cast, full_court, try_meme
 from tests.support.fakes import RecordingSink, a_meme
 from tests.support.replayed_trials import FOLDER, TRIALS
-
-FIRST_EDITION = FOLDER.parent / "first_edition"
 
 
 def load_record(name):
@@ -72,42 +68,6 @@ def test_recorded_trials_cover_every_end_and_every_fate_of_a_reply():
     assert {len(call.replies) for call in calls} == {1, 2}
     thought = [reply for call in calls for reply in call.replies if reply.thought]
     assert thought and not thought[0].text
-
-
-# The first edition
-
-
-@pytest.fixture
-def first_edition(tmp_path):
-    def copy_of(name):
-        place = shutil.copytree(FIRST_EDITION / name, tmp_path / name)
-        for key in place.glob("*.key"):
-            key.chmod(0o600)
-        return place / "docket.sqlite"
-
-    return copy_of
-
-
-@pytest.mark.parametrize(("name", "full", "summary"), [("home", 1, 3), ("run", 0, 3), ("full_run", 2, 1)])
-def test_first_edition_full_trials_replay_and_summary_differences_are_explained(first_edition, name, full, summary):
-    docket = first_edition(name)
-    results = [json.loads(line) for line in run("--all", "--json", "--docket", docket, status=1).splitlines()]
-    assert len(results) == full + summary and not any(result["obstacle"] for result in results)
-    same = [result for result in results if not result["differences"]]
-    assert len(same) == full
-    for result in results:
-        assert all(difference["why"] for difference in result["differences"]), result
-    summary_output = run("--all", "--docket", docket, status=1)
-    assert f"{full + summary} replayed, {summary} with differences; 0 not replayable" in summary_output
-    if full:
-        run(*(result["trial_id"] for result in same), "--docket", docket)
-
-
-def test_first_edition_trial_that_failed_with_its_server_is_not_replayable(first_edition):
-    docket = first_edition("home")
-    listed = CliRunner().invoke(cli, ["records", "list", "--json", "--docket", str(docket)]).stdout
-    failed = next(trial["trial_id"] for trial in map(json.loads, listed.splitlines()) if trial["state"] == "FAILED")
-    assert "MODEL_GONE" in run(failed, "--docket", docket, status=2)
 
 
 # Which changes show as differences

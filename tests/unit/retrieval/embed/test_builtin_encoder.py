@@ -28,7 +28,7 @@ from retrieval.precedents.finder import LibraryFinder
 from tests.support.encoders import png_of
 from tests.support.paths import TESTS
 
-FIRST_EDITION = TESTS / "fixtures" / "first_edition"
+BY_PYTORCH = TESTS / "fixtures" / "pytorch_library"
 
 
 @pytest.fixture(scope="session")
@@ -55,9 +55,9 @@ def test_vector_of_a_text_does_not_depend_on_its_batch(encoder: BuiltinEncoder) 
             assert np.array_equal(vector, alone[texts.index(text)]), text
 
 
-def test_vectors_match_those_of_pytorch_in_the_first_release(encoder: BuiltinEncoder) -> None:
+def test_vectors_match_those_of_pytorch(encoder: BuiltinEncoder) -> None:
     """docs/libraries.md states the tolerance for libraries that were embedded by another program."""
-    library = Library.open(FIRST_EDITION / "library", encoder.identity)
+    library = Library.open(BY_PYTORCH, encoder.identity)
     ours = encoder.embed_texts([meme.text for meme in library.memes]).vectors
     theirs = np.stack([library.vector_of(library.row_of(meme.id) or 0) for meme in library.memes])
     theirs = theirs[:, : encoder.identity.text_dim]

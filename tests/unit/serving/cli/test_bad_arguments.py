@@ -20,9 +20,12 @@ from eval.cli import cli as eval_cli
 from retrieval.facts.documents import FactDocument
 from retrieval.facts.writer import write_corpus
 from serving.cli.main import cli
+from tests.support.consoles import create_docket
+from tests.support.dockets import events_of
 from tests.support.paths import TESTS
+from tests.support.report_runs import write_report_run
 
-FIXTURES = TESTS / "fixtures" / "first_edition"
+LIBRARY = TESTS / "fixtures" / "pytorch_library"
 LOADED = "a model was loaded, or a server started"
 
 
@@ -50,7 +53,6 @@ VALID: dict[str, tuple[str, ...]] = {
     "memecourt tokens list": ("--file", "{tokens}"),
     "memecourt tokens remove": ("ada", "--file", "{tokens}"),
     "memecourt health": ("127.0.0.1:1",),
-    "memecourt upgrade": ("--check",),
     "memecourt prompts check": ("{folder}",),
     "memecourt prompts diff": ("1", "1"),
     "memecourt prompts list": (),
@@ -185,9 +187,10 @@ CREATED_PATHS = frozenset(
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Valid paths for commands, and one path of each bad kind."""
     root = tmp_path_factory.mktemp("places")
-    found = {"library": shutil.copytree(FIXTURES / "library", root / "library"), "folder": root / "folder"}
-    found["home"] = shutil.copytree(FIXTURES / "home", root / "home")
-    found["run"] = shutil.copytree(FIXTURES / "run", root / "run")
+    found = {"library": shutil.copytree(LIBRARY, root / "library"), "folder": root / "folder", "home": root / "home"}
+    found["home"].mkdir()
+    create_docket(found["home"] / "docket.sqlite", [events_of("a")])
+    found["run"] = write_report_run(root / "run")
     for name in ("folder", "data"):
         (root / name).mkdir()
     found |= {"data": root / "data", "new": root / "new"}

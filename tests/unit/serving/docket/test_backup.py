@@ -23,7 +23,6 @@ from court.errors import Unavailable
 from court.events import TrialOpened
 from serving.cli.main import cli
 from serving.docket.open import Docket
-from serving.docket.store.tables import FORMAT
 from tests.support.dockets import events_of, with_docket
 from tests.support.playing import wait_until
 from tests.support.tampering import drawn, scene_of
@@ -277,13 +276,6 @@ def test_read_only_copy_can_be_listed_shown_verified_and_backed_up(copy: Path, t
     checked = read_only("docket", "verify", "--key", copy / "key")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert read_only("docket", "backup", tmp_path / "backup").returncode == 0
-    assert state(copy) == before
-
-
-def test_upgrade_check_names_the_format_of_a_read_only_copy(copy: Path) -> None:
-    before = state(copy)
-    checked = read_only("upgrade", "--check")
-    assert checked.returncode == 0 and f"format {FORMAT} of {FORMAT}" in checked.stdout, checked.stdout + checked.stderr
     assert state(copy) == before
 
 
