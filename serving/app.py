@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from court.deadline import gather_or_cancel
-from court.errors import BadRequest, CourtError, NotLoaded, Unavailable
+from court.errors import BadRequest, NotLoaded, Unavailable
 from retrieval.open import require_library
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
@@ -36,10 +35,8 @@ from serving.rpc.judge import CourtService
 from serving.rpc.methods import Methods
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
-from serving.runner.admission import Admission
 from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
-from serving.runner.shadow import Shadow
 from serving.settings import Settings
 from serving.telemetry import Telemetry, open_telemetry
 from serving.telemetry.docket_state import measure_docket, measure_sample
@@ -47,7 +44,7 @@ from serving.webhooks.attempts import Receiver
 from serving.webhooks.messages import PRECEDENT_CHANGED
 from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import send_webhooks
-from serving.wiring import corrections_for, forget_by, open_court, open_shadow, readiness_checks, rules_of
+from serving.wiring import corrections_for, forget_by, open_court, readiness_checks, rules_of
 
 _NOTIFY_S = 5.0
 """Seconds to notify callers whose trials were cancelled: each cancellation is stored first, and there may be many."""
@@ -103,7 +100,7 @@ async def serve(
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
         libraries = [settings.library, *(each.library for each in settings.namespaces.values())]
         # Before any slow step, so that a missing library is reported at once.
-        for library in (*libraries, settings.shadow.library if settings.shadow else None):
+        for library in libraries:
             await asyncio.to_thread(require_library, library)
         # Opened now so that wrong settings fail at startup, not hours later with the first checkpoint or message.
         anchor = open_witness(settings.anchor) if settings.anchor else None
@@ -247,18 +244,6 @@ def _console(
     )
 
 
-async def _run_shadow(executor: TrialExecutor, settings: Settings, admission: Admission, telemetry: Telemetry) -> None:
-    """Opens the shadow court and runs it until cancelled; the main court neither waits for it nor stops with it."""
-    try:
-        async with open_shadow(executor, settings, _log.info) as candidate:
-            shadow = Shadow(executor, admission, candidate, telemetry.shadow_tried)
-            executor.feed.subscribe(shadow.note)
-            await gather_or_cancel(shadow.run(), shadow.follow_erasures())
-    # A candidate that can't be opened has wrong settings; that is no reason to stop the court.
-    except CourtError as error:
-        _log.error("the shadow does not judge: %s reason=%s", error.message, error.reason)
-
-
 async def _serve_court(
     executor: TrialExecutor,
     settings: Settings,
@@ -280,8 +265,6 @@ async def _serve_court(
         court.open(executor, runner)
         docket.open(executor, runner.forget, corrections_for(executor, settings))
         precedents.open(executor, runner.decoders)
-        if settings.shadow is not None:
-            _in_background(stack, _run_shadow(executor, settings, runner.admission, telemetry))
         _in_background(stack, run_health_checks(health, readiness_checks(executor, settings)))
         # Stopped after the runner: if it were cancelled first, its trials would end as if their callers had left.
         resuming = {_in_background(resumption_stack, runner.resume_cut_off())} if resume else set()

@@ -366,29 +366,6 @@ class EvidenceSettings(BaseModel):
         return self
 
 
-class ShadowSettings(BaseModel):
-    """A candidate that judges in shadow mode, without any effect: another library, prompts, models or policy."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    docket: Place | None = None
-    """Docket that its trials are recorded in; ``home/shadow.sqlite`` if not given."""
-    share: float = Field(default=1.0, gt=0, le=1)
-    """Share of the court's verdicts whose memes it tries as well."""
-    waiting: int = Field(default=1000, ge=1, le=100_000)
-    """Maximum number of memes waiting for it; beyond that, the oldest is dropped."""
-    procedure: ProcedureName | None = None
-    """Its procedure; that of the court's trial if not given."""
-    library: Place | None = None
-    """Its precedent library, built with the same encoder; the court's if not given."""
-    policy: OwnPath | None = None
-    """File of its policy; the court's if not given."""
-    prompts: str | None = Field(default=None, min_length=1, max_length=4096)
-    """Its prompt set; the court's if not given."""
-    llm: ModelSettings | None = None
-    """Its chat models, in a table ``[shadow.llm]`` like ``[llm]``; the court's if not given."""
-
-
 Days = Annotated[int, Field(ge=1, le=36_500)]
 
 
@@ -527,8 +504,6 @@ class Settings(BaseSettings):
     """Webhook receivers, each in a table ``[[webhooks]]`` of the file (docs/webhooks.md)."""
     namespaces: dict[str, NamespaceSettings] = Field(default_factory=dict)
     """Settings that differ for some content, in a table ``[namespaces.NAME]`` for each namespace."""
-    shadow: ShadowSettings | None = None
-    """A candidate that judges in shadow mode, without any effect, in a table ``[shadow]``."""
 
     @field_validator("webhooks")
     @classmethod
@@ -545,32 +520,19 @@ class Settings(BaseSettings):
         return tuple(name for name in get_args(RoleName) if name != "expert" or self.trial.expert != "off")
 
     @model_validator(mode="after")
-    def _records_apart(self) -> Self:
-        # As text, since a place is a path or an address. In a shared docket, a candidate's verdicts would pass for the
-        # court's.
-        if self.shadow is not None and str(self.shadow_docket_place) == str(self.docket_place):
-            raise ValueError("shadow.docket is another docket than the court's: what the shadow says is recorded apart")
-        return self
-
-    @model_validator(mode="after")
     def _room_for_replies(self) -> Self:
-        self._check_room(self.llm, "the ")
-        if self.shadow is not None and self.shadow.llm is not None:
-            self._check_room(self.shadow.llm, "the shadow's ")
-        return self
-
-    def _check_room(self, llm: ModelSettings, owner: str) -> None:
-        roles: dict[str, RoleSettings] = {name: llm.of_role(name) for name in self.roles}
-        for name, own in {**roles, **llm.further_judges}.items():
+        roles: dict[str, RoleSettings] = {name: self.llm.of_role(name) for name in self.roles}
+        for name, own in {**roles, **self.llm.further_judges}.items():
             role = Role(name.partition(" ")[0].upper())
             # At startup: a reply that is cut off at the limit would fail in every trial, after all earlier calls were
             # paid for.
             limit, fewest = own.max_tokens, fewest_tokens(role, self.trial.reply_chars)
             if limit is not None and limit < fewest:
                 raise ValueError(
-                    f"max_tokens of {owner}{name} is {limit}: the longest reply that is asked of it takes {fewest} "
+                    f"max_tokens of the {name} is {limit}: the longest reply that is asked of it takes {fewest} "
                     f"tokens in English. Allow those, or lower trial.reply_chars, which is {self.trial.reply_chars}."
                 )
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -621,11 +583,6 @@ class Settings(BaseSettings):
     def docket_place(self) -> Path | Address:
         """File or address of the docket."""
         return self.docket or self.home / "docket.sqlite"
-
-    @property
-    def shadow_docket_place(self) -> Path | Address:
-        """File or address of the shadow's docket."""
-        return (self.shadow and self.shadow.docket) or self.home / "shadow.sqlite"
 
     @property
     def docket_key_place(self) -> Path | None:

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from court.backends.ocr.reader import open_reader
 from court.backends.pictures.reader import GuardedPictureReader
@@ -45,7 +44,6 @@ from serving.models.connect import connect_models
 from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
 from serving.runner.executor import TrialExecutor
 from serving.runner.near_duplicates import NearDuplicateIndex
-from serving.runner.shadow import ShadowCourt
 from serving.settings import RoleName, Settings
 from serving.version import SOFTWARE
 
@@ -184,54 +182,6 @@ async def _open_followed(
         if following:
             stack.push_async_callback(_cancel, asyncio.create_task(follow(finder, tell)))
     return finder
-
-
-@asynccontextmanager
-async def open_shadow(
-    executor: TrialExecutor, settings: Settings, tell: Callable[[str], None] = lambda _: None
-) -> AsyncIterator[ShadowCourt]:
-    """Opens the candidate court that the settings name, next to an open court.
-
-    Raises:
-        As :func:`open_court`.
-    """
-    assert settings.shadow is not None
-    own = settings.shadow
-    changes: dict[str, Any] = {}
-    async with AsyncExitStack() as stack:
-        place = settings.shadow_docket_place
-        if isinstance(place, Path) and not place.exists():
-            tell(f"Making a docket for the shadow at {place} …")
-        # A separate key, so that no checkpoint of the shadow passes for one of the court.
-        key = None if isinstance(place, Path) else settings.home / "shadow.key"
-        docket = await asyncio.to_thread(partial(Docket.open, place, key=key))
-        stack.push_async_callback(docket.close)
-        await docket.log.sign()
-        if own.policy:
-            changes["policy"] = Policy.load(own.policy)
-        if own.library:
-            main = executor.court.finder
-            assert isinstance(main, LibraryFinder | PgvectorFinder), "opened by open_court"
-            changed = settings.model_copy(update={"library": own.library})
-            changes["finder"] = await _open_followed(
-                changed, main.encoder, executor.pictures, tell=tell, stack=stack, following=True
-            )
-        trial = settings.trial.model_copy(update={"prompts": own.prompts} if own.prompts else {})
-        if own.prompts:
-            changes |= {"prompts": open_set(own.prompts), "settings": trial}
-        if own.llm:
-            models = settings.model_copy(update={"llm": own.llm, "trial": trial})
-            changes["role_models"] = await connect_models(models, stack, tell, patient=True)
-        court = replace(executor.court, **changes)
-        court.require(own.procedure or settings.procedure)
-        yield ShadowCourt(
-            docket=docket,
-            # Applied on top of the namespace's own court: only the parts that the candidate names differ.
-            court_of=lambda namespace: replace(executor.court_of(namespace), **changes),
-            share=own.share,
-            waiting=own.waiting,
-            procedure=own.procedure,
-        )
 
 
 def _check_progress(tell: Callable[[str], None]) -> Callable[[int, int], None]:

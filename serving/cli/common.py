@@ -62,7 +62,7 @@ def changed_place(_: click.Context, __: click.Parameter, value: str) -> Path | A
         raise click.ClickException(error.message) from None
 
 
-def _docket_place(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | Address | None:
+def docket_place_in(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | Address | None:
     """Parses a docket's place to an Address object, which hides the password when displayed."""
     return None if value is None else changed_place(context, parameter, value)
 
@@ -112,7 +112,7 @@ insecure_option = click.option(
 docket_option = click.option(
     "--docket",
     metavar="PATH",
-    callback=_docket_place,
+    callback=docket_place_in,
     help=(
         "Docket of the records: a file or postgresql://USER@HOST/DATABASE. [default: MEMECOURT_DOCKET, else "
         "in MEMECOURT_HOME]"

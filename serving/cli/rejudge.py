@@ -12,7 +12,10 @@ import click
 
 from court.display import word
 from serving.cli.common import (
+    FiniteRange,
+    docket_in,
     docket_option,
+    docket_place_in,
     excerpt,
     library_option,
     run,
@@ -25,10 +28,13 @@ from serving.cli.common import (
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
     from serving.docket.ports import TrialFilter
+    from serving.runner.follow import Followed
     from serving.runner.rejudge import Rejudged
     from serving.settings import Settings
 
 EXIT_FAILED = 1
+_EVERY_S = 1.0
+"""Seconds between two looks at the log of a court that is followed."""
 
 
 @click.command()
@@ -52,6 +58,20 @@ EXIT_FAILED = 1
     type=click.FloatRange(1, 86_400),
     help="Seconds allowed for each trial.",
 )
+@click.option(
+    "--into",
+    callback=docket_place_in,
+    metavar="DOCKET",
+    help="Try each decided meme of the log with a candidate that records in this docket, apart from the court's.",
+)
+@click.option("--follow", is_flag=True, help="With --into: go on with new verdicts until interrupted.")
+@click.option(
+    "--share",
+    default=1.0,
+    show_default=True,
+    type=FiniteRange(0, 1, min_open=True),
+    help="With --into: share of verdicts whose meme is tried, drawn by the trial's id.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and trial.")
 @settled_trial_options
 @library_option
@@ -63,6 +83,9 @@ def rejudge(
     everything: bool,
     dry_run: bool,
     timeout: float,
+    into: Path | Address | None,
+    follow: bool,
+    share: float,
     as_json: bool,
     library: Path | None,
     docket: Path | Address | None,
@@ -74,17 +97,37 @@ def rejudge(
     policy, library, prompts, models and settings are skipped. Running the command again judges no meme twice and
     resumes interrupted trials. Verdicts that need review enter the review queue as usual.
 
+    With --into, a candidate tries the memes in the order of the log, with the texts that the court read, and records
+    its trials in a docket of its own: nothing changes for the court. Run again, it goes on where it ended. What is
+    erased in the court's docket is left out, and erased in the candidate's. `memecourt-eval shadow` compares the two.
+
     A meme whose new trial was erased is not judged again, and counts as no failure.
 
-    Exit code: 0 if every other meme has a verdict, 1 otherwise.
+    Exit code: 0 if every other meme has a verdict, 1 otherwise; 130 if Ctrl-C ended it.
     """
     names = ("since", "until", "namespace", "labels", "reviewed")
     chosen = {name: options.pop(name) for name in names}
+    if into is not None:
+        if dry_run or any(chosen[name] not in (None, ()) for name in ("until", "labels", "reviewed")):
+            raise click.UsageError("With --into, --since, --namespace and --share select trials, and no other option.")
+        settings = settings_of(library=library, docket=docket, **trial_settings(**options))
+        if str(into) == str(settings.docket_place):
+            raise click.UsageError("--into names another docket than the court's: the candidate records apart.")
+        rules = {"share": share, "namespace": chosen["namespace"], "since": _utc(chosen["since"]), "within_s": timeout}
+        done = run(_followed(settings, into, rules, follow=follow, as_json=as_json))
+        return _end(context, done, as_json=as_json)
+    if follow or share != 1:
+        raise click.UsageError("--follow and --share need --into DOCKET.")
     # Going through a whole docket may cost days of a model: it has to be asked for by name.
     if not everything and all(value in (None, ()) for value in chosen.values()):
         raise click.UsageError("Say which trials: --since, --namespace or others, or --everything.")
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
     done = run(_rejudged(settings, _filter_of(chosen), dry_run=dry_run, within_s=timeout, as_json=as_json))
+    _end(context, done, as_json=as_json)
+
+
+def _end(context: click.Context, done: Counter[str], *, as_json: bool) -> None:
+    """Prints the counts, and exits with the code of the command."""
     if not as_json:
         words = {"SAME": "the same label", "DIFFERENT": "another label", "UNCHANGED": "nothing has changed"}
         words |= {"ERASED": "erased since", "FAILED": "no new verdict", "TO_DO": "would be tried"}
@@ -94,12 +137,17 @@ def rejudge(
         context.exit(EXIT_FAILED)
 
 
+def _utc(at: datetime | None) -> datetime | None:
+    # Click's dates have no zone, and the options promise UTC.
+    return None if at is None else at.replace(tzinfo=UTC)
+
+
 def _filter_of(chosen: dict[str, Any]) -> TrialFilter:
     from court.record import TrialState
     from court.verdict import Label
     from serving.docket.ports import TrialFilter
 
-    since, until = (chosen[name] and chosen[name].replace(tzinfo=UTC) for name in ("since", "until"))
+    since, until = (_utc(chosen[name]) for name in ("since", "until"))
     return TrialFilter(
         labels=frozenset(map(Label, chosen["labels"])),
         states=frozenset({TrialState.DECIDED}),
@@ -147,7 +195,40 @@ async def _rejudged(
     return done
 
 
-def _line(each: Rejudged) -> str:
+async def _followed(
+    court: Settings, into: Path | Address, rules: dict[str, Any], *, follow: bool, as_json: bool
+) -> Counter[str]:
+    import asyncio
+
+    from court.errors import CourtError
+    from serving.runner.follow import Follower, FollowRules
+    from serving.wiring import open_court
+
+    done: Counter[str] = Counter()
+    # Key and pictures of its own: no checkpoint of the candidate may pass for one of the court.
+    key = None if isinstance(into, Path) else court.home / "candidate.key"
+    own = court.model_copy(update={"docket": into, "docket_key": key, "pictures": None})
+    async with docket_in(court) as docket, open_court(own, tell=tell, read_text=False, duplicates=False) as candidate:
+        follower = Follower(docket, candidate, FollowRules(at_once=court.worked_on_at_once, **rules))
+        while True:
+            try:
+                async for each in follower.follow():
+                    done[each.outcome] += 1
+                    if as_json:
+                        click.echo(json.dumps(_as_json(each)))
+                    elif each.outcome in ("DIFFERENT", "FAILED"):
+                        click.echo(_line(each))
+            except CourtError as error:
+                if not follow:
+                    raise
+                tell(f"{error.message} ({error.reason}) It is tried again.")
+            if not follow:
+                return done
+            await asyncio.sleep(_EVERY_S)
+
+
+def _line(each: Rejudged | Followed) -> str:
+    assert each.old is not None, "an erased trial is counted only"
     old = word(each.old.verdict.label) if each.old.verdict else ""
     if each.new is None or each.new.verdict is None:
         return f"{each.old.trial_id}  {old} → no verdict: {each.message} ({each.reason})"
@@ -155,8 +236,10 @@ def _line(each: Rejudged) -> str:
     return f"{each.old.trial_id}  {old} → {word(each.new.verdict.label)}  {each.new.trial_id}  {content_id}".rstrip()
 
 
-def _as_json(each: Rejudged) -> dict[str, object]:
+def _as_json(each: Rejudged | Followed) -> dict[str, object]:
     old, new = each.old, each.new
+    if old is None:
+        return {"trial_id": each.trial_id, "outcome": each.outcome}
     return {
         "trial_id": old.trial_id,
         "outcome": each.outcome,

@@ -22,7 +22,6 @@ from serving.settings import (
     RoleName,
     RoleSettings,
     Settings,
-    ShadowSettings,
     WebhookSettings,
 )
 
@@ -37,7 +36,6 @@ _OPTIONAL: tuple[tuple[type[BaseModel], str, str], ...] = (
         "A further judge; the table may come again. What one does not name is as the Judge's:",
     ),
     (NamespaceSettings, "[namespaces.NAME]", "What is otherwise for the content of one namespace; a table for each:"),
-    (ShadowSettings, "[shadow]", "A candidate that judges beside the court, without any effect:"),
     (WebhookSettings, "[[webhooks]]", "A receiver that is told what happens; the table may come again:"),
 )
 """Models of tables that are not there by themselves, with the head of each and a line about it."""
@@ -48,7 +46,6 @@ _SHOWN_APART = {
     (ModelSettings, "judges"),
     (Settings, "webhooks"),
     (Settings, "namespaces"),
-    (Settings, "shadow"),
 }
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 """A key that TOML takes without quotes."""

@@ -106,11 +106,6 @@ class Admission:
         """Number of waiting callers, including patient ones."""
         return self._waiting + self._waiting_patiently
 
-    @property
-    def has_room(self) -> bool:
-        """True if nobody waits and at most half of the slots are in use: there is capacity for shadow trials."""
-        return 2 * self._running <= self._most and not self.waiting
-
     @asynccontextmanager
     async def acquire(
         self, namespace: str, *, within_s: float | None = None, patient: bool = False

@@ -121,11 +121,6 @@ class Telemetry:
         if self._metrics:
             self._metrics.reviewed(outcome)
 
-    def shadow_tried(self, outcome: str) -> None:
-        """Records the outcome of a shadow trial: ``decided``, ``failed`` or ``dropped``."""
-        if self._metrics:
-            self._metrics.shadow_tried(outcome)
-
     def webhook_attempted(self, hook: str, outcome: str) -> None:
         """Records a webhook attempt: ``delivered`` or ``failed``; ``given_up`` is recorded in addition."""
         if self._metrics:

@@ -172,7 +172,6 @@ class Metrics:
         for outcome in ReviewOutcome:  # start at 0, since alerts can't use missing counters
             self._reviews.labels(outcome.value)
 
-        self._shadow = counter("shadow_trials", "Memes that the shadow tried after the court.", ("outcome",))
         self._webhook_attempts = counter(
             "webhook_deliveries", "Attempts to hand a message to a receiver of webhooks.", ("hook", "outcome")
         )
@@ -242,10 +241,6 @@ class Metrics:
         """Sets the gauge for each role for which it is known."""
         for role, working in works.items():
             self._prefix_cache.labels(role, models[role]).set(working)
-
-    def shadow_tried(self, outcome: str) -> None:
-        """Counts a shadow trial, or a dropped meme."""
-        self._shadow.labels(outcome).inc()
 
     def webhook_attempted(self, hook: str, outcome: str) -> None:
         """Counts a webhook attempt, or a message that was given up."""

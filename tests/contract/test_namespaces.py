@@ -18,7 +18,7 @@ from retrieval.open import open_writer
 from serving.docket.review.corrections import Corrections, Overrulings, name_of
 from serving.docket.review.projection import ReviewPriority, Rules
 from serving.settings import Settings
-from serving.wiring import forget_in_library, open_court, open_shadow, rules_of
+from serving.wiring import forget_in_library, open_court, rules_of
 from tests.support.desks import verdict, with_desk
 from tests.support.dockets import NOON, append_all, events_of, parse_place
 from tests.support.fakes import H, findings
@@ -201,23 +201,12 @@ def test_a_court_opens_with_the_libraries_and_policies_of_namespaces(tmp_path):
             home=tmp_path,
             reader="none",
             namespaces={"shop": {"policy": policy, "library": tmp_path / "own"}},
-            shadow={"library": tmp_path / "own"},
         )
         async with open_court(settings, read_text=False) as executor:
             records = {}
             for namespace in ("", "shop"):
                 ask = TrialRequest(image=b"", text="people from Blueland are late", namespace=namespace)
                 records[namespace] = (await executor.hear(ask)).record
-            async with open_shadow(executor, settings) as candidate:
-                shadows = {namespace: candidate.court_of(namespace) for namespace in records}
-                assert await candidate.docket.log.size() == 0 and (tmp_path / "shadow.sqlite").exists()
-                # Settings missing in the shadow's table are the court's, or the namespace's if it has its own.
-                assert {name: each.policy.id for name, each in shadows.items()} == {
-                    "": records[""].opened.policy.id,
-                    "shop": "shop",
-                }
-                own = records["shop"].opened.versions.library
-                assert {each.finder.library.digest for each in shadows.values()} == {own}
             return records
 
     records = asyncio.run(scene())

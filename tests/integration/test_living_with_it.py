@@ -1,4 +1,4 @@
-"""One server with retention, a quota and shadow trials as operators configure them, and an appeal over the wire."""
+"""One server with retention and a quota as operators configure them, and an appeal over the wire."""
 
 import asyncio
 import time
@@ -10,7 +10,6 @@ from memecourt.client import Client, JudgeError
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.ports import TrialErased, TrialUnknown
-from serving.runner.shadow import shadow_id
 from tests.support.dockets import append_all, events_of, with_docket
 
 pytestmark = pytest.mark.integration
@@ -39,8 +38,8 @@ def erased(docket_path, trial_id):
     raise AssertionError("the trial is still on record")
 
 
-def test_server_erases_old_trials_enforces_a_quota_shadows_and_takes_appeals(start, tmp_path, monkeypatch):
-    docket_path, shadow = tmp_path / "docket.sqlite", tmp_path / "shadow.sqlite"
+def test_server_erases_old_trials_enforces_a_quota_and_takes_appeals(start, tmp_path, monkeypatch):
+    docket_path = tmp_path / "docket.sqlite"
     old, new = datetime.now(UTC) - timedelta(days=3), datetime.now(UTC) - timedelta(hours=3)
 
     async def fill(docket):
@@ -48,9 +47,7 @@ def test_server_erases_old_trials_enforces_a_quota_shadows_and_takes_appeals(sta
 
     with_docket(docket_path, fill)
     config = tmp_path / "memecourt.toml"
-    config.write_text(
-        f'retention_days = 2\nreuse = "off"\n[namespaces.shop]\ntrials_per_day = 1\n[shadow]\ndocket = "{shadow}"\n'
-    )
+    config.write_text('retention_days = 2\nreuse = "off"\n[namespaces.shop]\ntrials_per_day = 1\n')
     monkeypatch.setenv("MEMECOURT_CONFIG", str(config))
     server = start(docket_path).ready()
     with Client(server.address, retries=Retries(attempts=1)) as client:
@@ -61,8 +58,6 @@ def test_server_erases_old_trials_enforces_a_quota_shadows_and_takes_appeals(sta
         assert error.value.reason == "QUOTA_EXCEEDED"
         appeal = wire.OpenAppealRequest(content=content, statement="It is satire.", by="forum", reference="1")
         assert client.appeal(appeal) == client.appeal(appeal)
-        shadow_trial = eventually(lambda: record_of(shadow, shadow_id(response.verdict_id)))
-    assert shadow_trial.opened.of_trial == response.verdict_id and shadow_trial.opened.meme.content_id == "post 7"
     eventually(lambda: erased(docket_path, "old"))
     assert record_of(docket_path, "new").trial_id == "new"
     assert [event.kind for event in record_of(docket_path, response.verdict_id).events][-1] == "AppealOpened"

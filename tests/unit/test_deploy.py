@@ -20,7 +20,6 @@ from serving.settings import (
     NamespaceSettings,
     RoleSettings,
     Settings,
-    ShadowSettings,
     WebhookSettings,
 )
 from tests.support.paths import ROOT
@@ -30,7 +29,7 @@ UNIT = DEPLOY / "systemd" / "memecourt.service"
 MANIFESTS = sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.name != "kustomization.yaml")
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 MAX_EXPOSURE = 4.0
-OPTIONAL_TABLES = ("namespaces", "shadow", "webhooks")
+OPTIONAL_TABLES = ("namespaces", "webhooks")
 """Settings whose tables have no defaults."""
 
 
@@ -174,7 +173,6 @@ def test_example_settings_are_the_defaults_and_all_explained(monkeypatch, tmp_pa
         ("[[llm.judges]]", RoleSettings, {"model": "another"}),
         ("[[webhooks]]", WebhookSettings, {"name": "queue", "url": "https://hooks.example.org/", "secret_file": "key"}),
         ("[namespaces.NAME]", NamespaceSettings, {"review_share": 0.5}),
-        ("[shadow]", ShadowSettings, {"share": 0.5}),
     ],
 )
 def test_example_settings_explain_tables_without_defaults(head, model, own, monkeypatch, tmp_path):
@@ -199,6 +197,5 @@ def test_example_settings_explain_tables_without_defaults(head, model, own, monk
         "[[llm.judges]]": settings.llm.judges,
         "[[webhooks]]": settings.webhooks,
         "[namespaces.NAME]": settings.namespaces.values(),
-        "[shadow]": [settings.shadow],
     }
     assert list(found[head]) == [model(**own)]

@@ -128,9 +128,13 @@ USUAL: Final = Rules()
 Reasons = tuple[tuple[ReviewPriority, str], ...]
 
 
-def is_sampled(trial_id: str, share: float) -> bool:
-    """True if a trial is sampled; decided by its id, so that processes agree and larger shares are supersets."""
-    digest = hashlib.sha256(b"memecourt desk\0" + trial_id.encode("utf-8", "surrogatepass")).digest()
+def is_sampled(trial_id: str, share: float, purpose: str = "memecourt desk") -> bool:
+    """True if a trial is sampled; decided by its id, so that processes agree and larger shares are supersets.
+
+    Args:
+        purpose: Name that makes samples for different purposes independent.
+    """
+    digest = hashlib.sha256(f"{purpose}\0{trial_id}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8]) < share * 2**64
 
 

@@ -200,6 +200,14 @@ looks = Table(
     sqlite_autoincrement=True,
 )
 
+followed = Table(
+    "followed",
+    metadata,
+    # One row, of a candidate's docket: the entry of the court's log at which following it goes on.
+    Column("only", Integer, primary_key=True, autoincrement=False),
+    Column("next", BigInteger, nullable=False),
+)
+
 hooks = Table(
     "hooks",
     metadata,

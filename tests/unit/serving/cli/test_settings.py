@@ -78,8 +78,6 @@ def test_token_limit_too_small_for_a_full_reply_is_refused(role, fewest):
     assert Settings(llm={"roles": {role: {"max_tokens": fewest}}}).llm.of_role(role).max_tokens == fewest
     with pytest.raises(ValidationError, match=f"max_tokens of the {role} is {fewest - 1}.*{fewest} tokens"):
         Settings(llm={"roles": {role: {"max_tokens": fewest - 1}}})
-    with pytest.raises(ValidationError, match=f"max_tokens of the shadow's {role} is {fewest - 1}"):
-        Settings(shadow={"llm": {"roles": {role: {"max_tokens": fewest - 1}}}})
     # With shorter replies, the limit suffices.
     assert Settings(llm={"max_tokens": fewest - 1}, trial={"reply_chars": 40})
 
@@ -329,7 +327,6 @@ def test_empty_path_variable_does_not_mean_the_current_folder(monkeypatch, name)
         ('tokens = ""', "tokens"),
         ('home = ""', "home"),
         ('[expert]\ncorpus = ""', "expert.corpus"),
-        ('[shadow]\ndocket = ""', "shadow.docket"),
         ('[namespaces.forum]\npolicy = ""', "namespaces.forum.policy"),
     ],
 )
@@ -340,12 +337,12 @@ def test_empty_path_in_the_file_is_refused_by_name(text, setting, tmp_path):
     assert "it is empty: give the path, or leave the setting out" in result.output
 
 
-@pytest.mark.parametrize("text", ['docket = "mysql://court:geheim@db/records"', '[shadow]\nlibrary = "sqlite:///x.db"'])
+@pytest.mark.parametrize("text", ['docket = "mysql://court:geheim@db/records"', 'library = "sqlite:///x.db"'])
 def test_address_of_another_database_is_not_taken_for_a_path(text, tmp_path):
     result = settings_with(tmp_path, text)
     assert result.exit_code == 1 and "postgresql://USER@HOST:PORT/DATABASE" in result.output
     assert "geheim" not in result.output
-    assert result.output.startswith("Error: library: " if "shadow" in text else "Error: docket: ")
+    assert result.output.startswith("Error: library: " if "library" in text else "Error: docket: ")
 
 
 @pytest.mark.parametrize("option", ["--docket", "--library"])

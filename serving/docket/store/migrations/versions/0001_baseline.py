@@ -67,6 +67,11 @@ def upgrade() -> None:
         postgresql_where=sa.text("seq >= 0"),
     )
     op.create_table(
+        "followed",
+        sa.Column("only", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("next", sa.BigInteger, nullable=False),
+    )
+    op.create_table(
         "hooks",
         sa.Column("name", WORD, nullable=False),
         sa.Column("next_entry", sa.BigInteger(), nullable=False),

@@ -1,0 +1,256 @@
+"""Following the log of a court: a candidate tries each meme that the court has decided, in a docket of its own.
+
+The candidate is another library, prompt set, model or policy. It runs in another process than the court and changes no
+answer, queue, webhook or metric there. Its trials refer to those of the court, so that the two can be compared. What is
+erased in the court's docket is not tried, and is erased in the candidate's, whose log records it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import groupby
+from typing import Final
+
+from sqlalchemy import Connection, select
+
+from court.deadline import gather_or_cancel
+from court.errors import CourtError
+from court.events import Procedure
+from court.record import TrialRecord, TrialState
+from serving.docket.log.entries import Entry, erased_of
+from serving.docket.open import Docket
+from serving.docket.ports import TrialErased, TrialUnknown
+from serving.docket.review.projection import is_sampled
+from serving.docket.store import tables as t
+from serving.docket.store.bodies import PART, part_owner
+from serving.docket.store.database import insert_into
+from serving.runner.executor import TrialExecutor
+from serving.runner.request import TrialRequest
+from serving.views.recorded_evidence import EvidenceOnRecord
+
+# Entries per page: an old docket has many.
+_PAGE: Final = 500
+# Never change this: with another value, a candidate would try everything again.
+_NAMES: Final = uuid.UUID("6f0dbe09-7ee5-4f3d-9e0c-3e5a6f1c7d8b")
+
+
+def candidate_id(trial_id: str) -> str:
+    """Returns the id of the candidate's trial that belongs to a trial of the court."""
+    return str(uuid.uuid5(_NAMES, trial_id))
+
+
+class FollowOutcome(StrEnum):
+    """Outcome of following one trial of the court."""
+
+    SAME = "SAME"
+    """The candidate gave the same label."""
+    DIFFERENT = "DIFFERENT"
+    """The candidate gave another label."""
+    ERASED = "ERASED"
+    """The trial was erased from the court's docket, so the candidate does not try its meme."""
+    FAILED = "FAILED"
+    """The candidate gave no verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A trial of the court, and the outcome of the candidate's.
+
+    Attributes:
+        old: Record of the court's trial; None if it was erased.
+        new: Record of the candidate's trial; None if there is no verdict.
+        reason: Code of the error for which there is no verdict, or empty.
+    """
+
+    trial_id: str
+    outcome: FollowOutcome
+    old: TrialRecord | None = None
+    new: TrialRecord | None = None
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowRules:
+    """Rules that select trials of the court.
+
+    Attributes:
+        share: Share of the court's verdicts, drawn by the trial's id, so that a larger share is a superset.
+        namespace: Only trials of this namespace; None for all.
+        since: Only trials opened at this time or later.
+        at_once: Maximum number of concurrent trials.
+        within_s: Time limit of each trial in seconds.
+    """
+
+    share: float = 1.0
+    namespace: str | None = None
+    since: datetime | None = None
+    at_once: int = 1
+    within_s: float = 600.0
+
+    def select(self, record: TrialRecord) -> bool:
+        """True if the candidate tries the meme of a trial."""
+        opened = record.opened
+        return (
+            # Trials that rejudged others are no traffic.
+            not opened.of_trial
+            and (self.namespace is None or opened.meme.namespace == self.namespace)
+            and (self.since is None or opened.at >= self.since)
+        )
+
+
+class Follower:
+    """Tries the memes of a court's docket with a candidate's executor, in the order of the court's log."""
+
+    def __init__(self, court: Docket, candidate: TrialExecutor, rules: FollowRules) -> None:
+        self._court = court
+        self._candidate = candidate
+        self._rules = rules
+
+    async def follow(self) -> AsyncIterator[Followed]:
+        """Yields the outcomes of all log entries since the last call, in this or an earlier process.
+
+        A repeated call resumes trials that were cut off. An entry counts as done once its outcome was yielded.
+
+        Raises:
+            CourtError: A docket is not available; the next call goes on with the same entry.
+        """
+        first = await self._next_entry()
+        while entries := await self._court.log.entries(first, _PAGE, {"VerdictGiven", "Erased"}):
+            for erasure, group in groupby(entries, key=lambda entry: entry.kind == "Erased"):
+                some = list(group)
+                if erasure:
+                    await self._mirror(some)
+                    await self._done(some[-1])
+                    continue
+                chosen = [one for one in some if is_sampled(one.trial_id, self._rules.share, "memecourt follow")]
+                for begin in range(0, len(chosen), self._rules.at_once):
+                    batch = chosen[begin : begin + self._rules.at_once]
+                    for followed in await gather_or_cancel(*(self._try(entry.trial_id) for entry in batch)):
+                        if followed is not None:
+                            yield followed
+                    await self._done(batch[-1])
+            await self._done(entries[-1])
+            first = entries[-1].number + 1
+
+    async def _try(self, trial_id: str) -> Followed | None:
+        """Returns the outcome of the candidate's trial; None if the rules leave the court's trial out."""
+        try:
+            old = await self._court.trials.record(trial_id)
+        except TrialErased:
+            return Followed(trial_id, FollowOutcome.ERASED)
+        if old.verdict is None or not self._rules.select(old):
+            return None
+        try:
+            new = await self._judge_once(old)
+        except TrialErased:
+            return Followed(trial_id, FollowOutcome.ERASED, old)
+        except CourtError as error:
+            # Includes failed trials: their record says so, and the next meme follows.
+            return Followed(trial_id, FollowOutcome.FAILED, old, reason=error.reason, message=error.message)
+        finally:
+            # Whatever became of it: its record has the meme.
+            if not await _has_record(self._court, trial_id):
+                await self._erase([candidate_id(trial_id)])
+        assert new.verdict is not None, "a trial ends in a verdict or an error"
+        same = new.verdict.label is old.verdict.label
+        return Followed(trial_id, FollowOutcome.SAME if same else FollowOutcome.DIFFERENT, old, new)
+
+    async def _judge_once(self, old: TrialRecord) -> TrialRecord:
+        """Runs the candidate's trial, resumes one that was cut off, or returns the record of one that was decided."""
+        trial_id, executor = candidate_id(old.trial_id), self._with_evidence_of(old)
+        try:
+            record = await executor.docket.trials.record(trial_id)
+        except TrialErased:
+            raise
+        except TrialUnknown:
+            return await self._judge(old, trial_id, executor)
+        if record.state is TrialState.DECIDED:
+            return record
+        return await executor.resume(trial_id, within_s=self._rules.within_s, batch=True)
+
+    async def _judge(self, old: TrialRecord, trial_id: str, executor: TrialExecutor) -> TrialRecord:
+        opened, text = old.opened, old.text
+        assert text is not None, "there is no verdict without"
+        # From the court's docket: the candidate's has no picture yet.
+        picture = await replace(executor, docket=self._court).picture_of_trial(old)
+        request = TrialRequest(
+            # Only its presence counts, since the picture is already decoded.
+            image=b"" if picture is None else b"decoded",
+            # The text as the court read it, so that only the candidate differs.
+            text=text.text,
+            language=text.language,
+            procedure=Procedure(opened.procedure),
+            request_id=old.trial_id,
+            namespace=opened.meme.namespace,
+            content_id=opened.meme.content_id,
+            of_trial=old.trial_id,
+        )
+        result = await executor.hear(
+            request, within_s=self._rules.within_s, trial_id=trial_id, picture=picture, batch=True
+        )
+        return result.record
+
+    def _with_evidence_of(self, old: TrialRecord) -> TrialExecutor:
+        """Returns the executor with the evidence that the court's witness found.
+
+        A search endpoint is queried once per meme: the candidate asks it only for the rest.
+        """
+        court = self._candidate.court_of(old.opened.meme.namespace)
+        source = court.evidence_source
+        if source is not None and old.opened.settings.get("evidence_source") == source.identity:
+            court = replace(court, evidence_source=EvidenceOnRecord(old, source))
+        return replace(self._candidate, court=court, courts={})
+
+    async def _mirror(self, erasures: Sequence[Entry]) -> None:
+        """Erases in the candidate's docket what was erased in the court's: trials, precedents and documents."""
+        await self._erase(sorted({candidate_id(entry.trial_id) for entry in erasures}))
+        precedents = {one for entry in erasures for one in await self._buried_by(entry)}
+        if precedents:
+            # Also those that the candidate has not quoted: its library may contain them and quote them later.
+            why = "It was erased from the court's docket."
+            await self._candidate.docket.eraser.erase_precedents(
+                precedents, who="rejudge", why=why, at=datetime.now(UTC)
+            )
+
+    async def _buried_by(self, entry: Entry) -> set[str]:
+        """Returns the ids of precedents and names of documents that an erasure in the court's log covers."""
+        assert entry.body is not None, "that of an erasure is never erased"
+        if not (count := erased_of(entry.body).buried):
+            return set()
+        # Their tombstones were logged right before it.
+        graves = await self._court.log.entries(entry.number - count, count, {PART})
+        return {part_owner(grave.body) for grave in graves if grave.body is not None}
+
+    async def _erase(self, trial_ids: Iterable[str]) -> None:
+        docket, why = self._candidate.docket, "The trial whose meme it tried was erased."
+        found = [trial_id for trial_id in trial_ids if await _has_record(docket, trial_id)]
+        if found:
+            await docket.eraser.erase_all(dict.fromkeys(found, ()), who="rejudge", why=why, at=datetime.now(UTC))
+
+    async def _next_entry(self) -> int:
+        query = select(t.followed.c.next)
+        found = await self._candidate.docket.transactions.read(lambda c: c.execute(query).scalar_one_or_none())
+        return int(found or 0)
+
+    async def _done(self, entry: Entry) -> None:
+        row = {"only": 1, "next": entry.number + 1}
+
+        def store(connection: Connection) -> None:
+            change = insert_into(connection, t.followed).values(row)
+            connection.execute(change.on_conflict_do_update(index_elements=["only"], set_=row))
+
+        await self._candidate.docket.transactions.write_alone(store)
+
+
+async def _has_record(docket: Docket, trial_id: str) -> bool:
+    """True if a docket has a record of a trial; False if there never was one, or it was erased."""
+    try:
+        await docket.trials.record(trial_id)
+    except TrialUnknown:
+        return False
+    return True
