@@ -146,7 +146,7 @@ class Speaker:
             for number, answer in ((1, first), (2, second))
             for name, text in (("background", answer.background), ("reasoning", _joined(answer)))
         }
-        return await self._ask(_FUSION, question=self.fence.around(question), **values)
+        return await self._ask(_FUSION, temperature=0.0, question=self.fence.around(question), **values)
 
     async def compare(
         self,

@@ -128,7 +128,7 @@ def overload(
         timeout_s: Seconds that a caller waits.
     """
     with _served_full(Speed(call_s=0.05, output_token_s=0.001), trials, "--waiting-trials", waiting) as server:
-        return _overloaded(server.address, timeout_s, trials, seconds, times)
+        return _overloaded(server.address, timeout_s, trials, seconds, times=times)
 
 
 def _overloaded(address: str, timeout_s: float, trials: int, seconds: float, times: float) -> Result:

@@ -165,7 +165,7 @@ def write_sheet(
     pictures = max((len(line.item.pictures) for line in lines), default=0)
     contents = {
         ".jsonl": "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows),
-        ".csv": _table(lines, headings, pictures, criteria, marked),
+        ".csv": _table(lines, headings, pictures, criteria=criteria, marked=marked),
         ".label-studio.xml": _project(headings, pictures, criteria),
         ".key.json": key.model_dump_json(indent=2) + "\n",
     }

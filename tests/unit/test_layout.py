@@ -43,7 +43,7 @@ def run(*command, cwd=ROOT):
 def test_import_contracts_hold():
     checked = run(BIN / "lint-imports", "--no-cache")
     assert checked.returncode == 0, checked.stdout
-    assert "9 kept, 0 broken" in checked.stdout
+    assert re.search(r"\b1\d kept, 0 broken", checked.stdout)
 
 
 def test_only_the_service_layer_imports_the_wire_types():

@@ -72,13 +72,14 @@ def _smpte_240(level: float) -> float:
 
 
 def _smpte_428(level: float) -> float:
-    return min(1.0, 52.37 / 48 * level**2.6)
+    return min(1.0, 52.37 / 48 * math.pow(level, 2.6))
 
 
 def _pq(level: float) -> float:
     """Light of SMPTE 2084, mapped to the range of an ordinary screen as Chromium does for greys."""
-    root = level ** (1 / 78.84375)
-    nits = 10_000 * (max(0.0, root - 0.8359375) / (18.8515625 - 18.6875 * root)) ** (1 / 0.1593017578125)
+    root = math.pow(level, 1 / 78.84375)
+    ratio = max(0.0, root - 0.8359375) / (18.8515625 - 18.6875 * root)
+    nits = 10_000 * math.pow(ratio, 1 / 0.1593017578125)
     light, most = nits / 203, 1000 / 203
     return min(1.0, light * (1 + light / most**2) / (1 + light))
 

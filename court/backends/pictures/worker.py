@@ -58,7 +58,7 @@ def _decode(structure: Structure, limits: Limits, *, incomplete: bool) -> tuple[
         with open_picture(structure, limits, incomplete=incomplete) as opened:
             width, height = upright_size(structure)
             chosen, unlike = representative(opened, structure, colours, limits)
-            for still in stills(opened, structure, colours, limits, chosen):
+            for still in stills(opened, structure, colours, limits, indices=chosen):
                 if incomplete and is_flat(still.image):
                     raise Refused("PICTURE_DAMAGED")  # truncated before any visible content
                 digests.append(still.digest)
