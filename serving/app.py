@@ -127,7 +127,7 @@ async def serve(
         bound(f"{host}:{port}")
         if settings.http:
             keys = [signer.public_key for receiver in receivers for signer in receiver.signers if signer.public_key]
-            tell(f"http on {await stack.enter_async_context(_http(methods, health, settings, keys))}")
+            tell(f"http on {await stack.enter_async_context(_http(methods, health, settings, keys, stopping))}")
         if settings.insecure and not only_here(host):
             lifted = ", ".join(settings.insecure)
             _log.warning("others than this machine can connect, and this was not asked for: %s", lifted)
@@ -213,7 +213,7 @@ def lock_docket(docket: Path) -> Iterator[bool]:
 
 
 def _http(
-    methods: Methods, health: Health, settings: Settings, webhook_keys: Sequence[str]
+    methods: Methods, health: Health, settings: Settings, webhook_keys: Sequence[str], stopping: asyncio.Event
 ) -> AbstractAsyncContextManager[str]:
     """Opens the HTTP API, which calls the same methods as gRPC."""
     assert settings.http is not None
@@ -223,7 +223,7 @@ def _http(
         raise NotLoaded(
             f"The HTTP API is not installed ({error.name} is missing): pip install 'memecourt[http]'."
         ) from None
-    return open_api(methods, health, settings, settings.http, webhook_keys=webhook_keys)
+    return open_api(methods, health, settings, settings.http, webhook_keys=webhook_keys, stopping=stopping)
 
 
 def _console(
@@ -274,8 +274,9 @@ async def _serve_court(
             ready()
         await stopping.wait()
         _log.info("stopping: running trials have %.0f s to finish", settings.grace)
-        # First, so that load balancers send new requests elsewhere while running ones are still answered.
+        # First, so that load balancers send new requests elsewhere while those on their way are still accepted.
         health.end()
+        await asyncio.sleep(settings.drain_delay)
         court.close()
         runner.close()
         await asyncio.gather(court.empty(settings.grace), _wait_at_most(resuming, settings.grace))

@@ -11,6 +11,11 @@ class Busy(Unavailable):
     default_reason = "BUSY"
 
 
-def not_in_session() -> Unavailable:
-    """Builds the error of a service that is not open."""
-    return Unavailable("The court is not in session: it is starting or closing.", reason="NOT_IN_SESSION")
+def starting() -> Unavailable:
+    """Builds the error of a service that is not open yet."""
+    return Unavailable("The court is not in session yet: it is starting. Ask again.", reason="NOT_IN_SESSION")
+
+
+def closing() -> Unavailable:
+    """Builds the error of a service that is closing and will not open again."""
+    return Unavailable("The court is closing. Ask another server of it, or again later.", reason="CLOSING")

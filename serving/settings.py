@@ -441,6 +441,8 @@ class Settings(BaseSettings):
     room."""
     idle: float = Field(default=60.0, gt=0, le=86_400)
     """Seconds within which a caller must send the next request of an open call."""
+    keep_alive: float = Field(default=75.0, ge=1, le=86_400)
+    """Seconds for which an HTTP connection stays open between requests; more than the proxy in front keeps it."""
     reuse: Literal["off", "namespace", "everywhere"] = "namespace"
     """Verdicts on the same meme that are reused without a trial: none, those on content of the same namespace, or
     all."""
@@ -492,6 +494,9 @@ class Settings(BaseSettings):
     """Format of the log's lines."""
     grace: float = Field(default=20.0, ge=0, le=3600)
     """Grace period in seconds for running trials to finish when the server is told to stop."""
+    drain_delay: float = Field(default=0.0, ge=0, le=3600)
+    """Seconds for which new requests are still accepted when the server is told to stop, until load balancers have
+    noticed."""
     procedure: ProcedureName = Procedure.SUMMARY
     """Procedure of trials whose request names none."""
     policy: OwnPath | None = None

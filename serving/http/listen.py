@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -49,12 +50,15 @@ class Listener:
 
 
 @asynccontextmanager
-async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, address: str) -> AsyncIterator[str]:
+async def open_listener(
+    listener: Listener, app: ASGIApp, settings: Settings, address: str, *, stopping: asyncio.Event | None = None
+) -> AsyncIterator[str]:
     """Serves an application inside the block; yields its URL.
 
     Args:
-        settings: TLS, tokens and lifted requirements.
+        settings: TLS, tokens, lifted requirements, and the time of idle connections.
         address: ``host:port``; port 0 for a free one.
+        stopping: Event from which on responses end their connections, so that callers open others elsewhere.
 
     Raises:
         BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
@@ -67,7 +71,7 @@ async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, ad
     # Read before they are used, so that a renewal in between is noticed.
     contents = read_all(paths, listener.certificate)
     with _listening(listener, host, port) as listening:
-        server = _Server(_config(listener, app, settings), listener.body_s)
+        server = _Server(_config(listener, app, settings), listener.body_s, stopping)
 
         def renew(_: Contents) -> None:
             server.renewed = _config(listener, app, settings, key_password=_NONE).ssl
@@ -112,7 +116,8 @@ def _config(listener: Listener, app: ASGIApp, settings: Settings, *, key_passwor
         lifespan="off",
         ws="none",
         limit_concurrency=listener.at_once,
-        timeout_keep_alive=20,
+        headers=[("keep-alive", f"timeout={math.floor(settings.keep_alive)}")],
+        timeout_keep_alive=settings.keep_alive,
         timeout_graceful_shutdown=_DRAIN_S,
         ssl_ciphers=_CIPHERS,
         ssl_certfile=settings.tls_certificate,
@@ -140,8 +145,9 @@ class _Server(uvicorn.Server):
         renewed: TLS context for new connections; None for the current one.
     """
 
-    def __init__(self, config: uvicorn.Config, body_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, body_s: float, stopping: asyncio.Event | None) -> None:
         super().__init__(config)
+        self._stopping = stopping
         self._body_s = body_s
         self._sockets: Sequence[socket.socket] = ()
         self.servers: list[asyncio.Server] = []
@@ -174,7 +180,10 @@ class _Server(uvicorn.Server):
                 # Existing connections don't belong to the listeners and continue.
                 for server in former:
                     server.close()
-        return await super().on_tick(counter)
+        ended = await super().on_tick(counter)
+        if self._stopping is not None and self._stopping.is_set():
+            self.server_state.default_headers = [(b"connection", b"close")]
+        return ended
 
     async def _open(self) -> list[asyncio.Server]:
         """Listens with the current TLS context."""

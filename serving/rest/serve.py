@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -23,7 +24,13 @@ _TO_WAIT_S = 10.0
 
 @asynccontextmanager
 async def open_api(
-    methods: Methods, health: Health, settings: Settings, address: str, *, webhook_keys: Sequence[str] = ()
+    methods: Methods,
+    health: Health,
+    settings: Settings,
+    address: str,
+    *,
+    webhook_keys: Sequence[str] = (),
+    stopping: asyncio.Event | None = None,
 ) -> AsyncIterator[str]:
     """Serves the HTTP API inside the block; yields its URL.
 
@@ -31,6 +38,7 @@ async def open_api(
         settings: TLS, tokens, and hosts that pictures are fetched from.
         address: ``host:port``; port 0 for a free one.
         webhook_keys: Public keys that signatures of webhooks are verified with.
+        stopping: Event that is set when the server begins to stop.
 
     Raises:
         BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
@@ -58,6 +66,6 @@ async def open_api(
             described=settings.reflection,
             webhook_keys=webhook_keys,
         )
-        url = await stack.enter_async_context(open_listener(listener, app, settings, address))
+        url = await stack.enter_async_context(open_listener(listener, app, settings, address, stopping=stopping))
         stack.push_async_callback(judging.aclose)
         yield url

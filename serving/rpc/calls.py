@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 
 from court.errors import BadRequest, CourtError, Unavailable
 from court.record import TrialAborted
-from serving.errors import Busy, not_in_session
+from serving.errors import Busy, closing, starting
 from serving.rpc.status import status_of
 
 _ANSWER_RESERVE_S = 0.1
@@ -271,6 +271,7 @@ class Session(Generic[T]):
     def __init__(self) -> None:
         """Starts closed: a server already listens while it warms up."""
         self._with: T | None = None
+        self._closed = False
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -281,13 +282,13 @@ class Session(Generic[T]):
 
     def close(self) -> None:
         """Refuses new calls from now on; running ones continue."""
-        self._with = None
+        self._with, self._closed = None, True
 
     @contextmanager
     def call(self) -> Iterator[T]:
         """Yields the state while a call is answered. Raises Unavailable if the service is closed."""
         if self._with is None:
-            raise not_in_session()
+            raise closing() if self._closed else starting()
         self._calls += 1
         self._idle.clear()
         try:

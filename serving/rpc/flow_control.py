@@ -33,7 +33,7 @@ import grpc
 
 from court.errors import BadRequest, CourtError
 from court.meme import LIMITS
-from serving.errors import Busy, not_in_session
+from serving.errors import Busy, closing
 
 if TYPE_CHECKING:
     from serving.service_call import ServiceCall
@@ -329,10 +329,10 @@ class ReceiveBudget:
         for lane in self._waiting:
             for waiter in lane.remove_of(of):
                 if not waiter.reservation.done():
-                    waiter.reservation.set_exception(not_in_session())
+                    waiter.reservation.set_exception(closing())
         for reservation in self._reading:
             if of is None or reservation.of == of:
-                reservation.end(not_in_session())
+                reservation.end(closing())
 
     def change(self, by: int) -> None:
         """Adjusts the number of bytes in use."""
@@ -369,7 +369,7 @@ class ReceiveBudget:
 
     async def _room(self, peer: str, in_call: bool, of: str) -> Reservation:
         if self._closed or of in self._closed_to:
-            raise not_in_session()
+            raise closing()
         lane = _lane(known=peer in self._known, in_call=in_call)
         if self._read_in[lane] < self._most[lane] and self._may(peer):
             return self._lot(peer, lane, in_call, of)

@@ -22,7 +22,7 @@ from serving.access.callers import check_in_force, check_namespace, current
 from serving.docket.log.entries import Entry
 from serving.docket.ports import DocketError, RequestName, TransparencyLog, TrialReader, TrialUnknown
 from serving.docket.store.bodies import event_in
-from serving.errors import not_in_session
+from serving.errors import closing
 from serving.rpc import listings
 from serving.rpc.convert import within
 from serving.runner.feed import POLL_S, EventFeed
@@ -92,7 +92,7 @@ async def watch_trial(
             if has_ended:
                 return
             if is_final:
-                raise not_in_session()
+                raise closing()
             await _wait_for_more(woken, feed)
 
 
@@ -152,7 +152,7 @@ async def watch_reviews(
             if len(page) == _PAGE_SIZE:
                 continue
             if closed:
-                raise not_in_session()
+                raise closing()
             await _wait_for_more(woken, feed)
 
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from serving.errors import Busy, not_in_session
+from serving.errors import Busy, closing
 from serving.runner.quotas import Quota
 
 _SMOOTHING = 0.1
@@ -123,7 +123,7 @@ class Admission:
             Unavailable: The court is closing.
         """
         if self._closed:
-            raise not_in_session()
+            raise closing()
         if (quota := self._quotas.get(namespace)) is not None:
             # Patient callers too: they wait for a slot, but an exhausted quota may not recover for hours.
             taken = quota.take()
@@ -151,7 +151,7 @@ class Admission:
     def check(self, namespace: str, *, within_s: float | None = None, patient: bool = False) -> None:
         """Raises what :meth:`acquire` would raise at once, for callers with work to do before they need their slot."""
         if self._closed:
-            raise not_in_session()
+            raise closing()
         if (quota := self._quotas.get(namespace)) is not None:
             quota.check()
         if not patient and (self._running >= self._most or self._lines):
@@ -164,7 +164,7 @@ class Admission:
             for waiter in line.waiters:
                 # If it is done, it was just admitted or cancelled.
                 if not waiter.turn.done():
-                    waiter.turn.set_exception(not_in_session())
+                    waiter.turn.set_exception(closing())
         self._lines.clear()
         self._waiting = self._waiting_patiently = 0
 

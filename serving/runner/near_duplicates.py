@@ -25,7 +25,6 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from court.errors import Unavailable
 from court.events import NearDuplicate, ReviewOutcome, VerdictReviewed
 from court.meme import Picture
 from court.record import TrialState
@@ -42,6 +41,7 @@ from retrieval.near_duplicates.pdq import BYTES
 from retrieval.near_duplicates.pdq_index import PdqIndex
 from retrieval.text import letters_of
 from serving.docket.ports import FingerprintStore, TrialIndex, TrialReader, TrialUnknown
+from serving.errors import closing
 from serving.settings import Settings
 
 _log = logging.getLogger("memecourt.near")
@@ -483,7 +483,7 @@ class NearDuplicateIndex:
             # work.
             if "shutdown" not in str(error):
                 raise
-            raise Unavailable("The court is closing. Ask again later.", reason="CLOSING") from None
+            raise closing() from None
 
 
 def _retrieve_error(keeping: asyncio.Future[None]) -> None:

@@ -28,7 +28,7 @@ from court.meme import Meme, check_present, check_text, text_digest
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.docket.ports import Lease, RequestConflict, RequestName, TrialUnknown
-from serving.errors import Busy
+from serving.errors import Busy, closing
 from serving.runner.admission import Admission
 from serving.runner.claims import MEMES, LeaseTable, owner_of_meme, server_of
 from serving.runner.decoding import DecodingPool
@@ -190,7 +190,7 @@ class TrialRunner:
         """
         began = time.perf_counter()
         if not self._open:
-            raise Unavailable("The court is not in session: it is starting or closing.", reason="NOT_IN_SESSION")
+            raise closing()
         if ask.text is not None:
             check_text(ask.text)
         check_present(ask.text, picture=not ask.text_alone)

@@ -577,7 +577,7 @@ def test_calls_outside_a_session_are_unavailable(sqlite: Path, name: str) -> Non
         it.service.close()
         return await refusal_of(CALLS[name](it))
 
-    assert play(sqlite, work).summary == ("UNAVAILABLE", "NOT_IN_SESSION", "")
+    assert play(sqlite, work).summary == ("UNAVAILABLE", "CLOSING", "")
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -938,7 +938,7 @@ def test_an_internal_error_is_500_and_reveals_nothing(tmp_path):
         assert "/a/path" not in answer.text
         court.court.close()
         closed = await client.post("/v1/judge", content=IMAGE, headers=PNG)
-        assert reason(closed, 503) == "NOT_IN_SESSION"
+        assert reason(closed, 503) == "CLOSING"
         assert closed.headers["retry-after"]
 
     with_api(tmp_path, scene)
@@ -1002,7 +1002,7 @@ def test_moderations_work_with_openai_s_own_library(tmp_path):
             court.court.close()
             with pytest.raises(openai.InternalServerError) as caught:
                 await client.moderations.create(input=parts)
-            assert caught.value.code == "NOT_IN_SESSION"
+            assert caught.value.code == "CLOSING"
 
     with_api(tmp_path, scene)
 

@@ -328,7 +328,7 @@ def test_closing_the_court_answers_running_and_refuses_waiting_requests(tmp_path
     assert (waits.request_id, waits.failure.code, waits.failure.reason) == (
         "waits",
         code_pb2.UNAVAILABLE,
-        "NOT_IN_SESSION",
+        "CLOSING",
     )
     assert waits.failure.retry_delay.ToMilliseconds() > 0
     assert runs.request_id == "runs" and runs.HasField("verdict")

@@ -259,7 +259,7 @@ def test_closing_the_court_finishes_running_and_refuses_waiting_calls(tmp_path):
     refusals, still_running, verdict, lines = play(work, tmp_path, reader=reader, concurrent_trials=1)
     assert still_running and verdict.label == wire.LABEL_HARMFUL and len(lines) == 1
     for refusal in refusals:
-        assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.info.reason == "NOT_IN_SESSION"
+        assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.info.reason == "CLOSING"
         assert refusal.of(error_details_pb2.RetryInfo)[0].retry_delay.ToMilliseconds() > 0
 
 
@@ -288,7 +288,7 @@ def test_records_and_precedents_are_available_while_the_court_closes(tmp_path):
             it.court.close()
             for call in (it.judge.Judge(judge_request(DRAWN, text="a dog")), waiting.read()):
                 refusal = await refusal_of(call)
-                assert refusal.summary[:2] == ("UNAVAILABLE", "NOT_IN_SESSION")
+                assert refusal.summary[:2] == ("UNAVAILABLE", "CLOSING")
             record = await it.records.GetTrial(wire.GetTrialRequest(trial_id=verdict.verdict_id))
             found = await it.precedents.SearchPrecedents(wire.SearchPrecedentsRequest(text="a cat", k=1))
             assert record.trial.events

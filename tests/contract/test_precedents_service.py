@@ -673,7 +673,7 @@ def test_calls_outside_a_session_are_unavailable(on_disk: Path, name: str) -> No
         it.service.close()
         return await refusal_of(CALLS[name](it))
 
-    assert play(on_disk, work).summary == ("UNAVAILABLE", "NOT_IN_SESSION", "")
+    assert play(on_disk, work).summary == ("UNAVAILABLE", "CLOSING", "")
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -208,7 +208,7 @@ def test_closing_the_court_lets_running_trials_be_watched_to_their_end(tmp_path)
 
     kinds, refusal = play(work, tmp_path, reader=reader)
     assert kinds[-1] == "VerdictGiven"
-    assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.info.reason == "NOT_IN_SESSION"
+    assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.info.reason == "CLOSING"
 
     async def cut_off(it):
         """Watches a trial that is open in the docket, but that no server runs."""

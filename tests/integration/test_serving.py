@@ -466,7 +466,7 @@ def test_sigterm_under_load_loses_nothing(start, monkeypatch):
         assert verdicts and late.code is grpc.StatusCode.UNAVAILABLE
         for error in refused.values():
             assert error.code is grpc.StatusCode.UNAVAILABLE and error.retry_after is not None, error
-            assert error.reason in ("SERVER_STOPPED", "NOT_IN_SESSION")
+            assert error.reason in ("SERVER_STOPPED", "CLOSING")
         stored = records(server.docket)
         started = {record.opened.request_id: record for record in stored.values()}
         cut_off = {name: record for name, record in started.items() if record.state is not TrialState.DECIDED}

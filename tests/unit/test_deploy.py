@@ -66,7 +66,9 @@ def test_pods_meet_the_restricted_security_standard():
         "capabilities": {"drop": ["ALL"]},
     }
     assert not pod["automountServiceAccountToken"]
-    assert pod["terminationGracePeriodSeconds"] > Settings().grace
+    environment = {entry["name"]: entry.get("value") for entry in court["env"]}
+    leaving = court["lifecycle"]["preStop"]["sleep"]["seconds"] + float(environment["MEMECOURT_DRAIN_DELAY"])
+    assert leaving >= 10 and pod["terminationGracePeriodSeconds"] >= leaving + Settings().grace + 20
 
 
 def test_commands_of_pods_and_containers_exist():
@@ -115,7 +117,7 @@ def test_compose_mounts_exist_and_its_vllm_options_match_ours():
 VARIABLE = re.compile(r"(MEMECOURT_[A-Z_]+)(?:: |=|, value: )([^\s}]+)")
 SETTING_FILES = {
     "compose.yaml": {"DOCKET", "PROCEDURE", "LLM__URL", "LLM__MODEL"},
-    "kubernetes/deployment.yaml": {"DOCKET", "DOCKET_KEY"},
+    "kubernetes/deployment.yaml": {"DOCKET", "DOCKET_KEY", "DRAIN_DELAY"},
     "systemd/memecourt.service": {"HOME"},
     "Containerfile": {"HOME"},
 }

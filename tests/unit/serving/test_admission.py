@@ -303,7 +303,7 @@ def test_closing_refuses_waiting_callers_and_lets_running_trials_finish():
 
     for refusal in play(scenario, most=1):
         assert isinstance(refusal, Unavailable) and not isinstance(refusal, Busy)
-        assert refusal.reason == "NOT_IN_SESSION" and refusal.retry_after > 0
+        assert refusal.reason == "CLOSING" and refusal.retry_after > 0
 
 
 def test_error_in_a_trial_frees_its_slot():

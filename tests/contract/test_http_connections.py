@@ -1,0 +1,158 @@
+"""Times of HTTP connections behind proxies that reuse them (BO-2, LB-1)."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from serving.http import connections
+from serving.http.listen import Listener, open_listener
+from serving.settings import Settings
+
+REQUEST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi"
+ANSWER = b"answered"
+
+
+async def app(scope, receive, send):
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
+    await send({"type": "http.response.body", "body": ANSWER})
+
+
+@contextlib.asynccontextmanager
+async def listening(*, at_once=16, keep_alive=1.0, stopping=None):
+    """Yields a function that opens a connection to a listener."""
+    listener = Listener("The test", field="test", example="", at_once=at_once)
+    settings = Settings(keep_alive=keep_alive)
+    opened = []
+    async with open_listener(listener, app, settings, "127.0.0.1:0", stopping=stopping) as url:
+
+        async def connect():
+            opened.append(await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2])))
+            return opened[-1]
+
+        yield connect
+        for _, writer in opened:
+            writer.transport.abort()
+
+
+async def answer(reader):
+    """Returns the head of the next answer. Raises IncompleteReadError if the connection is closed instead."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    if b"content-length: 8" in head:
+        assert await reader.readexactly(8) == ANSWER
+    return head
+
+
+async def ask(connection, request=REQUEST):
+    reader, writer = connection
+    writer.write(request)
+    return await answer(reader)
+
+
+def test_answers_announce_the_time_for_which_a_connection_stays_open():
+    async def work(seconds):
+        async with listening(keep_alive=seconds) as connect:
+            return await ask(await connect())
+
+    for seconds, announced in ((75.0, b"timeout=75"), (1.9, b"timeout=1"), (600.0, b"timeout=600")):
+        assert b"keep-alive: " + announced in asyncio.run(work(seconds))
+
+
+@pytest.mark.parametrize("idle_s", [0.4, 1.0, 1.6])
+def test_connections_are_reused_for_longer_than_a_head_may_take(monkeypatch, idle_s):
+    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+
+    async def work():
+        async with listening(keep_alive=3.0) as connect:
+            one = await connect()
+            for _ in range(2):
+                assert b"200 OK" in await ask(one)
+                await asyncio.sleep(idle_s)  # the time itself is tested
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("cut", [1, 5, len(REQUEST) - 4])
+def test_requests_that_began_before_the_idle_time_ended_are_answered(cut):
+    """Their head and body arrive after it: each part has a time of its own."""
+
+    async def work():
+        async with listening(keep_alive=1.0) as connect:
+            one = reader, writer = await connect()
+            await ask(one)
+            await asyncio.sleep(0.7)
+            writer.write(REQUEST[:cut])
+            await asyncio.sleep(0.7)
+            assert b"200 OK" in await ask(one, REQUEST[cut:])
+            assert await asyncio.wait_for(reader.read(), 60) == b"", "closed when idle again"
+
+    asyncio.run(work())
+
+
+def test_head_that_arrives_with_the_previous_request_is_not_idle():
+    async def work():
+        async with listening(keep_alive=1.0) as connect:
+            one = await connect()
+            await ask(one, REQUEST + REQUEST[:7])
+            await asyncio.sleep(1.5)
+            assert b"200 OK" in await ask(one, REQUEST[7:])
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("start", [b"", b"G", b"GET / HTTP/1.1\r\nHost:"])
+def test_first_request_has_the_time_of_a_head_alone(monkeypatch, start):
+    monkeypatch.setattr(connections, "HEAD_S", 0.3)
+
+    async def work():
+        async with listening(keep_alive=60.0) as connect:
+            reader, writer = await connect()
+            writer.write(start)
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+
+    asyncio.run(work())
+
+
+def test_further_request_whose_head_takes_too_long_is_answered_not_dropped(monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S", 0.3)
+
+    async def work():
+        async with listening(keep_alive=60.0) as connect:
+            one = await connect()
+            await ask(one)
+            assert b"408" in await ask(one, REQUEST[:9])
+
+    asyncio.run(work())
+
+
+def test_idle_connections_make_room_before_others():
+    async def work():
+        async with listening(at_once=5, keep_alive=60.0) as connect:
+            begun = await connect()
+            begun[1].write(REQUEST[:9])
+            idle = [await connect() for _ in range(3)]
+            for one in idle:
+                await ask(one)
+            for reader, _ in idle:
+                assert b"200 OK" in await ask(await connect())
+                assert await asyncio.wait_for(reader.read(), 60) == b""
+            assert b"200 OK" in await ask(begun, REQUEST[9:]), "the request that had begun is not displaced"
+
+    asyncio.run(work())
+
+
+def test_stopping_servers_end_connections_with_their_answers():
+    async def work():
+        stopping = asyncio.Event()
+        async with listening(keep_alive=60.0, stopping=stopping) as connect:
+            one = await connect()
+            assert b"connection: close" not in await ask(one)
+            stopping.set()
+            while b"connection: close" not in await ask(one):
+                pass  # until the listener's next tick
+            assert await asyncio.wait_for(one[0].read(), 60) == b""
+            assert b"connection: close" in await ask(await connect())
+
+    asyncio.run(work())
