@@ -124,7 +124,7 @@ async def serve(
         await server.start()
         # Only has an effect after a failure: a normal shutdown has stopped the server by then.
         stack.push_async_callback(server.stop, 0)
-        bound(f"{host}:{port}")
+        bound(address if address.startswith("unix") else f"{host}:{port}")
         if settings.http:
             keys = [signer.public_key for receiver in receivers for signer in receiver.signers if signer.public_key]
             tell(f"http on {await stack.enter_async_context(_http(methods, health, settings, keys, stopping))}")

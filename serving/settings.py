@@ -487,7 +487,8 @@ class Settings(BaseSettings):
     reflection: bool = True
     """True to enable gRPC reflection."""
     metrics: str | None = None
-    """``host:port`` of the metrics endpoint for Prometheus; not served if not given."""
+    """``host:port`` of the metrics endpoint for Prometheus, or a port for this machine alone; not served if not
+    given."""
     traces: bool = False
     """True to export OpenTelemetry traces, as configured by the ``OTEL_EXPORTER_OTLP_…`` variables."""
     log_format: Literal["text", "json"] = "text"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import uvicorn
 from typing_extensions import override
@@ -21,8 +23,9 @@ from serving.http.connections import BODY_S, HEAD_S, GuardedConnection
 from serving.settings import Settings
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
+_COMPLETE = re.compile(rb"(?i:https?)://([^/]+)(/.*)?", re.DOTALL)
 _DRAIN_S = 2
 """Seconds for running answers to finish on shutdown."""
 
@@ -71,6 +74,7 @@ async def open_listener(
     # Read before they are used, so that a renewal in between is noticed.
     contents = read_all(paths, listener.certificate)
     with _listening(listener, host, port) as listening:
+        app = _Targets(app)
         server = _Server(_config(listener, app, settings), listener.body_s, stopping)
 
         def renew(_: Contents) -> None:
@@ -135,6 +139,21 @@ def _config(listener: Listener, app: ASGIApp, settings: Settings, *, key_passwor
             field="tls_certificate",
         ) from error
     return config
+
+
+class _Targets:
+    """Takes requests for complete addresses, as clients send them to a proxy, and HTTP allows to any server."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if found := _COMPLETE.fullmatch(scope.get("raw_path", b"")):
+            host, path = found[1], found[2] or b"/"
+            # The host of the address counts instead of the header (RFC 9112, 3.2.2).
+            headers = [(b"host", host), *(header for header in scope["headers"] if header[0] != b"host")]
+            scope = {**scope, "raw_path": path, "path": unquote(path.decode("ascii")), "headers": headers}
+        await self._app(scope, receive, send)
 
 
 class _Server(uvicorn.Server):

@@ -37,6 +37,8 @@ class FormReader:
     def __init__(self, content_type: str) -> None:
         """Starts parsing. Raises BadRequest if the header has no boundary."""
         boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+        self._delimiter = b"--" + boundary
+        self._preamble: bytearray | None = bytearray()
         self.form = Form()
         self._header = b""
         self._value = b""
@@ -61,6 +63,16 @@ class FormReader:
 
     def feed(self, piece: bytes) -> None:
         """Parses a piece. Raises BadRequest if the form is malformed or has unsupported parts."""
+        if self._preamble is not None:
+            self._preamble += piece
+            begin = (
+                0 if self._preamble.startswith(self._delimiter) else self._preamble.find(b"\n" + self._delimiter) + 1
+            )
+            if begin == 0 and not self._preamble.startswith(self._delimiter):
+                if len(self._preamble) > _LONGEST_FIELD:
+                    raise _malformed()
+                return
+            piece, self._preamble = bytes(self._preamble[begin:]), None
         try:
             self._parser.write(piece)
         except FormParserError:

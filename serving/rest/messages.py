@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,6 +27,9 @@ from serving.rpc.listings import LABELS
 # Wire type of bytes in protobuf's encoding.
 _LENGTH_DELIMITED = 2
 _MAX_ERROR_CHARS = 300
+_JSON_PARTS = re.compile(rb'([{}])|(?P<text>"(?:[^"\\]++|\\.)*+")\s*+(?P<colon>:?)', re.DOTALL)
+"""Braces and texts of JSON; a text before a colon is a name."""
+_MOST_JSON_PARTS = 100_000
 
 
 def json_of(message: Message) -> dict[str, Any]:
@@ -52,14 +56,36 @@ def response_json(message: Message) -> dict[str, Any]:
 
 
 def loaded(body: bytes | bytearray) -> dict[str, Any]:
-    """Parses a JSON object. Raises BadRequest if it is invalid."""
+    """Parses a JSON object. Raises BadRequest if it is invalid, or has a name twice."""
     try:
+        _require_single_names(body)
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is no JSON: {error.msg}.", reason="MALFORMED_REQUEST") from None
     if not isinstance(found, dict):
         raise BadRequest("The body is JSON, and no object.", reason="MALFORMED_REQUEST")
     return found
+
+
+def _require_single_names(body: bytes | bytearray) -> None:
+    """Raises BadRequest if an object has a name twice, of which a parser would silently take one."""
+    names: list[set[str]] = []
+    for count, part in enumerate(_JSON_PARTS.finditer(body)):
+        # Few are needed; without a limit, a body of empty objects would take seconds.
+        if count > _MOST_JSON_PARTS:
+            raise BadRequest("The body has too many parts.", reason="MALFORMED_REQUEST")
+        if part[1] == b"{":
+            names.append(set())
+        elif part[1] == b"}":
+            del names[-1:]
+        elif part.end("colon") > part.start("colon") and names:
+            # Unescaped, since a name can be written in several ways.
+            name = str(orjson.loads(body[part.start("text") : part.end("text")]))
+            if name in names[-1]:
+                raise BadRequest(
+                    f"The body has the name {name[:100]} twice.", reason="MALFORMED_REQUEST", field=name[:100]
+                )
+            names[-1].add(name)
 
 
 def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str, str] | None = None) -> Message:

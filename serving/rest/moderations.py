@@ -46,7 +46,7 @@ _CATEGORY_OF: Mapping[str, str] = {"child exploitation": "sexual/minors"}
 """OpenAI's category for a category of the policy, if the names differ."""
 # Each input is a separate trial, and all share one deadline.
 _MAX_INPUTS = 32
-_FIELDS = frozenset({"model", "input", "content"})
+_FIELDS = frozenset({"model", "input", "content", "user"})
 _PARTS = ("text", "image_url")
 """Types of the parts of an input, each with a field of the same name."""
 
@@ -119,8 +119,9 @@ async def judge_requests(fields: Mapping[str, Any], request_id: str, fetch: Fetc
             reason="MALFORMED_REQUEST",
             field=name[:100],
         )
-    if not isinstance(fields.get("model", ""), str):
-        raise BadRequest("model is a name; any will do.", reason="MALFORMED_REQUEST", field="model")
+    for name in ("model", "user"):  # both are OpenAI's, and mean nothing here
+        if not isinstance(fields.get(name, ""), str):
+            raise BadRequest(f"{name} is a name; any will do.", reason="MALFORMED_REQUEST", field=name)
     inputs = fields.get("input")
     content = {"content": fields["content"]} if "content" in fields else {}
     texts: Sequence[Any] = [inputs] if isinstance(inputs, str) else inputs if isinstance(inputs, list) else ()

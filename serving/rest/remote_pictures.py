@@ -91,10 +91,10 @@ async def picture_at(url: object, fetch: Fetch, field: str = "image_url") -> byt
     """Returns the picture of a ``data:`` or https address. Raises BadRequest, Unavailable."""
     if not isinstance(url, str):
         raise BadRequest(f"{field} is an address, as text.", reason="MALFORMED_REQUEST", field=field)
-    if not url.startswith("data:"):
+    if url[:5].lower() != "data:":
         return await fetch(url)
     head, comma, data = url.partition(",")
-    if not comma or not head.endswith(";base64"):
+    if not comma or not head.lower().endswith(";base64"):
         raise BadRequest(
             f'{field} is a data: address, and not of the form "data:image/png;base64,…".',
             reason="BAD_DATA_URL",

@@ -30,14 +30,14 @@ class MetricsPort:
         """Listens, in a thread.
 
         Args:
-            address: ``host:port``; port 0 for a free one.
+            address: ``host:port``, or a port alone for this machine; port 0 for a free one.
 
         Raises:
             BadRequest: The address can't be listened on.
         """
         host, _, port = address.rpartition(":")
         try:
-            self._server = _listening(host.strip("[]") or "0.0.0.0", int(port))
+            self._server = _listening(host.strip("[]") or "127.0.0.1", int(port))
         except (OSError, ValueError, OverflowError):
             raise BadRequest(
                 f"Metrics can't be served at {address}: it is taken, or no address of this machine. Give host:port, "
@@ -46,7 +46,7 @@ class MetricsPort:
                 field="metrics",
             ) from None
         self._server.set_app(_only_metrics(make_wsgi_app(registry)))
-        self.port = self._server.server_port
+        self.address, self.port = str(self._server.server_address[0]), self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 

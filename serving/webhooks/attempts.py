@@ -107,7 +107,7 @@ class Receiver:
         body, timestamp = message.body(), int(self._clock().timestamp())
         headers = {
             "Content-Type": "application/json",
-            "User-Agent": SOFTWARE.replace(" ", "/"),
+            "User-Agent": f"memecourt/{SOFTWARE}",
             "webhook-id": message.id,
             "webhook-timestamp": str(timestamp),
             "webhook-signature": signature_of(self.signers, message.id, timestamp, body),

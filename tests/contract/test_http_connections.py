@@ -115,7 +115,7 @@ def test_first_request_has_the_time_of_a_head_alone(monkeypatch, start):
     asyncio.run(work())
 
 
-def test_further_request_whose_head_takes_too_long_is_answered_not_dropped(monkeypatch):
+def test_slow_head_of_a_further_request_gets_an_answer(monkeypatch):
     monkeypatch.setattr(connections, "HEAD_S", 0.3)
 
     async def work():

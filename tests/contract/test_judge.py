@@ -289,7 +289,7 @@ def test_outside_its_session_the_court_is_unavailable(tmp_path):
 
     refusal, health = play(work, tmp_path, open_court=False)
     assert refusal.code is grpc.StatusCode.UNAVAILABLE
-    assert refusal.info.reason == "CLOSING"
+    assert refusal.info.reason == "NOT_IN_SESSION"
     assert refusal.of(error_details_pb2.RetryInfo)
     assert all(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING for answer in health)
 

@@ -5,6 +5,7 @@ import itertools
 import json
 from dataclasses import replace
 from datetime import timedelta
+from importlib.metadata import version
 
 import pytest
 from standardwebhooks import Webhook
@@ -179,6 +180,7 @@ def test_a_receiver_can_verify_its_messages(using, receiver, tmp_path):
     using(scene)
     (delivery,) = receiver.requests
     headers = {name: delivery.headers[name] for name in HEADERS}
+    assert delivery.headers["user-agent"] == f"memecourt/{version('memecourt')}"
     assert verifier.verify(delivery.body, headers)["data"]["verdict_id"] == "a"
     with pytest.raises(Exception, match="No matching signature"):
         verifier.verify(delivery.body + b" ", headers)

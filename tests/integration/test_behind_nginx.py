@@ -34,7 +34,7 @@ http {{
   server {{
     listen 127.0.0.1:{port};
     location / {{
-      proxy_pass http://court; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_pass http://court; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host $host;
       proxy_request_buffering off; proxy_read_timeout 300s;
       proxy_next_upstream error timeout http_503 non_idempotent;
     }}

@@ -39,6 +39,12 @@ def check_command(words):
     assert outcome.exit_code == 0, outcome.output
 
 
+def test_metrics_are_served_to_other_machines_from_containers():
+    """Otherwise Prometheus, in a container of its own, would find nothing."""
+    for words in (container()[1]["args"], COMPOSE["services"]["court"]["command"]):
+        assert "--metrics=0.0.0.0:9464" in words
+
+
 def container():
     (manifest,) = yaml.safe_load_all((DEPLOY / "kubernetes" / "deployment.yaml").read_text())
     pod = manifest["spec"]["template"]["spec"]
@@ -132,7 +138,7 @@ def test_settings_in_deployment_files_are_valid(path, monkeypatch):
     names = {name.removeprefix("MEMECOURT_") for name in found}
     assert names == SETTING_FILES[path]
     for name, value in found.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, value.strip('"'))
     assert {name.partition("__")[0].lower() for name in names} <= Settings().model_fields_set
 
 

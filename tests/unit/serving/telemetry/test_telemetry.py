@@ -430,6 +430,18 @@ def test_monitoring_page_documents_exactly_the_existing_metrics():
     assert set(re.findall(r"\bmemecourt_\w+", page)) <= samples_of
 
 
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [("0", "127.0.0.1"), (":0", "127.0.0.1"), ("127.0.0.2:0", "127.0.0.2"), ("0.0.0.0:0", "0.0.0.0")],
+)
+def test_metrics_listen_on_loopback_by_default(address, host):
+    metrics = MetricsPort(Metrics(Settings()).registry, address)
+    try:
+        assert metrics.address == host
+    finally:
+        metrics.close()
+
+
 def test_unusable_metrics_address_is_an_error():
     for address in ("127.0.0.1:notaport", "256.0.0.1:0", "127.0.0.1:99999999", "nothing"):
         with pytest.raises(BadRequest, match="Metrics can't be served") as caught:
