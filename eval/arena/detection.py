@@ -18,9 +18,8 @@ from eval.arena.words import OVERALL
 from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
 from eval.reports.sections import Section
-from eval.scores.metrics import Figure, share_figure
+from eval.scores.bootstrap import Figure, interval, share_figure
 from eval.scores.resampled_means import ResampledMeans
-from eval.scores.resampling import interval
 from eval.scores.tables import figure
 from eval.session.engine import run_items
 

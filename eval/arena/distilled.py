@@ -23,7 +23,7 @@ from eval.arena.speakers import prompt_of
 from eval.arena.words import OVERALL, Verdict
 from eval.models.metered import MeteredModel
 from eval.reports.sections import Section
-from eval.scores.metrics import Figure
+from eval.scores.bootstrap import Figure
 from eval.scores.resampled_means import mean_of, share_of
 from eval.scores.tables import figure
 from eval.session.engine import run_items

@@ -15,7 +15,7 @@ from eval.arena.events import Answered, ContextSimulated, Event, FusionBegun, Fu
 from eval.arena.words import Relevance
 from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
 from eval.reports.sections import Section
-from eval.scores.metrics import Figure
+from eval.scores.bootstrap import Figure
 from eval.scores.ratings import Rating
 from eval.scores.resampled_means import mean_of
 from eval.scores.tables import figure

@@ -13,9 +13,8 @@ from court.errors import BadRequest
 from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, ProbeManifest, Scored, Step
 from eval.probe.refining import usable
 from eval.probe.report import THRESHOLD
-from eval.scores.metrics import Figure
+from eval.scores.bootstrap import Figure, Floats, interval
 from eval.scores.resampled_means import RESAMPLES, MemeValues, ResampledMeans
-from eval.scores.resampling import Floats, interval
 
 MEAN = "mean of categories"
 SCORE, FAILURE, FAILURE_BEFORE, CHANGE = "score", "failure", "failure_before", "failure_change"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from eval.datasets.published import published_file
 from eval.probe.compare import CHANGE, FAILURE, FAILURE_BEFORE, MEAN, SCORE, ProbeComparison
 from eval.reports.sections import Section
-from eval.scores.metrics import Figure
+from eval.scores.bootstrap import Figure
 from eval.scores.tables import figure
 
 _MARKS = {"best": "¹", "second": "²"}

@@ -9,7 +9,7 @@ from eval.probe.replies import HIGHEST, LOWEST
 from eval.probe.report import CategoryRow, StepRow
 from eval.reports import words
 from eval.reports.svg import Ink, drawing, themed
-from eval.scores.metrics import Figure as Estimate
+from eval.scores.bootstrap import Figure as Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

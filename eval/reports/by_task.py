@@ -9,8 +9,9 @@ from court.errors import BadRequest
 from eval.reports.sections import Section
 from eval.reports.words import plain
 from eval.runs.results import Results
+from eval.scores.bootstrap import Figure
 from eval.scores.label_metrics import strict_name
-from eval.scores.metrics import Figure, card
+from eval.scores.metrics import card
 from eval.scores.subgroups import groups_of
 from eval.scores.tables import figure
 from eval.scores.task_card import task_card

@@ -21,7 +21,7 @@ from eval.reports.sections import Section, as_page
 from eval.reports.words import plain, traps_in_words
 from eval.runs.folder import RunManifest
 from eval.runs.results import Results, card_of_results
-from eval.scores.metrics import Figure
+from eval.scores.bootstrap import Figure
 from eval.scores.tables import figure
 from eval.solvers.question import gold_of
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from court.events import Side
 from eval.reports.courses import EntropyAt, Rounds
 from eval.reports.svg import Ink, drawing, themed
+from eval.scores.bootstrap import Figure as Estimate
 from eval.scores.metrics import Bin, Card
-from eval.scores.metrics import Figure as Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

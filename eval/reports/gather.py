@@ -19,7 +19,8 @@ from eval.reports.records import Records, read_records
 from eval.reports.wrong import VerdictFault, surest_first, wrong_of
 from eval.runs.folder import Excluded, RunFolder
 from eval.runs.results import Judged, Results, card_of_results
-from eval.scores.metrics import RESAMPLES, Card, Rates, card
+from eval.scores.bootstrap import RESAMPLES
+from eval.scores.metrics import Card, Rates, card
 from eval.scores.published import PublishedRow, caveats, published, rows_of_card, with_numbers
 from eval.session.directory import MANIFEST
 from eval.solvers.prediction import Outcome, Prediction

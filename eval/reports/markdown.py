@@ -9,7 +9,8 @@ from court.display import word
 from eval.reports import words
 from eval.reports.gather import Group, Report, RunView, Table
 from eval.reports.wrong import VerdictFault
-from eval.scores.metrics import OUTCOMES, Card, Figure, Rates
+from eval.scores.bootstrap import Figure
+from eval.scores.metrics import OUTCOMES, Card, Rates
 
 _EXCERPT = 300
 """Longest excerpt of a rationale, in characters."""

@@ -14,11 +14,11 @@ from eval.datasets.card_published import CardPublished
 from eval.reports.sections import Section
 from eval.reports.words import plain, traps_in_words
 from eval.runs.results import Results, card_of_results
+from eval.scores.choose import rank_answers
 from eval.scores.compare import TOO_FEW_DIFFER
 from eval.scores.label_metrics import strict_name
 from eval.scores.tables import figure
 from eval.scores.task_card import TaskCard, arrays_of, question_of, task_card
-from eval.scores.task_choice import rank_answers
 from eval.scores.task_compare import compare_tasks
 from eval.solvers.prediction import Outcome
 from eval.solvers.question import ELSEWHERE, Answerer

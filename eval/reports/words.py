@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from court.display import split_hidden
-from eval.scores.metrics import Figure
+from eval.scores.bootstrap import Figure
 
 NOTHING = "–"
 """Placeholder for a missing figure."""

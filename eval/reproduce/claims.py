@@ -17,8 +17,9 @@ import numpy as np
 from court.events import Side
 from eval.datasets.protocol import Protocol
 from eval.runs.results import Results
+from eval.scores.bootstrap import RESAMPLES, Figure
 from eval.scores.compare import FEWEST_TO_SAY, SURE, compare
-from eval.scores.metrics import RESAMPLES, Figure, card
+from eval.scores.metrics import card
 from eval.scores.resampled_means import ResampledMeans, difference_of, mean_of
 
 _ORDER = ("dull-judge", "no-advocates", "no-captioner", "no-precedents")

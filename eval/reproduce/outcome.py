@@ -15,8 +15,9 @@ from eval.reproduce.claims import Claim, ClaimPart, JudgedArms, claims_of, worth
 from eval.reproduce.stages import POST_STANCE, SIZES, WITH_LEAKS, Reproduction, ReproductionFolder, ReproductionManifest
 from eval.reproduce.targets import Target, Targets, has_accuracy, is_reachable
 from eval.runs.results import Results, read_results
-from eval.scores.metrics import RESAMPLES, Card, card, score
-from eval.scores.metrics import Figure as Estimate
+from eval.scores.bootstrap import RESAMPLES
+from eval.scores.bootstrap import Figure as Estimate
+from eval.scores.metrics import Card, card, score
 from eval.studies.arms import FULL_ARM
 
 BALANCED_DRAWS = 5

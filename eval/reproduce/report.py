@@ -19,7 +19,7 @@ from eval.reproduce.claims import Claim, ClaimPart
 from eval.reproduce.document import Document, Grid, Section
 from eval.reproduce.outcome import BALANCED_DRAWS, FIGURE_4_MEME, BalancedFigures, Reproduced, RowOutcome
 from eval.runs.results import Judged, Results
-from eval.scores.metrics import Figure as Estimate
+from eval.scores.bootstrap import Figure as Estimate
 from serving.presets import Preset
 
 _MEMES_COMPARED = 5

@@ -10,8 +10,6 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from eval.scores import resampling
-
 SizeName = Literal["3b", "7b", "32b"]
 BenchName = Literal["harm-c", "harm-p", "fhm"]
 # Slightly more than half of the last place, since floats are not exact decimal fractions.
@@ -64,10 +62,12 @@ def is_reachable(target: Target, *, benign: int, harmful: int) -> bool:
         return False
     # Each pair: hits among the benign and among the harmful memes.
     right = np.mgrid[: benign + 1, : harmful + 1].reshape(2, -1).astype(np.int64)
-    cells = np.stack([np.stack([right[0], benign - right[0]]), np.stack([harmful - right[1], right[1]])])
-    rates = resampling.rates(np.moveaxis(cells, 2, 0))
-    close = (np.abs(100 * rates.accuracy - target.accuracy) <= _ROUNDING) & (
-        np.abs(100 * rates.macro_f1 - target.macro_f1) <= _ROUNDING
+    n, hits = benign + harmful, right.sum(axis=0)
+    # 2 TP over predicted and gold; a class that is neither present nor predicted counts as 0.
+    predicted = np.stack([right[0] + harmful - right[1], right[1] + benign - right[0]])
+    f1 = 2 * right / np.maximum(predicted + np.array([[benign], [harmful]]), 1)
+    close = (np.abs(100 * hits / n - target.accuracy) <= _ROUNDING) & (
+        np.abs(100 * f1.mean(axis=0) - target.macro_f1) <= _ROUNDING
     )
     return bool(close.any())
 

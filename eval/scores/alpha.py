@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.scores.metrics import Figure, share_figure
-from eval.scores.resampling import Floats, interval
+from eval.scores.bootstrap import Figure, Floats, interval, share_figure
 
 RESAMPLES = 2000
 

@@ -14,7 +14,7 @@ from math import log
 from court.errors import BadRequest
 from eval.runs.results import Judged, Results
 from eval.scores.alpha import Scale, alpha_figure
-from eval.scores.metrics import RESAMPLES, Figure
+from eval.scores.bootstrap import RESAMPLES, Figure
 from eval.scores.resampled_means import MemeValues, mean_of, share_of
 from retrieval.library.tables import LABEL_WORDS, plain_word
 

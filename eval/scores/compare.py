@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import binomtest
@@ -11,9 +11,10 @@ from scipy.stats import binomtest
 from court.errors import BadRequest
 from eval.datasets.protocol import Protocol
 from eval.runs.results import NOT_JUDGED, Judged, Results
-from eval.scores import resampling
-from eval.scores.metrics import RESAMPLES, Figure, group_numbers_of
-from eval.scores.resampling import Ints
+from eval.scores.bootstrap import RESAMPLES, Figure, Ints, interval
+from eval.scores.label_metrics import TaskArrays, metric_of, right_answers, value_of
+from eval.scores.measure import resampled
+from eval.scores.metrics import HARM, group_numbers_of, verdict_arrays
 from eval.solvers.prediction import Outcome
 
 SURE = 0.05
@@ -25,9 +26,6 @@ TOO_FEW_DIFFER = (
     "one side by chance too often."
 )
 """Explains why a difference counts as noise although its interval excludes 0."""
-
-_COLUMN = {Outcome.NOT_HARMFUL: 0, Outcome.HARMFUL: 1, Outcome.UNDECIDED: 2, Outcome.FAILED: 2}
-"""Column of a strict confusion matrix; the last means that no class was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,43 +110,20 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
     """
     in_a = {one.meme.id: (gold, one) for gold, one in a.under(protocol)}
     in_b = {one.meme.id: (gold, one) for gold, one in b.under(protocol)}
-    # In the order of A, so that the list of flipped memes is the same each time.
-    shared = [meme for meme in in_a if meme in in_b]
-    if not shared:
-        raise BadRequest(
-            f"{a.name} and {b.name} share no meme under the protocol {protocol}: there is nothing to compare. Compare "
-            "predictions of the same split.",
-            reason="NOTHING_SHARED",
-        )
-    at_odds = [meme for meme in shared if in_a[meme][0] != in_b[meme][0]]
-    if at_odds:
-        raise BadRequest(
-            f"{a.name} and {b.name} disagree on the gold label of {len(at_odds):,} memes, {at_odds[0]} among them: "
-            "they were scored on different data, or different versions of it.",
-            reason="GOLD_DIFFERS",
-        )
-    # Gold x answer of A x answer of B: all that the figures and the paired bootstrap depend on.
-    triples = [
-        (int(in_a[meme][0]), *(_COLUMN[of[meme][1].prediction.outcome] for of in (in_a, in_b))) for meme in shared
-    ]
-    places = np.ravel_multi_index(np.array(triples).T, (2, 3, 3))
-    cells = np.bincount(places, minlength=18).reshape(2, 3, 3)
-    # Column 2 means no class, which is wrong whatever the gold label is.
-    right = (
-        (cells[0, 0, 0], cells[1, 1, 1]),
-        (cells[0, 0, 1:], cells[1, 1, [0, 2]]),
-        (cells[0, 1:, 0], cells[1, [0, 2], 1]),
+    shared = shared_memes(
+        a,
+        b,
+        {meme: gold for meme, (gold, _) in in_a.items()},
+        {meme: gold for meme, (gold, _) in in_b.items()},
+        f" under the protocol {protocol}",
     )
-    both, only_a, only_b = (int(sum(np.sum(part) for part in parts)) for parts in right)
-    n = len(shared)
-    accuracy_a, f1_a = _strict(cells[None].sum(axis=3))
-    accuracy_b, f1_b = _strict(cells[None].sum(axis=2))
-    groups = group_numbers_of([in_a[meme][1] for meme in shared])
-    if groups is None:
-        drawn = resampling.draw_cells(cells, resamples, seed)
-    else:
-        drawn = resampling.draw_group_cells(places, cells.shape, groups, resamples=resamples, seed=seed)
-    drawn_a, drawn_b = resampling.rates(drawn.sum(axis=3)), resampling.rates(drawn.sum(axis=2))
+    pairs = [(in_a[meme], in_b[meme]) for meme in shared]
+    of_a, of_b = verdict_arrays([one for one, _ in pairs]), verdict_arrays([other for _, other in pairs])
+    groups = group_numbers_of([one for (_, one), _ in pairs])
+    differences = paired_differences(("accuracy", "macro-f1"), (of_a, of_b), groups, resamples=resamples, seed=seed)
+    right_a, right_b = right_answers(of_a), right_answers(of_b)
+    only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
+    n, accuracy, macro_f1 = len(shared), differences["accuracy"], differences["macro-f1"]
     return Comparison(
         protocol=protocol,
         name_a=a.name,
@@ -156,31 +131,74 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
         n=n,
         left_out_a=tuple(meme for meme in in_a if meme not in in_b),
         left_out_b=tuple(meme for meme in in_b if meme not in in_a),
-        not_judged_a=_not_judged([in_a[meme][1] for meme in shared]),
-        not_judged_b=_not_judged([in_b[meme][1] for meme in shared]),
-        both_right=both,
+        not_judged_a=_not_judged(one for (_, one), _ in pairs),
+        not_judged_b=_not_judged(one for _, (_, one) in pairs),
+        both_right=int((right_a & right_b).sum()),
         only_a_right=only_a,
         only_b_right=only_b,
-        both_wrong=n - both - only_a - only_b,
-        accuracy_a=accuracy_a,
-        accuracy_b=accuracy_b,
-        macro_f1_a=f1_a,
-        macro_f1_b=f1_b,
-        difference_accuracy=Figure(
-            # From the counts: the difference of two equal shares computed in floating point need not be exactly 0.
-            (only_a - only_b) / n,
-            *resampling.interval(drawn_a.accuracy - drawn_b.accuracy),
-        ),
-        difference_macro_f1=Figure(f1_a - f1_b, *resampling.interval(drawn_a.macro_f1 - drawn_b.macro_f1)),
+        both_wrong=int((~right_a & ~right_b).sum()),
+        accuracy_a=float(right_a.mean()),
+        accuracy_b=float(right_b.mean()),
+        macro_f1_a=_macro_f1(of_a),
+        macro_f1_b=_macro_f1(of_b),
+        # From the counts: the difference of two equal shares computed in floating point need not be exactly 0.
+        difference_accuracy=replace(accuracy, value=(only_a - only_b) / n),
+        difference_macro_f1=macro_f1,
         mcnemar_p=mcnemar(only_a, only_b),
         needed=_needed(only_a + only_b) / n,
         flipped=tuple(
-            Flip(meme, in_a[meme][0], in_a[meme][1].prediction.outcome, in_b[meme][1].prediction.outcome)
-            for meme in shared
-            if in_a[meme][1].prediction.outcome is not in_b[meme][1].prediction.outcome
+            Flip(meme, gold, one.prediction.outcome, other.prediction.outcome)
+            for meme, ((gold, one), (_, other)) in zip(shared, pairs, strict=True)
+            if one.prediction.outcome is not other.prediction.outcome
         ),
         groups=0 if groups is None else int(groups.max()) + 1,
     )
+
+
+def shared_memes(
+    a: Results, b: Results, gold_a: Mapping[str, object], gold_b: Mapping[str, object], where: str = ""
+) -> list[str]:
+    """Ids of the memes that both were asked about, in the order of A, so that lists of memes are the same each time.
+
+    Raises:
+        BadRequest: There are none, or A and B disagree on a gold label.
+    """
+    shared = [meme for meme in gold_a if meme in gold_b]
+    if not shared:
+        raise BadRequest(
+            f"{a.name} and {b.name} share no meme{where}: there is nothing to compare. Compare predictions of the same "
+            "split.",
+            reason="NOTHING_SHARED",
+        )
+    # With two versions of gold, the comparison would be between the versions.
+    at_odds = [meme for meme in shared if gold_a[meme] != gold_b[meme]]
+    if at_odds:
+        raise BadRequest(
+            f"{a.name} and {b.name} disagree on the gold label of {len(at_odds):,} memes, {at_odds[0]} among them: "
+            "they were scored on different data, or different versions of it.",
+            reason="GOLD_DIFFERS",
+        )
+    return shared
+
+
+def paired_differences(
+    names: Sequence[str],
+    systems: tuple[TaskArrays, TaskArrays],
+    groups: Ints | None,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> dict[str, Figure]:
+    """Differences between two systems on the same memes, by metric, without those that have no value."""
+    metrics = [metric_of(name, systems[0].labels) for name in names]
+    drawn = resampled(metrics, systems, groups, resamples=resamples, seed=seed)
+    found = {}
+    for name, metric, over in zip(names, metrics, drawn[0] - drawn[1], strict=True):
+        one, other = (value_of(metric, arrays) for arrays in systems)
+        over = over[~np.isnan(over)]
+        if one is not None and other is not None and over.size:
+            found[name] = Figure(one - other, *interval(over))
+    return found
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
@@ -248,12 +266,13 @@ def in_words(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def _strict(cells: Ints) -> tuple[float, float]:
-    rates = resampling.rates(cells)
-    return float(rates.accuracy[0]), float(rates.macro_f1[0])
+def _macro_f1(arrays: TaskArrays) -> float:
+    value = value_of(metric_of("macro-f1", HARM), arrays)
+    assert value is not None, "it is defined for any memes"
+    return value
 
 
-def _not_judged(judged: list[Judged]) -> int:
+def _not_judged(judged: Iterable[Judged]) -> int:
     return sum(one.prediction.reason == NOT_JUDGED for one in judged)
 
 

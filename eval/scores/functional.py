@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from court.errors import BadRequest
 from eval.runs.results import Results
-from eval.scores.metrics import Figure
+from eval.scores.bootstrap import Figure
 from eval.scores.subgroups import wilson
 from eval.solvers.prediction import Outcome
 from eval.synthetic.functional import FunctionalCase

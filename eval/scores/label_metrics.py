@@ -16,9 +16,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.scores.resampling import Floats
+from eval.scores.bootstrap import Bools, Floats
 
-Bools = NDArray[np.bool_]
 Metric = Callable[["TaskArrays", Floats], Floats]
 
 PER_LABEL = ("f1", "precision", "recall", "auroc", "auroc-strict", "binary-accuracy", "binary-macro-f1")
@@ -48,6 +47,14 @@ class TaskArrays:
         """Returns the same memes with other answers: every meme is answered, and none has scores."""
         none = np.full(self.scores.shape, np.nan)
         return replace(self, predicted=predicted, answered=np.ones_like(self.answered), scores=none)
+
+    def at(self, memes: Bools) -> TaskArrays:
+        """Returns some of the memes, bool of shape (memes,)."""
+        if memes.all():
+            return self
+        votes = None if self.votes is None else self.votes[memes]
+        rows = (self.gold[memes], self.predicted[memes], self.answered[memes], self.scores[memes])
+        return TaskArrays(self.labels, *rows, votes)
 
 
 def metric_of(name: str, labels: Sequence[str]) -> Metric:
@@ -140,6 +147,11 @@ def differing_answers(one: TaskArrays, other: TaskArrays) -> Bools:
     scores = (one.scores == other.scores) | (np.isnan(one.scores) & np.isnan(other.scores))
     same = (one.predicted == other.predicted).all(axis=1) & (one.answered == other.answered) & scores.all(axis=1)
     return np.asarray(~same)
+
+
+def _coverage(arrays: TaskArrays, weights: Floats) -> Floats:
+    """Share of memes with an answer."""
+    return _mean(weights, arrays.answered)
 
 
 def _accuracy(arrays: TaskArrays, weights: Floats) -> Floats:
@@ -248,7 +260,7 @@ def _brier(arrays: TaskArrays, weights: Floats) -> Floats:
 
 
 def _mmae(arrays: TaskArrays, weights: Floats) -> Floats:
-    """Macro-averaged mean absolute error over answered memes, in steps (:func:`eval.scores.resampling.mmae`)."""
+    """Macro-averaged mean absolute error over answered memes, in steps (Baccianella et al. 2009, equation 4)."""
     there = arrays.answered
     gold, predicted = arrays.gold[there].argmax(axis=1), arrays.predicted[there].argmax(axis=1)
     level = (gold[:, None] == np.arange(len(arrays.labels))).astype(np.float64)
@@ -330,6 +342,7 @@ _PER_LABEL: Mapping[str, Callable[..., Floats]] = {
 METRICS: Mapping[str, Metric] = {
     "accuracy": _accuracy,
     "exact": _accuracy,
+    "coverage": _coverage,
     "macro-f1": _macro_f1,
     "micro-f1": _micro_f1,
     "weighted-f1": _weighted_f1,

@@ -1,60 +1,32 @@
-"""Metrics of labels, with intervals.
+"""Score cards of verdicts, which are answers to one task: is the meme harmful?
 
-Figures are computed by scikit-learn; 95 % intervals by percentile bootstrap over memes (:mod:`eval.scores.resampling`).
+Decided figures are over the memes that were given a class, strict ones over all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
-from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
-from sklearn.metrics import (
-    accuracy_score,
-    brier_score_loss,
-    confusion_matrix,
-    f1_score,
-    precision_recall_fscore_support,
-    roc_auc_score,
-)
 
 from court.errors import BadRequest
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import Judged, Results
-from eval.scores import resampling
-from eval.scores.resampling import Floats, Ints
+from eval.scores.bootstrap import RESAMPLES, Figure, Ints
+from eval.scores.label_metrics import TaskArrays
+from eval.scores.measure import measure
 from eval.solvers.prediction import Outcome
 from retrieval.linked import number_linked
-
-CLASSES = (False, True)
-"""Not harmful, harmful. Always passed to scikit-learn, so that a class that was never predicted counts in averages."""
 
 OUTCOMES = (Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.UNDECIDED, Outcome.FAILED)
 """The columns of a confusion matrix, in this order."""
 
-RESAMPLES = 10_000
-
 BINS = 10
 """Largest number of bins of a calibration curve."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure with its bootstrap interval.
-
-    Attributes:
-        low: 2.5th percentile over the resamples; the exact lower bound for a share on which all resamples agree, and
-            for other figures at 0 or 1.
-        high: 97.5th percentile over the resamples, or the exact upper bound in the same cases.
-    """
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +166,28 @@ def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
     return number_linked(len(judged), ((place, first.setdefault(key, place)) for place, key in shared))
 
 
-def draws_among(memes: NDArray[np.bool_], groups: Ints | None) -> int:
-    """Counts the independent draws among the marked memes (bool of shape (memes,)): the memes, or their groups."""
-    return int(memes.sum()) if groups is None else len(np.unique(groups[memes]))
+HARM = ("not harmful", "harmful")
+"""Labels of the task that trials answer."""
+_KINDS = ("precision", "recall", "f1")
+_RATES = ("accuracy", "macro-f1", *(f"{kind}:{label}" for label in HARM for kind in _KINDS))
+
+
+def verdict_arrays(pairs: Sequence[tuple[bool, Judged]]) -> TaskArrays:
+    """Verdicts as answers to the task of harm: gold (harmful or not) and prediction of each meme."""
+    scores = np.array([np.nan if (s := one.prediction.score) is None else s for _, one in pairs], dtype=np.float64)
+    arrays = harm_arrays([gold for gold, _ in pairs], [one.prediction.outcome.harmful for _, one in pairs])
+    # A meme without a class may have a score, too.
+    return replace(arrays, scores=np.stack([1 - scores, scores], axis=1))
+
+
+def harm_arrays(gold: Sequence[bool], predicted: Sequence[bool | None]) -> TaskArrays:
+    """Labels of two classes, True for harmful; None for a meme without one."""
+
+    def flags(labels: Sequence[bool | None]) -> NDArray[np.bool_]:
+        return np.array([[label is False, label is True] for label in labels], dtype=np.bool_)
+
+    answered = np.array([label is not None for label in predicted], dtype=np.bool_)
+    return TaskArrays(HARM, flags(gold), flags(predicted), answered, np.full((len(gold), 2), np.nan))
 
 
 def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Card:
@@ -216,25 +207,25 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
             "Judge more memes, or choose another protocol.",
             reason="NOTHING_TO_SCORE",
         )
-    gold = np.array([harmful for harmful, _ in pairs], dtype=np.int64)
-    predicted = np.array([OUTCOMES.index(one.prediction.outcome) for _, one in pairs], dtype=np.int64)
-    # scikit-learn returns a square matrix; gold labels only fill the first two rows.
-    cells: Ints = confusion_matrix(gold, predicted, labels=range(len(OUTCOMES)))[: len(CLASSES)].astype(np.int64)
+    judged = [one for _, one in pairs]
+    arrays, groups = verdict_arrays(pairs), group_numbers_of(judged)
+    measured = partial(measure, resamples=resamples, seed=seed)
+    more = ("coverage", "auroc:harmful", "auroc-strict:harmful", "brier")
     # One draw for coverage, decided and strict figures: how many are decided varies in it as it does among memes.
-    groups = group_numbers_of([one for _, one in pairs])
-    drawn = _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed)
-    n, harmful = len(pairs), int(gold.sum())
+    found = measured(arrays, (*_RATES, *more), groups)
+    decided = measured(arrays, (*_RATES, "auroc:harmful"), groups, only=arrays.answered)
+    outcomes = [OUTCOMES.index(one.prediction.outcome) for one in judged]
+    cells = np.bincount(len(OUTCOMES) * arrays.gold[:, 1] + outcomes, minlength=2 * len(OUTCOMES)).reshape(2, -1)
+    n, harmful = len(pairs), int(arrays.gold[:, 1].sum())
     # The score of a constant answer on this split, which is the least that a system has to beat.
     majority = max(harmful, n - harmful) / n
-    decided, covered = predicted < len(CLASSES), drawn[:, :, : len(CLASSES)].sum(axis=(1, 2))
-    voted = [(harmful, one) for harmful, one in pairs if one.prediction.vote_harmful is not None]
-    with_score = [one for _, one in pairs if one.prediction.score is not None]
-    # Scores are compared among memes that have one; `auroc_strict` counts the others against the system.
-    scored = [(harmful, one.prediction.score) for harmful, one in pairs if one.prediction.score is not None]
-    auroc, brier = _score_figures(scored, resamples, seed, groups=group_numbers_of(with_score))
-    auroc_decided, auroc_strict = _more_aurocs(pairs, auroc, resamples, seed)
+    voted = [(gold, one) for gold, one in pairs if one.prediction.vote_harmful is not None]
+    votes = harm_arrays([gold for gold, _ in voted], [one.prediction.vote_harmful for _, one in voted])
+    vote = measured(votes, _RATES, group_numbers_of([one for _, one in voted])) if voted else {}
+    with_score = ~np.isnan(arrays.scores[:, 1])
+    scored = [(gold, score) for gold, one in pairs if (score := one.prediction.score) is not None]
     bins = _calibration(scored)
-    levelled, mmae = _mmae([one for _, one in pairs], resamples, seed)
+    levelled, mmae = _mmae(judged, resamples, seed)
     return Card(
         protocol=protocol,
         n=n,
@@ -243,35 +234,26 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         dropped=len(results.judged) - n,
         undecided=int(cells[:, 2].sum()),
         failed=int(cells[:, 3].sum()),
-        coverage=share_figure(
-            float(decided.mean()), covered / drawn.sum(axis=(1, 2)), draws_among(np.ones(n, dtype=bool), groups)
-        ),
+        coverage=known_figure(found["coverage"]),
         majority=majority,
         # The other class has an F1 of 0; this one a recall of 1 and a precision of its share.
         majority_macro_f1=majority / (1 + majority),
-        decided=_rates(
-            gold[decided],
-            predicted[decided],
-            drawn[:, :, : len(CLASSES)],
-            groups=None if groups is None else groups[decided],
-        )
-        if decided.any()
-        else None,
-        strict=_rates(gold, predicted, drawn, groups=groups),
+        decided=_rates(decided, arrays.at(arrays.answered)) if arrays.answered.any() else None,
+        strict=_rates(found, arrays),
         confusion=(_row(cells[0]), _row(cells[1])),
         scored=len(scored),
-        auroc=auroc,
-        brier=brier,
+        auroc=found["auroc:harmful"],
+        brier=found["brier"],
         calibration=bins,
         # Weighted by the size of each bin, as ties make bins uneven.
         ece=sum(b.n * abs(b.mean_score - b.share_harmful) for b in bins) / len(scored) if scored else None,
         levelled=levelled,
         mmae=mmae,
         voted=len(voted),
-        vote=_vote_rates(voted, resamples, seed) if voted else None,
-        scored_decided=sum(one.prediction.outcome.harmful is not None for one in with_score),
-        auroc_decided=auroc_decided,
-        auroc_strict=auroc_strict,
+        vote=_rates(vote, votes) if voted else None,
+        scored_decided=int((with_score & arrays.answered).sum()),
+        auroc_decided=decided["auroc:harmful"],
+        auroc_strict=found["auroc-strict:harmful"],
         groups=0 if groups is None else int(groups.max()) + 1,
     )
 
@@ -295,146 +277,26 @@ def _row(counts: Ints) -> tuple[int, int, int, int]:
     return first, second, third, fourth
 
 
-def _figure(value: float, resampled: Floats) -> Figure:
-    return Figure(value, *resampling.interval(resampled))
+def known_figure(figure: Figure | None) -> Figure:
+    """The figure of a metric that has a value on any memes."""
+    assert figure is not None, "shares of all memes have a value"
+    return figure
 
 
-def share_figure(value: float, resampled: Floats, n: int) -> Figure:
-    """A share of ``n`` memes; if all resamples agree, with the exact interval of Clopper and Pearson (1934).
-
-    The bootstrap interval of identical outcomes has no width: one correctly judged meme would be an accuracy of exactly
-    1. If whole groups are drawn, ``n`` is their number: a group is one draw, however many memes it has.
-    """
-    low, high = resampling.interval(resampled)
-    if low == high:
-        # Rounded: a mean of zeros and ones times n may miss the whole number by its last bit.
-        exact = binomtest(round(value * n), n).proportion_ci(confidence_level=0.95, method="exact")
-        low, high = float(exact.low), float(exact.high)
-    return Figure(value, low, high)
-
-
-def edge_figure(value: float, resampled: Floats, n: int) -> Figure:
-    """A figure in [0, 1] that is not a share, such as an F1: at 0 and 1 it gets the interval of a share of ``n``.
-
-    Resamples may also agree on another value, for example because all scores are equal; then nothing varies. But a
-    single draw always agrees with itself.
-    """
-    return share_figure(value, resampled, n) if (value in (0.0, 1.0) and n) or n == 1 else _figure(value, resampled)
-
-
-def error_figure(value: float, resampled: Floats, *, n: int, largest: float) -> Figure:
-    """A mean error in steps, at most ``largest``; at 0 and ``largest`` it gets the interval of a share of ``n``."""
-    share = edge_figure(value / largest, resampled / largest, n)
-    return Figure(value, share.low * largest, share.high * largest)
-
-
-def _rates(gold: Ints, predicted: Ints, drawn: Ints, *, groups: Ints | None) -> Rates:
-    """Rates of ``predicted`` (int of shape (memes,), places in OUTCOMES), intervals from resampled confusion tables."""
-    precision, recall, f1, support = precision_recall_fscore_support(
-        gold, predicted, labels=[0, 1], average=None, zero_division=0
-    )
-    over = resampling.rates(drawn)
-
-    def of_class(place: int, name: str) -> ClassScores:
-        # The exact intervals of precision and recall use different counts: memes given the class, memes of the class.
-        there, named = (draws_among(of == place, groups) for of in (gold, predicted))
-        return ClassScores(
-            name=name,
-            precision=share_figure(float(precision[place]), over.precision[place], named) if named else None,
-            recall=share_figure(float(recall[place]), over.recall[place], there) if there else None,
-            f1=edge_figure(float(f1[place]), over.f1[place], there or named),
-            support=int(support[place]),
-        )
-
-    n = draws_among(np.ones(len(gold), dtype=bool), groups)
-    classes = (of_class(0, "not harmful"), of_class(1, "harmful"))
-    value = float(f1.mean())
-    macro_f1 = edge_figure(value, over.macro_f1, n) if value in (0.0, 1.0) else _figure(value, over.macro_f1)
-    if macro_f1.low == macro_f1.high:
-        # Without width, for example if there is only one class: takes the mean of both classes' bounds.
-        low, high = (fmean(getattr(one.f1, end) for one in classes) for end in ("low", "high"))
-        macro_f1 = Figure(macro_f1.value, low, high)
+def _rates(found: Mapping[str, Figure | None], arrays: TaskArrays) -> Rates:
+    classes = [class_scores(found, label, int(arrays.gold[:, place].sum())) for place, label in enumerate(HARM)]
     return Rates(
-        n=len(gold),
-        accuracy=share_figure(float(accuracy_score(gold, predicted)), over.accuracy, n),
-        macro_f1=macro_f1,
-        classes=classes,
+        n=len(arrays.answered),
+        accuracy=known_figure(found["accuracy"]),
+        macro_f1=known_figure(found["macro-f1"]),
+        classes=(classes[0], classes[1]),
     )
 
 
-def _drawn(cells: Ints, gold: Ints, predicted: Ints, *, groups: Ints | None, resamples: int, seed: int) -> Ints:
-    """Resampled counts of cells (gold x outcome) over memes, or over groups of memes."""
-    if groups is None:
-        return resampling.draw_cells(cells, resamples, seed)
-    shape = (cells.shape[0], cells.shape[1])
-    return resampling.draw_group_cells(gold * shape[1] + predicted, shape, groups, resamples=resamples, seed=seed)
-
-
-def _vote_rates(voted: Sequence[tuple[bool, Judged]], resamples: int, seed: int) -> Rates:
-    gold, predicted = np.array([(harmful, one.prediction.vote_harmful) for harmful, one in voted], dtype=np.int64).T
-    cells = confusion_matrix(gold, predicted, labels=[0, 1]).astype(np.int64)
-    groups = group_numbers_of([one for _, one in voted])
-    drawn = _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed)
-    return _rates(gold, predicted, drawn, groups=groups)
-
-
-def _score_figures(
-    scored: Sequence[tuple[bool, float]], resamples: int, seed: int, *, groups: Ints | None
-) -> tuple[Figure | None, Figure | None]:
-    """AUROC and Brier score."""
-    if not scored:
-        return None, None
-    gold = np.array([harmful for harmful, _ in scored], dtype=bool)
-    scores = np.array([score for _, score in scored], dtype=np.float64)
-    aurocs, briers = resampling.auroc_and_brier(gold, scores, resamples, seed, groups=groups)
-    n = draws_among(np.ones_like(gold), groups)
-    brier = edge_figure(float(brier_score_loss(gold, scores, labels=CLASSES)), briers, n)
-    # A ranking needs both classes; the Brier score does not.
-    if gold.all() or not gold.any():
-        return None, brier
-    return _auroc_figure(gold, scores, aurocs, groups=groups), brier
-
-
-_OUTRANKED = {True: -1.0, False: 2.0}
-"""Substitute for a missing score, by gold label: below all scores if harmful, above all if not."""
-
-
-def _more_aurocs(
-    pairs: Sequence[tuple[bool, Judged]], scored: Figure | None, resamples: int, seed: int
-) -> tuple[Figure | None, Figure | None]:
-    """AUROC over decided and over all memes, from gold labels with predictions and the AUROC over scored ones.
-
-    A system can raise its figure over scored memes by withholding scores, so these two are reported beside it.
-    """
-    with_score = sum(one.prediction.score is not None for _, one in pairs)
-    decided = [
-        (harmful, one)
-        for harmful, one in pairs
-        if one.prediction.score is not None and one.prediction.outcome.harmful is not None
-    ]
-    # Reused if it covers the same memes, as a bootstrap of thousands of memes takes seconds.
-    of_decided = scored if len(decided) == with_score else _auroc(decided, resamples, seed)
-    # No score is missing: both figures are the same.
-    if with_score == len(pairs):
-        return of_decided, scored
-    return of_decided, _auroc(pairs, resamples, seed) if with_score else None
-
-
-def _auroc(pairs: Sequence[tuple[bool, Judged]], resamples: int, seed: int) -> Figure | None:
-    gold = np.array([harmful for harmful, _ in pairs], dtype=bool)
-    if gold.all() or not gold.any():
-        return None
-    scores = [(harmful, one.prediction.score) for harmful, one in pairs]
-    ranks = np.array([_OUTRANKED[harmful] if score is None else score for harmful, score in scores], dtype=np.float64)
-    groups = group_numbers_of([one for _, one in pairs])
-    aurocs, _ = resampling.auroc_and_brier(gold, ranks, resamples, seed, groups=groups)
-    return _auroc_figure(gold, ranks, aurocs, groups=groups)
-
-
-def _auroc_figure(gold: NDArray[np.bool_], scores: Floats, drawn: Floats, *, groups: Ints | None) -> Figure:
-    # At 0 and 1 it gets the interval of a share of the rarer class.
-    rarer = min(draws_among(of, groups) for of in (gold, ~gold))
-    return edge_figure(float(roc_auc_score(gold, scores)), drawn, rarer)
+def class_scores(found: Mapping[str, Figure | None], label: str, support: int) -> ClassScores:
+    """Scores of one class, from figures by the names of their metrics."""
+    precision, recall, f1 = (found[f"{kind}:{label}"] for kind in _KINDS)
+    return ClassScores(name=label, precision=precision, recall=recall, f1=known_figure(f1), support=support)
 
 
 def _calibration(scored: Sequence[tuple[bool, float]]) -> tuple[Bin, ...]:
@@ -468,15 +330,13 @@ def _mmae(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[int, Fig
     n = len(levelled)
     if not n:
         return 0, None
-    gold, predicted = np.array([(one.meme.level, one.prediction.level) for one in levelled], dtype=np.int64).T
-    cells = confusion_matrix(gold, predicted, labels=range(len(Level))).astype(np.int64)
-    # Uses the function for resamples, so that value and interval share one definition.
-    (value,) = resampling.mmae(cells[None]).tolist()
-    groups = group_numbers_of(levelled)
-    drawn = _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed)
-    return n, error_figure(
-        value, resampling.mmae(drawn), n=draws_among(np.ones(n, dtype=bool), groups), largest=len(Level) - 1
+    gold, predicted = (
+        np.array(levels)[:, None] == np.arange(len(Level))
+        for levels in zip(*((one.meme.level, one.prediction.level) for one in levelled), strict=True)
     )
+    scores = np.full((n, len(Level)), np.nan)
+    arrays = TaskArrays(tuple(level.name for level in Level), gold, predicted, np.ones(n, dtype=np.bool_), scores)
+    return n, measure(arrays, ("mmae",), group_numbers_of(levelled), resamples=resamples, seed=seed)["mmae"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,21 +381,15 @@ def score(
     """
     if not gold or len(gold) != len(predicted):
         raise ValueError("scores need at least one meme, and one label each")
-    truth, labels = np.asarray(gold, dtype=bool), np.asarray(predicted, dtype=bool)
-    cells = confusion_matrix(truth, labels, labels=CLASSES).astype(np.int64)
-    drawn = (
-        resampling.draw_cells(cells, resamples, seed)
-        if groups is None
-        else resampling.draw_group_cells(2 * truth + labels, cells.shape, groups, resamples=resamples, seed=seed)
-    )
-    over, n = resampling.rates(drawn), draws_among(np.ones_like(truth), groups)
+    arrays = harm_arrays(gold, predicted)
+    found = measure(arrays, ("accuracy", "macro-f1"), groups, resamples=resamples, seed=seed)
+    share = float(arrays.gold[:, 1].mean())
+    errors = None if probabilities is None else np.asarray(probabilities) - arrays.gold[:, 1]
     return Scores(
-        n=len(truth),
-        harmful=int(truth.sum()),
-        majority=max(float(truth.mean()), 1 - float(truth.mean())),
-        accuracy=share_figure(float(accuracy_score(truth, labels)), over.accuracy, n),
-        macro_f1=edge_figure(
-            float(f1_score(truth, labels, labels=CLASSES, average="macro", zero_division=0)), over.macro_f1, n
-        ),
-        brier=None if probabilities is None else float(brier_score_loss(truth, probabilities, labels=CLASSES)),
+        n=len(gold),
+        harmful=int(arrays.gold[:, 1].sum()),
+        majority=max(share, 1 - share),
+        accuracy=known_figure(found["accuracy"]),
+        macro_f1=known_figure(found["macro-f1"]),
+        brier=None if errors is None else float((errors**2).mean()),
     )

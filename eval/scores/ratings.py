@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from eval.scores.alpha import alpha
-from eval.scores.metrics import Figure
+from eval.scores.bootstrap import Figure
 from eval.scores.resampled_means import mean_of
 from serving.docket.review.agreement import Kappa, fleiss
 

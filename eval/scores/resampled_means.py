@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from eval.scores.metrics import Figure, share_figure
-from eval.scores.resampling import Floats, interval
+from eval.scores.bootstrap import Figure, Floats, interval, share_figure
 
 RESAMPLES = 2000
 MemeValues = Sequence[tuple[str, float]]

@@ -20,9 +20,9 @@ from eval.datasets.protocol import Protocol
 from eval.datasets.read_tasks import gold_by_meme
 from eval.runs.folder import dataset_of
 from eval.runs.results import Results
+from eval.scores.bootstrap import Figure
 from eval.scores.compare import SURE, holm
 from eval.scores.label_metrics import right_answers
-from eval.scores.metrics import Figure
 from eval.scores.task_card import arrays_of, question_of
 from retrieval.text import script_of
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from court.display import word
-from eval.scores.metrics import OUTCOMES, Card, Figure, Rates, noise
+from eval.scores.bootstrap import Figure
+from eval.scores.metrics import OUTCOMES, Card, Rates, noise
 
 
 def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:

@@ -7,7 +7,7 @@ frequent label, or no label at all if a meme may have none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,29 +16,18 @@ from numpy.typing import NDArray
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
 from eval.runs.results import Judged, Results
-from eval.scores import resampling
+from eval.scores.bootstrap import RESAMPLES, Figure
 from eval.scores.label_metrics import (
     BASELINE_FREE,
     METRICS,
-    OF_SCORES,
-    Metric,
     TaskArrays,
     counted_memes,
     metric_of,
-    right_answers,
     strict_name,
     value_of,
 )
-from eval.scores.metrics import (
-    RESAMPLES,
-    Figure,
-    draws_among,
-    edge_figure,
-    error_figure,
-    group_numbers_of,
-    share_figure,
-)
-from eval.scores.resampling import Floats
+from eval.scores.measure import measure
+from eval.scores.metrics import group_numbers_of
 from eval.solvers.question import Question, gold_of
 
 SINGLE = ("accuracy", "macro-f1", "micro-f1", "weighted-f1")
@@ -54,11 +43,6 @@ MULTI = (
 )
 SCORED = ("auroc", "micro-auroc", "brier")
 """Metrics of probabilities, added if there are any."""
-_OVER_LABELS = frozenset({"macro-f1", "binary-macro-f1", "mean-binary-macro-f1", "weighted-binary-macro-f1"})
-"""Means that stay below 1 if no meme, or every meme, has some label."""
-# Sixteen mebibytes of weights, whatever the number of memes.
-_AT_ONCE = 1 << 21
-"""Weights held in memory at once, over all resamples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,41 +132,18 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
     # Next to a metric over some memes stands its form over all.
     names = tuple(dict.fromkeys(form for name in usual for form in (name, strict_name(name))))
     per_label = [f"{kind}:{label}" for label in question.labels for kind in _LABEL_KINDS]
-    # A strict form differs from its metric only if memes are missing; a bootstrap of thousands takes seconds.
-    same_as = {
-        strict_name(name): name
-        for name in (*names, *per_label)
-        if strict_name(name) != name and counted_memes(name, arrays) == len(judged)
-    }
-    every = tuple(name for name in (*names, *per_label) if name not in same_as)
-    # All metrics share the same draws, so that figures of one run can be compared.
-    drawn = resampled(
-        [metric_of(name, question.labels) for name in every], arrays, groups, resamples=resamples, seed=seed
-    )
-    each = dict(zip(every, drawn, strict=True))
-    n, counts = len(judged), _draws_of(arrays, groups)
-
-    def figure(name: str) -> Figure | None:
-        name = same_as.get(name, name)
-        value = value_of(metric_of(name, question.labels), arrays)
-        # A metric may be undefined in a resample (a label that was not drawn), which says nothing about
-        # the interval.
-        over = each[name][~np.isnan(each[name])]
-        if value is None or not over.size:
-            return None
-        return _with_interval(name, value, over, arrays=arrays, n=counts.get(name, counts[""]))
-
+    found = measure(arrays, (*names, *per_label), groups, resamples=resamples, seed=seed)
     always, words = baseline_of(question, arrays)
     return TaskCard(
         question=question,
-        n=n,
+        n=len(judged),
         groups=0 if groups is None else int(groups.max()) + 1,
         unanswered=int((~arrays.answered).sum()),
         # Left open and failed both count as wrong; they are told apart because only a failure may be
         # cured by trying again.
         failed=sum(one.prediction.outcome == "FAILED" for one in judged),
         scored=int((~np.isnan(arrays.scores).any(axis=1)).sum()),
-        figures={name: figure(name) for name in names},
+        figures={name: found[name] for name in names},
         over={name: counted_memes(name, arrays) for name in names},
         baseline={
             # A constant answer ranks nothing, so that a baseline of AUROC or Brier would be an
@@ -191,7 +152,7 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
             for name in names
         },
         baseline_words=words,
-        labels=tuple(_label_figures(arrays, label, place, figure) for place, label in enumerate(question.labels)),
+        labels=tuple(_label_figures(arrays, label, place, found) for place, label in enumerate(question.labels)),
         by_order=_by_order(judged, arrays, question, names),
     )
 
@@ -255,26 +216,6 @@ def metrics_of(question: Question, *, scored: bool, votes: bool) -> tuple[str, .
     return tuple(dict.fromkeys((*named, *usual, *also)))
 
 
-def resampled(
-    metrics: Sequence[Metric],
-    arrays: TaskArrays,
-    groups: NDArray[np.int64] | None,
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> list[Floats]:
-    """Values of metrics over the same resamples, each of shape (resamples,), NaN if undefined."""
-    rng, n = np.random.default_rng(seed), len(arrays.answered)
-    # At least one resample at a time, even if a single one exceeds the bound.
-    step = max(1, _AT_ONCE // n)
-    parts: list[list[Floats]] = [[] for _ in metrics]
-    for start in range(0, resamples, step):
-        weights = resampling.draw_weights(groups, n, min(step, resamples - start), rng)
-        for part, metric in zip(parts, metrics, strict=True):
-            part.append(metric(arrays, weights))
-    return [np.concatenate(part) for part in parts]
-
-
 def baseline_of(question: Question, arrays: TaskArrays) -> tuple[TaskArrays, str]:
     """The baseline's constant answers, and their description."""
     if question.multi:
@@ -286,69 +227,19 @@ def baseline_of(question: Question, arrays: TaskArrays) -> tuple[TaskArrays, str
     return arrays.replaced(always), f"always {question.labels[most]}"
 
 
-def _with_interval(name: str, value: float, over: Floats, *, arrays: TaskArrays, n: int) -> Figure:
-    """A figure with its percentiles, or the exact interval of a share of ``n`` draws if all resamples agree."""
-    kind = name.partition(":")[0]
-    # It does not depend on the answers, and annotators may all agree.
-    if kind == "agreement-ceiling":
-        return Figure(value, *resampling.interval(over))
-    if kind in ("mmae", "mmae-strict"):
-        return error_figure(value, over, n=n, largest=len(arrays.labels) - 1)
-    if kind in OF_SCORES or not n:
-        return edge_figure(value, over, n)
-    # All answers are right, yet the mean is below 1: scales the interval of a share of 1.
-    if kind in _OVER_LABELS and value and _all_right(arrays, name.partition(":")[2]):
-        return error_figure(value, over, n=n, largest=value)
-    return share_figure(value, over, n)
-
-
-def _all_right(arrays: TaskArrays, label: str) -> bool:
-    """True if all answers are right, about this label or, if it is empty, about all labels."""
-    if not label:
-        return bool(right_answers(arrays).all())
-    place = arrays.labels.index(label)
-    return bool((arrays.answered & (arrays.gold[:, place] == arrays.predicted[:, place])).all())
-
-
-def _draws_of(arrays: TaskArrays, groups: NDArray[np.int64] | None) -> dict[str, int]:
-    """Number of independent draws behind each figure, by name; the empty name is for figures over all memes."""
-    scored = ~np.isnan(arrays.scores)
-    found = {
-        "": draws_among(np.ones_like(arrays.answered), groups),
-        "mmae": draws_among(arrays.answered, groups),
-        "brier": draws_among(np.asarray(scored.all(axis=1)), groups),
-    }
-
-    def rarer(yes: NDArray[np.bool_], no: NDArray[np.bool_]) -> int:
-        """Draws of the rarer of yes and no, which limit the area under a curve."""
-        return min(draws_among(yes, groups), draws_among(no, groups))
-
-    for place, label in enumerate(arrays.labels):
-        gold, there = arrays.gold[:, place], scored[:, place]
-        of, to = (draws_among(flags, groups) for flags in (gold, arrays.predicted[:, place]))
-        least = rarer(gold & there, ~gold & there)
-        found |= {f"precision:{label}": to, f"recall:{label}": of, f"f1:{label}": of or to, f"auroc:{label}": least}
-        found[f"auroc-strict:{label}"] = rarer(gold, ~gold)
-    for kind, there in (("auroc", scored), ("auroc-strict", np.ones_like(scored))):
-        found[kind] = min(found[f"{kind}:{label}"] for label in arrays.labels)
-        some_yes, some_no = ((flags & there).any(axis=1) for flags in (arrays.gold, ~arrays.gold))
-        found[f"micro-{kind}"] = rarer(np.asarray(some_yes), np.asarray(some_no))
-    return found
-
-
 _LABEL_KINDS = ("precision", "recall", "f1", "binary-accuracy", "binary-macro-f1", "auroc", "auroc-strict")
 
 
-def _label_figures(arrays: TaskArrays, label: str, place: int, figure: Callable[[str], Figure | None]) -> LabelFigures:
+def _label_figures(arrays: TaskArrays, label: str, place: int, found: Mapping[str, Figure | None]) -> LabelFigures:
     gold = arrays.gold[:, place]
     # A single label's baseline always answers no, whatever the baseline of the whole task is.
     never = arrays.replaced(np.zeros_like(arrays.predicted))
-    values: dict[str, Figure | None] = {kind: figure(f"{kind}:{label}") for kind in _LABEL_KINDS}
+    values: dict[str, Figure | None] = {kind: found[f"{kind}:{label}"] for kind in _LABEL_KINDS}
 
     def baseline(kind: str) -> float:
-        found = value_of(metric_of(f"{kind}:{label}", arrays.labels), never)
-        assert found is not None, "shares of all memes have a value"
-        return found
+        value = value_of(metric_of(f"{kind}:{label}", arrays.labels), never)
+        assert value is not None, "shares of all memes have a value"
+        return value
 
     f1, accuracy, macro_f1 = (values[kind] for kind in ("f1", "binary-accuracy", "binary-macro-f1"))
     assert f1 is not None and accuracy is not None and macro_f1 is not None, "shares of all memes have a value"

@@ -6,24 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from court.errors import BadRequest
 from eval.runs.results import Judged, Results
-from eval.scores import resampling
-from eval.scores.compare import FEWEST_TO_SAY, SURE, mcnemar, signed_interval
+from eval.scores.bootstrap import RESAMPLES, Figure, draws_among
+from eval.scores.compare import FEWEST_TO_SAY, SURE, mcnemar, paired_differences, shared_memes, signed_interval
 from eval.scores.label_metrics import (
     LOWER_IS_BETTER,
-    TaskArrays,
     differing_answers,
     metric_of,
     name_over_all,
     right_answers,
     value_of,
 )
-from eval.scores.metrics import RESAMPLES, Figure, draws_among, group_numbers_of
+from eval.scores.metrics import group_numbers_of
 from eval.scores.tables import figure
-from eval.scores.task_card import arrays_of, metrics_of, question_of, resampled
+from eval.scores.task_card import arrays_of, metrics_of, question_of
 from eval.solvers.question import gold_of
 
 
@@ -111,17 +109,8 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
         )
     task = question_a.task
     in_a, in_b = ({one.meme.id: one for one in arrays_of(results)[0]} for results in (a, b))
-    pairs = [(one, in_b[id_]) for id_, one in in_a.items() if id_ in in_b]
-    if not pairs:
-        raise BadRequest(f"{a.name} and {b.name} share no meme: there is nothing to compare.", reason="NOTHING_SHARED")
-    # With two versions of gold, the comparison would be between the versions.
-    at_odds = [x.meme.id for x, y in pairs if gold_of(x.meme, task) != gold_of(y.meme, task)]
-    if at_odds:
-        raise BadRequest(
-            f"{a.name} and {b.name} disagree on the gold label of {len(at_odds):,} memes, {at_odds[0]} among them: "
-            "they were scored on different data, or different versions of it.",
-            reason="GOLD_DIFFERS",
-        )
+    gold_a, gold_b = ({id_: gold_of(one.meme, task) for id_, one in of.items()} for of in (in_a, in_b))
+    pairs = [(in_a[id_], in_b[id_]) for id_ in shared_memes(a, b, gold_a, gold_b)]
     # Both on the same memes in the same order: rows of the arrays are compared one by one.
     (judged, of_a), (_, of_b) = (
         arrays_of(replace(results, judged=tuple(pair[place] for pair in pairs))) for place, results in enumerate((a, b))
@@ -146,7 +135,7 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
         official=name_over_all(question_a.official or usual[0], of_a, of_b),
         a=figures[0],
         b=figures[1],
-        differences=_differences(names, figures, (of_a, of_b), groups, resamples=resamples, seed=seed),
+        differences=paired_differences(names, (of_a, of_b), groups, resamples=resamples, seed=seed),
         only_a_right=only_a,
         only_b_right=only_b,
         mcnemar_p=mcnemar(only_a, only_b),
@@ -183,28 +172,6 @@ def task_comparison_in_words(comparison: TaskComparison) -> list[str]:
     if comparison.mcnemar_p < SURE and not comparison.sure:
         sentences.append("Whole answers differ by more than chance, the official figure does not.")
     return sentences
-
-
-def _differences(
-    names: tuple[str, ...],
-    figures: list[dict[str, float | None]],
-    both: tuple[TaskArrays, TaskArrays],
-    groups: NDArray[np.int64] | None,
-    *,
-    resamples: int,
-    seed: int,
-) -> dict[str, Figure]:
-    found = {}
-    metrics = [metric_of(name, both[0].labels) for name in names]
-    # The same seed for both: the same memes are drawn.
-    drawn = [resampled(metrics, of, groups, resamples=resamples, seed=seed) for of in both]
-    for place, name in enumerate(names):
-        value_a, value_b = figures[0][name], figures[1][name]
-        over = drawn[0][place] - drawn[1][place]
-        over = over[~np.isnan(over)]
-        if value_a is not None and value_b is not None and over.size:
-            found[name] = Figure(value_a - value_b, *resampling.interval(over))
-    return found
 
 
 def _answered_labels(one: Judged, task: str) -> tuple[str, ...] | None:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from court.errors import BadRequest
 from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.runs.results import Results
+from eval.scores.bootstrap import Figure
+from eval.scores.choose import best_first
 from eval.scores.compare import FEWEST_TO_SAY
-from eval.scores.metrics import Figure, draws_among, group_numbers_of
-from eval.scores.resampling import Floats, interval
-from eval.solvers.prediction import Outcome
+from eval.scores.label_metrics import TaskArrays, right_answers
+from eval.scores.metrics import group_numbers_of, harm_arrays, verdict_arrays
 from eval.studies.arms import Arm, parse_setting
 
-_AT_ONCE = 500
-"""Resamples held in memory at once."""
 _FEWEST = 4
 """Fewest harmful and fewest harmless memes for a choice."""
 
@@ -172,108 +170,42 @@ def rank(
             reason="TOO_FEW_TO_CHOOSE",
         )
     names: list[tuple[str, float | None]] = []
-    predicted: list[NDArray[np.int64]] = []
+    systems: list[TaskArrays] = []
     for run, each in zip(runs, pairs, strict=True):
-        # 2 means no class, for undecided and failed memes.
-        outcomes = np.array([_CLASS.get(one.prediction.outcome, 2) for _, one in each])
-        scores = np.array([np.nan if (s := one.prediction.score) is None else s for _, one in each])
+        arrays = verdict_arrays(each)
         names.append((run.name, None))
-        predicted.append(outcomes)
+        systems.append(arrays)
+        scores = arrays.scores[:, 1]
         # Without any score, each threshold would add a candidate with the same verdicts.
         if np.isnan(scores).all():
             continue
         for threshold in thresholds:
+            outcomes = [one.prediction.outcome.harmful for _, one in each]
+            labels = [old if np.isnan(s) else bool(s >= threshold) for old, s in zip(outcomes, scores, strict=True)]
             names.append((run.name, threshold))
-            predicted.append(np.where(np.isnan(scores), outcomes, (scores >= threshold).astype(np.int64)))
-    table = np.stack(predicted)
-    whole = _macro_f1(np.ones((1, gold.size)), gold, table)[0]
-    # Rounded, or the last bits of a sum would decide between equally good candidates.
-    order = np.argsort(-whole.round(12), kind="stable")
+            systems.append(harm_arrays(gold.tolist(), labels))
+    # Candidates differ by their verdicts alone: scores are compared only through thresholds.
+    unscored = [replace(one, scores=np.full_like(one.scores, np.nan)) for one in systems]
     # Memes that share a group or a template are not independent draws, as in all other intervals.
     groups = group_numbers_of([one for _, one in pairs[0]])
-    drawn, flattered_by = _resampled(gold, table, groups, best=int(order[0]), resamples=resamples, seed=seed)
-    # 2 (no class) never equals a gold label: it counts as wrong, as in all strict figures.
-    right = (table == gold).mean(axis=1)
+    ranking = best_first(
+        unscored, "macro-f1", groups, needed=np.stack([~gold, gold], axis=1), resamples=resamples, seed=seed
+    )
+    assert ranking is not None, "a macro-F1 has a value on any memes"
     return Sweep(
         protocol=protocol,
         n=gold.size,
         candidates=tuple(
             Candidate(
-                run=names[place][0],
-                threshold=names[place][1],
-                macro_f1=Figure(float(whole[place]), *interval(drawn[:, place])),
-                accuracy=float(right[place]),
-                coverage=float((table[place] < 2).mean()),
-                behind=Figure(float(whole[order[0]] - whole[place]), *interval(drawn[:, order[0]] - drawn[:, place])),
-                differing=draws_among(table[order[0]] != table[place], groups),
+                run=names[one.number][0],
+                threshold=names[one.number][1],
+                macro_f1=one.value,
+                accuracy=float(right_answers(systems[one.number]).mean()),
+                coverage=float(systems[one.number].answered.mean()),
+                behind=one.behind,
+                differing=one.differing,
             )
-            for place in order.tolist()
+            for one in ranking.systems
         ),
-        flattered_by=flattered_by,
+        flattered_by=ranking.flattered_by,
     )
-
-
-_CLASS = {Outcome.NOT_HARMFUL: 0, Outcome.HARMFUL: 1}
-
-
-def _resampled(
-    gold: NDArray[np.bool_],
-    predicted: NDArray[np.int64],
-    groups: NDArray[np.int64] | None,
-    *,
-    best: int,
-    resamples: int,
-    seed: int,
-) -> tuple[Floats, float]:
-    """Macro-F1 of every candidate in every resample, and the selection bias of the best.
-
-    Each resample picks the candidate that is best on the drawn memes and scores it on the memes that were not drawn,
-    about 37 % of them (the bootstrap of Tsamardinos, Greasidou & Borboudakis 2018, "Bootstrapping the out-of-sample
-    predictions for efficient and accurate cross-validation", section 3). The bias is the mean score of the overall best
-    on these memes minus that of the picked ones. Both use the same memes, so that the effect of having fewer memes on a
-    macro-F1 cancels out.
-
-    Returns:
-        float of shape (resamples, candidates), and the mean.
-    """
-    rng = np.random.default_rng(seed)
-    units = gold.size if groups is None else int(groups.max()) + 1
-    drawn: list[Floats] = []
-    losses: list[Floats] = []
-    for start in range(0, resamples, _AT_ONCE):
-        size = min(_AT_ONCE, resamples - start)
-        # Draws are not stratified by class, so that the share of harmful memes varies naturally.
-        weights = rng.multinomial(units, np.full(units, 1 / units), size=size).astype(np.float64)
-        # A meme occurs as often as its group.
-        weights = weights if groups is None else weights[:, groups]
-        left = (weights == 0).astype(np.float64)
-        inside, outside = _macro_f1(weights, gold, predicted), _macro_f1(left, gold, predicted)
-        drawn.append(inside)
-        # The macro-F1 is meaningless if the memes left out lack a class.
-        both = (left @ gold > 0) & (left @ ~gold > 0)
-        each = np.arange(size)
-        # Picked on the drawn memes, scored on those left out; ties go to the first, as in the table itself.
-        losses.append((outside[each, best] - outside[each, inside.argmax(axis=1)])[both])
-    lost = np.concatenate(losses)
-    # A negative bias is due to chance: picking the best can't deflate its score.
-    return np.concatenate(drawn), max(0.0, float(lost.mean())) if lost.size else 0.0
-
-
-def _macro_f1(weights: Floats, gold: NDArray[np.bool_], predicted: NDArray[np.int64]) -> Floats:
-    """Strict macro-F1, as in :func:`eval.scores.resampling.rates`, of many candidates on many draws of the memes.
-
-    Args:
-        weights: float of shape (draws, memes): number of times that each meme was drawn.
-        gold: bool of shape (memes,).
-        predicted: int of shape (candidates, memes): 0, 1, or 2 for no class.
-
-    Returns:
-        float of shape (draws, candidates).
-    """
-    f1 = []
-    for number, of_class in enumerate((~gold, gold)):
-        hits = weights @ ((predicted == number) & of_class).T
-        claimed = weights @ (predicted == number).T
-        # 0 / 0 counts as 0, as in eval.scores.resampling.rates.
-        f1.append(2 * hits / np.maximum(claimed + (weights @ of_class)[:, None], 1))
-    return np.asarray((f1[0] + f1[1]) / 2, dtype=np.float64)

@@ -1,6 +1,6 @@
 """Figures of the witness: labels versus truth, abstentions, and support of findings by citations.
 
-Figures use scikit-learn; intervals are 95 %, by percentile bootstrap over claims (:mod:`eval.scores.resampling`).
+A claim is answered like a question with two labels; intervals are 95 %, by percentile bootstrap over claims.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.metrics import precision_recall_fscore_support
 
 from court.errors import BadRequest
 from court.verdict import ClaimLabel
-from eval.scores import resampling
-from eval.scores.metrics import RESAMPLES, ClassScores, Figure, edge_figure, share_figure
-from eval.scores.resampled_means import difference_of
-from eval.scores.resampling import Ints
+from eval.scores.bootstrap import RESAMPLES, Figure
+from eval.scores.label_metrics import TaskArrays
+from eval.scores.measure import measure
+from eval.scores.metrics import ClassScores, class_scores, known_figure
+from eval.scores.resampled_means import difference_of, share_of
 from eval.witness.arms import Arm
 from eval.witness.check import CheckedClaim
 from eval.witness.claims import Gold
 
 _ABSTAINED, _FAILED = 2, 3
 """Columns of a confusion matrix beside the answers false and true."""
+_LABELS = ("False", "True")
+_PER_LABEL = tuple(f"{kind}:{label}" for label in _LABELS for kind in ("precision", "recall", "f1"))
 _BEARS = {ClaimLabel.SUPPORTED: "supports", ClaimLabel.REFUTED: "refutes"}
 
 
@@ -114,60 +116,31 @@ def _card(
     known = [one for one in lines if one.gold is not Gold.UNKNOWN]
     if not known:
         raise BadRequest("No claim of the file is true or false: there is nothing to score.", reason="NOTHING_TO_SCORE")
-    gold = np.array([one.gold is Gold.TRUE for one in known], dtype=np.int64)
-    predicted = np.array([_column(one) for one in known], dtype=np.int64)
-    cells: Ints = np.zeros((2, 4), dtype=np.int64)
-    # `np.add.at`, not `cells[gold, predicted] += 1`, which would count repeated pairs of indices only once.
-    np.add.at(cells, (gold, predicted), 1)
-    # Resampling claims is equivalent to drawing the cells of the confusion matrix from a multinomial, which does not
-    # need claims × resamples in memory.
-    drawn = resampling.draw_cells(cells, resamples, seed)
-    over = resampling.rates(drawn)
-    # Both labels are always listed, so that the arrays have two elements even if every claim is true.
-    precision, recall, f1, support = precision_recall_fscore_support(
-        gold, predicted, labels=[0, 1], average=None, zero_division=0
+    predicted = [_column(one) for one in known]
+    gold = np.array([[one.gold is not Gold.TRUE, one.gold is Gold.TRUE] for one in known], dtype=np.bool_)
+    columns = np.array(predicted)
+    arrays = TaskArrays(
+        _LABELS, gold, columns[:, None] == np.arange(2), columns < _ABSTAINED, np.full(gold.shape, np.nan)
     )
-    n, decided = len(known), predicted < _ABSTAINED
-    drawn_f1 = np.stack(over.f1)
-    # Weights of each resample, whose split between true and false varies too; the sample's weights would leave that
-    # variation out of the interval.
-    weights = drawn.sum(axis=2).T / n
-    right = int((gold == predicted).sum())
+    names = ("coverage", "accuracy", "macro-f1", "weighted-f1", *_PER_LABEL)
+    found = measure(arrays, names, None, resamples=resamples, seed=seed)
+    decided = measure(arrays, ("accuracy",), None, only=arrays.answered, resamples=resamples, seed=seed)
     unknown = [one for one in lines if one.gold is Gold.UNKNOWN]
-    # Columns beyond the first two are abstentions and failures: not answers, but part of every denominator except that
-    # of `decided_accuracy`.
-    answered = drawn[:, :, :_ABSTAINED].sum(axis=(1, 2))
-    hits = drawn[:, 0, 0] + drawn[:, 1, 1]
-
-    def label(place: int, name: str) -> ClassScores:
-        there, named = int(support[place]), int((predicted == place).sum())
-        return ClassScores(
-            name=name,
-            # If no claim was given the label, precision is undefined; sklearn's 0 (`zero_division`) is a placeholder.
-            precision=share_figure(float(precision[place]), over.precision[place], named) if named else None,
-            recall=share_figure(float(recall[place]), over.recall[place], there) if there else None,
-            f1=edge_figure(float(f1[place]), over.f1[place], there or named),
-            support=there,
-        )
+    support = gold.sum(axis=0).tolist()
 
     return WitnessCard(
         arm=arm,
-        n=n,
-        true=int(gold.sum()),
+        n=len(known),
+        true=support[1],
         unknown=len(unknown),
-        abstained=int((predicted == _ABSTAINED).sum()),
-        failed=int((predicted == _FAILED).sum()),
-        coverage=share_figure(float(decided.mean()), answered / n, n),
-        accuracy=share_figure(right / n, over.accuracy, n),
-        # Resamples without any answer have no share and are left out instead of counted as 0.
-        decided_accuracy=share_figure(
-            right / int(decided.sum()), hits[answered > 0] / answered[answered > 0], int(decided.sum())
-        )
-        if decided.any()
-        else None,
-        macro_f1=edge_figure(float(f1.mean()), over.macro_f1, n),
-        weighted_f1=edge_figure(float((f1 * support).sum() / n), np.asarray((drawn_f1 * weights).sum(axis=0)), n),
-        labels=(label(0, "False"), label(1, "True")),
+        abstained=predicted.count(_ABSTAINED),
+        failed=predicted.count(_FAILED),
+        coverage=known_figure(found["coverage"]),
+        accuracy=known_figure(found["accuracy"]),
+        decided_accuracy=decided["accuracy"],
+        macro_f1=known_figure(found["macro-f1"]),
+        weighted_f1=known_figure(found["weighted-f1"]),
+        labels=(class_scores(found, "False", support[0]), class_scores(found, "True", support[1])),
         unknown_abstained=sum(_column(one) == _ABSTAINED for one in unknown) / len(unknown) if unknown else None,
         against=difference_of(_right(known), _right(baseline), resamples=resamples, seed=seed),
         citations=_citations(lines, resamples, seed),
@@ -213,11 +186,7 @@ def _citations(lines: Sequence[CheckedClaim], resamples: int, seed: int) -> Cita
 
 
 def _share(part: int, whole: int, resamples: int, seed: int) -> Figure | None:
-    if not whole:
-        return None
-    # Two cells, resampled like a confusion matrix.
-    drawn = resampling.draw_cells(np.array([part, whole - part], dtype=np.int64), resamples, seed)
-    return share_figure(part / whole, drawn[:, 0] / whole, whole)
+    return share_of([(str(number), float(number < part)) for number in range(whole)], resamples, seed)
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -7,7 +7,7 @@ import pytest
 from eval.probe.compare import ComparedCell, ProbeComparison
 from eval.probe.compared_words import comparison_lead, comparison_sections
 from eval.reports.sections import as_page
-from eval.scores.metrics import Figure
+from eval.scores.bootstrap import Figure
 from tests.support.report_page import Opened
 
 HOSTILE = "<img src=x onerror=alert(1)> </script>"

@@ -30,8 +30,8 @@ from eval.reports.terminal import as_terminal
 from eval.reports.wrong import VerdictFault
 from eval.runs.folder import DOCKET, RunFolder
 from eval.runs.results import read_results
+from eval.scores.bootstrap import Figure as Estimate
 from eval.scores.metrics import Bin, card
-from eval.scores.metrics import Figure as Estimate
 from eval.scores.published import PublishedRow
 from tests.support.golden import check_figures
 from tests.support.paths import GOLDEN

@@ -1,4 +1,4 @@
-"""Choice between ways of asking a question: the best, those within noise of it, and the optimism of the choice."""
+"""Choice among systems on the same memes: the best, those within noise of it, and the optimism of the choice."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import numpy as np
 
 from court.errors import BadRequest
 from eval.runs.results import Results
-from eval.scores import resampling
+from eval.scores.bootstrap import RESAMPLES, Bools, Figure, Floats, Ints, draws_among, interval, weights_of
 from eval.scores.compare import FEWEST_TO_SAY
-from eval.scores.label_metrics import LOWER_IS_BETTER, differing_answers, metric_of, name_over_all, value_of
-from eval.scores.metrics import RESAMPLES, Figure, draws_among, group_numbers_of
-from eval.scores.resampling import draw_weights
+from eval.scores.label_metrics import (
+    LOWER_IS_BETTER,
+    TaskArrays,
+    differing_answers,
+    metric_of,
+    name_over_all,
+    value_of,
+)
+from eval.scores.metrics import group_numbers_of
 from eval.scores.task_card import arrays_of, metrics_of, question_of
-
-_AT_ONCE = 500
-"""Resamples held in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,6 @@ class Choice:
 def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: int = 0) -> Choice:
     """Orders runs that asked the same question of the same memes.
 
-    The selection bias is measured on the memes that a resample did not draw, as in :func:`eval.studies.sweeping.rank`
-    for settings of trials.
-
     Raises:
         BadRequest: The runs are on different memes, or the official metric is undefined for one.
     """
@@ -81,41 +81,97 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
     arrays, groups = [each for _, each in read], group_numbers_of(read[0][0])
     # A way that leaves the harder memes open must not win by its figure over the others.
     official, name = name, name_over_all(name, *arrays)
-    metric, up = metric_of(name, question.labels), _direction(name)
-    whole = [value_of(metric, each) for each in arrays]
-    values = up * np.array([np.nan if value is None else value for value in whole])
-    if np.isnan(values).any():
+    ranking = best_first(arrays, name, groups, resamples=resamples, seed=seed)
+    if ranking is None:
         raise BadRequest(
             f"{official} has no value on these memes: nothing can be chosen by it.", reason="TOO_FEW_TO_CHOOSE"
         )
-    # Rounded, or the last bits of a sum would decide between equally good ways.
-    order = np.argsort(-values.round(12), kind="stable")
-    best, rng = int(order[0]), np.random.default_rng(seed)
-    inside, lost = [], []
-    for start in range(0, resamples, _AT_ONCE):
-        weights = draw_weights(groups, len(memes[0]), min(_AT_ONCE, resamples - start), rng)
-        # Memes that a resample left out did not influence its pick, so they measure it without bias.
-        left = (weights == 0).astype(np.float64)
-        drawn = up * np.stack([metric(each, weights) for each in arrays], axis=1)
-        outside = up * np.stack([metric(each, left) for each in arrays], axis=1)
-        inside.append(drawn)
-        # A way without a value in a resample is not picked there.
-        each_, picked = np.arange(len(weights)), np.nan_to_num(drawn, nan=-np.inf).argmax(axis=1)
-        lost.append(outside[each_, best] - outside[each_, picked])
-    over, losses = np.concatenate(inside), np.concatenate(lost)
-    losses = losses[~np.isnan(losses)]
-
-    def figure(value: float, drawn: resampling.Floats) -> Figure:
-        return Figure(value, *resampling.interval(drawn[~np.isnan(drawn)]))
-
     return Choice(
         metric=name,
         ways=tuple(
-            QuestionVariant(
-                run=runs[place].name,
+            QuestionVariant(runs[one.number].name, one.value, one.behind, one.differing) for one in ranking.systems
+        ),
+        flattered_by=ranking.flattered_by,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RankedSystem:
+    """One of several systems.
+
+    Attributes:
+        number: Its place in the order given.
+        behind: Lead of the best over it, by paired bootstrap; 0 for the best itself.
+        differing: Number of independent draws (memes, or groups of them) on which it differs from the best.
+    """
+
+    number: int
+    value: Figure
+    behind: Figure
+    differing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Systems, best first, ties in the order given, and the selection bias of the best."""
+
+    systems: tuple[RankedSystem, ...]
+    flattered_by: float
+
+
+def best_first(
+    systems: Sequence[TaskArrays],
+    name: str,
+    groups: Ints | None,
+    *,
+    needed: Bools | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Ranking | None:
+    """Orders systems on the same memes by a metric; None if it has no value for one of them.
+
+    Each resample picks the system that is best on the drawn memes and scores it on the memes that were not drawn, about
+    37 % of them (the bootstrap of Tsamardinos, Greasidou & Borboudakis 2018, "Bootstrapping the out-of-sample
+    predictions for efficient and accurate cross-validation", section 3). The bias is the mean score of the overall best
+    on these memes minus that of the picked ones. Both use the same memes, so that the effect of having fewer memes
+    cancels out.
+
+    Args:
+        needed: Classes that must all be among the memes left out for a score on them to mean something, bool of shape
+            (memes, classes); None for no such condition.
+    """
+    metric, up = metric_of(name, systems[0].labels), _direction(name)
+    whole = [value_of(metric, each) for each in systems]
+    values = up * np.array([np.nan if value is None else value for value in whole])
+    if np.isnan(values).any():
+        return None
+    # Rounded, or the last bits of a sum would decide between equally good systems.
+    order = np.argsort(-values.round(12), kind="stable")
+    best = int(order[0])
+    inside, lost = [], []
+    for weights in weights_of(groups, len(systems[0].answered), resamples=resamples, seed=seed):
+        # Memes that a resample left out did not influence its pick, so they measure it without bias.
+        left = (weights == 0).astype(np.float64)
+        drawn = up * np.stack([metric(each, weights) for each in systems], axis=1)
+        outside = up * np.stack([metric(each, left) for each in systems], axis=1)
+        inside.append(drawn)
+        # A system without a value in a resample is not picked there.
+        each_, picked = np.arange(len(weights)), np.nan_to_num(drawn, nan=-np.inf).argmax(axis=1)
+        loss = outside[each_, best] - outside[each_, picked]
+        lost.append(loss if needed is None else loss[(left @ needed > 0).all(axis=1)])
+    over, losses = np.concatenate(inside), np.concatenate(lost)
+    losses = losses[~np.isnan(losses)]
+
+    def figure(value: float, drawn: Floats) -> Figure:
+        return Figure(value, *interval(drawn[~np.isnan(drawn)]))
+
+    return Ranking(
+        systems=tuple(
+            RankedSystem(
+                number=place,
                 value=figure(up * float(values[place]), up * over[:, place]),
                 behind=figure(float(values[best] - values[place]), over[:, best] - over[:, place]),
-                differing=draws_among(differing_answers(arrays[best], arrays[place]), groups),
+                differing=draws_among(differing_answers(systems[best], systems[place]), groups),
             )
             for place in order.tolist()
         ),
