@@ -15,6 +15,7 @@ from eval.reproduce.drawn import ABILITIES, draw_benches
 from eval.runs.folder import RunFolder
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import expected, rounds_of
+from tests.support.golden import check_figures
 
 TRAIN, TEST = 24, 16
 RULED = (("people from Blueland never wash a cup", None, True),)
@@ -131,7 +132,7 @@ def test_controls_and_comparators_are_reported_beside_the_published_rows(reprodu
     assert output["leaks"]["figure"]["value"] == 0 and "Worth of leaks" in (root / "study/reproduction.md").read_text()
 
 
-def test_claims_and_figures_are_filled(reproduced):
+def test_claims_and_figures_are_filled(reproduced, request):
     root, _, output = reproduced
     claims = {claim["id"]: claim for claim in output["claims"]}
     assert list(claims) == [f"C{number}" for number in range(1, 8)]
@@ -150,6 +151,8 @@ def test_claims_and_figures_are_filled(reproduced):
     assert page.count("<svg") == 3 and "What badge is shown in the middle" in text
     # Texts of memes stay in the folder's pages.
     assert "badge" not in json.dumps(output)
+    # Calls that were made ahead of time depend on how busy the machine is.
+    check_figures(request, "reproduce", output, varies=("calls",))
     assert json.loads((root / "study" / "reproduction.json").read_text()) == output
 
 

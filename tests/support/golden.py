@@ -29,9 +29,13 @@ _VARIES = frozenset(
 """Keys whose values depend on the clock, the machine, or the words of a prompt."""
 
 
-def check_figures(request, name, figures):
-    """Compares figures with a golden file; ``pytest --write-golden`` rewrites the file, for review as a diff."""
-    path, lasting = FOLDER / f"{name}.json", _lasting(figures)
+def check_figures(request, name, figures, *, varies=()):
+    """Compares figures with a golden file; ``pytest --write-golden`` rewrites the file, for review as a diff.
+
+    Args:
+        varies: Keys whose values differ from run to run.
+    """
+    path, lasting = FOLDER / f"{name}.json", _lasting(figures, _VARIES | frozenset(varies))
     if request.config.getoption("--write-golden"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(lasting, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -39,12 +43,12 @@ def check_figures(request, name, figures):
     assert not differences, "\n".join(differences[:20])
 
 
-def _lasting(value):
+def _lasting(value, varies):
     match value:
         case dict():
-            return {key: _lasting(each) for key, each in value.items() if key not in _VARIES}
+            return {key: _lasting(each, varies) for key, each in value.items() if key not in varies}
         case list() | tuple():
-            return [_lasting(each) for each in value]
+            return [_lasting(each, varies) for each in value]
         case str():
             # Folders of tests, times, and digests of files that other releases of a library write differently.
             value = re.sub(r"/[\w./-]*pytest-[\w./-]*/", "…/", re.sub(r"sha256:\w+", "sha256:…", value))
