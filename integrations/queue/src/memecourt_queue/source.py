@@ -91,7 +91,7 @@ class DeadLetter:
     def shortened(self) -> DeadLetter:
         """Returns the letter for a place that does not take the content; about a kilobyte at most."""
         # In ASCII, since JSON may write any other character in twelve bytes.
-        short = (text.encode("ascii", "replace")[:300].decode() for text in (self.message, self.request_id))
+        short = (text.encode("ascii", "replace")[:200].decode() for text in (self.message, self.request_id))
         message, request_id = short
         return replace(self, content="left out", message=message, request_id=request_id)
 
