@@ -29,7 +29,7 @@ class Deadline:
             call_s: Timeout of one model call, in seconds.
             meter: Counts the calls; None for a new one.
         """
-        self.tally = meter or UsageMeter()
+        self.usage = meter or UsageMeter()
         self._end = math.inf if seconds is None else time.monotonic() + seconds
         self._call_s = call_s
         self._longest = 0.0

@@ -50,7 +50,7 @@ class Evidence:
             Overrun, Unavailable: It could not be read in time, or can't be read now.
             NotLoaded: This court has no text reader.
         """
-        if known := self.recorder.recall(TextRead):
+        if known := self.recorder.find(TextRead):
             return known
         # An error instead of judging without text, which may be the only harmful part of a meme.
         if self.text_reader is None:
@@ -60,7 +60,7 @@ class Evidence:
         reading = await run_within(
             self.text_reader.read(self.meme.picture), self.deadline.at_most(self.settings.read_s), _reading_late
         )
-        return await self.recorder.note(
+        return await self.recorder.record(
             TextRead,
             text=reading.text,
             # An empty result is recorded too: a meme without text is judged by its picture and not read again.
@@ -74,7 +74,7 @@ class Evidence:
     async def text_and_duplicates(self) -> TextRead:
         """Returns the text, and records near-duplicates, which depend on it. Raises as either does."""
         text = await self.text()
-        await self.recorder.note_all(*await self.near_duplicates(text))
+        await self.recorder.record_all(*await self.near_duplicates(text))
         return text
 
     async def near_duplicates(self, text: TextRead) -> list[EventDraft]:
@@ -85,7 +85,7 @@ class Evidence:
         Raises:
             Overrun, Unavailable: They were not searched in time, or could not be.
         """
-        if self.duplicates is None or self.recorder.recall(NearDuplicatesFound):
+        if self.duplicates is None or self.recorder.find(NearDuplicatesFound):
             return []
         began = time.perf_counter()
         # Text read off the picture may contain misread letters, so the finder tolerates a few differences.
@@ -98,7 +98,7 @@ class Evidence:
     async def precedents(self, query: str) -> tuple[Findings, Vote | None]:
         """Returns the precedents for a query and their vote, and records them. Raises as :meth:`search`."""
         findings, vote, drafts = await self.search(query)
-        await self.recorder.note_all(*drafts)
+        await self.recorder.record_all(*drafts)
         return findings, vote
 
     async def search(self, query: str) -> tuple[Findings, Vote | None, list[EventDraft]]:
@@ -107,7 +107,7 @@ class Evidence:
         Raises:
             Overrun, Unavailable: They were not found in time, or could not be.
         """
-        if known := self.recorder.recall(PrecedentsCited):
+        if known := self.recorder.find(PrecedentsCited):
             return known.findings, known.vote, []
         began = time.perf_counter()
         finding = self.finder.find(

@@ -84,7 +84,7 @@ class Examination:
             return await self._stop(argument, 0, QuestioningEnd.NO_EXAMINATION)
 
         # A side that had stopped asking before the trial was interrupted must not begin another round.
-        rested_event = self.recorder.recall(SideRested, side=self.advocate.side)
+        rested_event = self.recorder.find(SideRested, side=self.advocate.side)
         last = rested_event.rounds if rested_event else self.settings.rounds_max
         needed_rounds = [asyncio.Event() for _ in range(last)]  # after round 0, which is none, after round 1 …
         needed_rounds[0].set()
@@ -162,17 +162,17 @@ class Examination:
 
     async def _exchange(self, number: int, history: Sequence[Exchange], progress: Callable[[], int]) -> Exchange:
         side = self.advocate.side
-        question_event = self.recorder.recall(QuestionAsked, side=side, round=number)
+        question_event = self.recorder.find(QuestionAsked, side=side, round=number)
         if question_event is None:
             question = await self.advocate.ask(history, progress=progress())
-            question_event = await self.recorder.note(
+            question_event = await self.recorder.record(
                 QuestionAsked, side=side, round=number, question=question.value, call=question.call
             )
-        answer_event = self.recorder.recall(AnswerGiven, side=side, round=number)
+        answer_event = self.recorder.find(AnswerGiven, side=side, round=number)
         if answer_event is None:
             assert self.proposer is not None, "without one, nothing is asked"
             answer = await self.proposer.answer(question_event.question, side=side, number=number, progress=progress())
-            answer_event = await self.recorder.note(
+            answer_event = await self.recorder.record(
                 AnswerGiven, side=side, round=number, answer=answer.value, call=answer.call
             )
         return Exchange(question_event.question, answer_event.answer)
@@ -188,14 +188,14 @@ class Examination:
         """Returns the summary of a round; a speculative one is recorded at once, so that a crash does not lose it."""
         side = self.advocate.side
         # Checked first: a round that counts may have both events on record, and must not be recorded again.
-        if known := self.recorder.recall(Summarised, side=side, round=number):
+        if known := self.recorder.find(Summarised, side=side, round=number):
             return known
-        if early := self.recorder.recall(SummarisedAhead, side=side, round=number):
+        if early := self.recorder.find(SummarisedAhead, side=side, round=number):
             return RoleReply(_argument(early), early.call)
         summary = await self.advocate.summarise(history, progress=progress())
         if ahead():
             argument = summary.value
-            await self.recorder.note(
+            await self.recorder.record(
                 SummarisedAhead,
                 side=side,
                 round=number,
@@ -215,7 +215,7 @@ class Examination:
         if isinstance(summary, Summarised):
             return _argument(summary)
         bits = entropy(summary.value.summary)
-        await self.recorder.note(
+        await self.recorder.record(
             Summarised,
             side=self.advocate.side,
             round=number,
@@ -231,9 +231,9 @@ class Examination:
     async def _stop(self, argument: Argument, rounds: int, reason: QuestioningEnd) -> SideCase:
         side = self.advocate.side
         # A resumed examination ends at the recorded round as if at its limit; the reason on record is the actual one.
-        rested_event = self.recorder.recall(SideRested, side=side)
+        rested_event = self.recorder.find(SideRested, side=side)
         if rested_event is None:
-            rested_event = await self.recorder.note(SideRested, side=side, rounds=rounds, reason=reason)
+            rested_event = await self.recorder.record(SideRested, side=side, rounds=rounds, reason=reason)
         return SideCase(argument, rested_event.rounds, rested_event.reason)
 
 

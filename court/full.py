@@ -33,7 +33,7 @@ from court.precedents import Precedent, Vote
 from court.prompts import PromptSet
 from court.prompts.sets import packaged
 from court.recorder import Recorder
-from court.replies import Ruling
+from court.replies import RulingReply
 from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, RoleReply, Speaker
 from court.settings import TrialSettings
 from court.summary import precedents_for
@@ -178,7 +178,7 @@ class FullTrial:
             original_labels=self._settings.exhibit_labels == "original",
             language=text.language if self._settings.language_shown else "",
         )
-        cited = self._recorder.recall(PrecedentsCited)
+        cited = self._recorder.find(PrecedentsCited)
         evidence: dict[str, Any] = {
             # Also a vote that the Judge is not shown: if it contradicts the Judge, the verdict still needs review.
             "vote": vote,
@@ -211,7 +211,9 @@ class FullTrial:
             "call": ruling.call,
         }
 
-    async def _ask_judge(self, judge: Judge, brief: JudgeBrief[Frame]) -> tuple[RoleReply[Ruling], OddsGiven | None]:
+    async def _ask_judge(
+        self, judge: Judge, brief: JudgeBrief[Frame]
+    ) -> tuple[RoleReply[RulingReply], OddsGiven | None]:
         """Returns a judge's ruling, and the odds of its model if the settings ask for them."""
         # Concurrently, as both share a prompt prefix. They are stored together, so a crash in between loses the first
         # (docs/trials.md).
@@ -219,11 +221,11 @@ class FullTrial:
 
     async def _rule(self, number: int, model: RoleModel, brief: JudgeBrief[Frame]) -> Opinion:
         """Returns the opinion of one judge of a panel, and records it as soon as it is known."""
-        recorded = self._recorder.recall(JudgeRuled, judge=number)
+        recorded = self._recorder.find(JudgeRuled, judge=number)
         if recorded is None:
             ruling, odds = await self._ask_judge(Judge(self._speaker(model), number), brief)
             opinion = Opinion(ruling.value, odds)
-            recorded = await self._recorder.note(
+            recorded = await self._recorder.record(
                 JudgeRuled,
                 judge=number,
                 strengths=opinion.strengths,
@@ -245,10 +247,10 @@ class FullTrial:
         # The Judge of this ablation sees only the meme, so a description would be a wasted call.
         if self._settings.dull_judge:
             return ""
-        described = self._recorder.recall(Described)
+        described = self._recorder.find(Described)
         if described is None:
             reply = await proposer.describe()
-            described = await self._recorder.note(Described, description=reply.value, call=reply.call)
+            described = await self._recorder.record(Described, description=reply.value, call=reply.call)
         return described.description
 
     async def _examine(
@@ -288,7 +290,7 @@ class FullTrial:
 
     def _precedents_for(self, side: Side) -> tuple[Precedent, ...]:
         """Returns the precedents shown to an advocate; they are on record by now if it is shown any."""
-        cited = self._recorder.recall(PrecedentsCited)
+        cited = self._recorder.find(PrecedentsCited)
         if cited is None or not self._settings.precedents:
             return ()
         return precedents_for(side, cited.findings, self._settings)
@@ -309,14 +311,14 @@ class FullTrial:
             recorder=self._recorder,
             called=called,
         )
-        async with witness.beside(text, description) as due:
+        async with witness.concurrently(text, description) as due:
             yield _Expert(called, due)
 
     async def _ask_guard(self, text: str, description: str | None) -> GuardHeard | None:
         """Returns the event of the guard's opinion or failure; None without a guard."""
         if self.models.guard is None or self._settings.dull_judge:
             return None
-        recorded = self._recorder.recall(GuardHeard)
+        recorded = self._recorder.find(GuardHeard)
         if recorded is None:
             self._recorder.step = "guard"
             guard = GuardWitness(
@@ -325,7 +327,7 @@ class FullTrial:
                 frames=self._frames,
                 policy=self.policy,
             )
-            (event,) = await self._recorder.note_all(await guard.opinion(text, description))
+            (event,) = await self._recorder.record_all(await guard.opinion(text, description))
             assert isinstance(event, GuardHeard)
             recorded = event
         self._recorder.step = "judgment"

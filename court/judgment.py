@@ -20,13 +20,13 @@ from court.events import (
     OddsGiven,
     PrecedentsCited,
     QuestioningEnd,
+    Ruling,
     SteeringFound,
     TextRead,
     TrialOpened,
     VerdictGiven,
 )
 from court.events import PrecedentReading as Reading
-from court.events import Ruling as RulingOnRecord
 from court.examination import SideCase
 from court.expert.documents import words_of
 from court.expert.findings import Testimony, review_of
@@ -36,7 +36,7 @@ from court.messages import Exhibit, file_sha256
 from court.panel import Opinion, disagreement, median_strengths, spokesman_of
 from court.precedents import Findings, Vote, sigmoid
 from court.recorder import Drafted, EventDraft, Recorder
-from court.replies import Ruling
+from court.replies import RulingReply
 from court.settings import TrialSettings
 from court.summary import no_similar_precedent, unsure_text
 from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Verdict, rule
@@ -184,9 +184,9 @@ def _no_score(opinions: Sequence[Opinion]) -> tuple[Review, ...]:
     return (Review(reason=ReviewReason.SCORE_UNKNOWN, detail=detail),)
 
 
-def on_record(ruling: Ruling, exhibits: Sequence[Exhibit[Frame]]) -> RulingOnRecord:
+def on_record(ruling: RulingReply, exhibits: Sequence[Exhibit[Frame]]) -> Ruling:
     """Converts a ruling to its stored form: precedents by their ids instead of their numbers."""
-    return RulingOnRecord(
+    return Ruling(
         harmful_evidence=ruling.harmful_evidence,
         harmless_evidence=ruling.harmless_evidence,
         precedents=tuple(
@@ -205,7 +205,7 @@ def from_record(event: JudgeRuled) -> Opinion:
     """Restores the opinion of a panel's judge from its event: precedents by their numbers again."""
     ruling = event.ruling
     return Opinion(
-        Ruling(
+        RulingReply(
             harmful_evidence=ruling.harmful_evidence,
             harmless_evidence=ruling.harmless_evidence,
             precedents={str(number): one.supports for number, one in enumerate(ruling.precedents, 1)},
@@ -336,7 +336,7 @@ async def give_verdict(recorder: Recorder, *before: Drafted, verdict: Verdict, *
         outcome = with_parts_not_judged(outcome, opened.meme if opened else None)
         return EventDraft(VerdictGiven, {"verdict": outcome, "steering": found, **values})
 
-    await recorder.note_all(*before, draft)
+    await recorder.record_all(*before, draft)
 
 
 def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:

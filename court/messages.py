@@ -62,7 +62,7 @@ class Messages(Generic[P]):
     schema: dict[str, Any] | None
     prompts: PromptSet = field(default_factory=packaged)
 
-    def again(self, fence: Fence, quoted: str, fault: str) -> Messages[P]:
+    def repair(self, fence: Fence, quoted: str, fault: str) -> Messages[P]:
         """Builds the repair request.
 
         It contains the messages, the unusable reply (see :func:`quotable`) and the fault.

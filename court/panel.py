@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from court.events import OddsGiven
-from court.replies import Ruling
+from court.replies import RulingReply
 from court.verdict import Label, Review, ReviewReason, Strength, Strengths, rule
 
 
@@ -22,7 +22,7 @@ class Opinion:
         odds: Probabilities of the two labels by its model; None if unknown.
     """
 
-    ruling: Ruling
+    ruling: RulingReply
     odds: OddsGiven | None = None
 
     @property

@@ -37,7 +37,7 @@ class Recorder:
 
     Attributes:
         step: Current step of the trial, which is recorded if the trial fails.
-        tally: Counts model calls; the last event reports those that no other event does.
+        usage: Counts model calls; the last event reports those that no other event does.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Recorder:
         # duplicates, which TrialRecord rejects.
         self._writing = asyncio.Lock()
         self.step = "opening"
-        self.tally = UsageMeter()
+        self.usage = UsageMeter()
 
     @property
-    def record(self) -> TrialRecord:
-        """Record of the events stored so far."""
+    def trial(self) -> TrialRecord:
+        """The events stored so far."""
         return TrialRecord.of(self._events)
 
     @property
@@ -74,7 +74,7 @@ class Recorder:
         """True if any event is stored."""
         return bool(self._events)
 
-    def recall(self, kind: type[E], **values: Any) -> E | None:
+    def find(self, kind: type[E], **values: Any) -> E | None:
         """Returns the recorded event of that kind with those field values, or None.
 
         A resumed trial uses it instead of repeating a call that was made before the interruption.
@@ -84,16 +84,16 @@ class Recorder:
                 return event
         return None
 
-    async def note(self, kind: type[E], /, **values: Any) -> E:
+    async def record(self, kind: type[E], /, **values: Any) -> E:
         """Stores an event; safe to call concurrently, as events are stored one after the other.
 
         Raises whatever the sink raises.
         """
-        (event,) = await self.note_all(EventDraft(kind, values))
+        (event,) = await self.record_all(EventDraft(kind, values))
         assert isinstance(event, kind)
         return event
 
-    async def note_all(self, *drafts: Drafted) -> Sequence[AnyEvent]:
+    async def record_all(self, *drafts: Drafted) -> Sequence[AnyEvent]:
         """Stores several events in order and in one atomic write: all of them or none.
 
         Raises whatever the sink raises.
@@ -103,23 +103,23 @@ class Recorder:
             for draft in drafts:
                 events.append(self._numbered(draft, events))
             if events:
-                await self._note(events)
+                await self._store(events)
             return events
 
-    def _numbered(self, draft: Drafted, beside: Sequence[AnyEvent]) -> AnyEvent:
-        """Builds the event of a draft; ``beside`` are the events of the same write before it."""
-        before = [*self._events, *beside]
+    def _numbered(self, draft: Drafted, written: Sequence[AnyEvent]) -> AnyEvent:
+        """Builds the event of a draft; ``written`` are the events of the same write before it."""
+        before = [*self._events, *written]
         if not isinstance(draft, EventDraft):
             draft = draft(before)
         values = draft.values | {"trial_id": self._trial_id, "seq": len(before), "at": self._now()}
         if issubclass(draft.kind, VerdictGiven | TrialFailed | QuestionRuled):
-            # Events of this write are not in the tally yet, including this one: it is first built without `unused`, so
+            # Events of this write are not counted yet, including this one: it is first built without `unused`, so
             # that its own call does not count as unused.
-            unreported = [event for event in beside if not self._reported_before(event)]
-            values["unused"] = self.tally.unused(*unreported, draft.kind(**values))
+            unreported = [event for event in written if not self._reported_before(event)]
+            values["unused"] = self.usage.unused(*unreported, draft.kind(**values))
         return draft.kind(**values)  # type: ignore[return-value]  # each Event is in the union
 
-    async def _note(self, events: Sequence[AnyEvent]) -> None:
+    async def _store(self, events: Sequence[AnyEvent]) -> None:
         # A trial may be cancelled at any moment, but not between storing an event and counting it: the next event would
         # reuse its number. A separate task, because a cancelled await would cancel the sink in the middle of its write.
         storing = asyncio.ensure_future(self._keep(*events))
@@ -133,7 +133,7 @@ class Recorder:
         if not storing.cancelled() and storing.exception() is None:
             for event in events:
                 if not self._reported_before(event):
-                    self.tally.count_stored(event)
+                    self.usage.count_stored(event)
                 self._events.append(event)
         if cancelled is not None:
             try:
@@ -146,17 +146,17 @@ class Recorder:
         """True if another event already reports the call."""
         if not isinstance(event, Summarised):
             return False
-        return self.recall(SummarisedAhead, side=event.side, round=event.round) is not None
+        return self.find(SummarisedAhead, side=event.side, round=event.round) is not None
 
     async def fail(self, cause: CourtError) -> None:
         """Records that the trial ended without a verdict, if it is open and the failure can be stored."""
         if isinstance(cause, Unavailable):  # for the caller, in case it can't be recorded here
-            cause.broke_off = max(cause.broke_off, self.tally.broke_off)
+            cause.broke_off = max(cause.broke_off, self.usage.broke_off)
         # A recorded verdict stands: an error after it is not a failure of the trial.
-        if not self.opened or self.record.state is not TrialState.OPEN:
+        if not self.opened or self.trial.state is not TrialState.OPEN:
             return
         try:
-            await self.note(
+            await self.record(
                 TrialFailed,
                 step=self.step,
                 reason=cause.reason,
@@ -164,7 +164,7 @@ class Recorder:
                 # Decides whether the trial can be resumed: Court.resume accepts transient failures only.
                 retryable=isinstance(cause, Unavailable),
                 unusable=cause.replies if isinstance(cause, ReplyUnusable) else None,
-                broke_off=cause.broke_off if isinstance(cause, Unavailable) else self.tally.broke_off,
+                broke_off=cause.broke_off if isinstance(cause, Unavailable) else self.usage.broke_off,
             )
         except Exception as error:
             # The error that ended the trial takes precedence; the record stays open, which shows that this write

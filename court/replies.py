@@ -108,7 +108,7 @@ Support = Literal["harmful", "harmless", "neither"]
 _Evidence = Annotated[Words, Field(max_length=600)]
 
 
-class Ruling(Reply):
+class RulingReply(Reply):
     """The Judge's ruling."""
 
     harmful_evidence: tuple[_Evidence, ...] = Field(max_length=_MAX_EVIDENCE)
@@ -233,7 +233,7 @@ def parse_argument_on_claim(text: str) -> ArgumentOnClaim:
     return parse(ArgumentOnClaim, text)
 
 
-def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
+def parse_ruling(text: str, policy: Policy, precedents: int) -> RulingReply:
     """Parses a ruling, which must cover exactly the shown precedents in the policy's terms. Raises UnusableReply."""
     content = _object(text)
     # Exact matches only: a label or strength is never guessed from a similar word (PI-5).
@@ -245,7 +245,7 @@ def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
         # The reply types are strict, and JSON has no tuples.
         if isinstance(content.get(name), list):
             content[name] = tuple(content[name])
-    ruling = _valid(Ruling, content)
+    ruling = _valid(RulingReply, content)
     if ruling.precedents.keys() != {str(number) for number in range(1, precedents + 1)}:
         _malformed(f"it must speak about each of the {precedents} precedents once")
     for name, known in (

@@ -44,7 +44,7 @@ from court.replies import (
     REPLY_LOOPS,
     Argument,
     QuestionRuling,
-    Ruling,
+    RulingReply,
     UnusableReply,
     find_loop,
     find_loop_in_reply,
@@ -343,13 +343,13 @@ class Speaker:
         # A loop is quoted only up to the end of its first occurrence: a model that reads the repetition continues it.
         quoted = quotable(first.text[: find_loop_in_reply(first.text)] if repeats else first.text)
         # Fenced, as the reply may repeat the meme's content and is untrusted too.
-        again = conversation.again(self.fence, quoted, why)
-        second = await self._call(again, dataclasses.replace(place, attempt=2), priority, avoid_repetition=repeats)
+        repair = conversation.repair(self.fence, quoted, why)
+        second = await self._call(repair, dataclasses.replace(place, attempt=2), priority, avoid_repetition=repeats)
         try:
             value = _read(second, parse, last=True)
         except UnusableReply as fault:
             raise _unusable(fault, place, [first, second]) from None
-        return RoleReply(value, _figures(role, [conversation, again], [first, second], fault=why, quoted=quoted))
+        return RoleReply(value, _figures(role, [conversation, repair], [first, second], fault=why, quoted=quoted))
 
     async def say_once(
         self, role: Role, conversation: Messages[Frame], parse: Callable[[str], T], *, share: float
@@ -394,7 +394,7 @@ class Speaker:
         )
         reply = await self._within_deadline(partial(self.model.model.reply, request), share=share)
         # Before any check: discarded replies cost tokens too, and the record accounts for them (`Unused`).
-        self.deadline.tally.answered(reply)
+        self.deadline.usage.answered(reply)
         self.deadline.took(reply.latency_s)
         if conversation.prompts.contains_secret(reply.text, conversation.prompt):
             # Somebody controls this model: it is not asked again, and nothing of the reply is stored.
@@ -425,7 +425,7 @@ class Speaker:
         )
         odds = await self._within_deadline(partial(self.model.model.odds, request, options))
         if odds is not None:
-            self.deadline.tally.answered(odds.reply)
+            self.deadline.usage.answered(odds.reply)
         return odds
 
     async def _within_deadline(self, ask: Callable[..., Awaitable[T]], *, share: float = 1.0) -> T:
@@ -436,7 +436,7 @@ class Speaker:
             return await run_within(ask(within_s=within_s), within_s + _GRACE_S, model_late)
         except BaseException:
             # Including cancellation: the server may have worked on the call at an unknown cost.
-            self.deadline.tally.unanswered()
+            self.deadline.usage.unanswered()
             raise
 
 
@@ -514,14 +514,14 @@ class Judge:
     speaker: Speaker
     number: int = 1
 
-    async def rule(self, brief: JudgeBrief[Frame]) -> RoleReply[Ruling]:
+    async def rule(self, brief: JudgeBrief[Frame]) -> RoleReply[RulingReply]:
         """Evidence, precedents, strengths, label and rationale. Raises as :meth:`Speaker.say`.
 
         If the label contradicts the strengths, the Judge is asked once more; if it still does, the ruling is returned
         as it is, with the contradiction.
         """
 
-        def parse(text: str, last: bool) -> Ruling:
+        def parse(text: str, last: bool) -> RulingReply:
             ruling = replies.parse_ruling(text, brief.policy, len(brief.exhibits))
             follows = rule(ruling.harmful_strength, ruling.harmless_strength)
             if follows is not ruling.label and not last:
@@ -536,7 +536,7 @@ class Judge:
         )
 
     async def answer(self, conversation: Messages[Frame], question: CourtQuestion) -> RoleReply[QuestionRuling]:
-        """Ruling on a further question. Raises as :meth:`Speaker.say`.
+        """Rules on a further question. Raises as :meth:`Speaker.say`.
 
         Args:
             conversation: Messages of :meth:`court.messages.JudgeBrief.question`.

@@ -98,9 +98,9 @@ async def rule_on_question(
     if ("" if picture is None else picture.pixels_sha256) != record.opened.meme.pixels_sha256:
         raise CantResume("The picture is not the one that was on trial.", reason="PICTURE_DIFFERS")
     fence, settings = Fence(court.fence_mark), court.settings
-    # A separate recorder, whose tally counts only the calls for this question.
+    # A separate recorder, which counts only the calls for this question.
     recorder = Recorder(record.trial_id, keep, court.now, record.events)
-    deadline = Deadline(within_s, settings.call_s, recorder.tally)
+    deadline = Deadline(within_s, settings.call_s, recorder.usage)
     try:
         brief = await _brief_of(
             court, record, () if picture is None else picture.frames, fence=fence, deadline=deadline
@@ -137,7 +137,7 @@ async def rule_on_question(
         vote=values["vote"],
     )
     try:
-        with recorder.tally.counting():
+        with recorder.usage.counting():
             reply = await judge.answer(messages, further_question.question)
     except CourtError as error:
         # Only the question fails; the recorded verdict stands.
@@ -146,9 +146,9 @@ async def rule_on_question(
             "retryable": isinstance(error, Unavailable),
             "unusable": error.replies if isinstance(error, ReplyUnusable) else None,
         }
-        return await recorder.note(QuestionRuled, **values, **failed)
+        return await recorder.record(QuestionRuled, **values, **failed)
     ruling = reply.value
-    return await recorder.note(
+    return await recorder.record(
         QuestionRuled,
         **values,
         chosen=ruling.chosen,

@@ -136,7 +136,7 @@ class Court:
         if not text_given and self.text_reader is None:
             raise text_reader_off()
 
-    async def hear(self, case: TrialCase, keep: EventSink) -> TrialRecord:
+    async def run(self, case: TrialCase, keep: EventSink) -> TrialRecord:
         """Tries a meme.
 
         Args:
@@ -176,13 +176,13 @@ class Court:
         Args:
             record: Record of a trial that is open, or that failed for a transient reason.
             picture: Picture of its meme, as decoded then; None if only its text was sent.
-            keep: Sink for new events, as for :meth:`hear`.
+            keep: Sink for new events, as for :meth:`run`.
             within_s: Seconds until the caller's deadline; None if there is none.
             batch: True for a trial of a batch, as in :class:`TrialCase`.
 
         Raises:
             CantResume: The trial has a verdict, failed for good, or was begun with other settings, prompts, models or
-                precedents than are loaded now: the result would mix the two. As :meth:`hear`.
+                precedents than are loaded now: the result would mix the two. As :meth:`run`.
         """
         opened, text = record.opened, record.text
         self.require(opened.procedure)
@@ -207,10 +207,10 @@ class Court:
         self, case: TrialCase, recorder: Recorder, fence: Fence, *first_events: EventDraft
     ) -> TrialRecord:
         # `begun` tells a failed first write, which leaves the record unchanged, from a failure of the trial itself.
-        deadline, begun = Deadline(case.within_s, self.settings.call_s, recorder.tally), False
+        deadline, begun = Deadline(case.within_s, self.settings.call_s, recorder.usage), False
         try:
-            with recorder.tally.counting():
-                await recorder.note_all(*first_events)
+            with recorder.usage.counting():
+                await recorder.record_all(*first_events)
                 begun = True
                 await self._run_procedure(case, recorder, fence, deadline)
         except asyncio.CancelledError as error:
@@ -232,7 +232,7 @@ class Court:
             _drop_traceback(error)
             await _abort(recorder, _internal_error())
             raise _internal_error() from error
-        return recorder.record
+        return recorder.trial
 
     async def _run_procedure(self, case: TrialCase, recorder: Recorder, fence: Fence, deadline: Deadline) -> None:
         evidence = Evidence(
@@ -260,14 +260,14 @@ class Court:
         unrecorded = [*duplicates, *cited]
         if case.procedure is Procedure.CASCADE and not summary.is_conclusive(findings, vote):
             # The full trial reads these from the record, so they are stored before it begins.
-            await recorder.note_all(*unrecorded)
+            await recorder.record_all(*unrecorded)
             await self._full(evidence, fence, case).run(text)
             return
         recorder.step = "sides"
         # No model is asked, so all events after the text can be stored in one write.
         for side in Side:
             statement = summary.argue(side, findings, vote)
-            if recorder.recall(Summarised, side=side) is None:
+            if recorder.find(Summarised, side=side) is None:
                 fields = {
                     "summary": statement.summary,
                     "justification": statement.justification,
@@ -275,7 +275,7 @@ class Court:
                     "cites": statement.cites,
                 }
                 unrecorded.append(EventDraft(Summarised, {"side": side, "round": 0, **fields}))
-            if recorder.recall(SideRested, side=side) is None:
+            if recorder.find(SideRested, side=side) is None:
                 rested = {"side": side, "rounds": 0, "reason": QuestioningEnd.NO_EXAMINATION}
                 unrecorded.append(EventDraft(SideRested, rested))
         recorder.step = "verdict"
@@ -428,7 +428,7 @@ async def _abort(recorder: Recorder, cause: CourtError) -> None:
     await recorder.fail(cause)
     # Without any recorded event there is no record to attach to the error.
     if recorder.opened:
-        raise TrialAborted(cause, recorder.record)
+        raise TrialAborted(cause, recorder.trial)
 
 
 def _drop_traceback(error: Exception) -> None:

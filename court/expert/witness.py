@@ -96,7 +96,9 @@ class ExpertWitness:
     _names: set[str] = field(default_factory=set, init=False)
 
     @asynccontextmanager
-    async def beside(self, text: str, description: str | None) -> AsyncIterator[Callable[[], Awaitable[Testimony]]]:
+    async def concurrently(
+        self, text: str, description: str | None
+    ) -> AsyncIterator[Callable[[], Awaitable[Testimony]]]:
         """Runs the witness concurrently with the block; yields a function that ends it and returns the testimony."""
         # The task starts now and waits: a side may call the witness at any time during the examination.
         working = asyncio.create_task(self._testify(text, description))
@@ -140,19 +142,19 @@ class ExpertWitness:
         if not self.called.is_set():
             return Testimony()
         # Recorded even if nothing was found in time, to distinguish the record from one without a witness.
-        found = self.recorder.recall(ClaimsFound) or await self.recorder.note(ClaimsFound, failure=TIME)
+        found = self.recorder.find(ClaimsFound) or await self.recorder.record(ClaimsFound, failure=TIME)
         late = [
             EventDraft(ClaimSettled, {"claim": claim.number, **self._so_far(claim).settled(ClaimBasis.TIME)})
             for claim in found.claims
-            if self.recorder.recall(ClaimSettled, claim=claim.number) is None
+            if self.recorder.find(ClaimSettled, claim=claim.number) is None
         ]
         # In one write: a trial interrupted here has either all of them or none, and is resumed accordingly.
-        await self.recorder.note_all(*late)
+        await self.recorder.record_all(*late)
         return testimony_of(self.recorder.events)
 
     async def _find_claims(self, text: str, description: str | None) -> ClaimsFound:
         # A resumed trial uses its record: no step is repeated at a cost, or with another result.
-        if known := self.recorder.recall(ClaimsFound):
+        if known := self.recorder.find(ClaimsFound):
             return known
         most = self.settings.expert_claims
         messages = find_claims(
@@ -172,13 +174,13 @@ class ExpertWitness:
         except WitnessOutOfTime:
             raise
         except CourtError as error:
-            return await self.recorder.note(ClaimsFound, failure=error.reason)
-        return await self.recorder.note(
+            return await self.recorder.record(ClaimsFound, failure=error.reason)
+        return await self.recorder.record(
             ClaimsFound, claims=answer.value.claims, left_out=answer.value.left_out, call=answer.call
         )
 
     async def _settle(self, claim: CheckableClaim) -> None:
-        if self.recorder.recall(ClaimSettled, claim=claim.number):
+        if self.recorder.find(ClaimSettled, claim=claim.number):
             return
         CLAIM_CHECKED.set(claim.number)
         try:
@@ -186,7 +188,7 @@ class ExpertWitness:
             settled = await self._classified(claim, because)
         except WitnessOutOfTime:
             return
-        await self.recorder.note(ClaimSettled, claim=claim.number, **settled)
+        await self.recorder.record(ClaimSettled, claim=claim.number, **settled)
 
     async def _collect(self, claim: CheckableClaim) -> ClaimBasis:
         """Collects evidence until it is sufficient or all queries are used."""
@@ -230,7 +232,7 @@ class ExpertWitness:
         return ClaimBasis.QUERIES_USED
 
     async def _plan(self, claim: CheckableClaim) -> QueriesPlanned:
-        if known := self.recorder.recall(QueriesPlanned, claim=claim.number):
+        if known := self.recorder.find(QueriesPlanned, claim=claim.number):
             return known
         most = min(MOST_QUERIES, self.settings.expert_queries)
         try:
@@ -239,18 +241,18 @@ class ExpertWitness:
             raise
         except CourtError as error:
             # The claim itself serves as a query, if not the best one.
-            return await self.recorder.note(
+            return await self.recorder.record(
                 QueriesPlanned, claim=claim.number, queries=(claim.text,), failure=error.reason
             )
         # An empty plan must not settle a claim without a single search.
         queries = reply.value or (claim.text,)
-        return await self.recorder.note(QueriesPlanned, claim=claim.number, queries=queries, call=reply.call)
+        return await self.recorder.record(QueriesPlanned, claim=claim.number, queries=queries, call=reply.call)
 
     def _outgoing(self, query: str) -> OutgoingQuery:
         return outgoing(query, self._names) if self.source.sends_elsewhere else OutgoingQuery(query)
 
     async def _search(self, claim: CheckableClaim, number: int, query: OutgoingQuery) -> EvidenceSearched:
-        if known := self.recorder.recall(EvidenceSearched, claim=claim.number, number=number):
+        if known := self.recorder.find(EvidenceSearched, claim=claim.number, number=number):
             return known
         values = {
             "claim": claim.number,
@@ -260,7 +262,7 @@ class ExpertWitness:
             "source_identity": self.source.identity,
         }
         if not query.text:
-            return await self.recorder.note(EvidenceSearched, **values, failure=HELD_BACK)
+            return await self.recorder.record(EvidenceSearched, **values, failure=HELD_BACK)
         began = time.perf_counter()
         try:
             hits = await self._source.search(query.text)
@@ -268,11 +270,11 @@ class ExpertWitness:
             raise
         except CourtError as error:
             spent = time.perf_counter() - began
-            return await self.recorder.note(EvidenceSearched, **values, latency_s=spent, failure=error.reason)
+            return await self.recorder.record(EvidenceSearched, **values, latency_s=spent, failure=error.reason)
         values["latency_s"] = time.perf_counter() - began
         # Nothing to rank, and a model call takes seconds.
         if len(hits) < 2:
-            return await self.recorder.note(EvidenceSearched, **values, hits=hits)
+            return await self.recorder.record(EvidenceSearched, **values, hits=hits)
         try:
             messages = self._brief(claim).rank(query.text, hits)
             reply = await self._ask(claim, messages, partial(_order, hits=len(hits)), step=number)
@@ -280,13 +282,13 @@ class ExpertWitness:
             raise
         except CourtError as error:
             # Falls back to the source's own order.
-            return await self.recorder.note(EvidenceSearched, **values, hits=hits, rank_failure=error.reason)
+            return await self.recorder.record(EvidenceSearched, **values, hits=hits, rank_failure=error.reason)
         ranked = tuple(hits[place - 1] for place in reply.value)
-        return await self.recorder.note(EvidenceSearched, **values, hits=ranked, call=reply.call)
+        return await self.recorder.record(EvidenceSearched, **values, hits=ranked, call=reply.call)
 
     async def _weigh(self, claim: CheckableClaim, number: int, found: RankedHit | DocumentWeighed) -> DocumentWeighed:
         """Weighs a new document, or a deferred one again."""
-        if known := self.recorder.recall(DocumentWeighed, claim=claim.number, number=number):
+        if known := self.recorder.find(DocumentWeighed, claim=claim.number, number=number):
             return known
         is_second = isinstance(found, DocumentWeighed)
         values = {
@@ -306,7 +308,7 @@ class ExpertWitness:
         except WitnessOutOfTime:
             raise
         except CourtError as error:
-            return await self.recorder.note(DocumentWeighed, **values, failure=error.reason)
+            return await self.recorder.record(DocumentWeighed, **values, failure=error.reason)
         # Recorded also with a failure: the text was read, even if no model could weigh it.
         values |= {"text": document.text, "sha256": document.sha256}
         questions, failure = _Questions(), ""
@@ -318,7 +320,7 @@ class ExpertWitness:
             failure = error.reason
         weighed = questions.found
         quotes = replies.standing_quotes(weighed.quotes, document.text)
-        return await self.recorder.note(
+        return await self.recorder.record(
             DocumentWeighed,
             **values,
             comprehensible=weighed.comprehensible,

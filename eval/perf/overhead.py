@@ -85,11 +85,11 @@ async def _walls_and_floors(address: str, trials: int) -> list[tuple[float, floa
     taken = []
     async with bar(address, finder=KnownFinder(find_s=0.1, pictures_s=0.05)) as it:
         # Connections are opened, and the common beginning of all prompts is cached, before the clock starts.
-        await it.court.hear(case("warming up", 2), unwatched)
+        await it.court.run(case("warming up", 2), unwatched)
         for number in range(trials):
             trial = case(f"number {number}", _ROUNDS)
             began = time.perf_counter()
-            record = await it.court.hear(trial, unwatched)
+            record = await it.court.run(trial, unwatched)
             wall = time.perf_counter() - began
             needed = times(record, _FLOOR_SPEED)
             assert {side.rounds for side in needed.sides} == {_ROUNDS}, "the stand-in did not keep to its part"
@@ -118,14 +118,14 @@ async def _pairs(address: str, pairs: int) -> dict[int, list[tuple[float, float]
     """Returns the seconds of the naive order and of ours, one right after the other, for each number of rounds."""
     walls: dict[int, list[tuple[float, float]]] = {rounds: [] for rounds in _NAIVE_ROUNDS}
     async with bar(address) as it:
-        await it.court.hear(case("warming up", 2), unwatched)
+        await it.court.run(case("warming up", 2), unwatched)
         for pair in range(pairs):
             for rounds in _NAIVE_ROUNDS:
                 # Two memes, so that neither trial hits the server's prefix cache thanks to the other.
                 began = time.perf_counter()
                 exchanged = await naive(it.court, case(f"naive {pair} {rounds}", rounds))
                 between = time.perf_counter()
-                record = await it.court.hear(case(f"ours {pair} {rounds}", rounds), unwatched)
+                record = await it.court.run(case(f"ours {pair} {rounds}", rounds), unwatched)
                 # A round is at least three events of each of the two sides.
                 assert len(record.events) > 6 * rounds and exchanged == (rounds, rounds), (
                     "not of the rounds that were meant"
@@ -224,10 +224,10 @@ async def _all_at_once(address: str, trials: int, *, name: str, concurrency: int
         concurrency: Number of concurrent calls that the court assumes the server to support.
     """
     async with bar(address, concurrency=concurrency) as it:
-        await it.court.hear(case(f"warming up {name}", 2), unwatched)
+        await it.court.run(case(f"warming up {name}", 2), unwatched)
         cases = [case(f"{name} {number}", _BUSY_ROUNDS[number % len(_BUSY_ROUNDS)]) for number in range(trials)]
         began = time.perf_counter()
-        records = await asyncio.gather(*(it.court.hear(each, unwatched) for each in cases))
+        records = await asyncio.gather(*(it.court.run(each, unwatched) for each in cases))
         wall = time.perf_counter() - began
     return sum(times(record, _BUSY_SPEED).needed for record in records), wall
 
@@ -292,7 +292,7 @@ async def _requests_of_a_trial(it: Bar) -> list[ChatRequest]:
     model = _Remembering(it.model)
     role_model = RoleModel(model)
     court = replace(it.court, role_models=RoleModels(role_model, role_model, role_model, role_model))
-    await court.hear(case("remembered", _ROUNDS), unwatched)
+    await court.run(case("remembered", _ROUNDS), unwatched)
     return model.asked
 
 
@@ -337,7 +337,7 @@ async def _of_trials(it: Bar, http: httpx2.AsyncClient, address: str, *, trials:
         cases = [case(f"number {number} of {at_once} in turn {turn}", _ROUNDS) for number in range(at_once)]
         # In this order, and in reverse below, so that the cost of fetching the count is in neither reading.
         calls, before = await calls_served(), time.process_time()
-        await asyncio.gather(*(it.court.hear(each, unwatched) for each in cases))
+        await asyncio.gather(*(it.court.run(each, unwatched) for each in cases))
         seconds = time.process_time() - before
         spent.append(seconds / (await calls_served() - calls))
     return 1000 * statistics.median(spent)

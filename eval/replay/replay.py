@@ -137,7 +137,7 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
         namespace=opened.meme.namespace,
     )
     try:
-        return await court.hear(case, _nowhere)
+        return await court.run(case, _nowhere)
     except TrialAborted as aborted:
         if isinstance(aborted.cause, PromptChanged):
             raise _Obstacle(aborted.message) from None

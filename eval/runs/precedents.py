@@ -171,7 +171,7 @@ async def prepare_precedents(
         pictures=pictures,
         encoder=by,
         reader=reader,
-        beside=place.parent,
+        scratch=place.parent,
         nearness=nearness,
         tell=tell,
     )
@@ -396,7 +396,7 @@ async def _compare(
     pictures: Path | None,
     encoder: Encoder,
     reader: PictureReader,
-    beside: Path,
+    scratch: Path,
     nearness: LeakThresholds,
     tell: Progress,
 ) -> tuple[list[Excluded], Leaks]:
@@ -404,7 +404,7 @@ async def _compare(
     # The label is irrelevant here: it only completes the row.
     rows = [row_of(meme) for meme in judged]
     found = await find_leaks(
-        whole, rows, pictures=pictures, encoder=encoder, reader=reader, beside=beside, nearness=nearness, tell=tell
+        whole, rows, pictures=pictures, encoder=encoder, reader=reader, scratch=scratch, nearness=nearness, tell=tell
     )
     return [
         Excluded(

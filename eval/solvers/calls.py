@@ -160,7 +160,7 @@ class MemeCalls:
 
     def cost(self) -> Cost:
         """Returns the cost so far; no events are recorded here, so the usage meter counts every call as unused."""
-        made = self._deadline.tally.unused()
+        made = self._deadline.usage.unused()
         if made is None:
             return Cost()
         return Cost(

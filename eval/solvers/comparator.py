@@ -183,5 +183,5 @@ class _ComparatorCalls(MemeCalls):
         )
 
 
-def _ruling(brief: JudgeBrief[Frame], text: str, _: bool) -> replies.Ruling:
+def _ruling(brief: JudgeBrief[Frame], text: str, _: bool) -> replies.RulingReply:
     return replies.parse_ruling(text, brief.policy, 0)

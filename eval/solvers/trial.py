@@ -103,7 +103,7 @@ class TrialSolver:
             content_id=meme.id,
         )
         digest = hashlib.sha256(image).hexdigest() if image else ""  # as in a record
-        return (await self.stored.of(meme, digest, hits).hear(request, batch=True)).record
+        return (await self.stored.of(meme, digest, hits).run(request, batch=True)).record
 
 
 def may_pass(failure: TrialFailed) -> bool:

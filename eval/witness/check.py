@@ -163,12 +163,12 @@ class Checking:
     async def _witness(self, claim: GoldClaim, arm: Arm, speaker: Speaker) -> _Found:
         recorder = Recorder(f"{arm}:{claim.id}", _keep_nothing, lambda: datetime.now(UTC))
         # The claim is given: finding claims in memes is not measured here.
-        await recorder.note(ClaimsFound, claims=(CheckableClaim(number=1, text=claim.text),))
+        await recorder.record(ClaimsFound, claims=(CheckableClaim(number=1, text=claim.text),))
         assert self.source is not None, "this arm reads documents"
         witness = ExpertWitness(speaker=speaker, source=self.source, settings=self.settings, recorder=recorder)
         # Called right away, as there is no trial to decide when.
         witness.called.set()
-        async with witness.beside("", None) as due:
+        async with witness.concurrently("", None) as due:
             await due()
         events = recorder.events
         settled = next(event for event in events if isinstance(event, ClaimSettled))

@@ -109,7 +109,7 @@ async def find_leaks(
     pictures: Path | None,
     encoder: Encoder,
     reader: PictureReader,
-    beside: Path,
+    scratch: Path,
     nearness: LeakThresholds,
     tell: Progress,
 ) -> Leaks:
@@ -117,19 +117,19 @@ async def find_leaks(
 
     Args:
         pictures: Folder of their pictures; None where there are none.
-        beside: Directory for temporary thumbnails during the comparison; created if missing.
+        scratch: Directory for temporary thumbnails during the comparison; created if missing.
         nearness: Similarities from which a precedent is too near.
         tell: Called with the step and its progress.
 
     Raises:
         OSError: The disk is full or can't be written to.
     """
-    await asyncio.to_thread(beside.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(scratch.mkdir, parents=True, exist_ok=True)
     imported, _ = await embed_pictures_of(
         [Wanted(row, pictures) for row in judged],
         reader,
         encoder=encoder,
-        spool=await asyncio.to_thread(ThumbnailWriter, beside),
+        spool=await asyncio.to_thread(ThumbnailWriter, scratch),
         progress=lambda done, total: tell("judged pictures", done, total),
     )
     vectors = np.zeros((len(judged), encoder.identity.dim), dtype=np.float32)

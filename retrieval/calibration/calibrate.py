@@ -110,8 +110,8 @@ def calibrate(
     if len(places) < len(memes):
         rows, memes = rows[places], [memes[place] for place in places]
         groups = None if groups is None else groups[places]
-    alone = calibrated(rows, memes, groups=groups, alphas=(1.0,), progress=None)
-    by_text = TextTuning(**{name: getattr(alone, name) for name in TextTuning.model_fields})
+    text_only = calibrated(rows, memes, groups=groups, alphas=(1.0,), progress=None)
+    by_text = TextTuning(**{name: getattr(text_only, name) for name in TextTuning.model_fields})
     return tuning.model_copy(update={"text_alone": by_text})
 
 

@@ -150,9 +150,9 @@ class EncoderProcess:
         try:
             return child.ask(method, arguments, within_s)
         except _Ended:
-            again = self._after(child)
+            restarted = self._after(child)
         try:
-            return again.ask(method, arguments, within_s)
+            return restarted.ask(method, arguments, within_s)
         # Two processes died during this call, which may be the cause, so it is not retried again.
         except _Ended as error:
             raise error.unavailable() from None
@@ -167,22 +167,22 @@ class EncoderProcess:
                     worker_deaths["encoder"] += 1
                 # Callers share a failed restart; otherwise each in turn would wait for another attempt.
                 if self._failure is None or self._clock() >= self._failure.until:
-                    self._failure = self._start_again(ended)
+                    self._failure = self._restart(ended)
                 if self._failure is not None:
                     left = max(0.0, self._failure.until - self._clock())
                     raise Unavailable(self._failure.message, reason=self._failure.reason, retry_after=left)
             return self._child
 
-    def _start_again(self, ended: _Child) -> _RemoteError | None:
+    def _restart(self, ended: _Child) -> _RemoteError | None:
         """Starts the next process; returns the error if that fails."""
         _log.warning("the encoder's process ended (%s); it is started again", ended.how)
         try:
-            again = self._start()
+            restarted = self._start()
             # Vectors of different encoders must never be compared.
-            if again.identity != ended.identity:
-                again.end()
+            if restarted.identity != ended.identity:
+                restarted.end()
                 raise Unavailable(
-                    f"The encoder had to be started again, and is {again.identity} now instead of "
+                    f"The encoder had to be started again, and is {restarted.identity} now instead of "
                     f"{ended.identity}. Restart the court.",
                     reason="ENCODER_CHANGED",
                 )
@@ -192,7 +192,7 @@ class EncoderProcess:
             known = error if isinstance(error, CourtError) else _Ended(type(error).__name__).unavailable()
             _log.warning("the encoder can't be started again (%s); next in %g s at the soonest", known.reason, pause_s)
             return _RemoteError(known.message, known.reason, pause_s, self._clock() + pause_s)
-        self._child = again
+        self._child = restarted
         return None
 
 

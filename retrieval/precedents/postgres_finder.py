@@ -21,7 +21,7 @@ from court.precedents import Findings, LibraryIdentity
 from retrieval.embed.encoder import Encoder, EncoderIdentity
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.connections import Connections
-from retrieval.library.postgres.schema import State, read_state, shelves
+from retrieval.library.postgres.schema import State, generations, read_state
 from retrieval.library.postgres.view import PostgresView
 from retrieval.library.thumbnails import frame_of
 from retrieval.precedents.finder import ThreadedFinder
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _THREADS = 4
 """Concurrent searches, each with a connection. Waiting queries are embedded in one batch; the rest is server time."""
 _MOST_ISSUED = 10_000
-"""Number of precedents whose shelf is remembered: trials request pictures soon after a search."""
+"""Number of precedents whose generation is remembered: trials request pictures soon after a search."""
 
 
 class PgvectorFinder(ThreadedFinder):
@@ -46,7 +46,7 @@ class PgvectorFinder(ThreadedFinder):
         self._connections = connections
         self._state = state
         self._issued: OrderedDict[str, set[int]] = OrderedDict()
-        self._shelves: dict[int, State] = {state.shelf: state}
+        self._generations: dict[int, State] = {state.generation: state}
         # Guards the state remembered from searches, which end concurrently in several threads.
         self._lock = threading.Lock()
 
@@ -124,14 +124,14 @@ class PgvectorFinder(ThreadedFinder):
 
         def read(connection: Connection) -> list[Frame | None]:
             current = read_state(connection, self._state)
-            there = set(shelves(connection))
+            there = set(generations(connection))
 
             def picture(id_: str) -> Frame | None:
                 with self._lock:
-                    noted = [self._shelves[shelf] for shelf in sorted(self._issued.get(id_, ()))]
-                # Within one lineage an id never refers to a second meme, on any shelf.
+                    noted = [self._generations[generation] for generation in sorted(self._issued.get(id_, ()))]
+                # Within one lineage an id never refers to a second meme, on any generation.
                 others = [state for state in noted if state.about.lineage != current.about.lineage]
-                where = [state for state in others if state.shelf in there]
+                where = [state for state in others if state.generation in there]
                 # Found in this lineage, or not remembered: the current library's precedent is meant.
                 if not noted or len(others) < len(noted):
                     where.append(current)
@@ -146,19 +146,19 @@ class PgvectorFinder(ThreadedFinder):
     def _note(self, state: State, ids: Collection[str]) -> None:
         """Records ids found in a library."""
         with self._lock:
-            # Searches end in any order: an older one must not restore the shelf it began with.
-            if state.shelf >= self._state.shelf:
+            # Searches end in any order: an older one must not restore the generation it began with.
+            if state.generation >= self._state.generation:
                 self._state = state
-            self._shelves[state.shelf] = state
+            self._generations[state.generation] = state
             for id_ in ids:
-                self._issued.setdefault(id_, set()).add(state.shelf)
+                self._issued.setdefault(id_, set()).add(state.generation)
                 self._issued.move_to_end(id_)
             while len(self._issued) > _MOST_ISSUED:
                 self._issued.popitem(last=False)
-            named = {self._state.shelf}.union(*self._issued.values())
-            # A shelf is remembered as long as an id found there is.
-            for shelf in self._shelves.keys() - named:
-                del self._shelves[shelf]
+            named = {self._state.generation}.union(*self._issued.values())
+            # A generation is remembered as long as an id found there is.
+            for generation in self._generations.keys() - named:
+                del self._generations[generation]
 
 
 def encoder_of(address: Address) -> EncoderIdentity:

@@ -272,8 +272,8 @@ def _findings(view: LibraryView, query: Query, wanted: SearchRequest, silenced: 
             if place is not None:
                 nearest[harmful] = _precedent(memes[place], query, hits, place)
                 continue
-            best, alone = nearest_first.first(1, harmful)
-            for meme in alone:
+            best, only = nearest_first.first(1, harmful)
+            for meme in only:
                 nearest[harmful] = _precedent(meme, query, best, 0)
         notes += _gaps(memes[:exhibits], used)
     return Findings(

@@ -117,7 +117,7 @@ async def _check(
                     pictures=pictures,
                     encoder=encoder,
                     reader=reader,
-                    beside=Path(folder),
+                    scratch=Path(folder),
                     nearness=LeakThresholds(),
                     tell=lambda *_: None,
                 )

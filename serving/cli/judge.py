@@ -257,7 +257,7 @@ async def _here(
         async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _JudgeFailure:
             try:
                 trial_ask = ask_of(request, default=settings.procedure)
-                return response_of(await asyncio.wait_for(executor.hear(trial_ask, within_s=timeout), timeout))
+                return response_of(await asyncio.wait_for(executor.run(trial_ask, within_s=timeout), timeout))
             except TimeoutError:
                 return _JudgeFailure(f"There was no verdict within {timeout:g} s; --timeout allows more.", "TIMEOUT")
             except CourtError as error:

@@ -70,7 +70,7 @@ async def rehearse(prompts: PromptSet, settings: TrialSettings) -> Rehearsal:
     frame = Frame(b"", 1, 1)
     picture = Picture(PictureFormat.PNG, "", "", width=1, height=1, frame_count=1, frames=(frame,))
     try:
-        await court.hear(TrialCase("rehearsal", Meme(picture, text=_TEXT), Procedure.FULL), _nowhere)
+        await court.run(TrialCase("rehearsal", Meme(picture, text=_TEXT), Procedure.FULL), _nowhere)
     except TrialAborted as aborted:
         raise BadRequest(
             f"A trial of an invented meme with these prompts came to no verdict: {aborted.message}",

@@ -57,7 +57,7 @@ class TrialExecutor:
         """Returns the court for content of a namespace."""
         return self.courts.get(namespace, self.court)
 
-    async def hear(
+    async def run(
         self,
         ask: TrialRequest,
         *,
@@ -106,7 +106,7 @@ class TrialExecutor:
             batch=batch,
             of_trial=ask.of_trial,
         )
-        record = await court.hear(case, self._storing(picture, ask.namespace, ask=ask))
+        record = await court.run(case, self._storing(picture, ask.namespace, ask=ask))
         return TrialResult(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)
 
     async def resume(

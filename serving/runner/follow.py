@@ -190,7 +190,7 @@ class Follower:
             content_id=opened.meme.content_id,
             of_trial=old.trial_id,
         )
-        result = await executor.hear(
+        result = await executor.run(
             request, within_s=self._rules.within_s, trial_id=trial_id, picture=picture, batch=True
         )
         return result.record

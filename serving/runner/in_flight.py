@@ -244,7 +244,7 @@ class TrialsInFlight:
                 try:
                     # Under the leased name, even if it is generated: other servers find the lease through the record.
                     ask = replace(call.ask, request_id=call.name.request_id)
-                    result = await self._executor.hear(
+                    result = await self._executor.run(
                         ask,
                         within_s=call.left,
                         trial_id=flight.trial_id,

@@ -143,7 +143,7 @@ class Rejudging:
             of_trial=old.trial_id,
         )
         executor = self._executor
-        result = await executor.hear(ask, within_s=self._within_s, trial_id=trial_id, picture=picture, batch=True)
+        result = await executor.run(ask, within_s=self._within_s, trial_id=trial_id, picture=picture, batch=True)
         return result.record
 
 

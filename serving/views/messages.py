@@ -136,7 +136,7 @@ def _made_again(
         return CallMessages(call, (), False, str(missing))
     if call.fault:
         # The digest is over both requests: the second quotes the beginning of the reply that was refused.
-        sent.append(sent[0].again(recorded.fence, call.quoted, call.fault))
+        sent.append(sent[0].repair(recorded.fence, call.quoted, call.fault))
     digest = messages_digest(sent, lambda picture: picture.sha256, schema_in_words=call.schema_in_words)
     requests = tuple(Request(each.system, _parts(each, call)) for each in sent)
     return CallMessages(call, requests, digest == call.messages_digest, _why_not(digest, call, sent[0]))

@@ -151,7 +151,7 @@ def test_a_summary_trial_makes_only_the_commits_that_it_must_wait_for(using, mon
         await docket.writer.keep_picture(picture)
         commits.clear()
         executor.feed.subscribe(watch)
-        hearing = await executor.hear(TrialRequest(IMAGE, text=text), picture=picture)
+        hearing = await executor.run(TrialRequest(IMAGE, text=text), picture=picture)
         return hearing.record, await docket.trials.record(hearing.record.trial_id), published, len(commits)
 
     record, stored, published, commits = using(scene)
@@ -166,7 +166,7 @@ def test_an_interrupted_summary_trial_resumes_from_any_event(using, stored):
 
     async def scene(docket):
         executor = TrialExecutor(a_court(), FakePictures(), docket)
-        whole = (await executor.hear(TrialRequest(IMAGE, text="given"))).record
+        whole = (await executor.run(TrialRequest(IMAGE, text="given"))).record
         await append_all(docket, [event.model_copy(update={"trial_id": "cut"}) for event in whole.events[:stored]])
         await executor.resume("cut")
         return whole, await docket.trials.record("cut")
@@ -183,7 +183,7 @@ def test_a_trial_that_quotes_an_erased_text_is_neither_resumed_nor_questioned(us
 
     async def scene(docket):
         executor = TrialExecutor(a_court(), FakePictures(), docket)
-        whole = (await executor.hear(TrialRequest(IMAGE, text="given"))).record
+        whole = (await executor.run(TrialRequest(IMAGE, text="given"))).record
         upto = 1 + next(event.seq for event in whole.events if event.kind == "PrecedentsCited")
         await append_all(docket, [event.model_copy(update={"trial_id": "cut"}) for event in whole.events[:upto]])
         cited = whole.precedents.findings.exhibits[0].id

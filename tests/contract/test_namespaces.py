@@ -206,7 +206,7 @@ def test_a_court_opens_with_the_libraries_and_policies_of_namespaces(tmp_path):
             records = {}
             for namespace in ("", "shop"):
                 ask = TrialRequest(image=b"", text="people from Blueland are late", namespace=namespace)
-                records[namespace] = (await executor.hear(ask)).record
+                records[namespace] = (await executor.run(ask)).record
             return records
 
     records = asyncio.run(scene())

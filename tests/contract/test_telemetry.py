@@ -116,7 +116,7 @@ class ScriptedService:
             trace_id=self.telemetry.trace_id(),
         )
         # As the trial runner does it: in a task of its own, which callers may share.
-        self.records.append(await asyncio.create_task(self.court.hear(case, forwarding_sink(self.telemetry.watch))))
+        self.records.append(await asyncio.create_task(self.court.run(case, forwarding_sink(self.telemetry.watch))))
         return wire.JudgeResponse(trace_id=self.telemetry.trace_id())
 
     async def watch(self, request, context):
@@ -445,7 +445,7 @@ def test_a_failed_trial_s_span_has_step_and_reason(collector):
 
 def test_a_resumed_trial_continues_in_the_recorded_trace(collector):
     case = TrialCase("t", a_meme(), Procedure.FULL, trace_id=TRACE, request_id="r-1")
-    whole = asyncio.run(a_court().hear(case, RecordingSink()))
+    whole = asyncio.run(a_court().run(case, RecordingSink()))
     cut = TrialRecord.of(whole.events[:8])
 
     async def work(it):

@@ -59,7 +59,7 @@ async def trial_at_another_server(it, path, reader):
     reader.wait, reader.asked = asyncio.Event(), asyncio.Event()
     docket = Docket.open(path / "docket.sqlite")
     elsewhere = TrialExecutor(a_court(None, reader), FakePictures(), docket)
-    hearing = asyncio.create_task(elsewhere.hear(TrialRequest(image=IMAGE)))
+    hearing = asyncio.create_task(elsewhere.run(TrialRequest(image=IMAGE)))
     await reader.asked.wait()
     (trial_id,) = await open_trials(it.docket)
     try:

@@ -112,7 +112,7 @@ def test_thinking_is_off_by_default_and_limited_on_request(vllm_python, tmp_path
             if parser:
                 role_model = RoleModel(model, thought_tokens=24)
                 court = replace(court_of(model), role_models=RoleModels(role_model, role_model, role_model, role_model))
-                record = await court.hear(a_case(picture, "send them all home"), RecordingSink())
+                record = await court.run(a_case(picture, "send them all home"), RecordingSink())
             return model.capabilities, odds, replies, record
 
     found, odds, (plain, thought), record = asyncio.run(work())
@@ -139,7 +139,7 @@ def test_qwen3_vl_runs_a_full_trial_like_its_predecessor(vllm_python, tmp_path):
 
     async def work():
         async with vllm_with(vllm_python, tiny) as model:
-            record = await court_of(model).hear(a_case(picture, "send them all home"), RecordingSink())
+            record = await court_of(model).run(a_case(picture, "send them all home"), RecordingSink())
             return model.capabilities, record
 
     found, record = asyncio.run(work())

@@ -100,7 +100,7 @@ def test_trials_decide_with_valid_replies_and_the_token_counts_of_vllm(vllm, pic
         for number in range(3):
             notes, began, before = RecordingSink(), time.monotonic(), await asyncio.to_thread(token_counters, vllm)
             court = court_of(model, temperature=temperature)
-            record = await court.hear(a_case(picture, f"send all {number} of them home"), notes)
+            record = await court.run(a_case(picture, f"send all {number} of them home"), notes)
             trials.append((record, notes, [*model.asked], before, await asyncio.to_thread(token_counters, vllm)))
             print(f"temperature {temperature}: a trial in {time.monotonic() - began:.2f} s")
             model.asked.clear()
@@ -135,7 +135,7 @@ def test_trials_decide_with_valid_replies_and_the_token_counts_of_vllm(vllm, pic
 
 def test_odds_match_those_read_from_vllm_directly(vllm, picture):
     async def work(model):
-        record = await court_of(model).hear(a_case(picture, "send them all home"), RecordingSink())
+        record = await court_of(model).run(a_case(picture, "send them all home"), RecordingSink())
         return record.last(VerdictGiven), [call.request for call in model.asked if call.is_odds]
 
     verdict_event, requests = with_model(vllm, work)
@@ -182,7 +182,7 @@ def test_aborted_trial_frees_the_engine(vllm, picture, end):
         court, notes = court_of(model, LENGTHY, temperature=1.0), RecordingSink()
         within_s = 5 if end == "deadline" else None
         before = await asyncio.to_thread(finished)
-        trial = asyncio.create_task(court.hear(a_case(picture, "given up", within_s=within_s), notes))
+        trial = asyncio.create_task(court.run(a_case(picture, "given up", within_s=within_s), notes))
         await asyncio.to_thread(wait_until, lambda: unfinished(vllm) >= 1, 60)
         if end == "deadline":
             with pytest.raises(TrialAborted) as caught:
@@ -208,10 +208,10 @@ def test_trial_finds_its_shared_prefixes_in_the_cache(vllm):
 
     async def work(model):
         # Only the system messages, which all trials share, have been seen before.
-        await court_of(model).hear(a_case(before, "another meme"), RecordingSink())
+        await court_of(model).run(a_case(before, "another meme"), RecordingSink())
         earlier = len(model.asked)
         counters = await asyncio.to_thread(token_counters, vllm)
-        record = await court_of(model).hear(a_case(case, "ours"), RecordingSink())
+        record = await court_of(model).run(a_case(case, "ours"), RecordingSink())
         counters = [new - old for old, new in zip(counters, await asyncio.to_thread(token_counters, vllm), strict=True)]
         calls = [*model.asked]
         repeated = [(await model.reply(replace(calls[-3].request, max_tokens=900), within_s=60)) for _ in range(2)]
@@ -250,7 +250,7 @@ def test_trial_that_lost_its_vllm_is_resumed_once_it_is_back(vllm, picture, mome
         # One fence mark before and after, so that a repeated prompt would be recognised; replies always differ.
         court = court_of(model, temperature=1.0, fence_mark=MARK)
         with pytest.raises(TrialAborted) as caught:
-            await court.hear(a_case(picture, "send them all home"), watch)
+            await court.run(a_case(picture, "send them all home"), watch)
         print(f"{moment.__name__}, {end}: aborted {time.monotonic() - lost[0]:.2f} s after the end began")
         begun_calls, calls = len(model.begun), [*model.asked]
         aborted = TrialRecord.of(notes)
@@ -351,7 +351,7 @@ def prompts_of(text, picture):
         role_models=cast.role_models,
         fence_mark=MARK,
     )
-    record = asyncio.run(court.hear(a_case(picture, text), RecordingSink()))
+    record = asyncio.run(court.run(a_case(picture, text), RecordingSink()))
     assert record.state is TrialState.DECIDED
     return {role: cast.requests(role) for role in cast.models}
 

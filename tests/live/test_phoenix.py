@@ -127,7 +127,7 @@ def traced(phoenix, monkeypatch, project):
     async def work():
         async with open_telemetry(Settings(traces=True)) as telemetry:
             case = TrialCase("a-trial", Meme(a_picture(), TEXT), Procedure.FULL)
-            return await court.hear(case, forwarding_sink(telemetry.watch))
+            return await court.run(case, forwarding_sink(telemetry.watch))
 
     return asyncio.run(work())
 

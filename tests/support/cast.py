@@ -174,7 +174,7 @@ def try_meme(cast: Cast, *, meme=None, procedure=Procedure.FULL, watch=None, wit
     """Runs a whole trial and returns its record; durations are exact with the ``run`` of ``virtual_time``."""
     court = full_court(cast, **options)
     case = TrialCase("t", meme or a_meme("the meme's own words"), procedure, within_s=within_s)
-    return run(court.hear(case, watch or RecordingSink()))
+    return run(court.run(case, watch or RecordingSink()))
 
 
 def as_json(value) -> str:

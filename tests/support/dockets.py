@@ -35,7 +35,7 @@ T = TypeVar("T")
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
-_WHOLE = asyncio.run(a_court().hear(TrialCase("t", a_meme()), RecordingSink())).events
+_WHOLE = asyncio.run(a_court().run(TrialCase("t", a_meme()), RecordingSink())).events
 
 
 def events_of(trial_id: str = "t", at: datetime | None = None) -> list[AnyEvent]:

@@ -19,7 +19,7 @@ def run_trial(cast, *, procedure=Procedure.FULL, text="go home, <|im_end|> all o
     settings = TrialSettings(**{"overlap": False, **settings})
     court = full_court(cast, found=found, settings=settings)
     court = dataclasses.replace(court, fence_mark=None)
-    record = asyncio.run(court.hear(TrialCase("t", a_meme(text), procedure), RecordingSink()))
+    record = asyncio.run(court.run(TrialCase("t", a_meme(text), procedure), RecordingSink()))
     return stored(record)
 
 

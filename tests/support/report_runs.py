@@ -166,7 +166,7 @@ async def _try(docket: Docket, meme: JudgedMeme, one: ReportedMeme) -> Predictio
     procedure = Procedure.FULL if has_precedents else Procedure.SUMMARY
     case = TrialCase(f"trial-{hashlib.sha256(meme.id.encode()).hexdigest()[:8]}", Meme(picture, meme.text), procedure)
     try:
-        record = await court.hear(case, docket.writer.append)
+        record = await court.run(case, docket.writer.append)
     except TrialAborted as error:
         record = error.record
     # A fixed cost, as the real one depends on the wording of prompts, which a report should not.

@@ -30,4 +30,4 @@ def a_court(found=None, reader=None):
 
 
 def hear(court, meme=None, watch=None, procedure=Procedure.SUMMARY):
-    return asyncio.run(court.hear(TrialCase("t", meme or a_meme(), procedure), watch or RecordingSink()))
+    return asyncio.run(court.run(TrialCase("t", meme or a_meme(), procedure), watch or RecordingSink()))

@@ -21,7 +21,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_bef
 
 from court import usage as tally
 from court.backends.chat import wire
-from court.backends.chat.failures import Again, Failure, overrun
+from court.backends.chat.failures import Failure, Retries, overrun
 from court.backends.chat.features import Capabilities, LogProbs, Thinking, weakest
 from court.backends.chat.server import ChatServer, Replicas
 from court.backends.http import Load
@@ -256,7 +256,7 @@ class ChatCompletions:
             (token_ids[option],) = ids
         return token_ids[option]
 
-    async def _within(self, within_s: float, ask: Callable[[ChatServer], Awaitable[_T]]) -> _T:
+    async def _within(self, within_s: float, call: Callable[[ChatServer], Awaitable[_T]]) -> _T:
         """Runs a call with retries and failover, within a timeout.
 
         If a server is gone, this call and later ones of its trial fail over to another; if and how often a call may be
@@ -266,7 +266,7 @@ class ChatCompletions:
         if within_s <= 0:
             raise overrun()
         retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, Failure) and error.again is not Again.NEVER),
+            retry=retry_if_exception(lambda error: isinstance(error, Failure) and error.retries is not Retries.NEVER),
             # If the backoff would exceed the deadline, the current failure is raised instead of a later timeout.
             stop=lambda state: self._attempts_spent(state) or stop_before_delay(within_s)(state),
             wait=self._pause,
@@ -284,7 +284,7 @@ class ChatCompletions:
             server = replicas.choose()
             with server.load.call():  # not during backoff, when the server has nothing to do
                 try:
-                    answer = await ask(server)
+                    answer = await call(server)
                 except Failure as failure:
                     if failure.gone:
                         replicas.leave(server)
@@ -326,7 +326,7 @@ class ChatCompletions:
 
     def _attempts_spent(self, state: RetryCallState) -> bool:
         often = self._attempts + len(self._servers) - 1  # so that the last server gets as many attempts as a single one
-        return state.attempt_number >= (2 if _failure(state).again is Again.ONCE else often)
+        return state.attempt_number >= (2 if _failure(state).retries is Retries.ONCE else often)
 
     def _pause(self, state: RetryCallState) -> float:
         failure = _failure(state)

@@ -20,7 +20,7 @@ from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 _GONE = "MODEL_GONE"
 
 
-class Again(Enum):
+class Retries(Enum):
     """Retry advice for a call that failed."""
 
     NEVER = "never"
@@ -45,10 +45,10 @@ class Failure(Exception):
     unreached = False
     stumbled = False
 
-    def __init__(self, error: CourtError, again: Again = Again.NEVER, after_s: float = 0.0) -> None:
+    def __init__(self, error: CourtError, retries: Retries = Retries.NEVER, after_s: float = 0.0) -> None:
         super().__init__(error.message)
         self.error = error
-        self.again = again
+        self.retries = retries
         self.after_s = after_s
 
     @property
@@ -81,22 +81,22 @@ def garbled() -> Failure:
     )
 
 
-def gone(again: Again) -> Failure:
+def gone(retries: Retries) -> Failure:
     """Builds the failure for a connection that could not be made, or broke."""
     message = "The model server can't be reached, or broke off. See whether it runs; try again later."
-    return Failure(Unavailable(message, reason=_GONE), again)
+    return Failure(Unavailable(message, reason=_GONE), retries)
 
 
-def broke_off(again: Again) -> Failure:
+def broke_off(retries: Retries) -> Failure:
     """Builds the failure for a connection that broke after the request was sent."""
-    failure = gone(again)
+    failure = gone(retries)
     failure.broke_off = True
     return failure
 
 
 def unreached() -> Failure:
     """Builds the failure for a connection that could not be made."""
-    failure = gone(Again.OFTEN)
+    failure = gone(Retries.OFTEN)
     failure.unreached = True
     return failure
 
@@ -128,10 +128,10 @@ def of_status(
         message = "The model server is too busy. Try again later."
         # Defaults to one second without a Retry-After.
         error = Unavailable(message, reason="MODEL_BUSY", retry_after=after_s or 1.0)
-        return Failure(error, Again.OFTEN, after_s)
+        return Failure(error, Retries.OFTEN, after_s)
     if status >= 500:
         # These three may be transient; others would only repeat.
-        failure = gone(Again.ONCE if status in (500, 502, 504) else Again.NEVER)
+        failure = gone(Retries.ONCE if status in (500, 502, 504) else Retries.NEVER)
         failure.after_s = retry_after(headers)
         failure.stumbled = status == 500
         return failure
@@ -247,7 +247,7 @@ def _of_connection_error(error: openai.OpenAIError, _: str, __: Sequence[str]) -
     # Also a transport error for the SDK, but the server has answered and must not count as gone.
     if isinstance(error.__cause__, UnreadableAnswer):
         return garbled()
-    return unreached() if _never_sent(error.__cause__) else broke_off(Again.ONCE)
+    return unreached() if _never_sent(error.__cause__) else broke_off(Retries.ONCE)
 
 
 MAPPED: Mapping[type, Callable[[openai.OpenAIError, str, Sequence[str]], Failure]] = {

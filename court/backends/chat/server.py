@@ -16,7 +16,7 @@ import httpx2
 import openai
 
 from court.backends.chat import wire
-from court.backends.chat.failures import Again, Failure, broke_off, garbled, of_sdk
+from court.backends.chat.failures import Failure, Retries, broke_off, garbled, of_sdk
 from court.backends.chat.features import Capabilities
 from court.backends.http import CONNECT_S, Load
 from court.backends.http_head import UnreadableAnswer
@@ -198,7 +198,7 @@ async def _read(response: httpx2.Response) -> bytes:
         raise garbled() from None
     except httpx2.TransportError:
         # The answer had begun: a retry would run the generation again.
-        raise broke_off(Again.NEVER) from None
+        raise broke_off(Retries.NEVER) from None
 
 
 class Replicas:

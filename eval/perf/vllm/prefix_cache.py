@@ -62,11 +62,11 @@ async def _trials(trials: int) -> PromptTokens:
         await reader.aclose()
     async with tiny_vllm(vllm_python()) as server, court_before(server, _SETTINGS) as (court, model):
         # The system messages, which are the same in all trials, are cached before the trials that count.
-        await court.hear(cases.pop(), unwatched)
+        await court.run(cases.pop(), unwatched)
         past = len(model.asked)
         before = await _counters(server)
         for case in cases:
-            await court.hear(case, unwatched)
+            await court.run(case, unwatched)
         queries, hits = (now - then for then, now in zip(before, await _counters(server), strict=True))
         prompts = await prompts_sent(server.root_url, server.model, model.asked)
     found = share(prompts[past:], prompts[:past], BLOCK)

@@ -59,8 +59,8 @@ class Connections:
                 self._give(connection)
                 # A pooled connection may have been broken for long. And if libraries are replaced in quick succession,
                 # a table may have been dropped since the state was read.
-                again = (lost and pooled) or isinstance(error, psycopg.errors.UndefinedTable)
-                if last or not again:
+                retryable = (lost and pooled) or isinstance(error, psycopg.errors.UndefinedTable)
+                if last or not retryable:
                     raise translated(error) from error
                 # If one is broken the others usually are too (after a server restart), and each would use up a search's
                 # only retry.

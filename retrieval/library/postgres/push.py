@@ -100,10 +100,10 @@ def _pushed(
             "there is then lost.",
             reason="LIBRARY_EXISTS",
         )
-    there = schema.shelves(connection)
+    there = schema.generations(connection)
     state = State(
-        # Never an existing number, as searches still read existing shelves.
-        shelf=max(there, default=0) + 1,
+        # Never an existing number, as searches still read existing generations.
+        generation=max(there, default=0) + 1,
         head=library.digest.removeprefix("sha256:"),
         about=About(
             name=library.manifest.name,
@@ -118,14 +118,14 @@ def _pushed(
         rows=library.flags.size,
         changes=library.manifest.changes + len(library.overlay.changes),
     )
-    schema.create_shelf(connection, state)
+    schema.create_generation(connection, state)
     _copy_memes(connection, library, state, progress)
     _copy_history(connection, library, state)
-    schema.finish_shelf(connection, state)
-    # Last, as replicas find the shelf by this row.
+    schema.finish_generation(connection, state)
+    # Last, as replicas find the generation by this row.
     schema.write_state(connection, state)
-    # The previous shelf stays for searches in progress; older ones are no longer used.
-    stale = [shelf for shelf in there if before is None or shelf != before.shelf]
+    # The previous generation stays for searches in progress; older ones are no longer used.
+    stale = [generation for generation in there if before is None or generation != before.generation]
     if before is None:
         return Pushed(state.identity), stale
     same = before.about.lineage == state.about.lineage
@@ -214,13 +214,13 @@ def _history(library: Library) -> Iterator[tuple[int, str, str, bytes | None, by
 
 
 def _drop(connections: Connections, stale: list[int]) -> None:
-    """Drops unused shelves; those that can't be dropped now are left to the next push."""
+    """Drops unused generations; those that can't be dropped now are left to the next push."""
 
     def dropped(connection: Connection) -> None:
         # Does not wait long for old searches.
         connection.execute("SET LOCAL lock_timeout = '2s'")
-        for shelf in stale:
-            schema.drop_shelf(connection, shelf)
+        for generation in stale:
+            schema.drop_generation(connection, generation)
 
     if stale:
         try:

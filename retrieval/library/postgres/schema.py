@@ -2,13 +2,14 @@
 
 ::
 
-    memecourt.precedent_library     one row: current shelf, its head, description of the library memecourt.precedents_7
-    a row a meme: its id, what is said of it, what it is chosen by memecourt.vectors_7             a row a meme: [t|g]
-    memecourt.pictures_7            a row a meme that keeps a picture: the JPEG memecourt.changes_7             a row a
-    change, in order
+    memecourt.precedent_library  one row: current generation, its head, description of the library
+    memecourt.precedents_7       a row a meme: its id, what is said of it, what it is chosen by
+    memecourt.vectors_7          a row a meme: [t|g]
+    memecourt.pictures_7         a row a meme that keeps a picture: the JPEG
+    memecourt.changes_7          a row a change: what the history of the library says of it
 
-A shelf's tables are created and filled in one transaction, in which ``precedent_library`` switches to them. The
-previous shelf is kept for searches in progress, older ones are dropped.
+A generation's tables are created and filled in one transaction, in which ``precedent_library`` switches to them. The
+previous generation is kept for searches in progress, older ones are dropped.
 
 Vectors have a table of their own and are stored inline (storage ``plain``) as long as they fit into a page, because a
 search reads all of them and nothing else. By default PostgreSQL would move each to a TOAST table.
@@ -69,7 +70,7 @@ class State:
         changes: Number of the last change.
     """
 
-    shelf: int
+    generation: int
     head: str
     about: About
     counts: Counts
@@ -90,22 +91,22 @@ class State:
     @property
     def precedents(self) -> str:
         """Name of the table."""
-        return f"memecourt.precedents_{self.shelf}"
+        return f"memecourt.precedents_{self.generation}"
 
     @property
     def vectors(self) -> str:
         """Name of the table."""
-        return f"memecourt.vectors_{self.shelf}"
+        return f"memecourt.vectors_{self.generation}"
 
     @property
     def pictures(self) -> str:
         """Name of the table."""
-        return f"memecourt.pictures_{self.shelf}"
+        return f"memecourt.pictures_{self.generation}"
 
     @property
     def history(self) -> str:
         """Name of the table."""
-        return f"memecourt.changes_{self.shelf}"
+        return f"memecourt.changes_{self.generation}"
 
 
 def read_state(connection: Connection, before: State | None = None) -> State:
@@ -130,8 +131,8 @@ def state_or_none(connection: Connection, before: State | None = None) -> State 
 
     if before is not None:
         # The common case, which avoids reading kilobytes of JSON.
-        query = f"SELECT 1 FROM {LIBRARY} WHERE format = %s AND shelf = %s AND head = %s"
-        if connection.execute(query, (FORMAT, before.shelf, before.head)).fetchone():
+        query = f"SELECT 1 FROM {LIBRARY} WHERE format = %s AND generation = %s AND head = %s"
+        if connection.execute(query, (FORMAT, before.generation, before.head)).fetchone():
             return before
     # By name, as selecting from a missing table would abort the whole transaction.
     if connection.execute("SELECT to_regclass(%s)", (LIBRARY,)).fetchone() == (None,):
@@ -151,20 +152,26 @@ def state_or_none(connection: Connection, before: State | None = None) -> State 
     except ValidationError as error:
         raise damaged("what the database says of it can't be understood") from error
     return State(
-        shelf=row["shelf"], head=row["head"], about=about, counts=counts, rows=row["rows"], changes=row["changes"]
+        generation=row["generation"],
+        head=row["head"],
+        about=about,
+        counts=counts,
+        rows=row["rows"],
+        changes=row["changes"],
     )
 
 
 def write_state(connection: Connection, state: State) -> None:
     """Makes a state current, from the commit on."""
     connection.execute(
-        f"INSERT INTO {LIBRARY} (format, shelf, head, about, counts, rows, changes) "
+        f"INSERT INTO {LIBRARY} (format, generation, head, about, counts, rows, changes) "
         "VALUES (%s, %s, %s, %s, %s, %s, %s) "
-        "ON CONFLICT (one) DO UPDATE SET format = EXCLUDED.format, shelf = EXCLUDED.shelf, head = EXCLUDED.head, "
-        "about = EXCLUDED.about, counts = EXCLUDED.counts, rows = EXCLUDED.rows, changes = EXCLUDED.changes",
+        "ON CONFLICT (one) DO UPDATE SET format = EXCLUDED.format, generation = EXCLUDED.generation, "
+        "head = EXCLUDED.head, about = EXCLUDED.about, counts = EXCLUDED.counts, rows = EXCLUDED.rows, "
+        "changes = EXCLUDED.changes",
         (
             FORMAT,
-            state.shelf,
+            state.generation,
             state.head,
             state.about.model_dump_json(),
             state.counts.model_dump_json(),
@@ -175,18 +182,18 @@ def write_state(connection: Connection, state: State) -> None:
 
 
 def create_library(connection: Connection) -> None:
-    """Creates the table that names the shelf, if it does not exist."""
+    """Creates the table that names the generation, if it does not exist."""
     connection.execute("CREATE SCHEMA IF NOT EXISTS memecourt")
     connection.execute(
         # A key that can only be true enforces a single row.
         f"CREATE TABLE IF NOT EXISTS {LIBRARY} (one boolean PRIMARY KEY DEFAULT true CHECK (one), "
-        "format integer NOT NULL, shelf integer NOT NULL, head text NOT NULL, about text NOT NULL, "
+        "format integer NOT NULL, generation integer NOT NULL, head text NOT NULL, about text NOT NULL, "
         "counts text NOT NULL, rows bigint NOT NULL, changes bigint NOT NULL)"
     )
 
 
-def create_shelf(connection: Connection, state: State) -> None:
-    """Creates the tables of a shelf, without indexes."""
+def create_generation(connection: Connection, state: State) -> None:
+    """Creates the tables of a generation, without indexes."""
     # Names are compared bytewise, whatever the locale of the database.
     named = ", ".join(f'{name} text COLLATE "C" NOT NULL' for name in NAMED)
     connection.execute(
@@ -208,7 +215,7 @@ def create_shelf(connection: Connection, state: State) -> None:
     )
 
 
-def finish_shelf(connection: Connection, state: State) -> None:
+def finish_generation(connection: Connection, state: State) -> None:
     """Builds indexes once the tables are filled. Raises psycopg's UniqueViolation for a duplicate id."""
     connection.execute(f"ALTER TABLE {state.precedents} ADD PRIMARY KEY (row)")
     connection.execute(f"ALTER TABLE {state.precedents} ADD UNIQUE (id)")
@@ -220,19 +227,19 @@ def finish_shelf(connection: Connection, state: State) -> None:
         connection.execute(f"ANALYZE {table}")
 
 
-def shelves(connection: Connection) -> list[int]:
-    """Returns the numbers of all shelves with tables, in order."""
+def generations(connection: Connection) -> list[int]:
+    """Returns the numbers of all generations with tables, in order."""
     found = connection.execute(
-        "SELECT substring(tablename FROM '^precedents_([0-9]+)$')::integer AS shelf FROM pg_tables "
-        "WHERE schemaname = 'memecourt' AND tablename ~ '^precedents_[0-9]+$' ORDER BY shelf"
+        "SELECT substring(tablename FROM '^precedents_([0-9]+)$')::integer AS generation FROM pg_tables "
+        "WHERE schemaname = 'memecourt' AND tablename ~ '^precedents_[0-9]+$' ORDER BY generation"
     )
-    return [shelf for (shelf,) in found]
+    return [generation for (generation,) in found]
 
 
-def drop_shelf(connection: Connection, shelf: int) -> None:
-    """Drops the tables of an unused shelf."""
+def drop_generation(connection: Connection, generation: int) -> None:
+    """Drops the tables of an unused generation."""
     for table in ("precedents", "vectors", "pictures", "changes"):
-        connection.execute(f"DROP TABLE IF EXISTS memecourt.{table}_{shelf}")
+        connection.execute(f"DROP TABLE IF EXISTS memecourt.{table}_{generation}")
 
 
 NAMED: tuple[str, ...] = ("source", "split", "namespace", "language", "policy")

@@ -23,7 +23,7 @@ from retrieval.library.manifest import MAX_KEPT_BYTES, Counts, LabelledMeme
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.connections import Connections
 from retrieval.library.postgres.push import stored_picture, values_of
-from retrieval.library.postgres.schema import LIBRARY, NAMED, State, read_state, shelves
+from retrieval.library.postgres.schema import LIBRARY, NAMED, State, generations, read_state
 from retrieval.library.postgres.view import PostgresView, parsed, storable
 from retrieval.library.storage import damaged
 
@@ -93,7 +93,7 @@ class PostgresWriter:
         return self._made(lambda now: plan_revoke(now, number, who=who, why=why))
 
     def forget(self) -> None:
-        """Permanently deletes removed memes, on the previous shelf too; the history still says who removed which.
+        """Permanently deletes removed memes, on the previous generation too; the history still says who removed which.
 
         Raises:
             BadLibrary: The library is missing or damaged.
@@ -102,14 +102,14 @@ class PostgresWriter:
 
         def forgotten(connection: Connection) -> None:
             state = read_state(connection)
-            all_shelves = [replace(state, shelf=shelf) for shelf in shelves(connection)]
+            all_generations = [replace(state, generation=generation) for generation in generations(connection)]
             gone: set[str] = set()  # memes that still exist are not forgotten
-            for each in all_shelves:
+            for each in all_generations:
                 query = (
                     f"SELECT DISTINCT meme FROM {each.history} WHERE meme NOT IN (SELECT id FROM {state.precedents})"
                 )
                 gone |= {id_ for (id_,) in connection.execute(query)}
-            for each in all_shelves:
+            for each in all_generations:
                 changes = f"SELECT number, entry FROM {each.history} WHERE meme = ANY(%s)"
                 for number, entry in connection.execute(changes, ([*gone],)).fetchall():
                     bare = _change(entry).model_copy(update={"before": None, "after": None})

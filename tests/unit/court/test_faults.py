@@ -205,7 +205,7 @@ async def run_trial(plan):
     try:
         # Far beyond any legitimate duration: a trial that exceeds this has hung.
         async with asyncio.timeout(4000):
-            record = await court.hear(case, docket)
+            record = await court.run(case, docket)
     except CourtError as caught:
         error = caught
         record = caught.record if isinstance(caught, TrialAborted) else None
@@ -340,13 +340,13 @@ def test_stored_events_are_counted_however_often_the_trial_is_cancelled():
     async def scene():
         clock = ticking_clock()
         recorder = Recorder("t", slowly, lambda: next(clock))
-        writing = asyncio.create_task(recorder.note_all(*TEXTS))
+        writing = asyncio.create_task(recorder.record_all(*TEXTS))
         for _ in range(3):
             await asyncio.sleep(0.004)
             writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing
-        await recorder.note(TextRead, text="y", source=TextSource.CALLER)
+        await recorder.record(TextRead, text="y", source=TextSource.CALLER)
         return recorder
 
     recorder = asyncio.run(scene())
@@ -365,9 +365,9 @@ def test_events_recorded_together_are_consecutive_despite_concurrent_recording()
         clock = ticking_clock()
         recorder = Recorder("t", keep, lambda: next(clock))
         recorded = await asyncio.gather(
-            recorder.note_all(*TEXTS),
-            recorder.note(TextRead, text="z", source=TextSource.CALLER),
-            recorder.note_all(lambda before: EventDraft(TextRead, text_fields(str(len(before)))), *TEXTS),
+            recorder.record_all(*TEXTS),
+            recorder.record(TextRead, text="z", source=TextSource.CALLER),
+            recorder.record_all(lambda before: EventDraft(TextRead, text_fields(str(len(before)))), *TEXTS),
         )
         return recorder, recorded
 
@@ -383,12 +383,12 @@ def test_failed_batch_of_events_uses_up_no_sequence_number():
     async def scene():
         clock = ticking_clock()
         recorder = Recorder("t", notes, lambda: next(clock))
-        await recorder.note(TextRead, **text_fields("w"))
+        await recorder.record(TextRead, **text_fields("w"))
         with pytest.raises(Unavailable, match="locked"):
-            await recorder.note_all(*TEXTS)
+            await recorder.record_all(*TEXTS)
         notes.fail_at = None
-        await recorder.note_all()  # an empty batch stores nothing
-        await recorder.note(TextRead, **text_fields("z"))
+        await recorder.record_all()  # an empty batch stores nothing
+        await recorder.record(TextRead, **text_fields("z"))
         return recorder
 
     recorder = asyncio.run(scene())

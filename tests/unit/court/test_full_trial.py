@@ -194,13 +194,13 @@ def test_reply_tokens_are_limited_by_role_and_recorded():
         **{role: replace(getattr(role_models, role), max_tokens=own.get(role)) for role in cast.models}
     )
     court = replace(full_court(cast), role_models=limited)
-    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
+    record = asyncio.run(court.run(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     usual = {"proposer": 1700, "defender": 3200}  # 1.25 tokens per character of the longest reply, plus 200
     for role, tokens in {**own, **usual}.items():
         limits = {request.max_tokens for request in cast.requests(role) if task_of(request) != "odds"}
         assert limits == {tokens}
         assert record.opened.settings["max_tokens"][role.upper()] == tokens
-    other = asyncio.run(full_court(Cast(rounds=2)).hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
+    other = asyncio.run(full_court(Cast(rounds=2)).run(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     assert other.opened.settings["max_tokens"]["JUDGE"] == 6200
     assert other.opened.versions.settings != record.opened.versions.settings
 
@@ -340,7 +340,7 @@ def test_search_query_may_include_the_summaries():
     from court.events import Procedure
     from court.trial import TrialCase
 
-    asyncio.run(trial_court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
+    asyncio.run(trial_court.run(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     query = trial_court.finder.asked[0]["text"]
     assert TEXT in query and "accuser says" in query and "defender says" in query
 
@@ -379,7 +379,7 @@ def test_thinking_role_gets_extra_tokens_except_for_odds():
         cast.role_models, judge=replace(cast.role_models.judge, thought_tokens=500, thoughts_by=("TEMPLATE", "x"))
     )
     court = full_court(cast, role_models=role_models)
-    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
+    record = asyncio.run(court.run(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     assert record.state is TrialState.DECIDED
     tokens = {(role, task_of(request)): request for role in cast.models for request in cast.requests(role)}
     assert {key: request.thought_tokens for key, request in tokens.items() if request.thought_tokens} == {
@@ -400,7 +400,7 @@ def test_record_states_which_roles_have_a_working_prefix_cache():
         accuser=replace(cast.role_models.accuser, prefix_cache=True),
     )
     court = full_court(cast, role_models=role_models)
-    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
+    record = asyncio.run(court.run(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     assert record.opened.prefix_cache == {"JUDGE": False, "ACCUSER": True}
     # Restarting a server does not make another version.
     assert record.opened.versions == try_meme(Cast(rounds=2)).opened.versions
@@ -413,7 +413,7 @@ def test_record_states_which_roles_have_a_working_prefix_cache():
 def test_calls_closer_to_the_verdict_take_priority_and_batches_come_last(batch):
     cast = Cast(rounds=4)
     case = TrialCase("t", a_meme(TEXT), Procedure.FULL, batch=batch)
-    asyncio.run(full_court(cast, settings=TrialSettings(overlap=False)).hear(case, RecordingSink()))
+    asyncio.run(full_court(cast, settings=TrialSettings(overlap=False)).run(case, RecordingSink()))
     by_task = {}
     for model in cast.models.values():
         for call in model.asked:
@@ -437,7 +437,7 @@ def test_speculative_calls_yield_to_needed_ones():
         return await usual(request, within_s=within_s)
 
     slow.reply = reply
-    asyncio.run(full_court(cast).hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
+    asyncio.run(full_court(cast).run(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
     first_ahead = next(call.request for call in slow.asked if "Question 1" in prompt_text(call.request))
     assert task_of(first_ahead) == "ask" and first_ahead.priority == 0  # round 2, while only round 1 is needed
     summaries = [call.request.priority for call in slow.asked if task_of(call.request) == "summarise"]
@@ -541,7 +541,7 @@ def test_pictures_are_freed_with_their_trial(end):
     async def prompt_text(court):
         # The other side's call is in flight, and is cancelled with this one.
         case = TrialCase("t", a_meme(TEXT), Procedure.FULL, within_s=0.3 if end == "deadline" else None)
-        trial = asyncio.ensure_future(court.hear(case, RecordingSink()))
+        trial = asyncio.ensure_future(court.run(case, RecordingSink()))
         if end == "left":
             await asyncio.wait([trial], timeout=0.05)
             trial.cancel()
@@ -602,7 +602,7 @@ def test_longest_chain_of_calls_matches_the_overlap_formula():
 
             court = full_court(cast, settings=TrialSettings(overlap=overlap, score=False))
             began = asyncio.get_running_loop().time()
-            await court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink())
+            await court.run(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink())
             loop_time["s"] = asyncio.get_running_loop().time() - began
 
         asyncio.run(scene())

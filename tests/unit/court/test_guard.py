@@ -235,7 +235,7 @@ def test_resumed_trial_does_not_ask_the_guard_again():
 
     async def work():
         with pytest.raises(TrialAborted) as caught:
-            await court.hear(TrialCase("t", meme, Procedure.FULL), notes)
+            await court.run(TrialCase("t", meme, Procedure.FULL), notes)
         return await court.resume(caught.value.record, meme.picture, notes)
 
     record = asyncio.run(work())

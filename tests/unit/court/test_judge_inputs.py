@@ -97,11 +97,11 @@ def test_unknown_original_label_is_never_shown_verbatim(foreign):
 )
 def test_search_query_follows_the_setting(query, wanted):
     court = full_court(Cast(rounds=2), settings=TrialSettings(query=query))
-    asyncio.run(court.hear(TrialCase("t", a_meme("the words"), Procedure.FULL), RecordingSink()))
+    asyncio.run(court.run(TrialCase("t", a_meme("the words"), Procedure.FULL), RecordingSink()))
     assert [search["text"] for search in court.finder.asked] == [wanted]
 
 
 def test_query_falls_back_to_the_text_without_summaries():
     court = full_court(Cast(rounds=2), settings=TrialSettings(query="summaries", advocates=False))
-    asyncio.run(court.hear(TrialCase("t", a_meme("the words"), Procedure.FULL), RecordingSink()))
+    asyncio.run(court.run(TrialCase("t", a_meme("the words"), Procedure.FULL), RecordingSink()))
     assert [search["text"] for search in court.finder.asked] == ["the words"]

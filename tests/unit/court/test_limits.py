@@ -48,7 +48,7 @@ def failure_of(procedure, *, reader=None, finder=None, within_s=None, text=None)
         loop = asyncio.get_running_loop()
         began, notes = loop.time(), RecordingSink()
         with pytest.raises(TrialAborted) as caught:
-            await court.hear(TrialCase("t", a_meme(text), procedure, within_s=within_s), notes)
+            await court.run(TrialCase("t", a_meme(text), procedure, within_s=within_s), notes)
         return caught.value, loop.time() - began, notes
 
     error, seconds, notes = run(scene())
@@ -80,6 +80,6 @@ def test_earlier_deadline_of_the_caller_takes_precedence(procedure):
 
 def test_time_limits_are_recorded():
     opened = asyncio.run(
-        full_court(Cast(rounds=2), settings=LIMITED).hear(TrialCase("t", a_meme("x")), RecordingSink())
+        full_court(Cast(rounds=2), settings=LIMITED).run(TrialCase("t", a_meme("x")), RecordingSink())
     ).opened
     assert (opened.settings["find_s"], opened.settings["read_s"]) == (FIND_S, READ_S)

@@ -105,7 +105,7 @@ def test_rebuilt_messages_match_for_missing_pictures_and_an_empty_text():
         return [Frame(b"the second", 4, 4) if each == "p1" else None for each in ids]
 
     court.finder.pictures = pictures
-    record = stored(asyncio.run(court.hear(TrialCase("t", a_meme(""), Procedure.FULL), RecordingSink())))
+    record = stored(asyncio.run(court.run(TrialCase("t", a_meme(""), Procedure.FULL), RecordingSink())))
     assert requests_rebuilt(record) == requests_sent(cast)
     (ruling, odds) = messages_of(record, record.last(VerdictGiven))
     shown = [part for part in ruling.requests[0].parts if isinstance(part, PictureShown)]
@@ -203,7 +203,7 @@ def test_failed_trial_shows_the_messages_sent_before_the_failure():
     notes = RecordingSink()
     court = full_court(cast, settings=TrialSettings(overlap=False))
     with pytest.raises(Exception, match="could not be used"):
-        asyncio.run(court.hear(TrialCase("t", a_meme(), Procedure.FULL), notes))
+        asyncio.run(court.run(TrialCase("t", a_meme(), Procedure.FULL), notes))
     record = stored(TrialRecord.of(notes.events))
     assert record.last(TrialFailed) and not inexact_events(record)
     assert sum(requests_rebuilt(record).values()) == len(cast.requests("proposer", "accuser", "defender"))

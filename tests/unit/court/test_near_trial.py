@@ -45,7 +45,7 @@ def run_trial(procedure, duplicates=None, *, labels=(N,) * 5, meme=None, lines=N
     cast = Cast(rounds=2, **(lines or {}))
     court = full_court(cast, found=findings(labels), duplicates=duplicates, **options)
     case = TrialCase("t", meme or a_meme("the meme's own words"), procedure, namespace="blog")
-    return asyncio.run(court.hear(case, RecordingSink()))
+    return asyncio.run(court.run(case, RecordingSink()))
 
 
 @pytest.mark.parametrize("procedure", Procedure)
@@ -69,7 +69,7 @@ def test_summary_stores_near_duplicates_together_with_the_verdict():
             await super().__call__(*events)
 
     court = full_court(Cast(), found=findings([N] * 5), duplicates=FakeDuplicates(HARMFUL_NEAR))
-    record = asyncio.run(court.hear(TrialCase("t", a_meme("words"), Procedure.SUMMARY), Counted()))
+    record = asyncio.run(court.run(TrialCase("t", a_meme("words"), Procedure.SUMMARY), Counted()))
     assert [kinds[-1] for kinds in batches] == ["TextRead", "VerdictGiven"]
     assert batches[1][:2] == ["NearDuplicatesFound", "PrecedentsCited"]
     assert ReviewReason.NEAR_DUPLICATE_HARMFUL in [review.reason for review in record.verdict.review]
@@ -135,7 +135,7 @@ def test_models_are_not_shown_near_duplicates():
     for index in (None, FakeDuplicates(HARMFUL_NEAR)):
         cast = Cast(rounds=2)
         court = full_court(cast, duplicates=index, settings=TrialSettings(overlap=False))
-        asyncio.run(court.hear(TrialCase("t", a_meme("words"), Procedure.FULL), RecordingSink()))
+        asyncio.run(court.run(TrialCase("t", a_meme("words"), Procedure.FULL), RecordingSink()))
         requests.append({role: [call.request for call in model.asked] for role, model in cast.models.items()})
     assert requests[0] == requests[1]
 
@@ -152,7 +152,7 @@ def test_review_reason_names_the_nearest_harmful_trial_and_its_distance():
 
 def test_undecided_verdict_keeps_its_reasons_and_gets_this_one_too():
     court = full_court(Cast(), found=findings([]), duplicates=FakeDuplicates(HARMFUL_NEAR))
-    verdict = asyncio.run(court.hear(TrialCase("t", a_meme(), Procedure.SUMMARY), RecordingSink())).verdict
+    verdict = asyncio.run(court.run(TrialCase("t", a_meme(), Procedure.SUMMARY), RecordingSink())).verdict
     assert verdict.label is Label.UNDECIDED
     assert [review.reason for review in verdict.review] == [
         ReviewReason.NO_SIMILAR_PRECEDENT,

@@ -14,7 +14,7 @@ from court.judgment import joined_odds, mean_score
 from court.panel import Opinion, disagreement, median_strengths, spokesman_of
 from court.precedents import SureRange
 from court.record import TrialAborted, TrialRecord
-from court.replies import Ruling
+from court.replies import RulingReply
 from court.roles import RoleModel
 from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength, Strengths, rule
@@ -39,7 +39,7 @@ DOUBT |= {"category": "none", "clause": "none", "target": "none"}
 
 def opinion(harmful, benign, label=None, odds=None):
     return Opinion(
-        Ruling(
+        RulingReply(
             harmful_evidence=(),
             harmless_evidence=(),
             precedents={},

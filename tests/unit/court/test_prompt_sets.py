@@ -147,7 +147,7 @@ def try_with(place, cast=None, **settings):
     court = replace(
         full_court(cast, settings=TrialSettings(prompts=str(place), **settings)), prompts=open_set(str(place))
     )
-    return asyncio.run(court.hear(TrialCase("t", a_meme("words"), Procedure.FULL), RecordingSink())), cast
+    return asyncio.run(court.run(TrialCase("t", a_meme("words"), Procedure.FULL), RecordingSink())), cast
 
 
 def test_trial_uses_its_set_of_prompts_and_records_it(folder):

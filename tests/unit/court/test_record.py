@@ -12,7 +12,7 @@ from tests.support.trial import a_court
 
 @pytest.fixture(scope="module")
 def events():
-    return asyncio.run(a_court().hear(TrialCase("t", a_meme()), RecordingSink())).events
+    return asyncio.run(a_court().run(TrialCase("t", a_meme()), RecordingSink())).events
 
 
 def changed(event, **values):

@@ -197,7 +197,7 @@ def test_permanently_failed_trial_is_not_resumed():
 @pytest.mark.parametrize("procedure", [Procedure.SUMMARY, Procedure.CASCADE])
 def test_other_procedures_are_resumed_too(procedure):
     court = full_court(Cast(rounds=2), settings=SETTINGS)
-    record = asyncio.run(court.hear(TrialCase("t", a_meme("the meme's own words"), procedure), RecordingSink()))
+    record = asyncio.run(court.run(TrialCase("t", a_meme("the meme's own words"), procedure), RecordingSink()))
     for place in range(2, len(record.events)):
         resumed, _ = resume(TrialRecord.of(record.events[:place]), Cast(rounds=2))
         assert resumed.verdict == record.verdict

@@ -60,7 +60,7 @@ NONE_FITS = pairs(crowd=("weak", "weak"), colour=("weak", "weak"), weather=("wea
 def hold_trial(cast, *, meme=None, procedure=Procedure.FULL, settings=None, **options):
     """A court, and the record of a trial in it."""
     court = full_court(cast, settings=settings, **options)
-    return court, asyncio.run(court.hear(TrialCase("t", meme or a_meme("go home"), procedure), RecordingSink()))
+    return court, asyncio.run(court.run(TrialCase("t", meme or a_meme("go home"), procedure), RecordingSink()))
 
 
 def with_ruling(court, record, question, *, picture="picture", **brief):
@@ -244,7 +244,7 @@ def test_question_needs_a_decided_trial_with_its_own_versions_and_pictures():
 def test_failed_trial_takes_no_further_questions():
     court = full_court(cast := Cast(judge_judge="nothing that could be read", judge_question=RULED_TARGET))
     with pytest.raises(TrialAborted) as aborted:
-        asyncio.run(court.hear(TrialCase("t", a_meme("x"), Procedure.FULL), RecordingSink()))
+        asyncio.run(court.run(TrialCase("t", a_meme("x"), Procedure.FULL), RecordingSink()))
     with pytest.raises(BadRequest, match="no verdict"):
         with_ruling(court, aborted.value.record, TARGET)
     assert "question" not in map(task_of, cast.requests("judge"))

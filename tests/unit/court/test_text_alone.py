@@ -54,7 +54,7 @@ def try_text(found, *, procedure=Procedure.SUMMARY, meme=ALONE, duplicates=None)
     finder = FakeFinder(found)
     reader = FakeReader("nothing is read")
     court = replace(a_court(reader=reader), finder=finder, duplicates=duplicates)
-    record = asyncio.run(court.hear(TrialCase("t", meme, procedure, namespace="forum"), RecordingSink()))
+    record = asyncio.run(court.run(TrialCase("t", meme, procedure, namespace="forum"), RecordingSink()))
     assert reader.calls == 0
     return record, finder
 
@@ -225,7 +225,7 @@ def test_interrupted_text_only_trial_resumes_without_a_picture():
     cast = Cast(judge="no JSON")
     court, notes = full_court(cast, found=by_text([H] * 5)), RecordingSink()
     with pytest.raises(TrialAborted):
-        asyncio.run(court.hear(TrialCase("t", ALONE, Procedure.FULL), notes))
+        asyncio.run(court.run(TrialCase("t", ALONE, Procedure.FULL), notes))
     # As a server that died would have left it.
     record = TrialRecord.of(notes.events[:-1])
     second_cast = Cast()

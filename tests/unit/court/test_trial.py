@@ -99,7 +99,7 @@ def test_cancelled_trial_records_its_end():
     async def scene():
         reader = FakeReader("never", wait=asyncio.Event())
         notes = RecordingSink()
-        trial = asyncio.create_task(a_court(reader=reader).hear(TrialCase("t", a_meme(None)), notes))
+        trial = asyncio.create_task(a_court(reader=reader).run(TrialCase("t", a_meme(None)), notes))
         await reader.asked.wait()
         trial.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -138,7 +138,7 @@ def test_cancelling_during_a_write_neither_loses_nor_repeats_an_event(place):
                 await go_on.wait()
             stored.extend(events)
 
-        trial = asyncio.create_task(a_court().hear(TrialCase("t", a_meme()), slow))
+        trial = asyncio.create_task(a_court().run(TrialCase("t", a_meme()), slow))
         await writing.wait()
         trial.cancel()
         await asyncio.sleep(0.01)

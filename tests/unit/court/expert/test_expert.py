@@ -469,7 +469,7 @@ def timed(expert, source=None, *, cast=None, settings=None, **options):
 
     async def work():
         began = asyncio.get_running_loop().time()
-        record = await court.hear(TrialCase("t", options.get("meme") or a_meme(TEXT), Procedure.FULL), RecordingSink())
+        record = await court.run(TrialCase("t", options.get("meme") or a_meme(TEXT), Procedure.FULL), RecordingSink())
         return record, asyncio.get_running_loop().time() - began
 
     return virtual_time.run(work())
@@ -568,7 +568,7 @@ def test_interrupted_trial_resumes_without_repeating_calls():
             cast, role_models=with_expert(cast, expert), evidence_source=found, settings=expert_settings(overlap=False)
         )
 
-    whole = asyncio.run(court().hear(TrialCase("t", meme, Procedure.FULL), RecordingSink()))
+    whole = asyncio.run(court().run(TrialCase("t", meme, Procedure.FULL), RecordingSink()))
     kinds = (ClaimsFound, QueriesPlanned, EvidenceSearched, DocumentWeighed, ClaimSettled)
     calls = len(expert.requests)
     assert {type(event) for event in whole.events} >= set(kinds) and any(
@@ -601,7 +601,7 @@ def test_trial_with_panel_guard_and_language_resumes_from_any_cut(picture, exper
         return full_court(cast, role_models=role_models, evidence_source=FakeEvidence(), settings=settings), cast
 
     tried, cast = court()
-    whole = asyncio.run(tried.hear(TrialCase("t", meme, Procedure.FULL), RecordingSink()))
+    whole = asyncio.run(tried.run(TrialCase("t", meme, Procedure.FULL), RecordingSink()))
     assert len(whole.all(JudgeRuled)) == 3 and whole.last(GuardHeard).harmful
     assert [finding.label for finding in whole.verdict.claims] == [ClaimLabel.REFUTED]
     assert reasons(whole) >= {ReviewReason.GUARD_DISAGREES, ReviewReason.CLAIM_REFUTED}

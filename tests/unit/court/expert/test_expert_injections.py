@@ -86,7 +86,7 @@ def messages_containing(text):
             yield ("document", task, number), "expert", plain.ask_about(task, shown)
         read = ClaimBrief(fence=FENCE, claim=PLAIN, chars=1200, evidence=(shown, shown))
         yield ("evidence", number), "expert", read.classify()
-    yield ("repair",), "expert", plain.queries(4).again(FENCE, text, "it was not valid JSON")
+    yield ("repair",), "expert", plain.queries(4).repair(FENCE, text, "it was not valid JSON")
     passage = {"document": "d", "title": PLAIN, "source": PLAIN, "date": PLAIN, "sha256": "", "quote": PLAIN}
     places = [("claim", text, passage), *((field, PLAIN, {**passage, field: text}) for field in ("source", "quote"))]
     for place, claim, quoted in places:
@@ -147,7 +147,7 @@ def run_trial(expert, source, strengths):
         settings=expert_settings(rounds_min=1, rounds_max=1, score=False, overlap=False),
     )
     case = TrialCase("t", a_meme(TEXT), Procedure.FULL)
-    return asyncio.run(dataclasses.replace(court, fence_mark=MARK).hear(case, RecordingSink()))
+    return asyncio.run(dataclasses.replace(court, fence_mark=MARK).run(case, RecordingSink()))
 
 
 class ObedientExpert(Expert):

@@ -161,7 +161,7 @@ def test_fence_marks_are_unique():
 
 def run_trial(cast, *, meme=None, **options):
     court = dataclasses.replace(full_court(cast, **options), fence_mark=MARK)
-    return asyncio.run(court.hear(TrialCase("t", meme or a_meme("plain words"), Procedure.FULL), RecordingSink()))
+    return asyncio.run(court.run(TrialCase("t", meme or a_meme("plain words"), Procedure.FULL), RecordingSink()))
 
 
 def trial_with(text, *, ocr):
@@ -211,7 +211,7 @@ def test_file_names_and_identifiers_reach_no_prompt():
     word = "Gadolinium"
     meme = dataclasses.replace(a_meme("plain words"), language=word)
     ids = dict.fromkeys(("trial_id", "request_id", "namespace", "content_id", "trace_id"), word)
-    record = asyncio.run(full_court(cast).hear(TrialCase(meme=meme, procedure=Procedure.FULL, **ids), RecordingSink()))
+    record = asyncio.run(full_court(cast).run(TrialCase(meme=meme, procedure=Procedure.FULL, **ids), RecordingSink()))
     assert record.opened.meme.content_id == word
     assert not [request for request in cast.requests() if word in prompt_text(request)]
 

@@ -194,7 +194,7 @@ HIJACKED = {
 def hear(cast, *, meme=None, notes=None, **options):
     court = dataclasses.replace(full_court(cast, **options), fence_mark=MARK)
     case = TrialCase("t", meme or a_meme("plain words"), Procedure.FULL)
-    return asyncio.run(court.hear(case, notes if notes is not None else RecordingSink()))
+    return asyncio.run(court.run(case, notes if notes is not None else RecordingSink()))
 
 
 def label_of(cast, **options):

@@ -259,7 +259,7 @@ def a_summary(found, text, reader=None):
     court = Court(
         finder=FakeFinder(found), text_reader=reader or FakeReader(), software="test", now=lambda: next(clock)
     )
-    return asyncio.run(court.hear(TrialCase("t", a_meme(text), Procedure.SUMMARY), RecordingSink()))
+    return asyncio.run(court.run(TrialCase("t", a_meme(text), Procedure.SUMMARY), RecordingSink()))
 
 
 def reasons(record):

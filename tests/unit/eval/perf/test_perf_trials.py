@@ -79,7 +79,7 @@ def test_model_server_plays_a_trial_if_configured_to():
 
     async def run():
         async with serving(FakeModelServer(Settings(play=True))) as port, bar(f"http://127.0.0.1:{port}") as bench:
-            record = await bench.court.hear(case("m", 3), unwatched)
+            record = await bench.court.run(case("m", 3), unwatched)
             return record, await naive(bench.court, case("n", 3))
 
     record, rounds = asyncio.run(run())

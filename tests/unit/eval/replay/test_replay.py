@@ -193,7 +193,7 @@ def test_interrupted_and_resumed_trial_replays():
 
     async def work():
         with pytest.raises(TrialAborted) as aborted:
-            await court.hear(TrialCase("t", meme, Procedure.FULL), notes)
+            await court.run(TrialCase("t", meme, Procedure.FULL), notes)
         return await court.resume(aborted.value.record, meme.picture, notes)
 
     record = asyncio.run(work())

@@ -111,7 +111,7 @@ def test_sample_depends_only_on_the_seed_and_a_larger_one_extends_it():
 
 
 def trial_opened(**settings):
-    record = asyncio.run(a_court().hear(TrialCase("t", a_meme()), RecordingSink()))
+    record = asyncio.run(a_court().run(TrialCase("t", a_meme()), RecordingSink()))
     return record.opened.model_copy(update={"settings": {"overlap": True, **settings}})
 
 
@@ -221,14 +221,14 @@ def test_failed_and_undecided_predictions_have_a_reason_and_no_class():
     failed = a_record((TrialFailed, {"step": "s", "reason": "MODEL_GONE", "message": "m", "retryable": True}))
     prediction = prediction_of(SPLIT[0], failed)
     assert (prediction.outcome, prediction.reason, prediction.score) == (Outcome.FAILED, "MODEL_GONE", None)
-    undecided = asyncio.run(a_court(findings([])).hear(TrialCase("t", a_meme()), RecordingSink()))
+    undecided = asyncio.run(a_court(findings([])).run(TrialCase("t", a_meme()), RecordingSink()))
     prediction = prediction_of(SPLIT[0], undecided)
     assert (prediction.outcome, prediction.reason) == (Outcome.UNDECIDED, "NO_SIMILAR_PRECEDENT")
     assert prediction.needs_review and prediction.level is None and prediction.vote is None
 
 
 def test_vote_is_computed_however_far_the_precedents_are():
-    close = asyncio.run(a_court().hear(TrialCase("t", a_meme()), RecordingSink()))
+    close = asyncio.run(a_court().run(TrialCase("t", a_meme()), RecordingSink()))
     cited = close.precedents
     distant = cited.model_copy(
         update={
@@ -567,7 +567,7 @@ def test_trials_failed_for_lack_of_a_server_are_retried_on_resume(home, data, tm
     async def work(server, url):
         plan = a_plan(home, data, tmp_path / "run", concurrency=1, **full(home, url, call_s=5))
         # The first call of the first trial meets an overloaded server until it gives up.
-        hear = TrialExecutor.hear
+        hear = TrialExecutor.run
 
         async def hear_without(self, ask, *args, **kwargs):
             if not getattr(hear_without, "done", False):
@@ -601,7 +601,7 @@ async def docket_trials(folder):
 
 def hear_when_busy(times, reason="MODEL_BUSY"):
     """A ``hear`` that rejects every meme ``times`` times before trying it."""
-    attempts, hear = Counter(), TrialExecutor.hear
+    attempts, hear = Counter(), TrialExecutor.run
 
     async def turned_away(self, ask, *args, **kwargs):
         attempts[ask.content_id] += 1

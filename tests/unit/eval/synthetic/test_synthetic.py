@@ -277,7 +277,7 @@ def try_with_oracle(meme, picture, finder, settings, model):
         role_models=RoleModels(role_model, role_model, role_model, role_model),
         settings=TrialSettings(**settings),
     )
-    return asyncio.run(court.hear(TrialCase("t", Meme(picture, meme.text), Procedure.FULL), RecordingSink()))
+    return asyncio.run(court.run(TrialCase("t", Meme(picture, meme.text), Procedure.FULL), RecordingSink()))
 
 
 @pytest.mark.parametrize("truthful", [True, False], ids=["right labels", "wrong labels"])
@@ -360,7 +360,7 @@ def test_oracle_gives_the_same_answers_over_a_socket(memes, pictures):
                     role_models=RoleModels(role_model, role_model, role_model, role_model),
                 )
                 return [
-                    await court.hear(
+                    await court.run(
                         TrialCase(meme.id, Meme(pictures[meme.image], meme.text), Procedure.FULL), RecordingSink()
                     )
                     for meme in tests

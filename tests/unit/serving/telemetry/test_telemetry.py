@@ -70,7 +70,7 @@ def try_all(telemetry):
     def hear(court, procedure, trial_id, meme=None):
         async def work():
             try:
-                return await court.hear(TrialCase(trial_id, meme or a_meme(), procedure, request_id=trial_id), watch)
+                return await court.run(TrialCase(trial_id, meme or a_meme(), procedure, request_id=trial_id), watch)
             except TrialAborted as error:
                 return error.record
 
@@ -234,14 +234,14 @@ def test_ended_trials_are_forgotten(all_trials):
 def test_trials_that_never_report_an_end_are_evicted(monkeypatch):
     monkeypatch.setattr("serving.telemetry._MOST_TRIALS", 10)
     telemetry = Telemetry(Metrics(Settings()))
-    opened = asyncio.run(a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), RecordingSink())).opened
+    opened = asyncio.run(a_court().run(TrialCase("t", a_meme(), Procedure.SUMMARY), RecordingSink())).opened
     for number in range(25):
         asyncio.run(telemetry.watch(opened.model_copy(update={"trial_id": f"t{number}"})))
     assert list(telemetry._trials) == [f"t{number}" for number in range(15, 25)]
 
 
 def test_resumed_trial_counts_each_call_once_under_its_procedure():
-    complete = asyncio.run(full_court(ahead_of_time()).hear(TrialCase("t", a_meme(), Procedure.FULL), RecordingSink()))
+    complete = asyncio.run(full_court(ahead_of_time()).run(TrialCase("t", a_meme(), Procedure.FULL), RecordingSink()))
     place = next(n for n, event in enumerate(complete.events) if isinstance(event, SummarisedAhead)) + 1
     cut = TrialRecord.of(complete.events[:place])
     metrics = Metrics(Settings())
@@ -320,7 +320,7 @@ def test_failing_metrics_do_not_fail_a_trial(caplog):
             raise ValueError("ze" + "bra")
 
     record = asyncio.run(
-        a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), forwarding_sink(Telemetry(Broken()).watch))
+        a_court().run(TrialCase("t", a_meme(), Procedure.SUMMARY), forwarding_sink(Telemetry(Broken()).watch))
     )
     assert record.state is TrialState.DECIDED
     assert len([r for r in caplog.records if "not counted: ValueError" in r.getMessage()]) == len(record.events)
@@ -329,7 +329,7 @@ def test_failing_metrics_do_not_fail_a_trial(caplog):
 
 def test_silent_telemetry_counts_and_logs_nothing(caplog):
     caplog.set_level(logging.DEBUG)
-    asyncio.run(a_court().hear(TrialCase("t", a_meme(), Procedure.SUMMARY), forwarding_sink(SILENT.watch)))
+    asyncio.run(a_court().run(TrialCase("t", a_meme(), Procedure.SUMMARY), forwarding_sink(SILENT.watch)))
     SILENT.reused(near=True)
     SILENT.reviewed(ReviewOutcome.UPHELD)
     SILENT.observe(running=lambda: 1)
@@ -480,9 +480,9 @@ def test_log_lines_name_trial_request_and_event():
     telemetry = Telemetry(log=True)
     case = TrialCase("t-1", a_meme(), Procedure.SUMMARY, request_id="r-1", namespace="forum", content_id="post-7")
     with logging_as("text") as text:
-        record = asyncio.run(a_court().hear(case, forwarding_sink(telemetry.watch)))
+        record = asyncio.run(a_court().run(case, forwarding_sink(telemetry.watch)))
     with logging_as("json") as as_json_lines:
-        asyncio.run(a_court().hear(case, forwarding_sink(telemetry.watch)))
+        asyncio.run(a_court().run(case, forwarding_sink(telemetry.watch)))
     kinds = [event.kind for event in record.events]
     assert [line.split(" memecourt.trials ")[1] for line in text] == [
         f"trial=t-1 request=r-1 seq={seq} event={kind}" for seq, kind in enumerate(kinds)
@@ -584,7 +584,7 @@ def test_clock_set_back_gives_a_duration_of_zero():
     minutes = itertools.count()
     court = replace(a_court(findings([H] * 5)), now=lambda: noon - timedelta(minutes=next(minutes)))
     metrics = Metrics(Settings())
-    asyncio.run(court.hear(TrialCase("t", a_meme()), forwarding_sink(Telemetry(metrics).watch)))
+    asyncio.run(court.run(TrialCase("t", a_meme()), forwarding_sink(Telemetry(metrics).watch)))
     lasted = {"procedure": "SUMMARY", "outcome": "DECIDED"}
     assert metrics.registry.get_sample_value("memecourt_trial_duration_seconds_count", lasted) == 1
     assert metrics.registry.get_sample_value("memecourt_trial_duration_seconds_sum", lasted) == 0

@@ -18,8 +18,8 @@ from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions, http_client
 from court.backends.chat.failures import (
     MAPPED,
-    Again,
     Failure,
+    Retries,
     context_lengths,
     of_sdk,
     of_status,
@@ -857,7 +857,7 @@ def test_every_error_status_is_mapped(status):
     failure = of_status(status, {})
     assert isinstance(failure.error, ModelRefused if status < 500 and status not in (408, 409, 429) else Unavailable)
     retried = {408, 409, 429, 500, 502, 503, 504}
-    assert (failure.again is not Again.NEVER) == (status in retried)
+    assert (failure.retries is not Retries.NEVER) == (status in retried)
 
 
 UNUSED = {

@@ -89,7 +89,7 @@ def test_full_trial_runs_on_each_server(name):
             role_models=RoleModels(role, role, role, role),
         )
         meme = Meme(a_picture(PIXELS), meme_text("tea", 2))
-        return await court.hear(TrialCase("t", meme, Procedure.FULL), RecordingSink())
+        return await court.run(TrialCase("t", meme, Procedure.FULL), RecordingSink())
 
     record = run_with_server(server, steps)
     assert record.state is TrialState.DECIDED

@@ -396,7 +396,7 @@ def court_at(model):
 
 async def trial_of(court, number, watch=None):
     case = TrialCase(f"t{number}", Meme(a_picture(pixels(number)), meme_text(str(number), 2)), Procedure.FULL)
-    return await court.hear(case, watch or RecordingSink())
+    return await court.run(case, watch or RecordingSink())
 
 
 def answered_by(record):
