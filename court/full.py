@@ -21,9 +21,8 @@ from court.events import Described, GuardHeard, JudgeRuled, OddsGiven, Precedent
 from court.evidence import Evidence
 from court.examination import Examination, SideCase
 from court.expert.findings import Testimony
-from court.expert.messages import findings_words
 from court.expert.witness import ExpertWitness, asks_for_claims, may_be_called
-from court.guard import GuardWitness, opinion_words
+from court.guard import GuardWitness
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exhibit, JudgeBrief
 from court.panel import Opinion, spokesman_of
@@ -32,6 +31,7 @@ from court.ports import EvidenceSource
 from court.precedents import Precedent, Vote
 from court.prompts import PromptSet
 from court.prompts.sets import packaged
+from court.recorded_case import RecordedCase
 from court.recorder import Recorder
 from court.replies import RulingReply
 from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, RoleReply, Speaker
@@ -151,32 +151,15 @@ class FullTrial:
             known = [text.text] if self._settings.query == "text and summaries" or not summaries else []
             exhibits, vote = await self._precedents("\n".join([*known, *summaries]))
         self._recorder.step = "judgment"
-        accuser, defender = (side.argument.justification for side in sides) if sides else ("", "")
-        # A control of the benchmark: it exposes a Judge that goes by who argues instead of what is argued.
-        if self._settings.swap_sides:
-            accuser, defender = defender, accuser
         # Asked before the witness is stopped, so that it can use the time of this call.
         opinion = await self._ask_guard(text.text, description)
         testimony = await expert.due()
-        brief = JudgeBrief(
-            pictures=self._frames,
-            policy=self.policy,
+        # From the record, as it is rebuilt for an auditor: what the Judge is shown is what was recorded before.
+        brief = RecordedCase(self._recorder.trial).judge_brief(
+            self._frames,
+            {exhibit.precedent.id: exhibit.picture for exhibit in exhibits if exhibit.picture is not None},
             fence=self.fence,
-            text=text.text,
-            description=description,
-            accuser=accuser,
-            defender=defender,
-            exhibits=exhibits,
-            vote=vote if self._settings.tally_shown else None,
-            guard=opinion.adapter if opinion else "",
-            opinion=opinion_words(opinion) if opinion else "",
-            claims=findings_words(testimony.findings) if testimony else "",
-            meme_only=self._settings.dull_judge,
             prompts=self.prompts,
-            defender_first=self._settings.judge_order == "defender first",
-            similarity_shown=self._settings.similarity_shown,
-            original_labels=self._settings.exhibit_labels == "original",
-            language=text.language if self._settings.language_shown else "",
         )
         cited = self._recorder.find(PrecedentsCited)
         evidence: dict[str, Any] = {
