@@ -63,12 +63,12 @@ def spokesman_of(opinions: Sequence[Opinion]) -> int:
     median = median_strengths(opinions)
     label = rule(median.harmful, median.benign)
 
-    def distance(place: int) -> tuple[bool, int, int]:
-        own = opinions[place].strengths
+    def distance(index: int) -> tuple[bool, int, int]:
+        own = opinions[index].strengths
         apart = abs(own.harmful.level - median.harmful.level) + abs(own.benign.level - median.benign.level)
         # False sorts first, so judges with the panel's label come first; the index breaks ties, for a deterministic
         # choice.
-        return opinions[place].label is not label, apart, place
+        return opinions[index].label is not label, apart, index
 
     return min(range(len(opinions)), key=distance)
 

@@ -150,8 +150,8 @@ class DuplicateFinder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CallPlace:
-    """Place of a call in its trial.
+class CallId:
+    """Identity of a call in its trial.
 
     Attributes:
         prompt_digest: Digest of the prompt.
@@ -195,7 +195,7 @@ class ChatRequest:
             thinking off, if the model allows that.
         priority: Priority at the server, if it supports priorities; lower values go first.
         avoid_repetition: True to sample in a way that prevents repetition loops.
-        place: Place of the call in its trial, which is not sent; None outside a trial.
+        call_id: Identity of the call in its trial, which is not sent; None outside a trial.
     """
 
     system: str
@@ -207,7 +207,7 @@ class ChatRequest:
     priority: int = 0
     avoid_repetition: bool = False
     # Not compared: requests with the same content are equal.
-    place: CallPlace | None = field(default=None, compare=False)
+    call_id: CallId | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

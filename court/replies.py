@@ -380,11 +380,11 @@ def find_loop(text: str) -> int | None:
         text: Text of a reply, possibly truncated; the last repetition may be incomplete.
     """
     end = text[-_LOOP_END:]
-    place = len(text) - len(end)
+    index = len(text) - len(end)
     # Searches for earlier occurrences of the text's end; most texts have none. Each search ends one character, not one
     # length, before the last match, as a phrase shorter than `end` overlaps itself.
-    while (place := text.rfind(end, max(0, len(text) - len(end) - _LONGEST_PHRASE), place + len(end) - 1)) >= 0:
-        period = len(text) - len(end) - place
+    while (index := text.rfind(end, max(0, len(text) - len(end) - _LONGEST_PHRASE), index + len(end) - 1)) >= 0:
+        period = len(text) - len(end) - index
         fills = max(_REPETITIONS * period, _MIN_LOOP)
         # Matches farther to the left have longer periods, which need even more text.
         if fills > len(text):

@@ -29,7 +29,7 @@ from court.messages import (
 )
 from court.ports import (
     BATCH_PRIORITY,
-    CallPlace,
+    CallId,
     ChatModel,
     ChatReply,
     ChatRequest,
@@ -321,7 +321,7 @@ class Speaker:
             Overrun: The call timed out.
             Unavailable, ModelRefused: The server gave no reply.
         """
-        place = CallPlace(
+        call_id = CallId(
             role,
             conversation.task,
             conversation.prompt.digest,
@@ -332,23 +332,23 @@ class Speaker:
             step=step,
         )
         priority = self._priority(progress)
-        first = await self._call(conversation, place, priority)
+        first = await self._call(conversation, call_id, priority)
         try:
             return RoleReply(_read(first, parse, last=False), _figures(role, [conversation], [first]))
         except UnusableReply as fault:
             # A refusal is not a formal fault that a repair request could name.
             if fault.reason == "REPLY_REFUSED":
-                raise _unusable(fault, place, [first]) from None
+                raise _unusable(fault, call_id, [first]) from None
             why, repeats = fault.what, fault.reason == REPLY_LOOPS
         # A loop is quoted only up to the end of its first occurrence: a model that reads the repetition continues it.
         quoted = quotable(first.text[: find_loop_in_reply(first.text)] if repeats else first.text)
         # Fenced, as the reply may repeat the meme's content and is untrusted too.
         repair = conversation.repair(self.fence, quoted, why)
-        second = await self._call(repair, dataclasses.replace(place, attempt=2), priority, avoid_repetition=repeats)
+        second = await self._call(repair, dataclasses.replace(call_id, attempt=2), priority, avoid_repetition=repeats)
         try:
             value = _read(second, parse, last=True)
         except UnusableReply as fault:
-            raise _unusable(fault, place, [first, second]) from None
+            raise _unusable(fault, call_id, [first, second]) from None
         return RoleReply(value, _figures(role, [conversation, repair], [first, second], fault=why, quoted=quoted))
 
     async def say_once(
@@ -358,13 +358,13 @@ class Speaker:
 
         Raises as :meth:`say`.
         """
-        place = CallPlace(role, conversation.task, conversation.prompt.digest)
+        call_id = CallId(role, conversation.task, conversation.prompt.digest)
         # Same priority as the Judge, whose ruling waits for this opinion.
-        reply = await self._call(conversation, place, self._priority(_JUDGMENT_PROGRESS), share=share)
+        reply = await self._call(conversation, call_id, self._priority(_JUDGMENT_PROGRESS), share=share)
         try:
             value = _read(reply, lambda text, _: parse(text), last=True)
         except UnusableReply as fault:
-            raise _unusable(fault, place, [reply]) from None
+            raise _unusable(fault, call_id, [reply]) from None
         return RoleReply(value, _figures(role, [conversation], [reply]))
 
     def _priority(self, progress: int) -> int:
@@ -375,7 +375,7 @@ class Speaker:
     async def _call(
         self,
         conversation: Messages[Frame],
-        place: CallPlace,
+        call_id: CallId,
         priority: int,
         *,
         avoid_repetition: bool = False,
@@ -385,12 +385,12 @@ class Speaker:
             system=conversation.system,
             parts=conversation.parts,
             reply_schema=conversation.schema,
-            max_tokens=self.model.max_tokens or most_tokens(place.role, self.reply_chars),
+            max_tokens=self.model.max_tokens or most_tokens(call_id.role, self.reply_chars),
             temperature=self.model.temperature,
             thought_tokens=self.model.thought_tokens,
             priority=priority,
             avoid_repetition=avoid_repetition,
-            place=place,
+            call_id=call_id,
         )
         reply = await self._within_deadline(partial(self.model.model.reply, request), share=share)
         # Before any check: discarded replies cost tokens too, and the record accounts for them (`Unused`).
@@ -398,7 +398,7 @@ class Speaker:
         self.deadline.took(reply.latency_s)
         if conversation.prompts.contains_secret(reply.text, conversation.prompt):
             # Somebody controls this model: it is not asked again, and nothing of the reply is stored.
-            raise ReplyUnusable(place.role, conversation.task, "SYSTEM_LEAKED", "it gave its instructions away")
+            raise ReplyUnusable(call_id.role, conversation.task, "SYSTEM_LEAKED", "it gave its instructions away")
         if reply.finish is FinishReason.LENGTH and not reply.text.strip() and find_loop(reply.thought) is not None:
             # The record only says that an unusable reply had a thought, so the finish reason has to convey the loop.
             return dataclasses.replace(reply, finish=FinishReason.REPETITION)
@@ -421,7 +421,7 @@ class Speaker:
             # Only the probabilities of the first token are needed.
             max_tokens=1,
             priority=self._priority(progress),
-            place=CallPlace(role, conversation.task, conversation.prompt.digest, judge=judge),
+            call_id=CallId(role, conversation.task, conversation.prompt.digest, judge=judge),
         )
         odds = await self._within_deadline(partial(self.model.model.odds, request, options))
         if odds is not None:
@@ -631,16 +631,16 @@ def _raw(answered: Sequence[ChatReply]) -> tuple[RawReply, ...]:
     )
 
 
-def _unusable(fault: UnusableReply, place: CallPlace, answered: Sequence[ChatReply]) -> ReplyUnusable:
+def _unusable(fault: UnusableReply, call_id: CallId, answered: Sequence[ChatReply]) -> ReplyUnusable:
     """Builds the error for unusable replies, with the replies attached."""
-    error = ReplyUnusable(place.role, place.task, fault.reason, fault.what)
+    error = ReplyUnusable(call_id.role, call_id.task, fault.reason, fault.what)
     error.replies = UnusableReplies(
-        role=place.role,
-        task=place.task,
-        side=place.side,
-        round=place.round,
-        judge=place.judge,
-        prompt_digest=place.prompt_digest,
+        role=call_id.role,
+        task=call_id.task,
+        side=call_id.side,
+        round=call_id.round,
+        judge=call_id.judge,
+        prompt_digest=call_id.prompt_digest,
         replies=_raw(answered),
     )
     return error

@@ -276,12 +276,12 @@ async def _gather(
     memes: list[LabelledMeme] = []
     rows = np.zeros((len(wanted), encoder.identity.dim), dtype=np.float32)
     cut: list[str] = []
-    for place, item in enumerate(wanted):
+    for index, item in enumerate(wanted):
         row, half = item.row, slice(0, encoder.identity.text_dim)
         # Into the next free row: a skipped meme has zeros in both halves, so its row can be reused.
-        rows[len(memes), half] = texts.vectors[place]
-        if place in pictures:
-            rows[len(memes), half.stop :] = pictures[place].vector
+        rows[len(memes), half] = texts.vectors[index]
+        if index in pictures:
+            rows[len(memes), half.stop :] = pictures[index].vector
         has_text, has_picture = rows[len(memes), half].any(), rows[len(memes), half.stop :].any()
         # Known only now: the vector shows whether the encoder could read the text.
         if not has_text and not has_picture:
@@ -291,19 +291,19 @@ async def _gather(
                 else "it has neither a text nor a picture"
             )
             nothing = Problem(row.source, row.line, row.id, lacking)
-            problems.append(without.get(place, nothing))
+            problems.append(without.get(index, nothing))
             continue
         memes.append(
             _labelled(
                 row,
-                pictures.get(place),
+                pictures.get(index),
                 has_text=bool(has_text),
                 has_picture=bool(has_picture),
                 known=known[row.source],
                 added=now,
             )
         )
-        if texts.cut[place]:
+        if texts.cut[index]:
             cut.append(row.id)
     if not memes:
         raise BadRequest(
@@ -313,7 +313,7 @@ async def _gather(
             reason="NOTHING_TO_BUILD",
         )
     _refuse_losses(read, problems, max_lost)
-    order = {source.label: place for place, source in enumerate(sources)}
+    order = {source.label: index for index, source in enumerate(sources)}
     report = BuildReport(
         rows=read,
         added=len(memes),

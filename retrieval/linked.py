@@ -16,15 +16,15 @@ def number_linked(n: int, pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]
     """
     root = list(range(n))
 
-    def root_of(place: int) -> int:
-        while root[place] != place:
+    def root_of(index: int) -> int:
+        while root[index] != index:
             # Path halving, which speeds up later look-ups.
-            root[place] = place = root[root[place]]
-        return place
+            root[index] = index = root[root[index]]
+        return index
 
     for one, other in pairs:
         # The earlier item stays the root, so that numbers follow the order of the items.
         first, second = sorted((root_of(one), root_of(other)))
         root[second] = first
     known: dict[int, int] = {}
-    return np.array([known.setdefault(root_of(place), len(known)) for place in range(n)], dtype=np.int64)
+    return np.array([known.setdefault(root_of(index), len(known)) for index in range(n)], dtype=np.int64)

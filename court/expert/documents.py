@@ -85,7 +85,7 @@ def words_of(hit: RankedHit) -> str:
 def hits_of(found: Sequence[EvidenceHit]) -> tuple[RankedHit, ...]:
     """Returns the distinct results of a search in their original order."""
     hits: dict[str, RankedHit] = {}
-    for place, hit in enumerate(found[:RANKED], 1):
+    for index, hit in enumerate(found[:RANKED], 1):
         # A document whose id can't be recorded verbatim could not be found again.
         if hit.id and len(hit.id) <= _MOST_ID and whole(hit.id) == hit.id and hit.id not in hits:
             hits[hit.id] = RankedHit(
@@ -94,7 +94,7 @@ def hits_of(found: Sequence[EvidenceHit]) -> tuple[RankedHit, ...]:
                 source=whole(hit.source)[:_MOST_SOURCE],
                 date=whole(hit.date)[:_MOST_DATE],
                 snippet=whole(hit.snippet)[:_MOST_SNIPPET],
-                rank_given=place,
+                rank_given=index,
             )
     return tuple(hits.values())
 

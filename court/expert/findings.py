@@ -143,8 +143,8 @@ class ClaimRecord:
             # The latest label, which took all evidence so far into account.
             label = next((each.leaning for each in reversed(helpful) if each.leaning), ClaimLabel.NOT_ENOUGH)
         if quotes is None:
-            quotes = [(place, quote) for place, event in enumerate(helpful) for quote in event.quotes]
-        evidence = tuple(passage_of(document_of(helpful[place]), quote) for place, quote in quotes)
+            quotes = [(index, quote) for index, event in enumerate(helpful) for quote in event.quotes]
+        evidence = tuple(passage_of(document_of(helpful[index]), quote) for index, quote in quotes)
         return {
             # A label without any verified passage does not count.
             "label": label if evidence else ClaimLabel.NOT_ENOUGH,

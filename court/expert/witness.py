@@ -283,7 +283,7 @@ class ExpertWitness:
         except CourtError as error:
             # Falls back to the source's own order.
             return await self.recorder.record(EvidenceSearched, **values, hits=hits, rank_failure=error.reason)
-        ranked = tuple(hits[place - 1] for place in reply.value)
+        ranked = tuple(hits[index - 1] for index in reply.value)
         return await self.recorder.record(EvidenceSearched, **values, hits=ranked, call=reply.call)
 
     async def _weigh(self, claim: CheckableClaim, number: int, found: RankedHit | DocumentWeighed) -> DocumentWeighed:

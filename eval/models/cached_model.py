@@ -59,7 +59,7 @@ def key_of(
             **({"thought_tokens": request.thought_tokens} if request.thought_tokens else {}),
             **({"avoid_repetition": True} if request.avoid_repetition else {}),
             # Several rulings by one model are separate draws; left out for one, so that earlier keys stay valid.
-            **({"judge": request.place.judge} if request.place and request.place.judge > 1 else {}),
+            **({"judge": request.call_id.judge} if request.call_id and request.call_id.judge > 1 else {}),
         }
     )
 

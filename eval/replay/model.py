@@ -21,7 +21,7 @@ from court.events import (
     Role,
 )
 from court.expert.witness import TIME, WitnessOutOfTime
-from court.ports import CallPlace, ChatModel, ChatReply, ChatRequest, Odds
+from court.ports import CallId, ChatModel, ChatReply, ChatRequest, Odds
 from court.record import TrialRecord
 
 
@@ -51,12 +51,12 @@ class RecordedOdds:
 
 
 class RecordedModel:
-    """A :class:`~court.ports.ChatModel` that answers from a record, looked up by the place of a call in its trial."""
+    """A :class:`~court.ports.ChatModel` that answers from a record, looked up by the id of a call in its trial."""
 
     def __init__(
         self,
         name: str,
-        replies: Mapping[CallPlace, Sequence[RawReply]],
+        replies: Mapping[CallId, Sequence[RawReply]],
         odds: Mapping[int, RecordedOdds] | None = None,
         *,
         patience_s: float = 0.0,
@@ -64,7 +64,7 @@ class RecordedModel:
         """Sets the recorded replies.
 
         Args:
-            replies: Replies of each call, a repaired one last; keyed by the place of the first attempt.
+            replies: Replies of each call, a repaired one last; keyed by the id of the first attempt.
             odds: Odds by the number of the judge; None for a model that gave none.
             patience_s: Seconds that a call without a recorded reply waits before it fails, as another call's failure
                 may have ended the trial.
@@ -72,7 +72,9 @@ class RecordedModel:
         self._name = name
         # Keyed without the prompt's digest, which is stored with the reply: a changed prompt is a separate error
         # (PromptChanged) and not a missing reply.
-        self._replies = {_bare(place): (place.prompt_digest, tuple(recorded)) for place, recorded in replies.items()}
+        self._replies = {
+            _bare(call_id): (call_id.prompt_digest, tuple(recorded)) for call_id, recorded in replies.items()
+        }
         self._odds = odds or {}
         self._orders: Counter[int] = Counter()
         self._patience_s = patience_s
@@ -84,32 +86,32 @@ class RecordedModel:
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
         """Returns the recorded reply. Raises NotRecorded or PromptChanged if there is none for this request."""
-        place = request.place
-        assert place is not None, "a recorded model is asked within a trial alone"
-        digest, recorded = self._replies.get(_bare(place), (place.prompt_digest, ()))
-        if digest != place.prompt_digest:
-            raise PromptChanged(f"{_capital(_words(place))} is asked for in other words than it was.")
-        if len(recorded) < place.attempt:
+        call_id = request.call_id
+        assert call_id is not None, "a recorded model is asked within a trial alone"
+        digest, recorded = self._replies.get(_bare(call_id), (call_id.prompt_digest, ()))
+        if digest != call_id.prompt_digest:
+            raise PromptChanged(f"{_capital(_words(call_id))} is asked for in other words than it was.")
+        if len(recorded) < call_id.attempt:
             await asyncio.sleep(self._patience_s)
             raise NotRecorded(
-                f"{_capital(_words(place))} can't be used by today's code, and was not asked for again."
+                f"{_capital(_words(call_id))} can't be used by today's code, and was not asked for again."
                 if recorded
-                else f"Today's code asks for {_words(place)}, and the record has none."
+                else f"Today's code asks for {_words(call_id)}, and the record has none."
             )
-        reply = recorded[place.attempt - 1]
+        reply = recorded[call_id.attempt - 1]
         return self._reply(reply.text, reply)
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
         """Returns the recorded odds, order by order; None if the model gave none. Raises PromptChanged."""
-        place = request.place
-        assert place is not None, "a recorded model is asked within a trial alone"
-        # Both requests for odds have the same place and are distinguished by their order.
-        stored, order = self._odds.get(place.judge), self._orders[place.judge]
+        call_id = request.call_id
+        assert call_id is not None, "a recorded model is asked within a trial alone"
+        # Both requests for odds have the same id and are distinguished by their order.
+        stored, order = self._odds.get(call_id.judge), self._orders[call_id.judge]
         if stored is None or order >= len(stored.masses):
             return None
-        if place.prompt_digest != stored.prompt_digest:
+        if call_id.prompt_digest != stored.prompt_digest:
             raise PromptChanged("The Judge's odds are asked for in other words than they were.")
-        self._orders[place.judge] += 1
+        self._orders[call_id.judge] += 1
         # The second of the two requests has the options in the other order.
         masses = stored.masses[order] if order == 0 else stored.masses[order][::-1]
         return Odds(masses, self._reply(options[0], RawReply(text=options[0])))
@@ -127,23 +129,25 @@ class RecordedModel:
         )
 
 
-def _bare(place: CallPlace) -> CallPlace:
-    """Returns the place of the first attempt, without the prompt's digest."""
-    return replace(place, prompt_digest="", attempt=1)
+def _bare(call_id: CallId) -> CallId:
+    """Returns the id of the first attempt, without the prompt's digest."""
+    return replace(call_id, prompt_digest="", attempt=1)
 
 
-def _words(place: CallPlace) -> str:
+def _words(call_id: CallId) -> str:
     reply_name = {
         "describe": "the description",
         "answer": "the Proposer's answer",
         "ask": "a question",
         "summarise": "a summary",
         "judge": "the ruling",
-    }.get(place.task, place.task)
-    owner = "" if place.side is None else f" {'to' if place.role is Role.PROPOSER else 'of'} the {place.side.lower()}"
-    if place.judge > 1:
-        owner = f" of judge {place.judge}"
-    return f"{reply_name}{owner}{f' in round {place.round}' if place.round else ''}"
+    }.get(call_id.task, call_id.task)
+    owner = (
+        "" if call_id.side is None else f" {'to' if call_id.role is Role.PROPOSER else 'of'} the {call_id.side.lower()}"
+    )
+    if call_id.judge > 1:
+        owner = f" of judge {call_id.judge}"
+    return f"{reply_name}{owner}{f' in round {call_id.round}' if call_id.round else ''}"
 
 
 def _capital(sentence: str) -> str:
@@ -157,7 +161,7 @@ _KINDS = {"claims": "claims", "queries": "queries", "rank": "rank", "classify": 
 
 
 def place_of(event: Event) -> Place:
-    """The place of an event's calls among those of the expert witness; zeros for events of others."""
+    """The id of an event's calls among those of the expert witness; zeros for events of others."""
     match event:
         case EvidenceSearched() | DocumentWeighed():
             return event.claim, event.number
@@ -173,7 +177,7 @@ class RecordedExpert(ChatModel):
     def __init__(self, recorded: RecordedModel, record: TrialRecord) -> None:
         """Takes the model with the replies on record, and the record for the failures."""
         self._recorded = recorded
-        self._failures = {(kind, place): reason for kind, place, reason in _failures(record) if reason}
+        self._failures = {(kind, call_id): reason for kind, call_id, reason in _failures(record) if reason}
 
     @property
     @override
@@ -186,11 +190,11 @@ class RecordedExpert(ChatModel):
             # Replies first: what was answered then is on record, and what was not has failed or was never asked.
             return await self._recorded.reply(request, within_s=within_s)
         except NotRecorded:
-            place = request.place
-            assert place is not None, "a recorded model is asked within a trial alone"
-            kind = _KINDS.get(place.task, "document")
-            reason = self._failures.get((kind, (place.claim, place.step)))
-            # Neither a reply nor a failure: the time was up there, so that it is up here at the same place.
+            call_id = request.call_id
+            assert call_id is not None, "a recorded model is asked within a trial alone"
+            kind = _KINDS.get(call_id.task, "document")
+            reason = self._failures.get((kind, (call_id.claim, call_id.step)))
+            # Neither a reply nor a failure: the time was up there, so that it is up here at the same point.
             if reason is None:
                 raise WitnessOutOfTime("The record goes no further.") from None
             raise Unavailable("The witness gave no answer.", reason=reason) from None

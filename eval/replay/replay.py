@@ -42,7 +42,7 @@ from court.events import (
 )
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.policy import DEFAULT_POLICY
-from court.ports import CallPlace, ChatReply, ChatRequest, Odds, Reading
+from court.ports import CallId, ChatReply, ChatRequest, Odds, Reading
 from court.precedents import Findings, LibraryIdentity
 from court.prompts.sets import with_digest
 from court.record import TrialAborted, TrialRecord, TrialState
@@ -304,12 +304,12 @@ class _RecordedDuplicates:
 
 
 def _models(record: TrialRecord) -> RoleModels:
-    """Returns one model for all roles, as each call is identified by its place."""
+    """Returns one model for all roles, as each call is identified by its id."""
     verdict, failed = record.last(VerdictGiven), record.last(TrialFailed)
     replies = dict(_replies(record))
     decided = record.state is TrialState.DECIDED
     if not decided and failed is not None and (unusable := failed.unusable) is not None:
-        place = CallPlace(
+        call_id = CallId(
             unusable.role,
             unusable.task,
             unusable.prompt_digest,
@@ -318,7 +318,7 @@ def _models(record: TrialRecord) -> RoleModels:
             judge=unusable.judge,
         )
         # These replies are in no event of a call: only the failure has them, and today's parser has to read them again.
-        replies[place] = unusable.replies
+        replies[call_id] = unusable.replies
     # A judge who sits alone has odds with the verdict; those of a panel stand with each ruling.
     odds = {1: verdict.odds} if verdict else {}
     odds |= {event.judge: event.odds for event in record.all(JudgeRuled)}
@@ -359,7 +359,7 @@ class _SilentGuard:
         return None
 
 
-def _replies(record: TrialRecord) -> Iterator[tuple[CallPlace, Sequence[RawReply]]]:
+def _replies(record: TrialRecord) -> Iterator[tuple[CallId, Sequence[RawReply]]]:
     """Replies of all calls on record by their places: as they came, or made again of what was read out of them."""
     for event in record.events:
         side: Side | None = getattr(event, "side", None)
@@ -368,7 +368,7 @@ def _replies(record: TrialRecord) -> Iterator[tuple[CallPlace, Sequence[RawReply
         claim, step = place_of(event)
         for call in calls_in(event):
             task = call.prompt_id.rpartition("/")[2]
-            place = CallPlace(
+            call_id = CallId(
                 call.role,
                 task,
                 call.prompt_digest,
@@ -378,7 +378,7 @@ def _replies(record: TrialRecord) -> Iterator[tuple[CallPlace, Sequence[RawReply
                 claim=claim,
                 step=step,
             )
-            yield place, _raw_replies(event, call)
+            yield call_id, _raw_replies(event, call)
 
 
 def _raw_replies(event: AnyEvent, call: ModelCall) -> Sequence[RawReply]:

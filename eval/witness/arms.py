@@ -67,7 +67,7 @@ class ArmModel:
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
         """Returns the reply of the model or of the arm."""
-        task = request.place.task if request.place else ""
+        task = request.call_id.task if request.call_id else ""
         fixed = self._fixed(task, request)
         if fixed is not None:
             return ChatReply(
@@ -105,7 +105,7 @@ class ArmModel:
         if self._arm is Arm.NO_SECOND_LOOK and task in ("weigh", "comprehensible"):
             # The document is the last part before the question; the evidence may have grown, but the fence is the same.
             document = request.parts[-2]
-            attempt = request.place.attempt if request.place else 1
+            attempt = request.call_id.attempt if request.call_id else 1
             # A call repeated because of an unusable reply is not a second look.
             if isinstance(document, str) and document in self._documents and attempt == 1:
                 return _NOT_UNDERSTOOD if task == "weigh" else {"comprehensible": False}

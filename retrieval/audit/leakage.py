@@ -139,8 +139,8 @@ async def find_leaks(
             await asyncio.to_thread(encoder.embed_texts, part)
         ).vectors
         tell("judged texts", start + len(part), len(judged))
-    for place, one in imported.items():
-        vectors[place, encoder.identity.text_dim :] = one.vector
+    for index, one in imported.items():
+        vectors[index, encoder.identity.text_dim :] = one.vector
     return await asyncio.to_thread(_find_copies, library, judged, pictures=imported, vectors=vectors, nearness=nearness)
 
 
@@ -160,11 +160,11 @@ def _find_copies(
     """
     dim = whole.manifest.encoder.text_dim
     same: tuple[tuple[dict[str, int], Callable[[LabelledMeme], str]], ...] = (
-        (_first((meme.id, place) for place, meme in enumerate(judged)), lambda meme: meme.id),
-        (_first((one.bytes_sha256, place) for place, one in pictures.items()), lambda meme: meme.bytes_sha256),
-        (_first((one.pixels_sha256, place) for place, one in pictures.items()), lambda meme: meme.pixels_sha256),
+        (_first((meme.id, index) for index, meme in enumerate(judged)), lambda meme: meme.id),
+        (_first((one.bytes_sha256, index) for index, one in pictures.items()), lambda meme: meme.bytes_sha256),
+        (_first((one.pixels_sha256, index) for index, one in pictures.items()), lambda meme: meme.pixels_sha256),
         (
-            _first((text_key(meme.text), place) for place, meme in enumerate(judged) if nearness.same_text),
+            _first((text_key(meme.text), index) for index, meme in enumerate(judged) if nearness.same_text),
             lambda meme: text_key(meme.text),
         ),
     )
@@ -182,12 +182,12 @@ def _find_copies(
             close_picture: NDArray[np.bool_] = np.greater_equal(picture_cosines[row], nearness.picture)
             # Only if both lack a text; a meme with a text differs from one without.
             textless = ~has_text & (not meme.has_text)
-            why, place = next(
+            why, index = next(
                 (
-                    (why, places[key(meme)])
+                    (why, indices[key(meme)])
                     # The last two reasons are checked below.
-                    for why, (places, key) in zip(WHYS, same, strict=False)
-                    if key(meme) in places
+                    for why, (indices, key) in zip(WHYS, same, strict=False)
+                    if key(meme) in indices
                 ),
                 ("", -1),
             )
@@ -197,9 +197,9 @@ def _find_copies(
                 similar = np.flatnonzero(_on_one_template(picture_cosines[row], nearness) & pictured)
                 if both.size:
                     # The nearest of several: a copy's original rather than another meme on the same template.
-                    why, place = "near-duplicate", int(both[np.argmax(texts[row, both] + picture_cosines[row, both])])
+                    why, index = "near-duplicate", int(both[np.argmax(texts[row, both] + picture_cosines[row, both])])
                 elif similar.size:
-                    why, place = "same template", int(similar[np.argmax(picture_cosines[row, similar])])
+                    why, index = "same template", int(similar[np.argmax(picture_cosines[row, similar])])
                 else:
                     # Counted, so that the report says how much could not be compared.
                     text_alone += bool((close_text & ~pictured).any())
@@ -207,11 +207,11 @@ def _find_copies(
             leaks.append(
                 Leak(
                     precedent=meme.id,
-                    meme=judged[place].id,
+                    meme=judged[index].id,
                     why=why,
-                    text_similarity=_figure(texts[row, place], meme.has_text and bool(has_text[place])),
+                    text_similarity=_figure(texts[row, index], meme.has_text and bool(has_text[index])),
                     picture_similarity=_figure(
-                        picture_cosines[row, place], meme.has_picture and bool(has_picture[place])
+                        picture_cosines[row, index], meme.has_picture and bool(has_picture[index])
                     ),
                 )
             )
@@ -224,8 +224,8 @@ def _shared_templates(judged: Sequence[Row], pictures: NDArray[np.float32], near
         return {}
     numbers = template_numbers(pictures, nearness.template)
     first: dict[int, int] = {}
-    for place, number in enumerate(numbers.tolist()):
-        first.setdefault(number, place)
+    for index, number in enumerate(numbers.tolist()):
+        first.setdefault(number, index)
     # Templates of a single meme are not stored: most memes have their own.
     sizes = np.bincount(numbers)
     return {
@@ -263,11 +263,11 @@ def _on_one_template(picture_cosines: NDArray[np.float32], nearness: LeakThresho
 
 def _first(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Maps each key to the index of its first occurrence; empty keys match nothing."""
-    places: dict[str, int] = {}
-    for key, place in pairs:
+    indices: dict[str, int] = {}
+    for key, index in pairs:
         if key:
-            places.setdefault(key, place)
-    return places
+            indices.setdefault(key, index)
+    return indices
 
 
 def _figure(similarity: np.float32, compared: bool) -> float | None:

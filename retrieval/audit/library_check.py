@@ -139,12 +139,12 @@ def _suspicious(library: Library, memes: Sequence[LabelledMeme], sure: float) ->
     probabilities = probabilities_of(shares(neighbours.similarities, neighbours.harmful, tuning.vote), tuning.vote)
     own = np.where(neighbours.labels, probabilities, 1 - probabilities)
     # Stable, so that equally doubtful labels stay in the library's order.
-    doubtful = [int(place) for place in np.argsort(own, kind="stable") if own[place] <= sure]
+    doubtful = [int(index) for index in np.argsort(own, kind="stable") if own[index] <= sure]
     return tuple(
         Suspicion(
-            memes[int(neighbours.rows[place])].id, bool(neighbours.labels[place]), round(float(probabilities[place]), 4)
+            memes[int(neighbours.rows[index])].id, bool(neighbours.labels[index]), round(float(probabilities[index]), 4)
         )
-        for place in doubtful
+        for index in doubtful
     )
 
 

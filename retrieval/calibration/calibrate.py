@@ -106,10 +106,10 @@ def calibrate(
     # Without pictures this already is the tuning for texts; without texts there is none.
     if len(alphas) == 1:
         return tuning
-    places = [place for place, meme in enumerate(memes) if meme.has_text]
-    if len(places) < len(memes):
-        rows, memes = rows[places], [memes[place] for place in places]
-        groups = None if groups is None else groups[places]
+    indices = [index for index, meme in enumerate(memes) if meme.has_text]
+    if len(indices) < len(memes):
+        rows, memes = rows[indices], [memes[index] for index in indices]
+        groups = None if groups is None else groups[indices]
     text_only = calibrated(rows, memes, groups=groups, alphas=(1.0,), progress=None)
     by_text = TextTuning(**{name: getattr(text_only, name) for name in TextTuning.model_fields})
     return tuning.model_copy(update={"text_alone": by_text})
@@ -265,7 +265,7 @@ def _settling(
     """Share of memes settled by bounds chosen without their fold, and the error rate of those."""
     n = done = wrong = 0
     for fold, (p, labels) in enumerate(parts):
-        others = [part for place, part in enumerate(parts) if place != fold]
+        others = [part for index, part in enumerate(parts) if index != fold]
         settles = choose_sure_range(
             np.concatenate([other for other, _ in others]),
             np.concatenate([other for _, other in others]),

@@ -160,15 +160,15 @@ def silent_memes(memes: Sequence[LabelledMeme], safeguards: Safeguards) -> tuple
     silent = ~verified if safeguards.verified_only and verified.any() else np.zeros(len(memes), dtype=np.bool_)
     following = np.full(len(memes), -1, dtype=np.int64)
     first: dict[Hashable, int] = {}
-    for place, meme in enumerate(memes):
+    for index, meme in enumerate(memes):
         key = meme.duplicate_key
-        if key is None or silent[place]:
+        if key is None or silent[index]:
             continue
-        one = first.setdefault(key, place)
-        if one != place:
-            silent[place] = True
+        one = first.setdefault(key, index)
+        if one != index:
+            silent[index] = True
             if following[one] < 0:
-                following[one] = place
+                following[one] = index
     return silent, following
 
 

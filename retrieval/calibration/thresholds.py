@@ -121,8 +121,8 @@ def measure_min_similarity(
     """
     text, picture = known.text, known.picture
     if text is None:
-        places = _first_of_each([text_key(normalise_text(meme.text)) if meme.has_text else "" for meme in memes])
-        text = _quantile(rows[:, :text_dim], places)
+        indices = _first_of_each([text_key(normalise_text(meme.text)) if meme.has_text else "" for meme in memes])
+        text = _quantile(rows[:, :text_dim], indices)
     if picture is None:
         # A picture without a digest counts as unique.
         keys = [meme.pixels_sha256 or f"#{n}" if meme.has_picture else "" for n, meme in enumerate(memes)]
@@ -146,9 +146,9 @@ def measure_text_floors(
         known: Minimum similarities that the encoder knows; that of texts is for Latin script.
     """
     by_script: dict[str, dict[str, int]] = {}
-    for place, meme in enumerate(memes):
+    for index, meme in enumerate(memes):
         if meme.has_text:
-            by_script.setdefault(script_of(meme.text), {}).setdefault(text_key(normalise_text(meme.text)), place)
+            by_script.setdefault(script_of(meme.text), {}).setdefault(text_key(normalise_text(meme.text)), index)
     return {
         script: _quantile(rows[:, :text_dim], np.array(list(first.values()), dtype=np.int64))
         for script, first in sorted(by_script.items())
@@ -159,14 +159,14 @@ def measure_text_floors(
 def _first_of_each(keys: Sequence[str]) -> NDArray[np.int64]:
     """Indexes of the first occurrence of each key, in order, without blank keys."""
     first: dict[str, int] = {}
-    for place, key in enumerate(keys):
+    for index, key in enumerate(keys):
         if key:
-            first.setdefault(key, place)
+            first.setdefault(key, index)
     return np.array(list(first.values()), dtype=np.int64)
 
 
-def _quantile(half: NDArray[np.float32], places: NDArray[np.int64]) -> float:
-    n = places.size
+def _quantile(half: NDArray[np.float32], indices: NDArray[np.int64]) -> float:
+    n = indices.size
     if n < 2:
         return NO_PAIR
     rng = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def _quantile(half: NDArray[np.float32], places: NDArray[np.int64]) -> float:
     other = (one + rng.integers(1, n, _PAIRS)) % n
     similarities = np.concatenate(
         [
-            np.einsum("nd,nd->n", half[places[one[at : at + _BLOCK]]], half[places[other[at : at + _BLOCK]]])
+            np.einsum("nd,nd->n", half[indices[one[at : at + _BLOCK]]], half[indices[other[at : at + _BLOCK]]])
             for at in range(0, _PAIRS, _BLOCK)
         ]
     )

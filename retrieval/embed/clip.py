@@ -158,10 +158,10 @@ class OpenClipEncoder(Halves):
         # Each frame once: batching changes the last bits, and equal pictures must get equal vectors.
         unique = list(dict.fromkeys(frame for frames in pictures for frame in frames))
         vectors = self._embed(unique)
-        place = {frame: number for number, frame in enumerate(unique)}
+        index = {frame: number for number, frame in enumerate(unique)}
         rows = np.zeros((len(pictures), self.identity.picture_dim), dtype=np.float32)
         for number, frames in enumerate(pictures):
-            rows[number] = mean_direction(vectors[[place[frame] for frame in frames]])
+            rows[number] = mean_direction(vectors[[index[frame] for frame in frames]])
         return rows
 
     def prepare(self, pngs: Sequence[bytes]) -> torch.Tensor:
@@ -220,12 +220,12 @@ class OpenClipEncoder(Halves):
                     long += [length_of(one) > clip.context for one in some]
                 rows.append(unit_rows(self._pass(model.encode_text, tokens)))
             found = np.concatenate(rows)
-            place = {one: number for number, one in enumerate(unique)}
+            index = {one: number for number, one in enumerate(unique)}
             vectors = np.zeros((len(words), dim), dtype=np.float32)
             for number, one in enumerate(words):
                 if one:
-                    vectors[number] = found[place[one]]
-            return TextEmbeddings(vectors, tuple(bool(one) and long[place[one]] for one in words))
+                    vectors[number] = found[index[one]]
+            return TextEmbeddings(vectors, tuple(bool(one) and long[index[one]] for one in words))
 
         return TextHalf(
             name="",

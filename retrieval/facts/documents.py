@@ -127,7 +127,7 @@ def _end_of_passage(text: str, start: int) -> int:
     return furthest
 
 
-def _after_space(text: str, place: int) -> int:
-    while place < len(text) and text[place].isspace():
-        place += 1
-    return place
+def _after_space(text: str, index: int) -> int:
+    while index < len(text) and text[index].isspace():
+        index += 1
+    return index

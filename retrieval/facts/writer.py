@@ -59,7 +59,7 @@ def write_corpus(
     if not documents:
         raise BadRequest("There is no document for the corpus. Name files that hold some.", reason="CORPUS_EMPTY")
     refuse_corpus_place(root, replace)
-    passages = [passage for place, one in enumerate(documents) for passage in passages_of(one.text, place)]
+    passages = [passage for index, one in enumerate(documents) for passage in passages_of(one.text, index)]
     # Titles are searched too, as a passage from the middle may not mention its topic.
     texts = [
         f"{documents[one.document].title}\n{documents[one.document].text[one.start : one.end]}".strip()

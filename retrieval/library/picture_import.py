@@ -83,7 +83,7 @@ async def embed_pictures_of(
     """
     # Shared by all batches, several of which run at once.
     gate = asyncio.Semaphore(_AT_ONCE)
-    places = [place for place, item in enumerate(wanted) if item.row.image and item.folder]
+    indices = [index for index, item in enumerate(wanted) if item.row.image and item.folder]
     imported: dict[int, ImportedPicture] = {}
     problems: dict[int, Problem] = {}
 
@@ -102,20 +102,20 @@ async def embed_pictures_of(
     async def embed_batch(batch: Sequence[int]) -> dict[int, EmbeddedPicture]:
         pictures: dict[int, Picture] = {}
         found: dict[int, EmbeddedPicture] = {}
-        for place, result in zip(batch, await asyncio.gather(*(fetch(wanted[p]) for p in batch)), strict=True):
+        for index, result in zip(batch, await asyncio.gather(*(fetch(wanted[p]) for p in batch)), strict=True):
             if isinstance(result, Picture):
-                pictures[place] = result
+                pictures[index] = result
             elif isinstance(result, EmbeddedPicture):
-                found[place] = result
+                found[index] = result
             else:
-                row = wanted[place].row
-                problems[place] = Problem(row.source, row.line, row.id, result, kept=bool(row.text.strip()))
+                row = wanted[index].row
+                problems[index] = Problem(row.source, row.line, row.id, result, kept=bool(row.text.strip()))
         if pictures:
             new = await asyncio.to_thread(_embed, list(pictures.values()), encoder, remembered)
             found |= zip(pictures, new, strict=True)
-        return {place: found[place] for place in batch if place in found}
+        return {index: found[index] for index in batch if index in found}
 
-    batches = [places[start : start + _BATCH] for start in range(0, len(places), _BATCH)]
+    batches = [indices[start : start + _BATCH] for start in range(0, len(indices), _BATCH)]
     begun: deque[asyncio.Task[dict[int, EmbeddedPicture]]] = deque()
     try:
         for number in range(len(batches)):
@@ -125,7 +125,7 @@ async def embed_pictures_of(
             found = await begun.popleft()
             # In order, so that the same memes give the same file of thumbnails.
             imported |= await asyncio.to_thread(_keep, found, spool)
-            progress(min((number + 1) * _BATCH, len(places)), len(places))
+            progress(min((number + 1) * _BATCH, len(indices)), len(indices))
     finally:
         for task in begun:
             task.cancel()
@@ -147,8 +147,8 @@ def _embed(pictures: Sequence[Picture], encoder: Encoder, remembered: EmbeddingC
 
 def _keep(found: Mapping[int, EmbeddedPicture], spool: ThumbnailWriter) -> dict[int, ImportedPicture]:
     return {
-        place: ImportedPicture(one.bytes_sha256, one.pixels_sha256, one.vector, spool.append(one.jpeg))
-        for place, one in found.items()
+        index: ImportedPicture(one.bytes_sha256, one.pixels_sha256, one.vector, spool.append(one.jpeg))
+        for index, one in found.items()
     }
 
 

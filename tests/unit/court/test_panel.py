@@ -303,7 +303,7 @@ def test_samples_have_separate_keys_in_the_call_cache():
     keys = {key_of("m", {}, request) for request in rulings}
     assert len(rulings) == len(keys) == 2
     alone = next(request for request in run_panel(RULING)[1].requests("judge"))
-    plain = replace(alone, place=None)
+    plain = replace(alone, call_id=None)
     assert key_of("m", {}, alone) == key_of("m", {}, plain)  # keys of earlier caches stay valid
 
 

@@ -84,14 +84,14 @@ def test_single_label_metrics_match_the_oracle(data, tmp_path, model):  # noqa: 
     assert card["figures"]["macro-f1"]["value"] == pytest.approx(expected)
     # One call more than the trial for each meme, and only the Judge gets the question.
     questions = [call for call in model.asked if is_question(call)]
-    assert len(questions) == 24 and {call.request.place.role for call in questions} == {Role.JUDGE}
+    assert len(questions) == 24 and {call.request.call_id.role for call in questions} == {Role.JUDGE}
     title = read_card(data / CARD).task("target").title
     for call in model.asked:
-        if call.request.place.role is not Role.JUDGE:
+        if call.request.call_id.role is not Role.JUDGE:
             assert title not in words(call.request)
-        if call.request.place.role is Role.PROPOSER:
+        if call.request.call_id.role is Role.PROPOSER:
             assert not any(meme.text in words(call.request) for meme in key.values())
-        if call.request.place.role in (Role.ACCUSER, Role.DEFENDER):
+        if call.request.call_id.role in (Role.ACCUSER, Role.DEFENDER):
             assert not any(isinstance(part, Frame) for part in call.request.parts)
 
 
@@ -172,7 +172,7 @@ def test_interrupted_run_resumes_and_failed_questions_fail_no_trial(data, tmp_pa
     tried_before = {record.opened.meme.content_id for record in (after[name] for name in before)}
     key = {meme.id: meme for meme in read_key(data)}
     for meme in tried_before:
-        assert not any(key[meme].text in words(one.request) for one in fresh if one.request.place.role is Role.JUDGE)
+        assert not any(key[meme].text in words(one.request) for one in fresh if one.request.call_id.role is Role.JUDGE)
     # Lost predictions are restored from the records.
     (tmp_path / "run" / PREDICTIONS).write_text("")
     calls = len(model.asked)
