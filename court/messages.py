@@ -108,7 +108,7 @@ def describe(pictures: Sequence[P], chars: int, prompts: PromptSet | None = None
         task="describe",
         system=prompt.system(),
         parts=(*pictures, *apart([prompt.task("describe")])),
-        schema=replies.text_schema(replies.Description, chars),
+        schema=replies.schema_of(replies.Description, chars),
         prompts=prompts,
     )
 
@@ -125,7 +125,7 @@ def answer(
         task="answer",
         system=prompt.system(),
         parts=(*pictures, *apart([words])),
-        schema=replies.text_schema(replies.Answer, chars),
+        schema=replies.schema_of(replies.Answer, chars),
         prompts=prompts,
     )
 
@@ -160,12 +160,12 @@ class AdvocateBrief:
             history: Questions and answers so far.
             chars: Longest requested summary, in characters.
         """
-        return self._messages("ask", stance, history, replies.text_schema(replies.Question, chars))
+        return self._messages("ask", stance, history, replies.schema_of(replies.Question, chars))
 
     def summarise(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
         """Builds the request for a summary and a justification. Arguments as for :meth:`ask`."""
         kind = replies.ArgumentOnClaim if self.on_claim else replies.Argument
-        return self._messages("summarise", stance, history, replies.text_schema(kind, chars))
+        return self._messages("summarise", stance, history, replies.schema_of(kind, chars))
 
     def _messages(self, task: str, stance: str, history: Sequence[Exchange], schema: dict[str, Any]) -> Messages[Any]:
         prompt = self.prompts.advocate

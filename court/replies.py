@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -64,6 +66,21 @@ Words = Annotated[str, AfterValidator(_check_content)]
 """Text by a model; never blank."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Mark of a text field: the lengths that a reply's schema asks for; parsing allows more.
+
+    Attributes:
+        share: Part of the trial's ``reply_chars`` that the text may have: 1 over this.
+        least: Minimum length; 0 for a text that may be empty.
+        most: Maximum length in place of a share.
+    """
+
+    share: int = 1
+    least: int = 1
+    most: int = 0
+
+
 class Reply(BaseModel):
     """Base of replies: a JSON object with exactly these fields."""
 
@@ -73,39 +90,39 @@ class Reply(BaseModel):
 class Description(Reply):
     """The Proposer's description of the picture."""
 
-    description: Words = Field(min_length=1, max_length=4000)
+    description: Annotated[Words, Asked()] = Field(min_length=1, max_length=4000)
 
 
 class Answer(Reply):
     """The Proposer's answer to a question."""
 
-    answer: Words = Field(min_length=1, max_length=2000)
+    answer: Annotated[Words, Asked(4)] = Field(min_length=1, max_length=2000)
 
 
 class Question(Reply):
     """An advocate's question."""
 
-    question: Words = Field(min_length=5, max_length=500)
+    question: Annotated[Words, Asked(4, least=5)] = Field(min_length=5, max_length=500)
 
 
 class Argument(Reply):
     """An advocate's conclusion."""
 
-    summary: Words = Field(min_length=1, max_length=2000)
-    justification: Words = Field(min_length=1, max_length=2000)
+    summary: Annotated[Words, Asked()] = Field(min_length=1, max_length=2000)
+    justification: Annotated[Words, Asked()] = Field(min_length=1, max_length=2000)
 
 
 class ArgumentOnClaim(Argument):
     """An advocate's conclusion, and the claim of fact on which it rests."""
 
-    claim: str = Field(max_length=600)
+    claim: Annotated[str, Asked(4, least=0)] = Field(max_length=600)
     """Empty if it rests on none."""
 
 
 Support = Literal["harmful", "harmless", "neither"]
 
 
-_Evidence = Annotated[Words, Field(max_length=600)]
+_Evidence = Annotated[Words, Asked(4), Field(max_length=600)]
 
 
 class RulingReply(Reply):
@@ -122,7 +139,7 @@ class RulingReply(Reply):
     category: str
     clause: str
     target: str
-    rationale: Words = Field(min_length=1, max_length=3000)
+    rationale: Annotated[Words, Asked()] = Field(min_length=1, max_length=3000)
 
 
 class QuestionRuling(Reply):
@@ -138,18 +155,44 @@ class QuestionRuling(Reply):
 R = TypeVar("R", bound=Reply)
 
 
-def text_schema(kind: type[Description] | type[Answer] | type[Question] | type[Argument], chars: int) -> dict[str, Any]:
-    """JSON schema of a reply that consists of texts, in field order; bounded, as unbounded strings may never end.
+def schema_of(kind: type[Reply], chars: int, **given: dict[str, Any]) -> dict[str, Any]:
+    """JSON schema of a reply, in the order of its fields; texts are bounded, as unbounded ones may never end.
 
     Args:
-        chars: Longest description, summary or justification; a question, an answer or a claim has a quarter of it.
+        chars: Longest text that is asked for, of which some fields have a share.
+        given: Schemas of fields that depend on more than their type.
     """
-    most = chars // 4 if kind in (Question, Answer) else chars
-    least = 5 if kind is Question else 1  # as in the models above
-    words = {name: {"type": "string", "minLength": least, "maxLength": most} for name in kind.model_fields}
-    if kind is ArgumentOnClaim:
-        words["claim"] = {"type": "string", "maxLength": chars // 4}  # may be empty
-    return object_schema(words)
+    fields = get_type_hints(kind, include_extras=True)
+    bounds = {name: info.metadata for name, info in kind.model_fields.items()}
+    return object_schema(
+        {name: given.get(name) or _schema(fields[name], bounds[name], chars) for name in kind.model_fields}
+    )
+
+
+def _schema(hint: Any, bounds: Sequence[Any], chars: int) -> dict[str, Any]:
+    marks = list(bounds)
+    while get_origin(hint) is Annotated:
+        hint, *more = get_args(hint)
+        marks += more
+    if hint is bool:
+        return {"type": "boolean"}
+    if hint is Strength:
+        return _strength_schema()
+    if get_origin(hint) is Literal:
+        return {"type": "string", "enum": [str(word) for word in get_args(hint)]}
+    if get_origin(hint) in (list, tuple):
+        most = next(mark.max_length for mark in marks if hasattr(mark, "max_length"))
+        return array_schema(_schema(get_args(hint)[0], (), chars), most)
+    if hint is str:
+        asked = next(mark for mark in marks if isinstance(mark, Asked))
+        least = {"minLength": asked.least} if asked.least else {}
+        return {"type": "string", **least, "maxLength": asked.most or chars // asked.share}
+    return schema_of(hint, chars)
+
+
+def array_schema(items: dict[str, Any], most: int) -> dict[str, Any]:
+    """JSON schema of a list."""
+    return {"type": "array", "items": items, "maxItems": most}
 
 
 def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]:
@@ -159,25 +202,17 @@ def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]
         policy: Policy with the allowed categories, clauses and targets.
         precedents: Number of precedents shown; each is a property of its own in the schema, so that none can be
             omitted.
-        chars: Longest rationale; a piece of evidence has a quarter of it.
     """
-    words = {"type": "string", "minLength": 1, "maxLength": chars // 4}
-    evidence = {"type": "array", "items": words, "maxItems": _MAX_EVIDENCE}
-    strength = _strength_schema()
-    support = {"type": "string", "enum": list(get_args(Support))}
-    properties: dict[str, Any] = {
-        "harmful_evidence": evidence,
-        "harmless_evidence": evidence,
-        "precedents": object_schema({str(number): support for number in range(1, precedents + 1)}),
-        "harmful_strength": strength,
-        "harmless_strength": strength,
-        "label": {"type": "string", "enum": ["harmful", "not harmful"]},
-        "category": {"type": "string", "enum": [*policy.categories, _NONE]},
-        "clause": {"type": "string", "enum": [*(clause.number for clause in policy.clauses), _NONE]},
-        "target": {"type": "string", "enum": [*policy.targets, _NONE]},
-        "rationale": {"type": "string", "minLength": 1, "maxLength": chars},
-    }
-    return object_schema(properties)
+    support = _schema(Support, (), chars)
+    return schema_of(
+        RulingReply,
+        chars,
+        precedents=object_schema({str(number): support for number in range(1, precedents + 1)}),
+        label={"type": "string", "enum": ["harmful", "not harmful"]},
+        category={"type": "string", "enum": [*policy.categories, _NONE]},
+        clause={"type": "string", "enum": [*(clause.number for clause in policy.clauses), _NONE]},
+        target={"type": "string", "enum": [*policy.targets, _NONE]},
+    )
 
 
 def question_schema(question: CourtQuestion, chars: int) -> dict[str, Any]:

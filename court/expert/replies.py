@@ -11,7 +11,7 @@ from pydantic import Field
 
 from court import replies
 from court.events import CheckableClaim
-from court.replies import UnusableReply, Words
+from court.replies import Asked, UnusableReply, Words
 from court.untrusted import neutralise
 from court.verdict import ClaimLabel
 
@@ -34,12 +34,12 @@ _MOST_LENGTH = 1000
 _LABELS = {"supported": ClaimLabel.SUPPORTED, "refuted": ClaimLabel.REFUTED, "not enough": ClaimLabel.NOT_ENOUGH}
 
 _Label = Literal["supported", "refuted", "not enough"]
-_Query = Annotated[Words, Field(max_length=_MOST_QUERY)]
-_Quote = Annotated[str, Field(max_length=_MOST_LENGTH)]
+_Query = Annotated[Words, Asked(most=_MOST_QUERY), Field(max_length=_MOST_QUERY)]
+_Quote = Annotated[str, Asked(4), Field(max_length=_MOST_LENGTH)]
 
 
 class _Statement(replies.Reply):
-    words: str = Field(max_length=_MOST_LENGTH)
+    words: Annotated[str, Asked(4, least=0)] = Field(max_length=_MOST_LENGTH)
     claim: Words = Field(max_length=_MOST_LENGTH)
     kind: Literal["fact", "opinion", "joke", "wish"]
 
@@ -72,6 +72,7 @@ class _Sufficient(replies.Reply):
 
 
 class _Weighed(replies.Reply):
+    # In this order, because models write fields in sequence: quotations come before conclusions.
     comprehensible: bool
     new: bool
     useful: bool
@@ -79,6 +80,14 @@ class _Weighed(replies.Reply):
     label: _Label
     enough: bool
     next: list[_Query] = Field(max_length=MOST_NEXT)
+
+
+_ABOUT_DOCUMENT: dict[str, type[replies.Reply]] = {
+    "weigh": _Weighed,
+    "comprehensible": _Comprehensible,
+    "helpful": _Helpful,
+    "sufficient": _Sufficient,
+}
 
 
 class _FinalQuote(replies.Reply):
@@ -139,33 +148,23 @@ class Classification:
 
 def statements_schema(most: int, chars: int) -> dict[str, Any]:
     """JSON schema of a meme's statements."""
-    words = {"type": "string", "maxLength": chars // 4}
-    statement = replies.object_schema(
-        {
-            "words": words,
-            "claim": {**words, "minLength": 1},
-            "kind": {"type": "string", "enum": ["fact", "opinion", "joke", "wish"]},
-        }
-    )
-    return replies.object_schema(
-        {"statements": {"type": "array", "items": statement, "maxItems": most + _MORE_STATEMENTS}}
-    )
+    # Records pin the bytes of a schema, in which this field has had its bounds in this order.
+    claim = {"type": "string", "maxLength": chars // 4, "minLength": 1}
+    statement = replies.schema_of(_Statement, chars, claim=claim)
+    return replies.object_schema({"statements": replies.array_schema(statement, most + _MORE_STATEMENTS)})
 
 
 def queries_schema(most: int) -> dict[str, Any]:
     """JSON schema of queries."""
-    return replies.object_schema({"queries": _queries(most)})
-
-
-def _queries(most: int) -> dict[str, Any]:
-    query = {"type": "string", "minLength": 1, "maxLength": _MOST_QUERY}
-    return {"type": "array", "items": query, "maxItems": most}
+    return replies.object_schema(
+        {"queries": {**replies.schema_of(_Queries, 0)["properties"]["queries"], "maxItems": most}}
+    )
 
 
 def order_schema(hits: int) -> dict[str, Any]:
     """JSON schema of an order of results."""
     number = {"type": "integer", "minimum": 1, "maximum": hits}
-    return replies.object_schema({"order": {"type": "array", "items": number, "maxItems": hits}})
+    return replies.object_schema({"order": replies.array_schema(number, hits)})
 
 
 def weighing_schema(task: str, chars: int) -> dict[str, Any]:
@@ -175,41 +174,14 @@ def weighing_schema(task: str, chars: int) -> dict[str, Any]:
         task: ``weigh``, ``comprehensible``, ``helpful`` or ``sufficient``.
         chars: Longest text that is asked for; a quotation has a quarter of it.
     """
-    yes = {"type": "boolean"}
-    quote = {"type": "string", "minLength": 1, "maxLength": chars // 4}
-    fields: dict[str, dict[str, Any]] = {
-        "comprehensible": yes,
-        "new": yes,
-        "useful": yes,
-        # In this order, because models write fields in sequence: quotations come before conclusions.
-        "quotes": {"type": "array", "items": quote, "maxItems": _MOST_QUOTES},
-        "label": {"type": "string", "enum": [*_LABELS]},
-        "enough": yes,
-        "next": _queries(MOST_NEXT),
-    }
-    properties = {
-        "weigh": tuple(fields),
-        "comprehensible": ("comprehensible",),
-        "helpful": ("new", "useful", "quotes"),
-        "sufficient": ("label", "enough"),
-    }[task]
-    return replies.object_schema({name: fields[name] for name in properties})
+    return replies.schema_of(_ABOUT_DOCUMENT[task], chars)
 
 
 def classification_schema(documents: int, chars: int) -> dict[str, Any]:
     """JSON schema of a finding: quotations before the label, as a model writes in order."""
-    quote = replies.object_schema(
-        {
-            "document": {"type": "integer", "minimum": 1, "maximum": documents},
-            "quote": {"type": "string", "minLength": 1, "maxLength": chars // 4},
-        }
-    )
-    return replies.object_schema(
-        {
-            "quotes": {"type": "array", "items": quote, "maxItems": _MOST_FINAL_QUOTES},
-            "label": {"type": "string", "enum": [*_LABELS]},
-        }
-    )
+    number = {"type": "integer", "minimum": 1, "maximum": documents}
+    quote = replies.schema_of(_FinalQuote, chars, document=number)
+    return replies.schema_of(_Classified, chars, quotes=replies.array_schema(quote, _MOST_FINAL_QUOTES))
 
 
 def parse_statements(reply: str, most: int, *texts: str) -> Statements:

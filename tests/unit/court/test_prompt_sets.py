@@ -15,7 +15,7 @@ from court.events import Procedure, VerdictGiven
 from court.policy import DEFAULT_POLICY
 from court.prompts.sets import FILES, SYSTEM, TASKS, faults_of, open_set, packaged, source
 from court.record import TrialAborted, TrialRecord
-from court.replies import Answer, Argument, Description, Question, ruling_schema, text_schema
+from court.replies import Answer, Argument, Description, Question, ruling_schema, schema_of
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from eval.replay.replay import replay
@@ -240,7 +240,7 @@ def test_shortest_reply_satisfies_every_schema():
         (Question, replies.parse_question),
         (Argument, replies.parse_argument),
     ):
-        assert parse(json.dumps(shortest(text_schema(kind, 400))))
+        assert parse(json.dumps(shortest(schema_of(kind, 400))))
     assert replies.parse_ruling(json.dumps(shortest(ruling_schema(DEFAULT_POLICY, 2, 400))), DEFAULT_POLICY, 2)
 
 

@@ -17,7 +17,7 @@ from court.replies import (
     parse_question,
     parse_ruling,
     ruling_schema,
-    text_schema,
+    schema_of,
 )
 from court.settings import TrialSettings
 from eval.standin.replies import TOKENS, meme_text, scripted_reply, tokens_of
@@ -32,7 +32,7 @@ def scripted(words, schema):
 
 
 def text_reply(kind, words="x"):
-    return scripted(words, text_schema(kind, CHARS))
+    return scripted(words, schema_of(kind, CHARS))
 
 
 def test_scripted_replies_have_the_stated_length_and_can_be_parsed():
