@@ -67,7 +67,7 @@ Words = Annotated[str, AfterValidator(_check_content)]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TextBounds:
     """Mark of a text field: the lengths that a reply's schema asks for; parsing allows more.
 
     Attributes:
@@ -90,39 +90,39 @@ class Reply(BaseModel):
 class Description(Reply):
     """The Proposer's description of the picture."""
 
-    description: Annotated[Words, Asked()] = Field(min_length=1, max_length=4000)
+    description: Annotated[Words, TextBounds()] = Field(min_length=1, max_length=4000)
 
 
 class Answer(Reply):
     """The Proposer's answer to a question."""
 
-    answer: Annotated[Words, Asked(4)] = Field(min_length=1, max_length=2000)
+    answer: Annotated[Words, TextBounds(4)] = Field(min_length=1, max_length=2000)
 
 
 class Question(Reply):
     """An advocate's question."""
 
-    question: Annotated[Words, Asked(4, least=5)] = Field(min_length=5, max_length=500)
+    question: Annotated[Words, TextBounds(4, least=5)] = Field(min_length=5, max_length=500)
 
 
 class Argument(Reply):
     """An advocate's conclusion."""
 
-    summary: Annotated[Words, Asked()] = Field(min_length=1, max_length=2000)
-    justification: Annotated[Words, Asked()] = Field(min_length=1, max_length=2000)
+    summary: Annotated[Words, TextBounds()] = Field(min_length=1, max_length=2000)
+    justification: Annotated[Words, TextBounds()] = Field(min_length=1, max_length=2000)
 
 
 class ArgumentOnClaim(Argument):
     """An advocate's conclusion, and the claim of fact on which it rests."""
 
-    claim: Annotated[str, Asked(4, least=0)] = Field(max_length=600)
+    claim: Annotated[str, TextBounds(4, least=0)] = Field(max_length=600)
     """Empty if it rests on none."""
 
 
 Support = Literal["harmful", "harmless", "neither"]
 
 
-_Evidence = Annotated[Words, Asked(4), Field(max_length=600)]
+_Evidence = Annotated[Words, TextBounds(4), Field(max_length=600)]
 
 
 class RulingReply(Reply):
@@ -139,7 +139,7 @@ class RulingReply(Reply):
     category: str
     clause: str
     target: str
-    rationale: Annotated[Words, Asked()] = Field(min_length=1, max_length=3000)
+    rationale: Annotated[Words, TextBounds()] = Field(min_length=1, max_length=3000)
 
 
 class QuestionRuling(Reply):
@@ -155,17 +155,17 @@ class QuestionRuling(Reply):
 R = TypeVar("R", bound=Reply)
 
 
-def schema_of(kind: type[Reply], chars: int, **given: dict[str, Any]) -> dict[str, Any]:
+def schema_of(kind: type[Reply], chars: int, **overrides: dict[str, Any]) -> dict[str, Any]:
     """JSON schema of a reply, in the order of its fields; texts are bounded, as unbounded ones may never end.
 
     Args:
         chars: Longest text that is asked for, of which some fields have a share.
-        given: Schemas of fields that depend on more than their type.
+        overrides: Schemas of fields that depend on more than their type.
     """
     fields = get_type_hints(kind, include_extras=True)
     bounds = {name: info.metadata for name, info in kind.model_fields.items()}
     return object_schema(
-        {name: given.get(name) or _schema(fields[name], bounds[name], chars) for name in kind.model_fields}
+        {name: overrides.get(name) or _schema(fields[name], bounds[name], chars) for name in kind.model_fields}
     )
 
 
@@ -184,9 +184,9 @@ def _schema(hint: Any, bounds: Sequence[Any], chars: int) -> dict[str, Any]:
         most = next(mark.max_length for mark in marks if hasattr(mark, "max_length"))
         return array_schema(_schema(get_args(hint)[0], (), chars), most)
     if hint is str:
-        asked = next(mark for mark in marks if isinstance(mark, Asked))
-        least = {"minLength": asked.least} if asked.least else {}
-        return {"type": "string", **least, "maxLength": asked.most or chars // asked.share}
+        limits = next(mark for mark in marks if isinstance(mark, TextBounds))
+        least = {"minLength": limits.least} if limits.least else {}
+        return {"type": "string", **least, "maxLength": limits.most or chars // limits.share}
     return schema_of(hint, chars)
 
 

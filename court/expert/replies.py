@@ -11,7 +11,7 @@ from pydantic import Field
 
 from court import replies
 from court.events import CheckableClaim
-from court.replies import Asked, UnusableReply, Words
+from court.replies import TextBounds, UnusableReply, Words
 from court.untrusted import neutralise
 from court.verdict import ClaimLabel
 
@@ -34,12 +34,12 @@ _MOST_LENGTH = 1000
 _LABELS = {"supported": ClaimLabel.SUPPORTED, "refuted": ClaimLabel.REFUTED, "not enough": ClaimLabel.NOT_ENOUGH}
 
 _Label = Literal["supported", "refuted", "not enough"]
-_Query = Annotated[Words, Asked(most=_MOST_QUERY), Field(max_length=_MOST_QUERY)]
-_Quote = Annotated[str, Asked(4), Field(max_length=_MOST_LENGTH)]
+_Query = Annotated[Words, TextBounds(most=_MOST_QUERY), Field(max_length=_MOST_QUERY)]
+_Quote = Annotated[str, TextBounds(4), Field(max_length=_MOST_LENGTH)]
 
 
 class _Statement(replies.Reply):
-    words: Annotated[str, Asked(4, least=0)] = Field(max_length=_MOST_LENGTH)
+    words: Annotated[str, TextBounds(4, least=0)] = Field(max_length=_MOST_LENGTH)
     claim: Words = Field(max_length=_MOST_LENGTH)
     kind: Literal["fact", "opinion", "joke", "wish"]
 
