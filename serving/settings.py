@@ -380,10 +380,6 @@ class NamespaceSettings(BaseModel):
     """Library of the precedents cited for its content, built with the same encoder as the court's."""
     review_share: float | None = Field(default=None, ge=0, le=1)
     """Share of its verdicts that are randomly sampled for review."""
-    trials_per_minute: int | None = Field(default=None, ge=1)
-    """Maximum number of trials started for it within any minute, per server."""
-    trials_per_day: int | None = Field(default=None, ge=1)
-    """Maximum number of trials started for it within any 24 hours, per server; those before a restart count too."""
     retention_days: Days | Literal["unlimited"] | None = None
     """Days after which its trials are erased; ``unlimited`` to keep them."""
 

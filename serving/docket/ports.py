@@ -350,10 +350,6 @@ class TrialIndex(Protocol):
         """
         ...
 
-    async def count_opened(self, namespace: str, since: datetime) -> Mapping[datetime, int]:
-        """Counts the trials of a namespace opened since a time, by minute, including erased ones."""
-        ...
-
     async def requests(self) -> Mapping[str, Sequence[str]]:
         """Returns the ids of all trials by the request that they were opened for, the oldest first."""
         ...

@@ -12,12 +12,11 @@ import heapq
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from serving.errors import Busy, closing
-from serving.runner.quotas import Quota
 
 _SMOOTHING = 0.1
 """Weight of the latest trial in the moving average of trial durations."""
@@ -67,17 +66,13 @@ class Admission:
         most: int,
         most_waiting: int,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        quotas: Mapping[str, Quota] | None = None,
     ) -> None:
         """Starts without callers.
 
         Args:
             most_waiting: Maximum number of waiting callers, not counting patient ones.
             clock: Monotonic clock, in seconds.
-            quotas: Limits on the slots that a namespace may take within a period.
         """
-        self._quotas = quotas or {}
         self._most = most
         self._most_waiting = most_waiting
         self._clock = clock
@@ -118,22 +113,16 @@ class Admission:
             patient: True to wait however long the queue is: for work with backpressure of its own, such as a stream.
 
         Raises:
-            Busy: The queue is full, no slot is free in time, or the namespace has used up its quota (QuotaExceeded);
-                ``retry_after`` says when to try again.
+            Busy: The queue is full, or no slot is free in time; ``retry_after`` says when to try again.
             Unavailable: The court is closing.
         """
         if self._closed:
             raise closing()
-        if (quota := self._quotas.get(namespace)) is not None:
-            # Patient callers too: they wait for a slot, but an exhausted quota may not recover for hours.
-            taken = quota.take()
-            try:
-                began = await self._enter(namespace, within_s, patient)
-            except BaseException:
-                quota.give_back(taken)
-                raise
+        # Only if nobody waits: a new caller must not overtake the queue.
+        if self._running < self._most and not self._lines:
+            began = self._begin(namespace, self._start_of(namespace))
         else:
-            began = await self._enter(namespace, within_s, patient)
+            began = await self._wait(namespace, within_s, patient)
         try:
             yield
         finally:
@@ -141,19 +130,10 @@ class Admission:
             self._mean_s = took if self._mean_s is None else self._mean_s + _SMOOTHING * (took - self._mean_s)
             self._end(began)
 
-    async def _enter(self, namespace: str, within_s: float | None, patient: bool) -> float:
-        """Takes a slot, waiting if necessary; returns its start time."""
-        # Only if nobody waits: a new caller must not overtake the queue.
-        if self._running < self._most and not self._lines:
-            return self._begin(namespace, self._start_of(namespace))
-        return await self._wait(namespace, within_s, patient)
-
     def check(self, namespace: str, *, within_s: float | None = None, patient: bool = False) -> None:
         """Raises what :meth:`acquire` would raise at once, for callers with work to do before they need their slot."""
         if self._closed:
             raise closing()
-        if (quota := self._quotas.get(namespace)) is not None:
-            quota.check()
         if not patient and (self._running >= self._most or self._lines):
             self._giving_way_to(namespace, within_s)
 

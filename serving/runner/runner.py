@@ -36,7 +36,6 @@ from serving.runner.executor import TrialExecutor
 from serving.runner.heartbeat import Heartbeat
 from serving.runner.in_flight import RunningTrial, TrialsInFlight, UnstoredEnd
 from serving.runner.quarantine import Quarantine
-from serving.runner.quotas import quotas_of
 from serving.runner.reaper import Reaper
 from serving.runner.request import (
     ANY_VERSIONS,
@@ -110,10 +109,7 @@ class TrialRunner:
             telemetry=telemetry,
             decoders=self.decoders,
         )
-        self._quotas = quotas_of(settings)
-        self.admission = admission or Admission(
-            settings.concurrent_trials, settings.waiting_trials, quotas=self._quotas
-        )
+        self.admission = admission or Admission(settings.concurrent_trials, settings.waiting_trials)
         self._memory = memory or UncountedPictures()
         # In this order: telemetry, which counts outcomes, must know the earlier state of a resumed trial.
         executor.feed.subscribe(self._in_flight.note)
@@ -138,9 +134,6 @@ class TrialRunner:
         """
         # Before the first lease: leases of a server without a heartbeat soon look like those of a dead one.
         await self._heartbeat.beat()
-        for namespace, quota in self._quotas.items():
-            # A restart must not reset the daily quota.
-            quota.count_before(await self._executor.docket.index.count_opened(namespace, quota.since()))
         self._beside = [asyncio.create_task(work) for work in (self._heartbeat.run(), self._reaper.run())]
         self._open = True
         return self

@@ -633,7 +633,6 @@ def test_every_kind_of_error_has_its_code():
         "Unavailable": "UNAVAILABLE",
         "Overrun": "UNAVAILABLE",
         "Busy": "RESOURCE_EXHAUSTED",
-        "QuotaExceeded": "RESOURCE_EXHAUSTED",
         "ReplyUnusable": "ABORTED",
         "Unauthenticated": "UNAUTHENTICATED",
         "NotAllowed": "PERMISSION_DENIED",

@@ -61,6 +61,29 @@ def test_a_namespace_that_arrives_late_is_served_next(tmp_path):
     assert len(namespaces) == 13 and namespaces[:2] == ["flood", "late"]
 
 
+def test_a_flood_beyond_the_queue_costs_another_namespace_no_request(tmp_path):
+    """The queue is full of one namespace's calls: only those are refused, and the other's are served in turn."""
+    reader = FakeReader("as read")
+
+    async def work(it):
+        reader.wait = asyncio.Event()
+        flood = [asyncio.ensure_future(it.stub.Judge(numbered_request(n, "flood"), timeout=60)) for n in range(40)]
+        await until(lambda: sum(call.done() for call in flood) == 31)  # one is tried and eight wait
+        shop = [it.stub.Judge(numbered_request(100 + n, "shop"), timeout=60) for n in range(4)]
+        await until(lambda: sum(call.done() for call in flood) == 35)  # four have made room
+        reader.wait.set()
+        verdicts = await asyncio.gather(*shop)
+        refusals = [r for r in await asyncio.gather(*flood, return_exceptions=True) if isinstance(r, Exception)]
+        lines = await it.docket.index.list(limit=99, oldest_first=True)
+        return verdicts, [Refusal(refusal) for refusal in refusals], [line.namespace for line in lines]
+
+    verdicts, refusals, namespaces = play(work, tmp_path, reader=reader, concurrent_trials=1, waiting_trials=8)
+    assert len(verdicts) == 4 and len(refusals) == 35
+    assert all(refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED for refusal in refusals)
+    assert all(refusal.of(error_details_pb2.RetryInfo) for refusal in refusals)
+    assert len(namespaces) == 9 and namespaces[:8].count("shop") == 4, "they took turns"
+
+
 def test_beyond_the_queue_callers_get_a_delay_and_leaving_frees_a_place(tmp_path):
     reader = FakeReader("as read")
 

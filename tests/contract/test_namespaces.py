@@ -1,13 +1,9 @@
-"""Settings of a namespace: its own policy, library, review share and quota."""
+"""Settings of a namespace: its own policy, library, and review share."""
 
 import asyncio
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
-import grpc
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from court.events import ReviewOutcome, VerdictReviewed
 from court.policy import DEFAULT_POLICY
@@ -20,28 +16,15 @@ from serving.docket.review.projection import ReviewPriority, Rules
 from serving.settings import Settings
 from serving.wiring import forget_in_library, open_court, rules_of
 from tests.support.desks import verdict, with_desk
-from tests.support.dockets import NOON, append_all, events_of, parse_place
+from tests.support.dockets import NOON, parse_place
 from tests.support.fakes import H, findings
 from tests.support.libraries import drawn_library
 from tests.support.real_court import IMAGE, real_court
 from tests.support.reception import ASK, Finder, other, town
-from tests.support.trial import a_court
 
 __all__ = ["town"]
 
 OWN = DEFAULT_POLICY.model_copy(update={"version": "shop"})
-
-
-def test_trials_are_counted_by_namespace_and_minute(using):
-    async def scene(docket):
-        for number, minutes in enumerate((0, 0, 1, 200)):
-            await append_all(docket, events_of(f"t{number}", NOON + timedelta(minutes=minutes, seconds=number)))
-        namespace = events_of()[0].meme.namespace
-        since = NOON + timedelta(seconds=1)
-        return await docket.index.count_opened(namespace, since), await docket.index.count_opened("other", since)
-
-    counted, none = using(scene)
-    assert counted == {NOON: 1, NOON + timedelta(minutes=1): 1, NOON + timedelta(minutes=200): 1} and none == {}
 
 
 def test_a_namespace_has_its_own_policy_library_and_reused_verdicts(town):
@@ -78,36 +61,6 @@ def test_namespaces_with_different_policies_never_share_verdicts(town):
     first, shop, forum, shop_again = asyncio.run(scene())
     assert not first.reused and not shop.reused
     assert forum.record.trial_id == first.record.trial_id and shop_again.record.trial_id == shop.record.trial_id
-
-
-def test_a_quota_survives_a_restart_and_is_reported_over_grpc(tmp_path, monkeypatch):
-    # The court of the tests has a fixed clock, but a quota counts by the real one.
-    monkeypatch.setattr(
-        "tests.contract.real_court.a_court",
-        lambda **options: replace(a_court(**options), now=lambda: datetime.now(UTC)),
-    )
-    options = {"namespaces": {"shop": {"trials_per_day": 2}}, "reuse": "off"}
-
-    async def ask(it, namespace, text):
-        request = JudgeRequest(image=IMAGE, text=text, content=Content(namespace=namespace))
-        return await it.judge.Judge(request, timeout=120)
-
-    async def scene():
-        async with real_court(tmp_path, **options) as it:
-            await ask(it, "shop", "one")
-        async with real_court(tmp_path, **options) as it:
-            await ask(it, "shop", "two")
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await ask(it, "shop", "three")
-            await ask(it, "forum", "four")
-            return caught.value
-
-    error = asyncio.run(scene())
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-    details = rpc_status.from_call(error).details
-    assert any(each.Unpack(info) for each in details) and info.reason == "QUOTA_EXCEEDED"
-    assert any(each.Unpack(retry) for each in details) and retry.retry_delay.seconds > 86_000
 
 
 def test_the_random_review_share_is_the_namespace_s(docket_place):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice, product
 from typing import Any
 
@@ -110,13 +110,6 @@ class SqlTrialIndex(SqlStore, TrialIndex):
     @override
     async def failures(self, pixels_sha256: str) -> Sequence[Failure]:
         return await self._transactions.read(lambda connection: _failures(connection, pixels_sha256))
-
-    @override
-    async def count_opened(self, namespace: str, since: datetime) -> Mapping[datetime, int]:
-        minute = func.substr(_row.opened_at, 1, _MINUTE_CHARS)
-        query = select(minute, func.count()).where(_row.namespace == namespace, _row.opened_at >= t.stamp(since))
-        rows = await self._transactions.read(lambda connection: connection.execute(query.group_by(minute)).all())
-        return {datetime.fromisoformat(at).replace(tzinfo=UTC): count for at, count in rows}
 
     @override
     async def requests(self) -> Mapping[str, Sequence[str]]:
