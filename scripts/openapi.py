@@ -17,7 +17,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from memecourt.v1 import court_pb2 as wire
 from serving.rest.api import TIMEOUT, USUAL_TIMEOUT_S
 from serving.rest.app import OPENAPI, WEBHOOK_KEYS
-from serving.rest.bodies import BODY_BYTES, LINES
+from serving.rest.bodies import BODY_BYTES
+from serving.rest.http_call import LINES
 from serving.rest.moderations import CATEGORIES, MODEL
 from serving.rest.moderations import PATH as MODERATIONS
 from serving.rest.operations import JUDGE, OPERATIONS, PICTURE, Operation, Source
@@ -248,13 +249,6 @@ class Description:
             "parameters": parameters,
             "responses": self.responses(operation),
         }
-        if operation.source is Source.LINES:
-            self.reference(method.input_type)
-            words = f"Lines, each the JSON of a {method.input_type.name}; without image_url."
-            found["requestBody"] = {
-                "required": True,
-                "content": {LINES: {"schema": {"type": "string", "description": words}}},
-            }
         if operation.source is Source.BODY:
             found["requestBody"] = {"required": True, "content": self.bodies(operation)}
         return found

@@ -73,12 +73,6 @@ class GuardedConnection(H11Protocol):
             self._wait(self._body_s)
             self._silent_since, self._awaits_body = self.loop.time(), True
 
-    def renew_body_time(self) -> None:
-        """Restarts the body's timeout: called for each complete request within a body of many."""
-        if self._awaits_body:
-            self._wait(self._body_s)
-            self._silent_since = self.loop.time()
-
     @override
     def on_response_complete(self) -> None:
         # First, since super() may start the next request, which sets other timeouts.

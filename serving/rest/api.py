@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from court.errors import BadRequest, CourtError, Overrun
 from serving.http.connections import GuardedConnection
-from serving.rest.bodies import RequestLines, content_length, received
+from serving.rest.bodies import content_length, received
 from serving.rest.http_call import CallEnded, EventForm, EventWriter, HttpCall, LineWriter
 from serving.rest.messages import response_json
-from serving.rest.operations import JUDGE, Operation, Source
+from serving.rest.operations import JUDGE, Operation
 from serving.rest.problems import MEDIA_TYPE, ProblemDetails, problem_of
 from serving.rest.remote_pictures import Fetch
 from serving.rpc.calls import to_court_error
@@ -99,16 +99,6 @@ class Api:
         Raises:
             BadRequest: The timeout header is not a number of seconds.
         """
-        if operation.source is Source.LINES:
-            lines = RequestLines(request, connection_of(request).renew_body_time)
-            return HttpCall(
-                request,
-                lines.read,
-                announced_bytes=None,
-                timeout_s=timeout_of(request, usual_s),
-                events=events,
-                many=True,
-            )
 
         # Read only when the method asks for it, once there is memory for the body.
         async def message() -> bytes:

@@ -22,7 +22,7 @@ from serving.http.hosts import host_of
 from serving.rest.api import Api, Endpoint, EventEndpoint, error_response, json_response
 from serving.rest.http_call import EventForm
 from serving.rest.judging import JudgeEndpoint
-from serving.rest.messages import json_of, response_json
+from serving.rest.messages import json_of
 from serving.rest.moderations import PATH as MODERATIONS
 from serving.rest.moderations import ModerationsEndpoint
 from serving.rest.operations import JUDGE, OPERATIONS
@@ -158,10 +158,6 @@ def _review_event(response: wire.WatchReviewsResponse) -> tuple[int, str, dict[s
     return response.next_entry, name, json_of(response)
 
 
-def _judged(response: bytes) -> tuple[None, str, dict[str, Any]]:
-    return None, "", response_json(wire.JudgeStreamResponse.FromString(response))
-
-
 def _exported(response: wire.ExportTrialsResponse) -> tuple[None, str, dict[str, Any]]:
     return None, "trial", json_of(response.trial)
 
@@ -169,6 +165,5 @@ def _exported(response: wire.ExportTrialsResponse) -> tuple[None, str, dict[str,
 _EVENTS: Mapping[str, EventForm] = {
     "WatchTrial": _trial_event,
     "WatchReviews": _review_event,
-    "JudgeStream": _judged,
     "ExportTrials": _exported,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from court.errors import BadRequest
 from serving.rest.form import FormReader
-from serving.rest.messages import loaded, message_of, object_of, stream_request_of, with_picture
+from serving.rest.messages import loaded, message_of, object_of, with_picture
 from serving.rest.operations import JUDGE, PICTURE, Operation, Source
 from serving.rest.remote_pictures import Fetch, picture_at
 from serving.rpc.flow_control import MESSAGE_BYTES
@@ -26,8 +26,6 @@ BODY_BYTES = MESSAGE_BYTES
 """Maximum size of a body, as for gRPC. A picture in base64 is a third larger."""
 
 _JSON, _FORM = "application/json", "multipart/form-data"
-LINES = "application/x-ndjson"
-"""Media type of JSON lines."""
 _IN_FORM = frozenset({"request", "text"})
 
 
@@ -73,63 +71,6 @@ async def whole_body(request: Request) -> bytearray:
     async for piece in pieces_of(request):
         body += piece
     return body
-
-
-class RequestLines:
-    """Requests of a stream, one per line of the body; buffers only the current line and what arrived with it."""
-
-    def __init__(self, request: Request, on_line: Callable[[], None]) -> None:
-        """Starts reading; ``on_line`` is called for each complete line."""
-        self._request = request
-        self._came = on_line
-        self._buffer = bytearray()
-        self._looked = 0
-        self._ended = False
-
-    async def read(self) -> bytes:
-        """Reads the next request in binary form; empty if there are no more.
-
-        Raises:
-            BadRequest: The line is not a valid request, or too large.
-            CancelledError: The caller has gone.
-        """
-        _require_plain(self._request)
-        media = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media != LINES:
-            raise BadRequest(
-                f"The body's Content-Type is none that is taken here: {LINES}.", reason="MEDIA_TYPE_NOT_TAKEN"
-            )
-        while True:
-            line = await self._line()
-            if not line:
-                return b""
-            # Blank lines are ignored. They don't reset the idle timeout either, or they could keep a stream open for
-            # ever.
-            if line.strip():
-                self._came()
-                return stream_request_of(line).SerializeToString()
-
-    async def _line(self) -> bytes:
-        while True:
-            # Continue where the last search ended: otherwise a long line in small pieces would take quadratic time.
-            end = self._buffer.find(b"\n", self._looked)
-            if end < 0 and self._ended:
-                # The last line needs no line break.
-                end = len(self._buffer) - 1
-            # Checked even before the end of the line is found: an endless line must not fill the memory (BO-1).
-            if (len(self._buffer) if end < 0 else end) > BODY_BYTES:
-                raise _too_large()
-            if end >= 0 or self._ended:
-                line = bytes(self._buffer[: end + 1])
-                del self._buffer[: end + 1]
-                self._looked = 0
-                return line
-            self._looked = len(self._buffer)
-            message = await self._request.receive()
-            if message["type"] == "http.disconnect":
-                raise asyncio.CancelledError
-            self._buffer += message.get("body", b"")
-            self._ended = not message.get("more_body", False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 EventForm: TypeAlias = Callable[[Any], tuple[int | None, str, dict[str, Any]]]
 """Converts a response to an event: its id, if it has one, its name and its data."""
 
+LINES = "application/x-ndjson"
+"""Media type of JSON lines."""
 _DETAILS = "grpc-status-details-bin"
 _KEEPALIVE_S = 15.0
 """Seconds between keepalives on a stream: proxies close connections that are silent for a minute or less."""
@@ -53,17 +55,14 @@ class HttpCall:
         announced_bytes: int | None,
         timeout_s: float | None,
         events: EventWriter | None = None,
-        many: bool = False,
     ) -> None:
         """Prepares the call without reading the body.
 
         Args:
-            message: Reads the next request in binary form; empty if a stream has no more.
+            message: Reads the request in binary form.
             timeout_s: Timeout of the caller in seconds; None for no timeout.
             events: Takes the responses of a method with many.
-            many: True if the HTTP request contains many requests.
         """
-        self._many = many
         self.announced_bytes = announced_bytes
         self._request = request
         self._message = message
@@ -87,22 +86,17 @@ class HttpCall:
         return None if self._deadline is None else max(0.0, self._deadline - asyncio.get_running_loop().time())
 
     async def read(self) -> object:
-        """Reads the next request, or the end of requests."""
-        if self._was_read and not self._many:
+        """Reads the request, or the end of requests."""
+        if self._was_read:
             return grpc.aio.EOF
         self._was_read = True
-        data = await self._message()
-        if self._many:
-            assert self._events is not None
-            await self._events.begin()
-        return data or (grpc.aio.EOF if self._many else data)
+        return await self._message()
 
     async def send_initial_metadata(self, initial_metadata: Sequence[tuple[str, str]]) -> None:
-        """Starts the event stream; with many requests only after the first, so that early errors get a status."""
+        """Starts the event stream."""
         assert self._events is not None
         self._events.headers = [(name.encode(), value.encode()) for name, value in initial_metadata]
-        if not self._many:
-            await self._events.begin()
+        await self._events.begin()
 
     async def write(self, message: Message | bytes) -> None:
         """Sends an event."""
@@ -196,9 +190,9 @@ class EventWriter:
 class LineWriter(EventWriter):
     """Writes a response of JSON lines, each an object with one field, whose name is the event's type."""
 
-    media_type = "application/x-ndjson"
+    media_type = LINES
     _sign_of_life = b"\n"
 
     @override
     def _written(self, id_: int | None, name: str, data: Mapping[str, Any]) -> bytes:
-        return orjson.dumps({name: data} if name else data) + b"\n"
+        return orjson.dumps({name: data}) + b"\n"

@@ -50,7 +50,7 @@ def response_json(message: Message) -> dict[str, Any]:
     found = json_of(message)
     if isinstance(message, wire.JudgeResponse):
         return {"decision": decision_of(message), **found}
-    if isinstance(message, wire.GetVerdictResponse | wire.JudgeStreamResponse) and message.HasField("verdict"):
+    if isinstance(message, wire.GetVerdictResponse) and message.HasField("verdict"):
         return {**found, "verdict": response_json(message.verdict)}
     return found
 
@@ -145,20 +145,6 @@ def _by_own_names(kind: type[Message], fields: Mapping[str, Any]) -> dict[str, A
             raise BadRequest(f"{own} stands there twice.", reason="MALFORMED_REQUEST", field=own)
         found[own] = value
     return found
-
-
-def stream_request_of(line: bytes) -> wire.JudgeStreamRequest:
-    """Parses a line of a stream. Raises as :func:`message_of`."""
-    fields = loaded(line)
-    request = fields.pop("request", {})
-    if not isinstance(request, dict):
-        raise BadRequest("request is a JSON object.", reason="MALFORMED_REQUEST", field="request")
-    # Parse the inner request separately, so that its picture is checked as strictly as elsewhere.
-    meme, message = message_of(wire.JudgeRequest, request), message_of(wire.JudgeStreamRequest, fields)
-    assert isinstance(meme, wire.JudgeRequest)
-    assert isinstance(message, wire.JudgeStreamRequest)
-    message.request.CopyFrom(meme)
-    return message
 
 
 def _no_request(kind: type[Message], why: str) -> BadRequest:

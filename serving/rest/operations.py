@@ -24,8 +24,6 @@ class Source(Enum):
     """Query string: ``filter.labels=LABEL_HARMFUL&page_size=10``."""
     BODY = auto()
     """Body: JSON; or for messages with a picture also a form, or the picture itself with the rest in the query."""
-    LINES = auto()
-    """Lines of the body, each a request in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +94,6 @@ VERDICT = _operation(
 )
 OPERATIONS: Sequence[Operation] = (
     JUDGE,
-    _operation(
-        "POST /v1/judge:stream",
-        "Court.JudgeStream",
-        "Tries memes as they come, and answers each as soon as it is ready.",
-        source=Source.LINES,
-        lines=True,
-    ),
     VERDICT,
     _operation(
         "GET /v1/trials/{trial_id}/verdict", "Court.GetVerdict", "Where a trial stands, and its verdict.", **_OF_TRIAL

@@ -20,7 +20,6 @@ from memecourt.v1 import court_pb2 as wire
 from serving.access import tokens as token_file
 from serving.access.callers import Scope
 from serving.http.listen import Listener, open_listener
-from serving.rest.bodies import BODY_BYTES
 from serving.rest.judging import later_after
 from serving.rest.messages import decision_of
 from serving.rest.operations import OPERATIONS
@@ -276,15 +275,6 @@ REFUSED = {
     ),
     "a compressed body": (
         {"content": gzip.compress(b"{}"), "headers": {"content-type": "application/json", "content-encoding": "gzip"}},
-        415,
-        "MEDIA_TYPE_NOT_TAKEN",
-    ),
-    "a compressed stream": (
-        {
-            "url": "/v1/judge:stream",
-            "content": b"x",
-            "headers": {"content-type": "application/x-ndjson", "content-encoding": "br"},
-        },
         415,
         "MEDIA_TYPE_NOT_TAKEN",
     ),
@@ -612,145 +602,6 @@ def test_trials_are_exported_line_by_line(tmp_path):
         assert lines_of(await curl("-N", f"{court.http}/v1/trials:export?filter.namespace=nobody")) == [{"end": {}}]
         refused = await client.get("/v1/trials:export?filter.nope=1")
         assert reason(refused, 400) == "MALFORMED_REQUEST"
-
-    with_api(tmp_path, scene)
-
-
-def stream_line(request_id, **meme):
-    timeout = {"timeout": meme.pop("timeout")} if "timeout" in meme else {}
-    return json.dumps({"request": {"request_id": request_id, **meme}, **timeout}).encode() + b"\n"
-
-
-LINES = {"content-type": "application/x-ndjson"}
-
-
-async def open_lines(court):
-    """Opens a connection and sends only the head of a stream."""
-    host, port = court.http.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    head = "POST /v1/judge:stream HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/x-ndjson\r\n"
-    writer.write(f"{head}transfer-encoding: chunked\r\nconnection: close\r\n\r\n".encode())
-    return reader, writer
-
-
-def test_memes_are_judged_line_by_line(tmp_path):
-    async def scene(court, client):
-        file = tmp_path / "memes.ndjson"
-        memes = [stream_line(f"r{number}", image=BASE64, text=f"x {number}", timeout="120s") for number in range(3)]
-        # The last line lacks its newline, and an empty line comes between.
-        file.write_bytes(b"\n".join([memes[0], memes[1] + stream_line("bad", image="AAEC"), memes[2].strip()]))
-        url = f"{court.http}/v1/judge:stream"
-        *answers, end = lines_of(
-            await curl("-N", "-T", str(file), "-X", "POST", "-H", "content-type: application/x-ndjson", url)
-        )
-        assert end == {"end": {}}
-        by_name = {each["request_id"]: each for each in answers}
-        assert by_name.keys() == {"r0", "r1", "r2", "bad"}
-        assert by_name["bad"]["failure"]["reason"] == "NOT_A_PICTURE"
-        for name in ("r0", "r1", "r2"):
-            assert by_name[name]["verdict"]["decision"] in ("allow", "block", "review")
-            assert by_name[name]["verdict"]["request_id"] == name
-        again = (await client.post("/v1/judge", json={"request_id": "r0", "image": BASE64, "text": "x 0"})).json()
-        assert again["verdict_id"] == by_name["r0"]["verdict"]["verdict_id"], (
-            "both addresses give the same verdict for the same request"
-        )
-
-    with_api(tmp_path, scene)
-
-
-def test_answers_arrive_while_further_memes_are_still_sent(tmp_path):
-    async def scene(court, _):
-        reader, writer = await open_lines(court)
-
-        async def answer_to(line):
-            writer.write(b"%x\r\n%s\r\n" % (len(line), line))
-            await writer.drain()
-            while not (line_read := await asyncio.wait_for(reader.readline(), 120)).startswith(b"{"):
-                assert line_read, "the connection ended"
-            return json.loads(line_read)
-
-        for name in ("first", "second"):
-            answer = await answer_to(stream_line(name, image=BASE64, text=name))
-            assert (answer["request_id"], "verdict" in answer) == (name, True)
-        writer.write(b"0\r\n\r\n")
-        ending = await asyncio.wait_for(reader.read(), 120)
-        assert b'{"end":{}}' in ending
-        writer.close()
-
-    with_api(tmp_path, scene)
-
-
-@pytest.mark.parametrize(
-    ("body", "headers", "status", "why"),
-    [
-        (b"no JSON\n", LINES, 400, "MALFORMED_REQUEST"),
-        (b'{"reqest": {}}\n', LINES, 400, "MALFORMED_REQUEST"),
-        (b'{"request": 7}\n', LINES, 400, "MALFORMED_REQUEST"),
-        (stream_line("a", image="%%%"), LINES, 400, "BAD_BASE64"),
-        (stream_line("a", image=""), LINES, 400, "PICTURE_EMPTY"),
-        (stream_line("a", image=None), LINES, 400, "PICTURE_EMPTY"),
-        (stream_line("a", image_url="https://cdn.example.org/"), LINES, 400, "MALFORMED_REQUEST"),
-        (stream_line("a", image=BASE64), {"content-type": "application/json"}, 415, "MEDIA_TYPE_NOT_TAKEN"),
-    ],
-)
-def test_a_malformed_first_line_is_refused_with_a_status(tmp_path, body, headers, status, why):
-    async def scene(_, client):
-        assert reason(await client.post("/v1/judge:stream", content=body, headers=headers), status) == why
-
-    with_api(tmp_path, scene)
-
-
-def test_a_caller_that_disconnects_from_a_stream_frees_its_memory(tmp_path):
-    async def scene(court, _):
-        before = court.court.memory.bytes_in_use
-        _, writer = await open_lines(court)
-        line = stream_line("left", image=BASE64, text="x")
-        writer.write(b"%x\r\n%s\r\n" % (len(line), line))
-        await until(lambda: court.court.memory.bytes_in_use > before)
-        writer.transport.abort()
-        await until(lambda: court.court.memory.bytes_in_use == before)
-
-    with_api(tmp_path, scene)
-
-
-@pytest.mark.slow
-def test_a_stream_may_outlast_the_time_limit_of_a_body(tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.rest.serve._TO_WAIT_S", 0.0)
-
-    async def scene(court, _):
-        reader, writer = await open_lines(court)
-        begun = asyncio.get_running_loop().time()
-        answered = 0
-        while asyncio.get_running_loop().time() < begun + 12:  # a body may take twice the idle timeout, 10 s here
-            line = stream_line(f"r{answered}", text="x", image=BASE64)
-            writer.write(b"%x\r\n%s\r\n" % (len(line), line))
-            while not (line_read := await asyncio.wait_for(reader.readline(), 120)).startswith(b"{"):
-                assert line_read, "the connection ended"
-            answered += 1
-            await asyncio.sleep(0.3)
-        assert answered > 5
-        writer.close()
-
-    with_api(tmp_path, scene, idle=5.0)  # longer than a busy machine needs between two lines
-
-
-def test_an_oversized_line_is_refused_before_it_is_complete(tmp_path):
-    async def scene(court, _):
-        reader, writer = await open_lines(court)
-        writer.write(b"%x\r\n" % (2 * BODY_BYTES) + b"x" * (BODY_BYTES + 2))
-        assert (await asyncio.wait_for(reader.readline(), 120)).startswith(b"HTTP/1.1 413")
-        assert b"BODY_TOO_LARGE" in await asyncio.wait_for(reader.read(4096), 120)
-        writer.close()
-
-    with_api(tmp_path, scene)
-
-
-def test_a_malformed_later_line_ends_the_stream_after_pending_answers(tmp_path):
-    async def scene(_, client):
-        body = stream_line("a", image=BASE64, text="x") + b"no JSON\n" + stream_line("b", image=BASE64)
-        *answers, problem = lines_of((await client.post("/v1/judge:stream", content=body, headers=LINES)).text)
-        assert [each["request_id"] for each in answers] == ["a"]
-        assert problem["problem"]["reason"] == "MALFORMED_REQUEST"
 
     with_api(tmp_path, scene)
 

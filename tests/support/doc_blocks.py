@@ -42,7 +42,6 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     ),
     (r"memecourt-(ozone|hma)\b|OZONE_PDS", "run by tests/contract/test_other_tools.py"),
     (r"memecourt-queue\b", "reads a queue until it is ended: tests/integration/test_queue_command.py"),
-    (r"curl -N .*judge:stream", "asks what serves: tests/contract/test_http.py"),
     (r"curl --fail-with-body", "asks what serves, and is run as it stands: tests/integration/test_http.py"),
     (r"\bsglang\b|\bllama-server\b", "needs those servers and a GPU; test_other_servers.py asks stand-ins"),
     (r"memecourt prompts\b|--prompts ours", "run by tests/unit/court/test_prompt_sets.py"),
