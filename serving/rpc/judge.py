@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from court.digests import HASHED_AT_ONCE
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_namespace, current
 from serving.docket.ports import TrialUnknown
@@ -27,13 +23,13 @@ from serving.rpc.calls import (
     traceparent,
     unary,
 )
-from serving.rpc.convert import answer_of, ask_of, check_request_id, duration, receipt_of, verdict_of
+from serving.rpc.convert import answer_of, ask_of, receipt_of, verdict_of
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge_stream import Judging, judge_stream
 from serving.rpc.listings import line_of, summary_of
 from serving.rpc.watch import trial_named, unknown_trial, watch_trial
 from serving.runner.executor import TrialExecutor
-from serving.runner.request import Answer, CachedAnswer, TrialRequest
+from serving.runner.request import Answer, TrialRequest
 from serving.runner.runner import TrialRunner
 from serving.runner.single_flight import LRUCache
 from serving.settings import Settings
@@ -48,8 +44,6 @@ SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
 
 _MOST_VERDICTS = 1024
 """Maximum number of cached verdicts in serialised form, for reuse."""
-_MOST_REPEATS = 8192
-"""Maximum number of cached responses to identical requests: some KiB each, plus the request's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,6 @@ class CourtService:
         self._memory = memory
         self._court: _OpenCourt | None = None
         self._verdicts: LRUCache[str, bytes] = LRUCache(_MOST_VERDICTS)
-        self._repeats: LRUCache[bytes, CachedResponse] = LRUCache(_MOST_REPEATS)
         budget = self._memory
         telemetry.observe(bytes=lambda: budget.bytes_in_use + budget.pictures)
 
@@ -185,25 +178,12 @@ class CourtService:
             # It references the message too: otherwise the `del data` below would free nothing.
             del received
             try:
-                started = time.perf_counter()
                 request = parse_request(wire.JudgeRequest, data)
                 del data  # only the picture is kept for long
-                check_request_id(request.request_id)  # the only field that a cached response does not cover
-                fingerprint = _fingerprint_of(request)
-                # Before anything else: a cached response needs neither decoding nor an admission slot.
-                cached_response = self._repeats.get(fingerprint) if fingerprint else None
-                if cached_response and (
-                    repeated := await self._repeated_response(court, cached_response, request.request_id, started)
-                ):
-                    return repeated
                 ask, token = self._request_of(request, context), request.client_token
                 del request
                 answer = await court.runner.answer(ask, within_s=time_left(context))
                 verdict, own_part = await self._response_to(court, answer, ask, token)
-                # Only with the content: it contains the namespace that later callers must be allowed to see before they
-                # get the same response.
-                if fingerprint and answer.cached and own_part.reused_from.HasField("content"):
-                    self._repeats.keep(fingerprint, CachedResponse.of(answer.cached, own_part))
                 return verdict + own_part.SerializeToString()  # concatenated messages are merged when parsed
             finally:
                 lot.release()
@@ -248,21 +228,6 @@ class CourtService:
         verdict = await self._sent(court, answer.record, keep=answer.reused)
         return verdict, answer_of(answer, ask, client_token=token)
 
-    async def _repeated_response(
-        self, court: _OpenCourt, cached_response: CachedResponse, request_id: str, started: float
-    ) -> bytes | None:
-        """Returns the response to a repeated request; None if it has to be processed normally."""
-        # Checked every time: this caller may have another token than the first one, and the digest does not cover
-        # tokens (GR-1).
-        check_namespace(cached_response.answer.ask.namespace)
-        if not current().sees(cached_response.namespace):
-            return None
-        record = await court.runner.again(cached_response.answer, request_id)
-        if record is None:
-            return None
-        own_part = cached_response.with_its_own(request_id or str(uuid.uuid4()), time.perf_counter() - started)
-        return await self._sent(court, record) + own_part
-
     async def _sent(self, court: _OpenCourt, record: TrialRecord, *, keep: bool = True) -> bytes:
         """Serialises a verdict with its receipt; caches it if ``keep``."""
         # A verdict and its place in the log never change, so that the serialised form can be cached.
@@ -274,53 +239,3 @@ class CourtService:
         if keep:
             self._verdicts.keep(record.trial_id, sent)
         return sent
-
-
-@dataclass(frozen=True, slots=True)
-class CachedResponse:
-    """Cached response to a request that may be repeated.
-
-    Attributes:
-        own_part: Serialised part of the response about the request, without its id and timings.
-        namespace: Namespace of the content that the verdict was given for, which the response names.
-    """
-
-    answer: CachedAnswer
-    own_part: bytes
-    namespace: str
-
-    @classmethod
-    def of(cls, cached: CachedAnswer, own_part: wire.JudgeResponse) -> CachedResponse:
-        """Builds it from an answer and the part of the response about its request."""
-        response = wire.JudgeResponse()
-        response.CopyFrom(own_part)
-        response.ClearField("request_id")
-        response.ClearField("timings")
-        return cls(cached, response.SerializeToString(), own_part.reused_from.content.namespace)
-
-    def with_its_own(self, request_id: str, seconds: float) -> bytes:
-        """Serialises the response to a repeated request, with its own id and timing."""
-        timings = wire.Timings(total=duration(seconds), picture=_NONE, text=_NONE, precedents=_NONE)
-        return self.own_part + wire.JudgeResponse(request_id=request_id, timings=timings).SerializeToString()
-
-
-def _fingerprint_of(request: wire.JudgeRequest) -> bytes | None:
-    """Digests a request without its id.
-
-    None for large requests, which take too long to digest in the event loop.
-
-    Other versions of protobuf may give other values, so the digest is only for use in memory.
-    """
-    # This runs in the event loop, where every other call waits for it.
-    if len(request.image) > HASHED_AT_ONCE:
-        return None
-    request_id = request.request_id
-    request.ClearField("request_id")
-    # Deterministic, so that maps, such as pinned models, are always in the same order.
-    data = request.SerializeToString(deterministic=True)
-    # Restored, since the caller goes on using this message.
-    request.request_id = request_id
-    return hashlib.sha256(data).digest()
-
-
-_NONE = duration(0.0)

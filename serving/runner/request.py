@@ -22,24 +22,6 @@ _TO_END_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class CachedAnswer:
-    """A reused verdict with all that is needed to answer an identical request again.
-
-    Attributes:
-        ask: Request without its picture.
-        file: SHA-256 of the picture file.
-        versions: Versions object at that time: see :meth:`serving.runner.verdict_cache.VerdictCache.versions_in_use`.
-    """
-
-    ask: TrialRequest
-    file: bytes
-    payload: str
-    key: str
-    versions: object
-    trial_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """Answer to a request that has a verdict.
 
@@ -50,7 +32,6 @@ class Answer:
         name: Name of the request: the caller's id for it, or a generated one.
         reused: True if the trial was run for another request.
         near: True if the trial was run for a near-duplicate.
-        cached: Cached answer, if there was one: input of :meth:`serving.runner.runner.TrialRunner.again`.
     """
 
     record: TrialRecord
@@ -59,7 +40,6 @@ class Answer:
     name: RequestName
     reused: bool
     near: bool
-    cached: CachedAnswer | None = None
 
 
 class PictureMemory(Protocol):

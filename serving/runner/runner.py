@@ -41,7 +41,6 @@ from serving.runner.request import (
     ANY_VERSIONS,
     AdmissionSlot,
     Answer,
-    CachedAnswer,
     Call,
     PictureMemory,
     TrialRequest,
@@ -215,39 +214,6 @@ class TrialRunner:
                 raise
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
 
-    async def again(self, cached: CachedAnswer, request_id: str) -> TrialRecord | None:
-        """Answers a request that equals an earlier one except for its id.
-
-        Args:
-            cached: Cached part of the :class:`Answer` to the earlier one.
-            request_id: Id of this request; empty if there is none.
-
-        Returns:
-            Record of the trial; None if it is not in memory any more, and the request must be answered normally.
-
-        Raises:
-            BadPicture: The picture is in quarantine.
-            RequestConflict: Another request was asked under this name.
-            Unavailable: The docket is not there now, or the court is not in session.
-        """
-        # The same object means the same versions: compares them all without a digest.
-        if not self._open or self._known.versions_in_use(cached.ask) is not cached.versions:
-            return None
-        self._quarantine.require(cached.file, text_given=cached.ask.text is not None)
-        record = await self._known.at_hand(cached.key)
-        # The meme may have been tried again meanwhile; the cached answer is for the earlier trial.
-        if record is None or record.trial_id != cached.trial_id:
-            return None
-        if request_id:
-            if (record.opened.meme.namespace, record.opened.request_id) == (cached.ask.namespace, request_id):
-                return None  # the request that the trial was run for
-            name = RequestName(cached.ask.namespace, request_id)
-            claim = await self._claims.claim(self._claims.wanted(name, cached.payload, cached.trial_id))
-            if claim.trial_id != cached.trial_id:
-                return None
-        self._telemetry.reused(near=False)
-        return record
-
     async def trial_of(self, name: RequestName) -> str | None:
         """Returns the id of a request's trial, which may not have been opened yet; None if there is no such request."""
         claim = await self._leases.claim_of(name)
@@ -316,11 +282,10 @@ class TrialRunner:
         digest = self._digest_at_hand(call)
         if digest is None:
             return None
-        in_use, key = self._known.versions_in_use(call.ask), self._known.key(call.ask, digest)
-        record = await self._known.at_hand(key)
+        record = await self._known.at_hand(self._known.key(call.ask, digest))
         if record is None or not _fits(call.ask, record) or await self._claim_for(call, record.trial_id) is not None:
             return None
-        return self._answered_again(call, record, key, in_use)
+        return self._answered(call, record)
 
     async def _claim_for(self, call: Call, trial_id: str) -> Lease | None:
         """Leases a request to the trial of a known meme; returns the lease to follow if there is another one already.
@@ -365,15 +330,14 @@ class TrialRunner:
         digest = await self._digest(call)
         await self._quarantine.require_meme(digest, call.ask.procedure)
         # Only after the picture is decoded: the loaded versions may change during that.
-        key, in_use = self._key(call, digest), self._known.versions_in_use(call.ask)
+        key = self._key(call, digest)
         if key and (earlier := await self._known.find(key) or await self._nearly(call)):
             call.ask.require_of(earlier)
             # Another server got the same request first: both answer with the leased trial.
             if (claim := await self._claim_for(call, earlier.trial_id)) is not None:
                 return await self._follow(call, claim)
-            if self._known.answers(earlier, key):
-                return self._answered_again(call, earlier, key, in_use)
-            return self._answered(call, earlier, near=await self._differs_in_pixels(call, earlier))
+            near = not self._known.answers(earlier, key) and await self._differs_in_pixels(call, earlier)
+            return self._answered(call, earlier, near=near)
         claim, answer = await self._join(call, key)
         return await self._due(call, claim, answer, digest=digest, key=key)
 
@@ -512,20 +476,6 @@ class TrialRunner:
             name=call.name,
             reused=reused,
             near=near,
-        )
-
-    def _answered_again(self, call: Call, record: TrialRecord, key: str, versions: object) -> Answer:
-        """Builds the answer from a known meme's trial, cached for identical requests."""
-        answer = self._answered(call, record)
-        if not answer.reused:
-            return answer  # a repeated request: its answer differs from those to others
-        ask = replace(call.ask, image=b"")
-        return replace(
-            answer,
-            # Without the picture file: the answer may stay in memory for long.
-            cached=CachedAnswer(
-                ask=ask, file=call.file, payload=call.payload, key=key, versions=versions, trial_id=record.trial_id
-            ),
         )
 
     # Pictures.

@@ -111,10 +111,6 @@ class VerdictCache:
         """Returns the versions that a trial of a request would use now."""
         return self._now(ask).versions
 
-    def versions_in_use(self, ask: TrialRequest) -> object:
-        """Returns the same object as long as a new trial of such a request would use the same versions."""
-        return self._now(ask)
-
     def pixels_of(self, file: bytes) -> str | None:
         """Returns the pixel digest of a file, by its file digest, if it was decoded recently."""
         return self._pixels.get(file)
